@@ -1,0 +1,42 @@
+# make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
+# make test    set up if needed, run every check and test
+# make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# A stamp file is newer than what it was made from, so a second call installs nothing.
+INSTALLED := $(VENV)/installed
+TEST_INSTALLED := $(VENV)/installed-test
+
+.PHONY: train test lock
+train: $(INSTALLED)
+	$(BIN)/python train.py $(ARGS)
+
+test: $(TEST_INSTALLED)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	# Two workers, one thread each: tests that start processes of their own share the same cores.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+
+lock:
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --upgrade-strategy eager -e .[test]
+	# Platform parts of torch (CUDA libraries, "+cpu") are left to the platform that installs.
+	build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu//; /^\(nvidia-[^m]\|cuda-\|triton\)/d' > requirements.lock
+	$(MAKE) test VENV=build/lock
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): $(BIN)/python pyproject.toml requirements.lock
+	$(PIP) install -c requirements.lock -e .
+	touch $@
+
+$(TEST_INSTALLED): $(BIN)/python pyproject.toml requirements.lock
+	$(PIP) install -c requirements.lock -e .[test]
+	touch $(INSTALLED) $@

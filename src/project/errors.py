@@ -1,0 +1,6 @@
+class UserError(Exception):
+    """A mistake in a command, a YAML file or an environment, which the user can mend.
+
+    The entry points print its message without a traceback and exit with status 1. The message
+    says what was set, why it cannot be, and what to type instead.
+    """
