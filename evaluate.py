@@ -1,0 +1,10 @@
+"""Test a checkpoint: exact metrics over the test set, whatever the strategy.
+
+python evaluate.py checkpoint=outputs/default/<run>/checkpoints/best.ckpt
+python evaluate.py checkpoint=... strategy=ddp trainer.devices=2 data.batch_size=256
+"""
+
+from project.cli import main
+
+if __name__ == "__main__":
+    main("evaluate")

@@ -1,0 +1,10 @@
+"""Predict with a checkpoint and write a CSV with one row per sample.
+
+python predict.py checkpoint=outputs/default/<run>/checkpoints/best.ckpt
+python predict.py checkpoint=... data.predict_file=digits.csv output=predictions.csv
+"""
+
+from project.cli import main
+
+if __name__ == "__main__":
+    main("predict")

@@ -1,0 +1,183 @@
+"""From a command to a run: compose, check, choose the folder, freeze the config, go.
+
+Nothing here imports torch: ``--help``, ``--cfg job``, completion and mistakes answer at once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from project import checks, run_folder
+from project.devices import num_gpus
+from project.errors import UserError
+
+CONF = Path(__file__).parents[2] / "conf"
+
+OmegaConf.register_new_resolver("num_gpus_or", lambda default: num_gpus() or default, replace=True)
+
+
+def main(task: str) -> None:
+    """Run ``train``, ``evaluate`` or ``predict`` with the command line's overrides."""
+    try:
+        if run_folder.VARIABLE in os.environ:
+            # A run has started this process: it takes that run's config, and composes no second.
+            config = Path(os.environ[run_folder.VARIABLE], "config.yaml")
+            execute(task, OmegaConf.load(config))
+        else:
+            compose_and_start(task)
+    except UserError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(str(error))
+
+
+@dataclass
+class Command:
+    """One composed command, with what Hydra knows about it."""
+
+    task: str
+    cfg: DictConfig
+    overrides: list[str]
+    choices: dict[str, str | None]
+    sweep_dir: str | None  # the folder that a sweep gave to this job
+
+
+def compose_and_start(task: str) -> None:
+    """Let Hydra compose the command, and start what it describes.
+
+    A sweep's jobs start inside Hydra, which counts them and collects their results. A single
+    run starts after Hydra has returned: an error is then ours to tell, and Lightning starts
+    processes as for any script.
+    """
+    if task != "train":
+        store_training_config(sys.argv)
+    single: list[Command] = []
+
+    def take(cfg: DictConfig) -> Any:
+        hydra_cfg = HydraConfig.get()
+        overrides = list(hydra_cfg.overrides.task)
+        is_sweep = hydra_cfg.mode == RunMode.MULTIRUN
+        command = Command(
+            task,
+            cfg,
+            overrides,
+            dict(hydra_cfg.runtime.choices),
+            hydra_cfg.runtime.output_dir if is_sweep else None,
+        )
+        if is_sweep:
+            return start(command)
+        single.append(command)
+        return None
+
+    overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    try:
+        with hydra_raises():
+            hydra.main(config_path=str(CONF), config_name=task, version_base="1.3")(take)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(checks.explain(error, task, overrides)) from error
+    for command in single:
+        start(command)
+
+
+@contextmanager
+def hydra_raises() -> Iterator[None]:
+    """Let Hydra raise its errors; by default it prints them and exits."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def store_training_config(argv: list[str]) -> None:
+    """Give Hydra, as config ``run``, what a checkpoint's run has trained on.
+
+    A checkpoint's run folder is two levels above it. Only what the weights depend on is taken;
+    devices, callbacks and loggers are those of the new command.
+    """
+    node: dict[str, Any] = {"data": {}, "model": {}}
+    for i, argument in enumerate(argv):
+        key, _, value = argument.partition("=")
+        if key != "checkpoint":
+            continue
+        value = value.strip("'\"")
+        argv[i] = f"checkpoint='{value}'"  # Hydra wants quotes around names such as epoch=3.ckpt
+        config_file = checks.training_config(Path(value))
+        trained = OmegaConf.to_container(OmegaConf.load(config_file))
+        assert isinstance(trained, dict)
+        node = {key: trained[key] for key in ("data", "model", "seed", "name")}
+        node["trainer"] = {"precision": trained["trainer"]["precision"]}
+    ConfigStore.instance().store(name="run", node=node, package="_global_")
+
+
+def start(command: Command) -> Any:
+    """Check a command, make its folder, freeze the config in it, and execute it.
+
+    Raises:
+        UserError: where it cannot run; then no folder is left.
+    """
+    cfg = command.cfg
+    checks.check(cfg, command.task, command.overrides)
+    if command.task == "train":
+        cfg.name = cfg.name or command.choices.get("experiment") or "default"
+        parent = Path(cfg.output_dir, cfg.name)
+    else:
+        trained = checks.training_config(Path(cfg.checkpoint)).parent
+        parent = Path(cfg.output_dir or trained, command.task)
+    if command.sweep_dir:
+        run_dir = Path(command.sweep_dir)
+    else:
+        run_dir = run_folder.choose(parent, cfg.trainer.num_nodes)
+    cfg.run_dir = str(run_dir)
+    frozen = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
+    if run_folder.global_rank() == 0:
+        OmegaConf.save(frozen, run_dir / "config.yaml")
+        OmegaConf.save(OmegaConf.create(command.overrides), run_dir / "overrides.yaml")
+    os.environ[run_folder.VARIABLE] = cfg.run_dir  # for the processes of this run
+    try:
+        return execute_apart(cfg) if command.sweep_dir else execute(command.task, frozen)
+    except UserError:
+        if run_folder.global_rank() == 0:
+            run_folder.remove_unused(run_dir)
+        raise
+    finally:
+        del os.environ[run_folder.VARIABLE]
+
+
+def execute_apart(cfg: DictConfig) -> Any:
+    """Execute one job of a sweep in a process of its own, and return what the sweep optimises.
+
+    A fresh process starts with free devices and no process group of the job before; and the
+    processes that it starts in turn re-run a job, not the sweep.
+    """
+    environment = {key: os.environ[key] for key in os.environ if key != "HYDRA_FULL_ERROR"}
+    script = os.path.abspath(sys.argv[0])
+    code = subprocess.run([sys.executable, script], env=environment).returncode
+    if code:
+        raise UserError(f"The run in {cfg.run_dir} ended with exit status {code}.")
+    results = json.loads(Path(cfg.run_dir, "results.json").read_text())
+    return results.get(cfg.get("objective"))
+
+
+def execute(task: str, cfg: Any) -> Any:
+    """Train, evaluate or predict with a frozen config."""
+    from project import run  # torch and Lightning; seconds
+
+    return getattr(run, task)(cfg)

@@ -1,0 +1,127 @@
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from project.data.batches import EvaluationBatchSampler, GlobalBatchSampler
+from project.errors import UserError
+
+
+class DataModule(pl.LightningDataModule):
+    """Loaders whose batches mean the same under every strategy; subclasses give the data sets.
+
+    A data set with ``__getitems__`` is asked for whole batches and returns them collated;
+    others are read sample by sample.
+
+    Args:
+        batch_size: samples per optimizer step, summed over all processes.
+        num_workers: worker processes that load data, per training process; 0 loads in it.
+        pin_memory: page-locked batches, faster to copy to a GPU; ``"auto"`` pins only for CUDA.
+        persistent_workers: keep workers from one epoch to the next.
+        prefetch_factor: batches that each worker keeps ready.
+        drop_last: leave out a last training batch that is smaller than ``batch_size``.
+        seed: decides the order of the training samples and their augmentation.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_workers: int = 0,
+        pin_memory: bool | Literal["auto"] = "auto",
+        persistent_workers: bool = True,
+        prefetch_factor: int = 2,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.persistent_workers = persistent_workers
+        self.prefetch_factor = prefetch_factor
+        self.drop_last = drop_last
+        self.seed = seed
+        self.datasets: dict[str, Dataset[Any]] = {}
+
+    @abstractmethod
+    def make_dataset(self, split: str) -> Dataset[Any]:
+        """Build the data set of ``split``: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+
+        It must have a length and an order that does not change.
+        """
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        """The data set of ``split``, built at its first use."""
+        if split not in self.datasets:
+            self.datasets[split] = self.make_dataset(split)
+            if len(self.datasets[split]) == 0:  # type: ignore[arg-type]
+                raise UserError(f"The {split} data set of {type(self).__name__} has no samples.")
+        return self.datasets[split]
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled batches; the k-th of an epoch holds the same samples under every strategy."""
+        dataset = self.dataset("train")
+        num_ranks, rank = self._processes()
+        try:
+            sampler = GlobalBatchSampler(
+                len(dataset),  # type: ignore[arg-type]
+                self.batch_size,
+                num_ranks=num_ranks,
+                rank=rank,
+                seed=self.seed,
+                drop_last=self.drop_last,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        return self._loader(dataset, sampler)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Every sample once."""
+        return self._evaluation_loader("val")
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Every sample once."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Every sample once."""
+        return self._evaluation_loader("predict")
+
+    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
+        dataset = self.dataset(split)
+        num_ranks, rank = self._processes()
+        sampler = EvaluationBatchSampler(
+            range(len(dataset)),  # type: ignore[arg-type]
+            self.batch_size,
+            num_ranks=num_ranks,
+            rank=rank,
+        )
+        return self._loader(dataset, sampler)
+
+    def _processes(self) -> tuple[int, int]:
+        """How many processes share a batch, and which this one is; dp and ddp2 have their own."""
+        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}  # type: ignore[union-attr]
+        return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
+
+    def _loader(self, dataset: Dataset[Any], sampler: Any) -> DataLoader[Any]:
+        on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        has_workers = self.num_workers > 0
+        return DataLoader(
+            dataset,
+            batch_sampler=sampler,
+            num_workers=self.num_workers,
+            pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
+            persistent_workers=has_workers and self.persistent_workers,
+            prefetch_factor=self.prefetch_factor if has_workers else None,
+            collate_fn=_collate(dataset),
+        )
+
+
+def _collate(dataset: Dataset[Any]) -> Callable[[Any], Any]:
+    return _as_it_is if hasattr(dataset, "__getitems__") else default_collate
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,37 @@
+"""Random numbers that are a function of what they are for, not of when they are drawn."""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+def mix(*parts: int) -> int:
+    """Hash integers to a 63-bit seed; neighbouring inputs give unrelated seeds."""
+    digest = hashlib.blake2b(struct.pack(f"<{len(parts)}q", *parts), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def uniform(
+    seed: int, epoch: int, indices: Sequence[int], num_draws: int
+) -> npt.NDArray[np.float64]:
+    """Draw numbers in [0, 1) that depend on (seed, epoch, sample) alone.
+
+    A counter-based generator (SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom
+    number generators", OOPSLA 2014) serves a whole batch in a few array operations; seeding a
+    generator per sample would cost more than most augmentations.
+
+    Returns:
+        Shape (len(indices), num_draws).
+    """
+    samples = np.asarray(indices, dtype=np.uint64)[:, None]  # (B, 1)
+    counter = samples * np.uint64(num_draws) + np.arange(num_draws, dtype=np.uint64)  # (B, D)
+    increment, start = np.uint64(0x9E3779B97F4A7C15), np.uint64(mix(seed, epoch))
+    state = np.multiply(counter, increment, dtype=np.uint64) + start
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    mantissa: npt.NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64)
+    return mantissa * 2.0**-53

@@ -1,0 +1,152 @@
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+
+class Classifier(pl.LightningModule):
+    """Train any network that maps a batch to logits, with cross-entropy.
+
+    Args:
+        net: maps inputs of shape (B, ...) to logits of shape (B, num_classes).
+        optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
+        scheduler: called with the optimizer. If it takes ``total_steps`` and none is bound, the
+            run's number of optimizer steps is filled in.
+        scheduler_interval: whether the scheduler advances after each step or each epoch.
+        scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
+        num_classes: classes from 0 to ``num_classes - 1``.
+        class_weights: factor of each class in the loss; ``None`` counts all the same.
+        label_smoothing: share of the target spread over all classes.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[..., Optimizer],
+        scheduler: Callable[..., Any] | None = None,
+        scheduler_interval: Literal["step", "epoch"] = "step",
+        scheduler_monitor: str = "val/loss",
+        num_classes: int = 10,
+        class_weights: Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        # Only plain values: a checkpoint must load where this code does not exist.
+        self.save_hyperparameters("num_classes", "class_weights", "label_smoothing")
+        self.net = net
+        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
+        self.label_smoothing = label_smoothing
+        # A buffer moves with the module; a plain tensor would stay on the CPU.
+        weights = None if class_weights is None else torch.tensor(class_weights)
+        self.register_buffer("class_weights", weights)
+
+        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_metrics = metrics(num_classes).clone(prefix="val/")
+        self.test_metrics = metrics(num_classes).clone(prefix="test/")
+        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs (B, ...) to logits (B, num_classes)."""
+        logits: Tensor = self.net(x)
+        return logits
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy of logits (B, num_classes) and labels (B,)."""
+        return F.cross_entropy(
+            logits, labels, weight=self.class_weights, label_smoothing=self.label_smoothing
+        )
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the mean loss of the batch."""
+        inputs, labels = batch
+        logits = self(inputs)
+        loss = self.loss(logits, labels)
+        self.train_accuracy.update(logits.detach(), labels)
+        # Most steps log nothing: self.log costs a good part of a small network's step.
+        log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # set untyped
+        if (self.global_step + 1) % log_every == 0 or batch_idx == 0:
+            self.log("train/loss", loss.detach(), prog_bar=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log the accuracy over the epoch's training samples."""
+        self.log("train/accuracy", self.train_accuracy)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Count one batch; the outputs are for callbacks."""
+        return self._evaluate(batch, self.val_metrics, self.val_loss)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics over all validation samples of all processes."""
+        self.log("val/loss", self.val_loss, prog_bar=True)
+        for name, metric in self.val_metrics.items():
+            self.log(name, metric, prog_bar=name == "val/accuracy")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Count one batch; the outputs are for callbacks."""
+        return self._evaluate(batch, self.test_metrics, self.test_loss)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics over all test samples of all processes."""
+        self.log("test/loss", self.test_loss)
+        for name, metric in self.test_metrics.items():
+            self.log(name, metric)
+
+    def _evaluate(
+        self, batch: tuple[Tensor, Tensor], metrics: MetricCollection, mean_loss: MeanMetric
+    ) -> dict[str, Tensor]:
+        inputs, labels = batch
+        logits = self(inputs)
+        metrics.update(logits, labels)
+        # Batches differ in size, and in the weights of their classes.
+        weight = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
+        mean_loss.update(self.loss(logits, labels), weight)
+        return {"inputs": inputs, "labels": labels, "logits": logits}
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Return columns of a table with one row per sample."""
+        inputs, labels = batch
+        probabilities = self(inputs).softmax(dim=1)  # (B, num_classes)
+        confidence, prediction = probabilities.max(dim=1)
+        columns = {f"p{i}": column for i, column in enumerate(probabilities.unbind(dim=1))}
+        return {"label": labels, "prediction": prediction, "confidence": confidence, **columns}
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer and the scheduler from what the configuration gave."""
+        optimizer = self.make_optimizer(self.parameters())
+        if self.make_scheduler is None:
+            return optimizer
+        arguments = inspect.signature(self.make_scheduler).parameters
+        if "total_steps" in arguments and arguments["total_steps"].default is None:
+            steps = int(self.trainer.estimated_stepping_batches)
+            scheduler = self.make_scheduler(optimizer, total_steps=steps)
+        else:
+            scheduler = self.make_scheduler(optimizer)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": scheduler,
+                "interval": self.scheduler_interval,
+                "monitor": self.scheduler_monitor,
+            },
+        }
+
+
+def metrics(num_classes: int) -> MetricCollection:
+    """The scores of an evaluation."""
+    return MetricCollection(
+        {
+            "accuracy": MulticlassAccuracy(num_classes, average="micro"),
+            "f1": MulticlassF1Score(num_classes, average="macro"),
+        }
+    )

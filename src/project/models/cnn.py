@@ -1,0 +1,43 @@
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class CNN(nn.Module):
+    """A small convolutional network: 3x3 convolutions, each level at half the resolution.
+
+    It normalises over groups of channels, not over the batch, so that its training does not
+    depend on how a batch is split between devices.
+
+    Args:
+        in_channels: channels of the images.
+        channels: width of each level; each must be a multiple of ``num_groups``.
+        num_classes: width of the output.
+        num_groups: groups of channels that are normalised together (Wu and He, "Group
+            Normalization", ECCV 2018).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        num_classes: int,
+        num_groups: int = 8,
+    ) -> None:
+        super().__init__()
+        levels: list[nn.Module] = []
+        for i, width in enumerate(channels):
+            levels += [
+                nn.Conv2d(in_channels, width, 3, stride=1 if i == 0 else 2, padding=1, bias=False),
+                nn.GroupNorm(num_groups, width),
+                nn.ReLU(),
+            ]
+            in_channels = width
+        self.levels = nn.Sequential(*levels)
+        self.head = nn.Linear(in_channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images of shape (B, C, H, W) to logits of shape (B, num_classes)."""
+        features = self.levels(x).mean(dim=(2, 3))  # (B, channels[-1])
+        logits: Tensor = self.head(features)
+        return logits

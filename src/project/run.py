@@ -1,0 +1,200 @@
+"""A run, from its frozen config to its results: train, evaluate or predict.
+
+The only place that knows both the config and the Trainer; everything that is built here takes
+plain values.
+"""
+
+import difflib
+import importlib
+import json
+import logging
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from project import run_folder, summary
+from project.callbacks.prediction_table import PredictionTable
+from project.callbacks.uneven_batches import UnevenBatches
+from project.errors import UserError
+from project.run_log import RunLog
+
+
+def train(cfg: DictConfig) -> dict[str, float]:
+    """Fit, test the best checkpoint, and return the metrics."""
+    trainer, model, data = build(cfg)
+    summary.show_start(trainer, model, data)
+    with user_errors():
+        trainer.fit(model, data)
+    metrics = scalars(trainer)
+    if cfg.test and not trainer.interrupted:
+        # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
+        best = getattr(trainer.checkpoint_callback, "best_model_path", "") or None
+        trainer.test(model, data, ckpt_path=best, verbose=False, weights_only=True)
+        metrics |= scalars(trainer)
+    finish(trainer, cfg, metrics)
+    return metrics
+
+
+def evaluate(cfg: DictConfig) -> dict[str, float]:
+    """Test a checkpoint and return the metrics."""
+    trainer, model, data = build(cfg)
+    load_weights(model, Path(cfg.checkpoint))
+    trainer.test(model, data, verbose=False)
+    metrics = scalars(trainer)
+    finish(trainer, cfg, metrics)
+    return metrics
+
+
+def predict(cfg: DictConfig) -> None:
+    """Write the predictions of a checkpoint to a CSV."""
+    path = Path(cfg.output or Path(cfg.run_dir, "predictions.csv"))
+    trainer, model, data = build(cfg, PredictionTable(path))
+    load_weights(model, Path(cfg.checkpoint))
+    trainer.predict(model, data, return_predictions=False)
+    close_process_group()
+    if trainer.is_global_zero:
+        summary.show_predictions(path)
+
+
+def build(
+    cfg: DictConfig, *callbacks: pl.Callback
+) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule]:
+    """Build what the config names.
+
+    Raises:
+        UserError: if a ``_target_`` does not exist or does not take its arguments.
+    """
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
+    check_targets(cfg)
+    run_log = RunLog(Path(cfg.run_dir, "run.log"))
+    run_log.start(is_first_process=run_folder.global_rank() == 0)
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    with user_errors():
+        data = instantiate(cfg.data, _convert_="all")
+        model = instantiate(cfg.model, _convert_="all")
+        configured = [make(node) for node in cfg.callbacks.values() if node is not None]
+        trainer = instantiate(
+            cfg.trainer,
+            callbacks=[run_log, UnevenBatches(), *configured, *callbacks],
+            logger=[make(node) for node in cfg.logger.values() if node is not None],
+            default_root_dir=cfg.run_dir,
+            enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in configured),
+            _convert_="all",
+        )
+    return trainer, model, data
+
+
+def make(node: DictConfig) -> Any:
+    """Build one object of plain values."""
+    return instantiate(node, _convert_="all")
+
+
+class user_errors:  # noqa: N801  # reads as a block, like contextlib's own
+    """Turn what Hydra, Lightning and torch say of wrong settings into a ``UserError``.
+
+    A bug inside a user's class keeps its traceback.
+    """
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        """Raise a ``UserError`` instead where the settings are to blame."""
+        if isinstance(error, MisconfigurationException):
+            raise UserError(str(error)) from error
+        if not isinstance(error, InstantiationException) or error.__cause__ is None:
+            return
+        cause = error.__cause__
+        where = str(error).partition("full_key: ")[2].strip() or "the config"
+        frames = traceback.extract_tb(cause.__traceback__)
+        called_wrongly = isinstance(cause, TypeError) and "hydra" in frames[-1].filename
+        if called_wrongly or isinstance(cause, (ValueError, MisconfigurationException)):
+            raise UserError(f"{where}: {cause}") from error
+        raise cause
+
+
+def check_targets(node: Any, key: str = "") -> None:
+    """Find every ``_target_``, so that a typo is told by its key and its name."""
+    if OmegaConf.is_list(node):
+        for i, child in enumerate(node):
+            check_targets(child, f"{key}[{i}]")
+    elif OmegaConf.is_dict(node):
+        target = node.get("_target_")
+        if target is not None:
+            try:
+                get_object(target)
+            except ImportError as error:
+                raise UserError(
+                    f"{key}._target_: {target} does not exist.{_near(target)}"
+                ) from error
+        for name, child in node.items():
+            check_targets(child, f"{key}.{name}" if key else str(name))
+
+
+def _near(target: str) -> str:
+    """A guess at what a misspelled import path should have been."""
+    module_name, _, name = target.rpartition(".")
+    try:
+        names = vars(importlib.import_module(module_name))
+    except ImportError:
+        return f" There is no module {module_name}."
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {module_name}.{close[0]}?" if close else ""
+
+
+def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
+    """Fill TensorBoard's page of hyper-parameters: what the run was made of and what it reached."""
+    config = OmegaConf.to_container(cfg)
+    assert isinstance(config, dict)
+    settings = {str(key): config[key] for key in ("seed", "data", "model", "trainer")}
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            # Names of their own: the learning curves must not get a point of the final value.
+            logger.log_hyperparams(settings, {f"final/{k}": v for k, v in metrics.items()})
+            logger.finalize("success")
+
+
+def load_weights(model: pl.LightningModule, path: Path) -> None:
+    """Load a checkpoint's weights into a model.
+
+    Raises:
+        UserError: if they are not the model's.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(checkpoint["state_dict"])
+    except (RuntimeError, KeyError) as error:
+        reason = str(error).strip().splitlines()
+        raise UserError(
+            f"checkpoint={path} does not fit the model: {' '.join(reason[:2])}\n"
+            "Leave out overrides of model.* that change the network."
+        ) from error
+
+
+def scalars(trainer: pl.Trainer) -> dict[str, float]:
+    """The last value of every metric."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
+    """Write the results, once, and end the process group."""
+    if trainer.is_global_zero:
+        log_hyperparameters(trainer, cfg, metrics)
+        Path(cfg.run_dir, "results.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        summary.show_end(Path(cfg.run_dir), metrics)
+    close_process_group()
+
+
+def close_process_group() -> None:
+    """End the process group together: a gloo group left open aborts at exit now and then."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,101 @@
+"""The one folder of a run, shared by all its processes."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from project.errors import UserError
+
+# Set in processes that a run has started: they take its folder and its frozen config.
+VARIABLE = "TRAIN_RUN_DIR"
+
+
+def global_rank() -> int:
+    """This process's place among those of the run, from what its launcher has set; 0 if alone."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def choose(parent: Path, num_nodes: int = 1) -> Path:
+    """Return the run's folder below ``parent``; the first process makes it.
+
+    Args:
+        parent: where runs of this kind go.
+        num_nodes: machines of the run.
+
+    Raises:
+        UserError: if the folder cannot be made.
+    """
+    if "SLURM_JOB_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        # Every task knows the job, so no task needs to tell the others. A job that was put back
+        # in the queue keeps its number and finds its folder again.
+        path = parent / f"slurm_{os.environ['SLURM_JOB_ID']}"
+        if global_rank() == 0:
+            _make(path, exist_ok=True)
+        return path
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+        return _agree("env://", parent)
+    if num_nodes > 1 and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        return _agree(address, parent, rank=global_rank(), world_size=num_nodes)
+    return make(parent)
+
+
+def make(parent: Path) -> Path:
+    """Make a folder named by the time; runs of the same second get different ones."""
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    attempt = 1
+    while True:
+        path = parent / (stamp if attempt == 1 else f"{stamp}_{attempt}")
+        try:
+            _make(path)
+        except FileExistsError:
+            attempt += 1
+        else:
+            return path.resolve()
+
+
+def remove_unused(path: Path) -> None:
+    """Remove the folder of a run that failed before it produced anything."""
+    if any(child.is_dir() for child in path.iterdir()):
+        return
+    shutil.rmtree(path)
+    for parent in (path.parent, path.parent.parent):
+        if not any(parent.iterdir()):
+            parent.rmdir()
+
+
+def _make(path: Path, exist_ok: bool = False) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UserError(f"output_dir: {path.parent} is a file, not a folder.") from error
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    try:
+        path.mkdir(exist_ok=exist_ok)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _not_writable(path, error) from error
+
+
+def _not_writable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"The run's folder {path} cannot be made: {error.strerror}.\n"
+        "Choose a folder that you may write to with output_dir=<folder>."
+    )
+
+
+def _agree(address: str, parent: Path, **ranks: int) -> Path:
+    """Let the first process choose, and the others read its choice from the launcher's store."""
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, _ = next(rendezvous(address, **ranks))
+    key = f"run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if rank == 0:
+        store.set(key, str(make(parent)))
+    return Path(store.get(key).decode())

@@ -1,0 +1,55 @@
+import logging
+import warnings
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+# Warnings that say nothing about the user's run.
+QUIET = (
+    r".*isinstance\(treespec, LeafSpec\)",  # Lightning 2.6 on torch 2.13
+    r"Experiment logs directory .* exists and is not empty",  # it holds the config
+    r".*does not have many workers which may be a bottleneck",  # said without measuring
+    r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
+)
+
+
+class RunLog(pl.Callback):
+    """Show warnings on the screen, and write them and the rest to the run's log file.
+
+    A callback, because spawned processes must set it up again.
+
+    Args:
+        path: the log file; only the first process writes to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Direct the log records of this process."""
+        self.start(trainer.is_global_zero)
+
+    def start(self, is_first_process: bool) -> None:
+        """Direct the log records of this process; a second call changes nothing."""
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message)
+        logging.captureWarnings(True)
+        screen = logging.StreamHandler()
+        screen.setLevel(logging.WARNING)
+        screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handlers: list[logging.Handler] = [screen]
+        if is_first_process:
+            file = logging.FileHandler(self.path, delay=True)
+            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+            handlers.append(file)
+        for name in (
+            "project",
+            "pytorch_lightning",
+            "lightning",
+            "lightning_fabric",
+            "py.warnings",
+        ):
+            logger = logging.getLogger(name)
+            logger.setLevel(logging.INFO)
+            logger.propagate = False
+            logger.handlers = handlers
