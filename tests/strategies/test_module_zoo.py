@@ -10,9 +10,12 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
+from upstream_warnings import UPSTREAM_WARNINGS
 
 from project.strategies.parallel_forward import ParallelForward
 from project.strategies.replica import Replica
+
+pytestmark = UPSTREAM_WARNINGS
 
 CPU = torch.device("cpu")
 rows = functools.partial(torch.randn, dtype=torch.float64)
@@ -335,8 +338,6 @@ def two_steps(module, inputs):
     return results
 
 
-# Dynamo hides this warning of its own, but not where warnings are errors.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("num_devices", [2, 3])
 @pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("name", ZOO)
@@ -371,7 +372,6 @@ def test_a_replica_reads_its_own_copies_only(name):
     assert_equal([output, *gradients(module, output)], expected)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("make", [compiled, compiled_in_place])
 def test_replicas_run_compiled_code_and_compile_once(make):
     torch.compiler.reset()  # other tests have used up the recompilations of shared code

@@ -3,20 +3,15 @@
 import functools
 import json
 
+import parity
 import pytest
 import torch
-
-import parity
 from parity import BATCH_NORM, CASES, difference, train
+from upstream_warnings import UPSTREAM_WARNINGS
 
-pytestmark = [
-    # The trainers of these tests are small on purpose.
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-    pytest.mark.filterwarnings("ignore:`max_epochs` was not set"),
-    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
-    # Dynamo hides this warning of its own, but not where warnings are errors.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-]
+from project.strategies.replica import Replica
+
+pytestmark = UPSTREAM_WARNINGS
 
 
 @functools.cache
@@ -76,9 +71,6 @@ def test_ddp2_starts_under(start, tmp_path):
 
 def test_a_lost_gradient_is_found(monkeypatch):
     """The bound can be missed: replicas whose gradients do not come back fail it."""
-    monkeypatch.setattr(
-        "project.strategies.replica.Replica._tensor",
-        lambda self, tensor, root, sparse=False: tensor.detach().clone(),
-    )
+    refresh = Replica.refresh
+    monkeypatch.setattr(Replica, "refresh", lambda *args: torch.no_grad()(refresh)(*args))
     assert difference(train(CASES["SGD"], "dp(2)"), one_device("SGD")) > 100 * CASES["SGD"].bound
-    assert torch.is_grad_enabled()
