@@ -10,6 +10,7 @@ from pytorch_lightning.strategies import ParallelStrategy
 from project.errors import UserError
 
 from .parallel_forward import ParallelForward
+from .preconditions import check_module
 
 
 class NodeParallelStrategy(ParallelStrategy):
@@ -68,17 +69,15 @@ class NodeParallelStrategy(ParallelStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Split forward once the model is on the root device."""
-        super().setup(trainer)
         assert self.lightning_module is not None
         assert self.parallel_devices
-        if self.lightning_module._compiler_ctx is not None:  # set by fit(torch.compile(module))
-            raise UserError(
-                f"strategy={self.strategy_name} cannot split a compiled LightningModule.\n"
-                "Compile the networks in it (self.net.compile()) instead."
-            )
+        modules = [self._find(name) for name in self.modules or ("",)]
         if len(self.parallel_devices) == 1:
-            return
-        for module in map(self._find, self.modules or ("",)):
+            modules = []
+        for module in modules:
+            check_module(module)
+        super().setup(trainer)
+        for module in modules:
             forward = ParallelForward(
                 module, self.parallel_devices, self.whole_inputs, self.scalar_outputs, self.threads
             )

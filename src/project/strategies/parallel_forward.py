@@ -11,7 +11,7 @@ from torch import nn
 
 from .batch import Share, join, split
 from .device_threads import DeviceThreads
-from .preconditions import check_replicable
+from .preconditions import check_devices
 from .random_streams import device_generators, separate
 from .replica import Replica, Substitute
 
@@ -41,7 +41,7 @@ class ParallelForward(Substitute):
         scalar_outputs: Literal["error", "mean"] = "error",
         threads: bool | None = None,
     ) -> None:
-        check_replicable(module, devices)
+        check_devices(module, devices)
         self.module, self.devices = module, list(devices)
         self.original: Callable[..., Any] = module.forward
         self.own_forward = module.__dict__.get("forward")  # set by torch.compile, for example
