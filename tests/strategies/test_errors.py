@@ -36,7 +36,8 @@ BY_HAND = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
 def trainer(strategy, **kwargs):
     quiet = dict.fromkeys(["enable_progress_bar", "enable_model_summary", "logger"], False)
     kwargs = {"accelerator": "cpu", "devices": 2, "max_steps": 2} | quiet | kwargs
-    return pl.Trainer(strategy=strategy, enable_checkpointing=False, **kwargs)
+    kwargs |= {"enable_checkpointing": False, "use_distributed_sampler": False}
+    return pl.Trainer(strategy=strategy, **kwargs)
 
 
 @pytest.mark.parametrize(

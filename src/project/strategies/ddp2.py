@@ -47,7 +47,7 @@ class DDP2Strategy(NodeParallelStrategy, DDPStrategy):
             if missing:
                 raise UserError(
                     f"strategy=ddp2 with trainer.num_nodes={self.num_nodes} needs "
-                    f"{', '.join(missing)}: without, the nodes wait for each other forever.\n{start}"
+                    f"{', '.join(missing)}: without, nodes wait for each other forever.\n{start}"
                 )
         on_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # set by torchrun
         if on_node > 1 or environment.local_rank() > 0:
