@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from parity import Case, Module, Shares
 from pytorch_lightning.strategies import DDPStrategy
-from test_errors import trainer
+from test_misuse import trainer
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
