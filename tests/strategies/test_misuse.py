@@ -96,6 +96,20 @@ def trainer(strategy, **kwargs):
             ["trainer.num_nodes=2", "--ntasks-per-node=1"],
         ),
     ],
+    ids=[
+        "dp on several nodes",
+        "dp under torchrun with several processes",
+        "dp under srun with several tasks",
+        "dp with sync_batchnorm",
+        "ddp2 with sync_batchnorm",
+        "ddp2 without addresses",
+        "ddp2 without MASTER_PORT",
+        "ddp2 with two processes per node, which Lightning lets pass",
+        "ddp2 with more processes than nodes",
+        "ddp2 with two tasks per node",
+        "ddp2 with two tasks per node, on the second",
+        "ddp2 on more nodes than set",
+    ],
 )
 def test_a_wrong_launch_is_refused_before_training(
     strategy, settings, environment, words, monkeypatch
@@ -145,7 +159,7 @@ def compiled_as_a_whole():
         (
             lambda: Returns(lambda y: y.T),
             {},
-            ["shape (5, 12) for 12 samples", "one row per sample"],
+            ["shapes (5, 12), (5, 12) for [12, 12] samples"],
         ),
         (lambda: Returns(lambda y: y.flatten()), {}, ["dimension 0 is not the batch"]),
         (
@@ -165,6 +179,18 @@ def compiled_as_a_whole():
             ["net.weight is lazy", "configure_model"],
         ),
         (compiled_as_a_whole, {}, ["compiled", "self.net.compile()"]),
+    ],
+    ids=[
+        "step does not call forward",
+        "unknown submodule",
+        "scalar output",
+        "batch not first",
+        "flattened output",
+        "output that is no tensor",
+        "output that differs",
+        "SyncBatchNorm",
+        "lazy parameter",
+        "compiled as a whole",
     ],
 )
 def test_a_module_that_cannot_be_split_is_refused(
@@ -227,10 +253,13 @@ def test_an_argument_that_cannot_be_split_is_refused(argument, words):
     ("outputs", "words"),
     [
         ([torch.ones(2), None], ["NoneType and Tensor"]),
-        ([{"a": torch.ones(2)}, {"b": torch.ones(2)}], ["other entries"]),
-        ([[torch.ones(2)], [torch.ones(2)] * 2], ["other entries"]),
+        ([{"a": torch.ones(2)}, {"b": torch.ones(2)}], ["unequal"]),
+        ([[torch.ones(2)], [torch.ones(2)] * 2], ["unequal"]),
         ([torch.tensor(1.0), torch.tensor(2.0)], ["scalar"]),
-        ([torch.ones(2, 5), torch.ones(3, 5)], ["shape (3, 5) for 2 samples"]),
+        (
+            [torch.ones(2, 5), torch.ones(3, 5)],
+            ["shapes (2, 5), (3, 5) for [2, 2] samples", "dimension 0 is not the batch"],
+        ),
         (["a", "b"], ["str values that differ"]),
     ],
 )

@@ -2,8 +2,9 @@
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,20 +44,25 @@ def split(
     """
     named: dict[int | str, Any] = dict(enumerate(args)) | kwargs
     batched = [value for name, value in named.items() if name not in whole]
-    num_samples = next((n for n in map(len, _batches(batched)) if n != 1), 1)
+    num_samples = next((len(t) for t in _tensors(batched) if len(t) != 1), 1)
     sizes = share_sizes(num_samples, len(devices))
     if len(sizes) < 2:
         return [Share(args, kwargs, num_samples)]
-    for name, value in named.items():
+
+    def part(leaf: Any, *, name: int | str, start: int, size: int, device: torch.device) -> Any:
         if name not in whole:
-            _refuse_what_cannot_be_split(name, value, num_samples)
+            _check_leaf(leaf, name, num_samples)
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if name not in whole and leaf.dim() > 0 and len(leaf) == num_samples:
+            leaf = leaf.narrow(0, start, size)
+        # Only the first device may see the caller's memory; the others get copies, also on a CPU.
+        return leaf.to(device, non_blocking=True, copy=start > 0)
 
     shares, start = [], 0
     for device, size in zip(devices, sizes, strict=False):
-        parts = {
-            name: map_leaves(_take(start, size, num_samples, device, name in whole), value)
-            for name, value in named.items()
-        }
+        take = functools.partial(part, start=start, size=size, device=device)
+        parts = {k: map_leaves(functools.partial(take, name=k), v) for k, v in named.items()}
         positional = tuple(parts[i] for i in range(len(args)))
         shares.append(Share(positional, {name: parts[name] for name in kwargs}, size))
         start += size
@@ -75,53 +81,46 @@ def join(
         UserError: an output does not have one row per sample.
     """
 
-    def join_leaf(*parts: Any) -> Any:
+    def joined(*parts: Any) -> Any:
         first = parts[0]
         if not isinstance(first, Tensor):
-            if any(part is not first and part != first for part in parts):
-                raise UserError(
-                    f"forward() returned {_kind(first)} values that differ between the devices.\n"
-                    "Return tensors with one row per sample and compute the rest in the step."
-                )
-            return first
-        if first.dim() == 0:
-            if scalar_outputs == "mean":
-                terms = (p.to(device) * size for p, size in zip(parts, sizes, strict=True))
-                return sum(terms) / sum(sizes)
+            if all(part is first or part == first for part in parts):
+                return first
+            what = f"{_kind(first)} values that differ between the devices"
+        elif first.dim() == 0 and scalar_outputs == "mean":
+            terms = (part.to(device) * n for part, n in zip(parts, sizes, strict=True))
+            return sum(terms) / sum(sizes)
+        elif first.dim() == 0:
             raise UserError(
                 "forward() returned a scalar, which is not per-sample.\n"
                 "Compute the loss in training_step, or set trainer.strategy.scalar_outputs=mean\n"
                 "if the scalar is a mean over samples."
             )
-        for part, size in zip(parts, sizes, strict=True):
-            if len(part) != size:
-                raise UserError(
-                    f"forward() returned a tensor of shape {tuple(part.shape)} for {size} samples: "
-                    "dimension 0 is not the batch.\n"
-                    "Return one row per sample and reshape in the step."
-                )
-        return torch.cat([part.to(device, non_blocking=True) for part in parts])
+        elif [len(part) for part in parts] == list(sizes):
+            return torch.cat([part.to(device, non_blocking=True) for part in parts])
+        else:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            what = f"shapes {shapes} for {list(sizes)} samples: dimension 0 is not the batch"
+        raise UserError(f"forward() returned {what}.\n{_PER_SAMPLE}")
 
-    return map_leaves(join_leaf, *outputs)
+    return map_leaves(joined, *outputs)
+
+
+_PER_SAMPLE = (
+    "Return tensors with one row per sample, in the same structure for any part of a batch,\n"
+    "and reshape or reduce them in the step."
+)
 
 
 def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
     """Apply `function` to the leaves of equal trees of lists, tuples, mappings and dataclasses."""
-    first = trees[0]
-    if any(type(tree) is not type(first) for tree in trees):
-        raise UserError(
-            f"forward() returned {' and '.join(sorted({_kind(t) for t in trees}))} "
-            "on different devices.\nReturn the same structure for every part of the batch."
-        )
-    keys = _keys(first)
+    first, keys = trees[0], _keys(trees[0])
+    if any(type(tree) is not type(first) or _keys(tree) != keys for tree in trees):
+        found = " and ".join(sorted({_kind(tree) for tree in trees}))
+        raise UserError(f"forward() returned unequal {found} on the devices.\n{_PER_SAMPLE}")
     if keys is None:
         return function(*trees)
-    if any(_keys(tree) != keys for tree in trees):
-        raise UserError(
-            f"forward() returned a {_kind(first)} with other entries on each device.\n"
-            "Return tensors with one row per sample, in the same structure for every part."
-        )
-    values = [map_leaves(function, *(_get(tree, key) for tree in trees)) for key in keys]
+    values = [map_leaves(function, *(_child(tree, key) for tree in trees)) for key in keys]
     if isinstance(first, (list, tuple)):
         return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
     result = copy.copy(first)  # keeps what a defaultdict or a Hugging Face output carries besides
@@ -134,83 +133,58 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def _keys(tree: Any) -> list[Any] | None:
-    """What the children of a container are reached by; None for a leaf."""
+    """What the children of a container are reached by; None for a leaf, as a list of texts is."""
     if isinstance(tree, Mapping):
         return list(tree)
-    if isinstance(tree, (list, tuple)) and not isinstance(tree, PackedSequence):
-        return list(range(len(tree)))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return [field.name for field in dataclasses.fields(tree)]
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, PackedSequence):
+        return None if _is_text(tree) else list(range(len(tree)))
     return None
 
 
-def _get(tree: Any, key: Any) -> Any:
+def _child(tree: Any, key: Any) -> Any:
     return tree[key] if isinstance(tree, (Mapping, list, tuple)) else getattr(tree, key)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors with at least one dimension, in the order in which they were passed."""
+    if isinstance(tree, Tensor) and tree.dim() > 0:
+        yield tree
+    for key in _keys(tree) or ():
+        yield from _tensors(_child(tree, key))
+
+
+def _check_leaf(leaf: Any, name: int | str, num_samples: int) -> None:
+    """Refuse a leaf that is neither per-sample nor the same for every sample."""
+    if isinstance(leaf, Tensor):
+        if leaf.dim() == 0 or len(leaf) in (1, num_samples):
+            return
+        what = f"has shape {tuple(leaf.shape)}, but the batch has {num_samples} samples"
+    elif isinstance(leaf, (list, tuple)) and _is_text(leaf):
+        if len(leaf) != num_samples:
+            return
+        what = "holds one string per sample, which cannot be split"
+    elif (
+        isinstance(leaf, (nn.Module, Iterator, PackedSequence))
+        or hasattr(leaf, "to")
+        or getattr(leaf, "shape", ()) != ()  # numpy arrays and the like
+        or any(isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values())
+    ):
+        what = f"is a {_kind(leaf)}, which cannot be split by sample"
+    else:
+        return
+    label = f"Argument {name + 1} of forward()" if isinstance(name, int) else f"forward({name}=…)"
+    raise UserError(
+        f"{label} {what}.\n"
+        "Pass tensors with one row per sample; what is the same for every sample can be a buffer,\n"
+        "or be named in trainer.strategy.whole_inputs."
+    )
+
+
+def _is_text(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
 
 
 def _kind(value: Any) -> str:
     return type(value).__name__
-
-
-def _batches(value: Any) -> Iterator[Tensor]:
-    """The tensors with at least one dimension, in the order in which they were passed."""
-    keys = _keys(value)
-    if isinstance(value, Tensor) and value.dim() > 0:
-        yield value
-    for key in keys or ():
-        yield from _batches(_get(value, key))
-
-
-def _take(
-    start: int, size: int, num_samples: int, device: torch.device, whole: bool
-) -> Callable[[Any], Any]:
-    """A function that takes one device's rows of a tensor.
-
-    Only the first device may see the caller's memory; the others get copies, also on a CPU.
-    """
-
-    def take(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if not whole and leaf.dim() > 0 and len(leaf) == num_samples:
-            leaf = leaf.narrow(0, start, size)
-        return leaf.to(device, non_blocking=True, copy=start > 0)
-
-    return take
-
-
-def _refuse_what_cannot_be_split(name: int | str, value: Any, num_samples: int) -> None:
-    label = f"Argument {name + 1} of forward()" if isinstance(name, int) else f"forward({name}=…)"
-    way_out = (
-        "Pass tensors with one row per sample; what is the same for every sample can be a buffer,\n"
-        "or be named in trainer.strategy.whole_inputs."
-    )
-    if isinstance(value, Tensor):
-        if value.dim() > 0 and len(value) not in (1, num_samples):
-            raise UserError(
-                f"{label} has shape {tuple(value.shape)}, but the batch has {num_samples} samples: "
-                f"dimension 0 is not the batch.\n{way_out}"
-            )
-        return
-    keys = _keys(value)
-    if keys is None:
-        if _hides_samples(value):
-            raise UserError(
-                f"{label} is a {_kind(value)}, which cannot be split by sample.\n{way_out}"
-            )
-        return
-    children = [_get(value, key) for key in keys]
-    if len(children) == num_samples and all(isinstance(c, (str, bytes)) for c in children):
-        raise UserError(f"{label} holds one string per sample, which cannot be split.\n{way_out}")
-    for child in children:
-        _refuse_what_cannot_be_split(name, child, num_samples)
-
-
-def _hides_samples(leaf: Any) -> bool:
-    """Whether an object that is not a tensor may hold per-sample data or device memory."""
-    if isinstance(leaf, (nn.Module, Iterator, PackedSequence)) or hasattr(leaf, "to"):
-        return True
-    if getattr(leaf, "shape", ()) != ():  # numpy arrays and the like
-        return True
-    attributes = cast("dict[str, Any]", getattr(leaf, "__dict__", {}))
-    return any(isinstance(value, Tensor) for value in attributes.values())

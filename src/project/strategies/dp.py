@@ -61,10 +61,6 @@ class DataParallelStrategy(NodeParallelStrategy):
         """Return the value: there is one process."""
         return tensor
 
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Return the decision: there is one process."""
-        return decision
-
     def barrier(self, name: str | None = None) -> None:
         """Return at once: there is one process."""
 
