@@ -316,16 +316,16 @@ def made(name):
 
 def gradients(module, output):
     torch.manual_seed(1)
-    (output * rows(output.shape)).sum().backward()
+    (output * rows(output.shape).to(output.device)).sum().backward()
     return [None if p.grad is None else p.grad.to_dense() for p in module.parameters()]
 
 
-def assert_equal(actual, expected):
+def assert_equal(actual, expected, tolerance=1e-12):
     """Outputs and gradients, where a missing gradient is not the same as zero."""
     for a, b in zip(actual, expected, strict=True):
         assert (a is None) == (b is None)
         if b is not None:
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(a.cpu(), b, rtol=tolerance, atol=tolerance)
 
 
 def two_steps(module, inputs):
