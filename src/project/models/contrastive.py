@@ -30,7 +30,7 @@ class Contrastive(pl.LightningModule):
         self,
         net: nn.Module,
         optimizer: Callable[..., Optimizer],
-        temperature: float = 0.1,
+        temperature: float = 0.2,
         max_angle: float = 15.0,
         max_shift: float = 0.15,
         max_zoom: float = 0.2,

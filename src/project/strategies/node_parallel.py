@@ -46,6 +46,7 @@ class NodeParallelStrategy(ParallelStrategy):
         self.scalar_outputs: Literal["error", "mean"] = scalar_outputs
         self.threads = threads
         self.parallel_forwards: list[ParallelForward] = []
+        self._is_first_step = True
 
     @property
     def root_device(self) -> torch.device:
@@ -89,20 +90,25 @@ class NodeParallelStrategy(ParallelStrategy):
         for forward in self.parallel_forwards:
             forward.remove()
         self.parallel_forwards.clear()
+        self._is_first_step = True
         super().teardown()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""
-        calls = [forward.num_calls for forward in self.parallel_forwards]
+        num_calls = self._num_calls()
         output = super().training_step(*args, **kwargs)
-        if calls and calls == [forward.num_calls for forward in self.parallel_forwards]:
+        if self._is_first_step and self.parallel_forwards and self._num_calls() == num_calls:
             what = " or ".join(f"self.{name}(...)" for name in self.modules or ()) or "self(...)"
             raise UserError(
                 f"training_step never called {what}, so strategy={self.strategy_name} would use "
                 f"{self.root_device} alone.\nName the modules that it calls, as in "
                 "trainer.strategy.modules=[net], or call them through self(...)."
             )
+        self._is_first_step = False
         return output
+
+    def _num_calls(self) -> int:
+        return sum(forward.num_calls for forward in self.parallel_forwards)
 
     def _find(self, name: str) -> torch.nn.Module:
         assert self.lightning_module is not None
