@@ -1,5 +1,6 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
-# make test    set up if needed, run every check and test
+# make check   set up if needed, run the linters and the type checker
+# make test    make check, and run the tests                make test ARGS="-k digits"
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,14 +12,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/installed
 TEST_INSTALLED := $(VENV)/installed-test
 
-.PHONY: train test lock
+.PHONY: train check test lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
-test: $(TEST_INSTALLED)
+check: $(TEST_INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+test: check
 	# Two workers, one thread each: tests that start processes of their own share the same cores.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -19,10 +17,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from project.composition import GROUPS, compose
 from project.devices import num_gpus
 from project.errors import UserError
-
-CONF = Path(__file__).parents[2] / "conf"
 
 # Settings of earlier Lightning versions and of the scripts of that time.
 OLD_NAMES = {
@@ -83,8 +80,7 @@ def _unknown_key(key: str, config_name: str, overrides: list[str]) -> str:
         return f"{key} is a setting of Lightning 1. Use {OLD_NAMES[leaf]}."
     keys = known_keys(config_name, overrides)
     same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
-    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
-    hint = _did_you_mean(key, [*keys, *groups])
+    hint = _did_you_mean(key, [*keys, *GROUPS])
     if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text
         hint = f" Did you mean {same_leaf[0]}?"
     return f"There is no key {key}.{hint}\nTo add a new one, write +{key}=<value>."
@@ -92,17 +88,8 @@ def _unknown_key(key: str, config_name: str, overrides: list[str]) -> str:
 
 def known_keys(config_name: str, overrides: list[str]) -> list[str]:
     """All keys of the composed config, with the choices of groups that the command made."""
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    choices = [text for text in overrides if text.partition("=")[0] in groups and "," not in text]
+    choices = [text for text in overrides if text.partition("=")[0] in GROUPS and "," not in text]
     return list(_flatten(compose(config_name, choices)))
-
-
-def compose(config_name: str, overrides: list[str]) -> DictConfig:
-    """Compose a config as the command line would, inside and outside of a Hydra application."""
-    if GlobalHydra.instance().is_initialized():
-        return hydra.compose(config_name, overrides)
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(config_name, overrides)
 
 
 def _flatten(node: DictConfig, prefix: str = "") -> Iterable[str]:
@@ -158,7 +145,7 @@ def _check_kinds(config_name: str, overrides: list[str]) -> None:
         if not override.is_add()
         and not override.is_delete()
         and (isinstance(override.value(), bool) or _is_text(override.value()))
-        and "." in str(override.key_or_group)
+        and override.key_or_group not in GROUPS
     }
     if not suspects:
         return

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -22,12 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from project import checks, run_folder
-from project.devices import num_gpus
+from project.composition import CONF, store_training_config
 from project.errors import UserError
-
-CONF = Path(__file__).parents[2] / "conf"
-
-OmegaConf.register_new_resolver("num_gpus_or", lambda default: num_gpus() or default, replace=True)
 
 
 def main(task: str) -> None:
@@ -64,8 +59,8 @@ def compose_and_start(task: str) -> None:
     processes as for any script.
     """
     if task != "train":
-        store_training_config(sys.argv)
-    single: list[Command] = []
+        take_training_config(sys.argv)
+    single: list[Command | UserError] = []
 
     def take(cfg: DictConfig) -> Any:
         hydra_cfg = HydraConfig.get()
@@ -78,6 +73,13 @@ def compose_and_start(task: str) -> None:
             dict(hydra_cfg.runtime.choices),
             hydra_cfg.runtime.output_dir if is_sweep else None,
         )
+        try:
+            checks.check(cfg, task, overrides)
+        except UserError as error:
+            if is_sweep:
+                raise
+            single.append(error)
+            return None
         if is_sweep:
             return start(command)
         single.append(command)
@@ -90,6 +92,8 @@ def compose_and_start(task: str) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(checks.explain(error, task, overrides)) from error
     for command in single:
+        if isinstance(command, UserError):
+            raise command
         start(command)
 
 
@@ -106,35 +110,23 @@ def hydra_raises() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def store_training_config(argv: list[str]) -> None:
-    """Give Hydra, as config ``run``, what a checkpoint's run has trained on.
-
-    A checkpoint's run folder is two levels above it. Only what the weights depend on is taken;
-    devices, callbacks and loggers are those of the new command.
-    """
-    node: dict[str, Any] = {"data": {}, "model": {}}
+def take_training_config(argv: list[str]) -> None:
+    """Let the command compose the data and the model of its checkpoint's run."""
     for i, argument in enumerate(argv):
         key, _, value = argument.partition("=")
-        if key != "checkpoint":
-            continue
-        value = value.strip("'\"")
-        argv[i] = f"checkpoint='{value}'"  # Hydra wants quotes around names such as epoch=3.ckpt
-        config_file = checks.training_config(Path(value))
-        trained = OmegaConf.to_container(OmegaConf.load(config_file))
-        assert isinstance(trained, dict)
-        node = {key: trained[key] for key in ("data", "model", "seed", "name")}
-        node["trainer"] = {"precision": trained["trainer"]["precision"]}
-    ConfigStore.instance().store(name="run", node=node, package="_global_")
+        if key == "checkpoint":
+            path = value.strip("'\"")
+            argv[i] = f"checkpoint='{path}'"  # Hydra wants quotes around names like epoch=3.ckpt
+            store_training_config(checks.training_config(Path(path)))
 
 
 def start(command: Command) -> Any:
-    """Check a command, make its folder, freeze the config in it, and execute it.
+    """Make the folder of a checked command, freeze the config in it, and execute it.
 
     Raises:
         UserError: where it cannot run; then no folder is left.
     """
     cfg = command.cfg
-    checks.check(cfg, command.task, command.overrides)
     if command.task == "train":
         cfg.name = cfg.name or command.choices.get("experiment") or "default"
         parent = Path(cfg.output_dir, cfg.name)

@@ -81,6 +81,8 @@ def build(
         data = instantiate(cfg.data, _convert_="all")
         model = instantiate(cfg.model, _convert_="all")
         configured = [make(node) for node in cfg.callbacks.values() if node is not None]
+        if not cfg.trainer.enable_progress_bar:
+            configured = [c for c in configured if not isinstance(c, pl.callbacks.ProgressBar)]
         trainer = instantiate(
             cfg.trainer,
             callbacks=[run_log, UnevenBatches(), *configured, *callbacks],

@@ -59,13 +59,12 @@ def make(parent: Path) -> Path:
 
 
 def remove_unused(path: Path) -> None:
-    """Remove the folder of a run that failed before it produced anything."""
-    if any(child.is_dir() for child in path.iterdir()):
+    """Remove the folder of a run that was refused before it produced anything."""
+    if any((path / name).exists() for name in ("checkpoints", "metrics.csv", "results.json")):
         return
     shutil.rmtree(path)
-    for parent in (path.parent, path.parent.parent):
-        if not any(parent.iterdir()):
-            parent.rmdir()
+    if not any(path.parent.iterdir()):
+        path.parent.rmdir()
 
 
 def _make(path: Path, exist_ok: bool = False) -> None:

@@ -52,4 +52,6 @@ class RunLog(pl.Callback):
             logger = logging.getLogger(name)
             logger.setLevel(logging.INFO)
             logger.propagate = False
+            for handler in logger.handlers:  # of an earlier run in this process
+                handler.close()
             logger.handlers = handlers

@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from project.data.batches import Batch
+from project.data.digits import DigitImages, Digits, read_images, shift
+from project.errors import UserError
+
+
+@pytest.fixture
+def digits() -> Digits:
+    return Digits(batch_size=64, max_shift=1, seed=1)
+
+
+def images_of(digits: Digits, split: str) -> set[bytes]:
+    return {image.numpy().tobytes() for image in digits.make_dataset(split).images}
+
+
+def test_splits_do_not_mix_and_lose_nothing(digits: Digits) -> None:
+    splits = digits.split_indices(np.repeat(np.arange(10), 100))
+    joined = np.concatenate(list(splits.values()))
+    assert sorted(joined) == list(range(1000))
+    assert not images_of(digits, "train") & images_of(digits, "test")
+
+
+def test_splits_are_stratified(digits: Digits) -> None:
+    for split, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
+        counts = torch.bincount(digits.make_dataset(split).labels, minlength=10)
+        assert abs(counts.sum() - share * 1797) <= 1
+        # The classes of the whole set differ by up to 9 in 180.
+        assert counts.max() - counts.min() <= 1 + share * 9
+
+
+def test_splits_do_not_depend_on_the_seed_of_the_run() -> None:
+    first, second = Digits(batch_size=64, seed=1), Digits(batch_size=64, seed=2)
+    assert torch.equal(first.make_dataset("test").images, second.make_dataset("test").images)
+
+
+def test_augmentation_depends_on_seed_epoch_and_sample_alone(digits: Digits) -> None:
+    train = digits.make_dataset("train")
+    whole, _ = train.__getitems__(Batch(list(range(50)), epoch=3))
+    some, _ = train.__getitems__(Batch([49, 7], epoch=3))
+    assert torch.equal(whole[[49, 7]], some)
+    later, _ = train.__getitems__(Batch(list(range(50)), epoch=4))
+    assert not torch.equal(whole, later)
+
+
+def test_evaluation_is_not_augmented(digits: Digits) -> None:
+    test = digits.make_dataset("test")
+    images, _ = test.__getitems__([0, 1])
+    assert torch.equal(images * 16, test.images[:2].float())
+
+
+def test_shift_moves_by_whole_pixels() -> None:
+    image = torch.arange(9.0).reshape(1, 1, 3, 3)
+    still = torch.tensor([[0.5, 0.5]])
+    assert torch.equal(shift(image, still, 1), image)
+    up_left = shift(image, torch.tensor([[0.99, 0.99]]), 1)
+    assert torch.equal(up_left[0, 0], torch.tensor([[4.0, 5, 0], [7, 8, 0], [0, 0, 0]]))
+
+
+def test_batch_and_single_reads_agree() -> None:
+    data = DigitImages(torch.randint(0, 17, (4, 1, 8, 8)).byte(), torch.arange(4))
+    images, labels = data.__getitems__([2, 3])
+    assert torch.equal(images[1], data[3][0])
+    assert labels.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2,3", "must have 64 columns"),
+        (",".join(["17"] * 64), "from 0 to 16"),
+        (",".join(["1"] * 63 + ["x"]), "not a table of numbers"),
+        ("", "must have 64 columns"),
+    ],
+)
+def test_bad_prediction_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "images.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_images(path)
+
+
+def test_missing_prediction_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read_images(tmp_path / "nope.csv")
+
+
+def test_prediction_file_may_have_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "images.csv"
+    header = ",".join(f"pixel{i}" for i in range(64))
+    path.write_text(f"{header}\n{','.join(['16'] * 64)}\n")
+    assert read_images(path).shape == (1, 1, 8, 8)

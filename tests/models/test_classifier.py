@@ -1,0 +1,87 @@
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+
+from project.models.classifier import Classifier
+from project.models.cnn import CNN
+from project.models.mlp import MLP
+
+
+def classifier(**kwargs) -> Classifier:
+    net = MLP(in_features=4, hidden=[8], num_classes=3)
+    return Classifier(net, partial(SGD, lr=0.1), num_classes=3, **kwargs)
+
+
+def test_loss_weights_are_buffers() -> None:
+    """They move with the module; a plain tensor would stay on the CPU."""
+    model = classifier(class_weights=[1.0, 2.0, 3.0])
+    assert "class_weights" in dict(model.named_buffers())
+    assert model.double().class_weights.dtype == torch.float64
+
+
+def test_evaluation_loss_is_the_training_loss() -> None:
+    """Over several batches of unequal size and weight, it is the loss of all samples."""
+    model = classifier(class_weights=[1.0, 2.0, 3.0])
+    inputs, labels = torch.randn(10, 4), torch.randint(0, 3, (10,))
+    for part in (slice(0, 7), slice(7, 10)):
+        model.validation_step((inputs[part], labels[part]), 0)
+    expected = model.loss(model(inputs), labels)
+    assert torch.isclose(model.val_loss.compute(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "kind"),
+    [
+        (partial(OneCycleLR, max_lr=0.1), OneCycleLR),
+        (partial(OneCycleLR, max_lr=0.1, total_steps=7), OneCycleLR),
+        (partial(StepLR, step_size=1), StepLR),
+        (ReduceLROnPlateau, ReduceLROnPlateau),
+    ],
+)
+def test_scheduler_is_built(scheduler, kind) -> None:
+    model = classifier(scheduler=scheduler)
+    model._trainer = SimpleNamespace(estimated_stepping_batches=50)
+    built = model.configure_optimizers()["lr_scheduler"]["scheduler"]
+    assert isinstance(built, kind)
+    if kind is OneCycleLR:
+        assert built.total_steps == (scheduler.keywords.get("total_steps") or 50)
+
+
+def test_prediction_has_a_row_per_sample() -> None:
+    columns = classifier().predict_step((torch.randn(5, 4), torch.zeros(5).long()), 0)
+    assert set(columns) == {"label", "prediction", "confidence", "p0", "p1", "p2"}
+    assert all(column.shape == (5,) for column in columns.values())
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (CNN(in_channels=3, channels=[8, 16], num_classes=5), (2, 3, 9, 9)),
+        (MLP(in_features=12, hidden=[], num_classes=5, dropout=0.1), (2, 3, 2, 2)),
+    ],
+)
+def test_network_maps_a_batch_to_logits(net: nn.Module, shape: tuple[int, ...]) -> None:
+    assert net(torch.randn(shape)).shape == (2, 5)
+
+
+def test_samples_do_not_influence_each_other() -> None:
+    """No statistics over the batch: how it is split between devices cannot matter."""
+    net = CNN(in_channels=1, channels=[8, 16], num_classes=5)
+    images = torch.randn(6, 1, 8, 8)
+    assert torch.allclose(net(images)[:2], net(images[:2]), atol=1e-6)
+
+
+def test_hyper_parameters_are_plain() -> None:
+    hyper_parameters = dict(classifier(class_weights=[1.0, 1.0, 1.0]).hparams)
+    assert hyper_parameters == {
+        "num_classes": 3,
+        "class_weights": [1.0, 1.0, 1.0],
+        "label_smoothing": 0.0,
+    }
+    assert isinstance(classifier(), pl.LightningModule)

@@ -1,0 +1,167 @@
+"""Whole runs, started as a user starts them."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import ROOT, command
+
+SHORT = ("model=mlp", "trainer.max_epochs=2")
+
+
+def only(folder: Path) -> Path:
+    (child,) = folder.iterdir()
+    return child
+
+
+def test_run_folder_holds_everything(finished_run: Path) -> None:
+    names = {str(path.relative_to(finished_run)) for path in finished_run.rglob("*")}
+    assert names >= {
+        "config.yaml",
+        "overrides.yaml",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+        "metrics.csv",
+        "results.json",
+        "run.log",
+        "tensorboard",
+    }
+    assert "max_epochs=2" in (finished_run / "overrides.yaml").read_text()
+
+
+def test_screen_shows_start_end_and_next_commands(finished_run: Path) -> None:
+    screen = (finished_run / "screen.txt").read_text()
+    for text in ("strategy", "parameters", "batch", "test/accuracy", "tensorboard --logdir"):
+        assert text in screen
+    checkpoint = finished_run / "checkpoints" / "best.ckpt"
+    assert f"python evaluate.py checkpoint={checkpoint}" in screen
+    assert "WARNING" not in screen
+
+
+def test_tensorboard_shows_curves_settings_and_pictures(finished_run: Path) -> None:
+    events = EventAccumulator(str(finished_run / "tensorboard"), {"images": 0, "scalars": 0})
+    events.Reload()
+    tags = events.Tags()
+    curves = {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-AdamW"}
+    assert set(tags["scalars"]) >= curves
+    assert set(tags["images"]) == {"test/confusion_matrix", "test/worst_mistakes"}
+    assert "_hparams_/experiment" in events.summary_metadata
+
+
+def test_evaluate_repeats_the_test_of_the_run(finished_run: Path) -> None:
+    checkpoint = finished_run / "checkpoints" / "best.ckpt"
+    result = command("evaluate.py", f"checkpoint={checkpoint}", "data.batch_size=100")
+    assert result.returncode == 0, result.stderr
+    trained = json.loads((finished_run / "results.json").read_text())
+    tested = json.loads((only(finished_run / "evaluate") / "results.json").read_text())
+    for name in ("test/accuracy", "test/f1", "test/loss"):
+        assert math.isclose(trained[name], tested[name], abs_tol=1e-6)
+
+
+def test_predict_writes_a_row_per_sample(finished_run: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images.csv"
+    images.write_text("\n".join(",".join(str(i % 17) for i in range(k, k + 64)) for k in range(5)))
+    output = tmp_path / "predictions.csv"
+    result = command(
+        "predict.py",
+        f"checkpoint={finished_run / 'checkpoints' / 'best.ckpt'}",
+        f"data.predict_file={images}",
+        f"output={output}",
+    )
+    assert result.returncode == 0, result.stderr
+    with output.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["sample"] for row in rows] == ["0", "1", "2", "3", "4"]
+    for row in rows:
+        probabilities = [float(row[f"p{i}"]) for i in range(10)]
+        assert math.isclose(sum(probabilities), 1, abs_tol=1e-5)
+        assert probabilities[int(row["prediction"])] == float(row["confidence"])
+
+
+def test_checkpoints_hold_plain_values_only(finished_run: Path) -> None:
+    """They load where neither this project nor Lightning is installed."""
+    for path in (finished_run / "checkpoints").glob("*.ckpt"):
+        checkpoint = torch.load(path, weights_only=True)
+        assert checkpoint["hyper_parameters"]["num_classes"] == 10
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_two_processes_train_one_run(strategy: str, tmp_path: Path) -> None:
+    result = command(
+        "train.py", f"strategy={strategy}", "trainer.devices=2", *SHORT, f"output_dir={tmp_path}"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("test/accuracy") == 1
+    run_dir = only(tmp_path / "default")
+    with (run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    losses = [row for row in rows if row["train/loss"]]
+    assert len(losses) == len({row["step"] for row in losses})
+
+
+def test_torchrun_processes_share_one_folder(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
+            *("train.py", "strategy=ddp", "trainer.devices=2", *SHORT, f"output_dir={tmp_path}"),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert (only(tmp_path / "default") / "results.json").exists()
+
+
+def test_sweep_with_two_processes_runs_each_job_once(tmp_path: Path) -> None:
+    result = command("train.py", "-m", "seed=1,2", "strategy=ddp", *SHORT, f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    sweep = only(tmp_path / "sweeps")
+    jobs = [path for path in sorted(sweep.iterdir()) if path.is_dir()]
+    assert [job.name for job in jobs] == ["0", "1"]
+    results = [json.loads((job / "results.json").read_text()) for job in jobs]
+    assert results[0] != results[1]
+
+
+def test_failed_job_of_a_sweep_is_told_and_the_others_run(tmp_path: Path) -> None:
+    result = command(
+        "train.py", "-m", "model.net.dropout=2,0", *SHORT, "test=false", f"output_dir={tmp_path}"
+    )
+    assert result.returncode == 1
+    assert "dropout probability has to be between 0 and 1" in result.stderr
+    assert (only(tmp_path / "sweeps") / "1" / "results.json").exists()
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    from project import run_folder
+
+    folders = {run_folder.make(tmp_path) for _ in range(5)}
+    assert len(folders) == 5
+
+
+def test_same_seed_gives_the_same_weights(make_cfg) -> None:
+    from project import run
+
+    def weights(seed: int) -> torch.Tensor:
+        cfg = make_cfg("model=mlp", "callbacks=none", "logger=none", f"seed={seed}", "test=false")
+        cfg.trainer.max_epochs = 1
+        cfg.trainer.enable_progress_bar = False
+        trainer, model, data = run.build(cfg)
+        trainer.fit(model, data)
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    first = weights(1)
+    assert torch.equal(first, weights(1))
+    assert not torch.equal(first, weights(2))
