@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from project.models.contrastive import Contrastive, NearestNeighborAccuracy, info_nce
+from project.models.contrastive import Contrastive, info_nce
 from project.strategies.dp import DataParallelStrategy
 
 pytestmark = [
@@ -26,7 +26,7 @@ pytestmark = [
 def make_model():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 16))
-    return Contrastive(net, functools.partial(torch.optim.SGD, lr=0.1))
+    return Contrastive(net, functools.partial(torch.optim.SGD, lr=0.1), num_features=16)
 
 
 def test_info_nce_of_equal_embeddings_is_that_of_guessing():
@@ -55,28 +55,17 @@ def test_views_of_one_image_differ():
     assert len({tuple(view.flatten().tolist()) for view in views}) == 6
 
 
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "share"),
-    [
-        ([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], [0, 0, 1, 1], 1.0),
-        ([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], [0, 1, 0, 1], 0.0),
-        ([[1, 0], [1, 0.1], [1, 0.2], [0, 1]], [0, 0, 0, 1], 0.75),
-    ],
-)
-def test_nearest_neighbors_vote_without_the_sample_itself(embeddings, labels, share):
-    metric = NearestNeighborAccuracy(num_neighbors=1)
-    rows = F.normalize(torch.tensor(embeddings, dtype=torch.float32), dim=1)
-    metric.update(rows[:3], torch.tensor(labels[:3]))  # in two batches
-    metric.update(rows[3:], torch.tensor(labels[3:]))
-    assert metric.compute() == share
-
-
-def test_a_tie_goes_to_the_nearest_neighbor():
-    metric = NearestNeighborAccuracy(num_neighbors=2)
-    angles = torch.tensor([0.0, 0.1, 0.3])
-    rows = torch.stack([angles.cos(), angles.sin()], dim=1)
-    metric.update(rows, torch.tensor([7, 7, 3]))
-    assert metric.compute().item() == pytest.approx(2 / 3)
+def test_the_probe_does_not_teach_the_network():
+    model, images = make_model(), torch.rand(4, 1, 8, 8)
+    model.log = lambda *args, **kwargs: None
+    gradients = []
+    for labels in (torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.long)):
+        torch.manual_seed(0)
+        model.zero_grad()
+        model.training_step((images, labels), 0).backward()
+        gradients.append([p.grad.clone() for p in (model.net[1].weight, model.probe.weight)])
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert not torch.equal(gradients[0][1], gradients[1][1])
 
 
 class Steps(pl.Callback):

@@ -1,17 +1,19 @@
 """Train the same batches under every strategy and compare the loss of every step.
 
-    PYTHONPATH=src python tests/strategies/parity.py     print the table of docs/strategies.md
+    python tests/strategies/parity.py     print the table of docs/strategies.md
 
 The largest difference to one device over 50 steps is what the table shows; test_parity.py
 asserts the bounds. Called with a strategy and a file, the program is one process of a launch.
 """
 
+import argparse
 import functools
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -242,8 +244,6 @@ def write_losses(strategy: str, file: Path, names: list[str] | None = None) -> N
 
 
 def print_table() -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         losses = {strategy: measure(strategy, Path(folder)) for strategy in STRATEGIES}
     others = list(STRATEGIES)[1:]
@@ -257,10 +257,15 @@ def print_table() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        write_losses(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("strategy", nargs="?", choices=STRATEGIES, help="of one process")
+    parser.add_argument("file", nargs="?", type=Path, help="where the losses go")
+    parser.add_argument("cases", nargs="*", help="by default all")
+    arguments = parser.parse_args()
+    if arguments.strategy is None:
+        print_table()
+    else:
+        write_losses(arguments.strategy, arguments.file, arguments.cases)
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()
-    else:
-        print_table()

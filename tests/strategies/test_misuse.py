@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from parity import BATCH_NORM, Case, Module, Shares
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
-from upstream_warnings import UPSTREAM_WARNINGS
 
 from project.errors import UserError
 from project.strategies.batch import join, split
 from project.strategies.ddp2 import DDP2Strategy
 from project.strategies.dp import DataParallelStrategy
 from project.strategies.preconditions import check_devices, check_module
+from tests.strategies.parity import BATCH_NORM, Case, Module, Shares
+from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 CPU = torch.device("cpu")
@@ -193,12 +193,7 @@ def compiled_as_a_whole():
         "compiled as a whole",
     ],
 )
-def test_a_module_that_cannot_be_split_is_refused(
-    make_module, options, words, strategy, monkeypatch
-):
-    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "")  # the launcher sets them: put back what was there
-        monkeypatch.delenv(name)
+def test_a_module_that_cannot_be_split_is_refused(make_module, options, words, strategy):
     data = DataLoader(Shares((24,) * 3, 1, 0), batch_size=None)
     with pytest.raises(UserError) as error:
         trainer(strategy(**options)).fit(make_module(), data)

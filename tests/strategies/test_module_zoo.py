@@ -10,10 +10,10 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from upstream_warnings import UPSTREAM_WARNINGS
 
 from project.strategies.parallel_forward import ParallelForward
 from project.strategies.replica import Replica
+from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 

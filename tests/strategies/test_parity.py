@@ -3,13 +3,13 @@
 import functools
 import json
 
-import parity
 import pytest
 import torch
-from parity import BATCH_NORM, CASES, difference, train
-from upstream_warnings import UPSTREAM_WARNINGS
 
 from project.strategies.replica import Replica
+from tests.strategies import parity
+from tests.strategies.parity import BATCH_NORM, CASES, difference, train
+from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 

@@ -5,16 +5,16 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import Case, Module, Shares, difference
-from test_misuse import trainer
-from test_module_zoo import ZOO, assert_equal, made, two_steps
 from torch import nn
 from torch.utils.data import DataLoader
-from upstream_warnings import UPSTREAM_WARNINGS
 
 from project.strategies.ddp2 import DDP2Strategy
 from project.strategies.dp import DataParallelStrategy
 from project.strategies.parallel_forward import ParallelForward
+from tests.strategies.parity import Case, Module, Shares, difference
+from tests.strategies.test_misuse import trainer
+from tests.strategies.test_module_zoo import ZOO, assert_equal, made, two_steps
+from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 ON_CPU = {"plain_tensor"}  # makes a tensor on the CPU on purpose

@@ -7,32 +7,21 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from parity import Case, Module, Shares
 from pytorch_lightning.strategies import DDPStrategy
-from test_misuse import trainer
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
-from upstream_warnings import UPSTREAM_WARNINGS
 
 from project.strategies.ddp2 import DDP2Strategy
 from project.strategies.dp import DataParallelStrategy
 from project.strategies.random_streams import separate
+from tests.strategies.parity import Case, Module, Shares
+from tests.strategies.test_misuse import trainer
+from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = [
     *UPSTREAM_WARNINGS,
 ]
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    """Lightning's launcher sets variables and a process group; leave neither behind."""
-    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    yield
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def batches(*sizes):

@@ -1,12 +1,13 @@
 from collections.abc import Callable
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import Metric
+from torchmetrics import MetricCollection
+
+from project.models.classifier import metrics
 
 
 class Contrastive(pl.LightningModule):
@@ -16,46 +17,53 @@ class Contrastive(pl.LightningModule):
     negatives an image meets: all of the node's batch under dp and ddp2, a device's share of it
     under ddp. SimCLR's recipe (Chen et al., ICML 2020) with the network's output as embedding.
 
+    A linear probe learns the labels from the embeddings beside it, without a gradient to the
+    network: its accuracy says what the embeddings are worth.
+
     Args:
-        net: maps images of shape (B, C, H, W) to embeddings of shape (B, D).
+        net: maps images of shape (B, C, H, W) to embeddings of shape (B, num_features).
         optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
+        num_features: length of an embedding.
+        num_classes: classes that the probe tells apart.
         temperature: how much the closest negatives count more than the others.
         max_angle: views are turned by up to this many degrees each way.
         max_shift: views are moved by up to this share of the image's side each way.
         max_zoom: views are scaled by up to this share each way.
-        num_neighbors: images that vote on the label of one in an evaluation.
     """
 
     def __init__(
         self,
         net: nn.Module,
         optimizer: Callable[..., Optimizer],
+        num_features: int,
+        num_classes: int = 10,
         temperature: float = 0.2,
         max_angle: float = 15.0,
         max_shift: float = 0.15,
         max_zoom: float = 0.2,
-        num_neighbors: int = 5,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters("temperature", "max_angle", "max_shift", "max_zoom")
+        self.save_hyperparameters(ignore=["net", "optimizer"])
         self.net, self.make_optimizer = net, optimizer
+        self.probe = nn.Linear(num_features, num_classes)
         self.temperature = temperature
         self.max_angle, self.max_shift, self.max_zoom = max_angle, max_shift, max_zoom
-        self.val_accuracy = NearestNeighborAccuracy(num_neighbors)
-        self.test_accuracy = NearestNeighborAccuracy(num_neighbors)
+        self.val_metrics = metrics(num_classes).clone(prefix="val/")
+        self.test_metrics = metrics(num_classes).clone(prefix="test/")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to embeddings of length 1, (B, D)."""
+        """Map images (B, C, H, W) to embeddings of length 1, (B, num_features)."""
         return F.normalize(self.net(images), dim=1)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the loss of two views of each image; the labels are not used."""
-        images, _ = batch
+        """Return the loss of two views of each image, and of the probe."""
+        images, labels = batch
         views = torch.cat([self.view(images), self.view(images)])  # (2B, C, H, W)
-        loss = info_nce(self(views), self.temperature)
+        embeddings = self(views)
+        loss = info_nce(embeddings, self.temperature)
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log("train/num_negatives", float(len(views) - 2))
-        return loss
+        return loss + F.cross_entropy(self.probe(embeddings.detach()), labels.repeat(2))
 
     def view(self, images: Tensor) -> Tensor:
         """Turn, scale and move each image (B, C, H, W) by an amount of its own."""
@@ -68,26 +76,35 @@ class Contrastive(pl.LightningModule):
         grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
         return F.grid_sample(images, grid, align_corners=False)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Collect the embeddings of one batch."""
-        self.val_accuracy.update(self(batch[0]), batch[1])
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Count one batch; the outputs are for callbacks."""
+        return self._evaluate(batch, self.val_metrics)
 
     def on_validation_epoch_end(self) -> None:
-        """Log how well neighbours predict labels, over all samples of all processes."""
-        self.log("val/accuracy", self.val_accuracy, prog_bar=True)
+        """Log the probe's scores over all samples of all processes."""
+        self.log_dict(dict(self.val_metrics.items()), prog_bar=True)
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Collect the embeddings of one batch."""
-        self.test_accuracy.update(self(batch[0]), batch[1])
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Count one batch; the outputs are for callbacks."""
+        return self._evaluate(batch, self.test_metrics)
 
     def on_test_epoch_end(self) -> None:
-        """Log how well neighbours predict labels, over all samples of all processes."""
-        self.log("test/accuracy", self.test_accuracy)
+        """Log the probe's scores over all samples of all processes."""
+        self.log_dict(dict(self.test_metrics.items()))
+
+    def _evaluate(
+        self, batch: tuple[Tensor, Tensor], metrics: MetricCollection
+    ) -> dict[str, Tensor]:
+        images, labels = batch
+        logits = self.probe(self(images))
+        metrics.update(logits, labels)
+        return {"inputs": images, "labels": labels, "logits": logits}
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Return the embeddings as columns of a table with one row per sample."""
-        columns = self(batch[0]).unbind(dim=1)
-        return {"label": batch[1], **{f"e{i}": column for i, column in enumerate(columns)}}
+        """Return columns of a table with one row per sample: the probe's answer, the embedding."""
+        embeddings = self(batch[0])
+        columns = {f"e{i}": column for i, column in enumerate(embeddings.unbind(dim=1))}
+        return {"label": batch[1], "prediction": self.probe(embeddings).argmax(dim=1), **columns}
 
     def configure_optimizers(self) -> Optimizer:
         """Build the optimizer from what the configuration gave."""
@@ -98,56 +115,10 @@ def info_nce(embeddings: Tensor, temperature: float) -> Tensor:
     """Mean cross-entropy of finding an image's other view among all views of the batch.
 
     Args:
-        embeddings: of length 1; row ``i`` and row ``B + i`` are views of one image, (2B, D).
+        embeddings: of length 1, (2B, num_features); rows ``i`` and ``B + i`` show one image.
         temperature: divides the similarities.
     """
     similarities = embeddings @ embeddings.T / temperature  # (2B, 2B)
-    similarities = similarities.masked_fill(
-        torch.eye(len(embeddings), device=embeddings.device) > 0, -torch.inf
-    )
-    half = len(embeddings) // 2
-    other_view = torch.arange(len(embeddings), device=embeddings.device).roll(half)
-    return F.cross_entropy(similarities, other_view)
-
-
-class NearestNeighborAccuracy(Metric):
-    """Share of samples whose nearest neighbours among all the others vote for their label.
-
-    It says what an embedding is worth without training a classifier on it. States are
-    concatenated over processes, so that neighbours are looked for among all samples.
-
-    Args:
-        num_neighbors: votes per sample, weighted equally; the nearest decides a tie.
-    """
-
-    full_state_update = False
-    embeddings: list[Tensor]
-    labels: list[Tensor]
-
-    def __init__(self, num_neighbors: int = 5) -> None:
-        super().__init__()
-        self.num_neighbors = num_neighbors
-        self.add_state("embeddings", default=[], dist_reduce_fx="cat")
-        self.add_state("labels", default=[], dist_reduce_fx="cat")
-
-    def update(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Keep embeddings of length 1, (B, D), and their labels, (B,)."""
-        self.embeddings.append(embeddings.detach())
-        self.labels.append(labels)
-
-    def compute(self) -> Tensor:
-        """Compare every sample with every other."""
-        embeddings, labels = _cat(self.embeddings), _cat(self.labels)
-        similarities = embeddings @ embeddings.T  # (N, N)
-        similarities.fill_diagonal_(-torch.inf)
-        num_neighbors = min(self.num_neighbors, len(labels) - 1)
-        votes = labels[similarities.topk(num_neighbors, dim=1).indices]  # (N, num_neighbors)
-        # A label's votes; those of nearer neighbours count a little more.
-        agree = votes[:, :, None] == votes[:, None, :]  # (N, num_neighbors, num_neighbors)
-        winner = agree.sum(dim=2).argmax(dim=1)  # the first of equals is the nearest
-        return (votes.gather(1, winner[:, None])[:, 0] == labels).float().mean()
-
-
-def _cat(state: Any) -> Tensor:
-    """A state's rows; Torchmetrics has joined them already where there are several processes."""
-    return state if isinstance(state, Tensor) else torch.cat(state)
+    positions = torch.arange(len(embeddings), device=embeddings.device)
+    similarities[positions, positions] = -torch.inf  # a view is no negative of itself
+    return F.cross_entropy(similarities, positions.roll(len(embeddings) // 2))
