@@ -17,7 +17,7 @@ from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 rows = functools.partial(torch.randn, dtype=torch.float64)
 
 
@@ -370,6 +370,17 @@ def test_a_replica_reads_its_own_copies_only(name):
         output = replica(*inputs)
     assert mode.num_seen > 0
     assert_equal([output, *gradients(module, output)], expected)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_replica_works_on_another_device(name):
+    """The meta device computes shapes only, and refuses to meet a tensor of the CPU."""
+    module, inputs = made(name)
+    expected = module(*inputs)
+    replica = Replica(module, META).refresh(CPU)
+    output = replica(*[x.to(META) for x in inputs])
+    assert output.device == META
+    assert output.shape == expected.shape
 
 
 @pytest.mark.parametrize("make", [compiled, compiled_in_place])

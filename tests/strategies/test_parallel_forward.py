@@ -9,7 +9,7 @@ from torchmetrics import MeanMetric
 from project.strategies.parallel_forward import ParallelForward
 from project.strategies.replica import Replica
 
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.fixture
@@ -36,6 +36,9 @@ def test_a_split_module_inside_a_split_module_runs_whole_on_its_device(split_ove
     assert (outer.last_sizes, inner.num_calls) == ([2, 2, 2], 0)
     net[0](x)
     assert inner.last_sizes == [3, 3]
+    # A replica of the outer module calls its own inner module, not that of the original.
+    replica = Replica(net, META).refresh(CPU)
+    assert replica(x.to(META)).device == META
 
 
 # Checkpointing says so of the call without gradients, which is meant.
