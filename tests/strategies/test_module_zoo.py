@@ -383,7 +383,13 @@ def test_a_replica_works_on_another_device(name):
     assert output.shape == expected.shape
 
 
-@pytest.mark.parametrize("make", [compiled, compiled_in_place])
+def compiled_with_callables(backend):
+    """Dynamo must not take what is bound anew to the replica for something new."""
+    net = nn.Sequential(Closure(), nn.Linear(4, 6), BoundMethod())
+    return Net(lambda m, x: m.net(x), net=torch.compile(net, backend=backend))
+
+
+@pytest.mark.parametrize("make", [compiled, compiled_in_place, compiled_with_callables])
 def test_replicas_run_compiled_code_and_compile_once(make):
     torch.compiler.reset()  # other tests have used up the recompilations of shared code
     num_graphs = num_runs = 0

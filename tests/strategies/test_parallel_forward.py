@@ -124,15 +124,6 @@ def test_metrics_are_left_out():
     assert twin["layer"] is not net["layer"]
 
 
-def test_a_function_made_at_every_step_is_not_kept():
-    net = nn.Linear(3, 3)
-    replica = Replica(net, CPU)
-    for i in range(5):
-        net.activate = lambda x, i=i: net.weight * x + i
-        replica.refresh(CPU)
-    assert len(replica._rebind._known) <= 2
-
-
 def test_one_device_of_several_is_enough_for_one_sample(split_over):
     net = nn.Linear(3, 3)
     parallel = split_over(net, 4)

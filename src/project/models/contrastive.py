@@ -63,7 +63,12 @@ class Contrastive(pl.LightningModule):
         loss = info_nce(embeddings, self.temperature)
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log("train/num_negatives", float(len(views) - 2))
-        return loss + F.cross_entropy(self.probe(embeddings.detach()), labels.repeat(2))
+        return loss + F.cross_entropy(self.logits(embeddings.detach()), labels.repeat(2))
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """The probe's answer, (B, num_classes); short embeddings make for slow learning."""
+        logits: Tensor = self.probe(embeddings / self.temperature)
+        return logits
 
     def view(self, images: Tensor) -> Tensor:
         """Turn, scale and move each image (B, C, H, W) by an amount of its own."""
@@ -96,7 +101,7 @@ class Contrastive(pl.LightningModule):
         self, batch: tuple[Tensor, Tensor], metrics: MetricCollection
     ) -> dict[str, Tensor]:
         images, labels = batch
-        logits = self.probe(self(images))
+        logits = self.logits(self(images))
         metrics.update(logits, labels)
         return {"inputs": images, "labels": labels, "logits": logits}
 
@@ -104,7 +109,7 @@ class Contrastive(pl.LightningModule):
         """Return columns of a table with one row per sample: the probe's answer, the embedding."""
         embeddings = self(batch[0])
         columns = {f"e{i}": column for i, column in enumerate(embeddings.unbind(dim=1))}
-        return {"label": batch[1], "prediction": self.probe(embeddings).argmax(dim=1), **columns}
+        return {"label": batch[1], "prediction": self.logits(embeddings).argmax(dim=1), **columns}
 
     def configure_optimizers(self) -> Optimizer:
         """Build the optimizer from what the configuration gave."""

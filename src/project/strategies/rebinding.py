@@ -6,14 +6,13 @@ from typing import Any
 
 from torch import nn
 
-KINDS = frozenset({types.MethodType, types.FunctionType, functools.partial})
+_CALLABLES = frozenset({types.MethodType, types.FunctionType, functools.partial})
 
 
 class Rebinding:
     """Finds the replica's counterpart of modules and of callables that lead to one.
 
-    The compiled function of torch.compile is such a closure. Results are kept, because it would
-    be compiled again at every step if it were new at every step.
+    What torch.compile makes of a module is such a closure, too.
 
     Args:
         twins: the replica's modules, by the id of the original's.
@@ -21,20 +20,16 @@ class Rebinding:
 
     def __init__(self, twins: dict[int, nn.Module]) -> None:
         self.twins = twins
-        self._known: dict[int, tuple[Any, Any]] = {}  # id: (original, counterpart)
+        self._known: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
         """The counterpart, or the value itself where there is none."""
-        if type(value) not in KINDS:
+        if type(value) not in _CALLABLES:
             return self.twins.get(id(value), value)
         if id(value) not in self._known:
-            self._known[id(value)] = value, value  # a closure may contain itself
-            self._known[id(value)] = value, self._rebound(value)
-        return self._known[id(value)][1]
-
-    def forget_all_but(self, used: set[int]) -> None:
-        """Drop callables that the module no longer has, such as a lambda made at each step."""
-        self._known = {key: pair for key, pair in self._known.items() if key in used}
+            self._known[id(value)] = value  # a closure may contain itself
+            self._known[id(value)] = self._rebound(value)
+        return self._known[id(value)]
 
     def _rebound(self, value: Any) -> Any:
         if isinstance(value, types.MethodType):

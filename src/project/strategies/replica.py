@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from .rebinding import KINDS as CALLABLES
 from .rebinding import Rebinding
 
 # What every module has for its hooks, mostly empty.
@@ -37,7 +36,6 @@ class Replica:
         self.module, self.device = module, device
         self._originals = _replicated(module)
         self._twins = {id(m): object.__new__(type(m)) for m in self._originals}
-        self._rebind = Rebinding(self._twins)
         self._copied: dict[int, Any] = {}  # tied tensors and shared containers stay shared
 
     def fits(self) -> bool:
@@ -50,6 +48,7 @@ class Replica:
     def refresh(self, root: torch.device) -> nn.Module:
         """Copy everything that is on `root` to this device and return the module's twin."""
         self.release()  # before copying, or the device would hold two sets of parameters
+        self._copied, self._rebind = {}, Rebinding(self._twins)
         for module in self._originals:
             sparse = bool(getattr(module, "sparse", False))  # an embedding's sparse gradients
             for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -64,12 +63,11 @@ class Replica:
                     twin[name] = self._attribute(value, root)
                 else:
                     twin[name] = value
-        self._rebind.forget_all_but(set(self._copied))
-        self._copied = {}
         return self._twins[id(self.module)]
 
     def release(self) -> None:
         """Forget the copies; what autograd still needs stays with the graph."""
+        self._copied = {}
         for twin in self._twins.values():
             twin.__dict__.clear()
 
@@ -107,10 +105,7 @@ class Replica:
             return self.device if value == root else value
         if isinstance(value, Substitute):
             return self._attribute(value.original, root)
-        new = self._rebind(value)
-        if kind in CALLABLES:
-            self._copied[id(value)] = new
-        return new
+        return self._rebind(value)
 
 
 def _replicated(module: nn.Module) -> list[nn.Module]:
