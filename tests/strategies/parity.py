@@ -72,8 +72,8 @@ DOUBLE = {
     f"{name}, fp64": replace(case, precision="64-true", bound=1e-12)
     for name, case in SINGLE.items()
 }
-# bf16 keeps 8 bits: products of halves of a batch round differently from those of the whole.
-CASES = SINGLE | DOUBLE | {"SGD, bf16-mixed": Case(precision="bf16-mixed", bound=2e-2)}
+# bf16 keeps 8 bits: sums over parts of a batch round differently from those over the whole.
+CASES = SINGLE | DOUBLE | {"SGD, bf16-mixed": Case(precision="bf16-mixed", bound=5e-3)}
 BATCH_NORM = Case(precision="64-true", network=with_batch_norm)
 
 STRATEGIES = {

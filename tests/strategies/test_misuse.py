@@ -200,6 +200,15 @@ def test_a_module_that_cannot_be_split_is_refused(make_module, options, words, s
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+def test_a_compiled_lightning_module_is_refused():
+    data = DataLoader(Shares((24,) * 3, 1, 0), batch_size=None)
+    module = torch.compile(Module(Case()), backend="eager")
+    with pytest.raises(UserError, match=r"self\.net\.compile\(\)"):
+        trainer(DDP2Strategy()).fit(module, data)
+    with pytest.raises(RuntimeError, match="avoid passing in compiled model"):  # Lightning's own
+        trainer(DataParallelStrategy()).fit(module, data)
+
+
 def test_an_unknown_way_to_join_scalars_is_refused():
     with pytest.raises(UserError, match="scalar_outputs=sum is unknown: error or mean"):
         DataParallelStrategy(scalar_outputs="sum")

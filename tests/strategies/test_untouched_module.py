@@ -258,6 +258,19 @@ def test_running_statistics_are_those_of_the_first_share():
     assert net.num_batches_tracked == 1
 
 
+class SkipsSomeSteps(Watched):
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+
+# Lightning asks whether it is meant.
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_step_may_skip_a_batch():
+    module = SkipsSomeSteps()
+    trainer(DataParallelStrategy(), max_epochs=1, max_steps=-1).fit(module, batches(8, 8, 8))
+    assert len(module.steps) == 2
+
+
 def test_a_forward_that_returns_a_loss_is_joined_as_a_mean_over_samples():
     class LossInForward(Module):
         def forward(self, x, y):
