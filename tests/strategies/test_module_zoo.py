@@ -338,8 +338,7 @@ def two_steps(module, inputs):
     return results
 
 
-@pytest.mark.parametrize("num_devices", [2, 3])
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize(("num_devices", "threads"), [(2, False), (3, True)])
 @pytest.mark.parametrize("name", ZOO)
 def test_outputs_and_gradients_are_those_of_one_device(name, threads, num_devices):
     expected = two_steps(*made(name))
