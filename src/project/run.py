@@ -21,9 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from project import run_folder, summary
+from project.callbacks.exact_evaluation import ExactEvaluation
 from project.callbacks.prediction_table import PredictionTable
 from project.callbacks.uneven_batches import UnevenBatches
 from project.errors import UserError
+from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
 from project.run_log import RunLog
 
 
@@ -83,9 +85,14 @@ def build(
         configured = [make(node) for node in cfg.callbacks.values() if node is not None]
         if not cfg.trainer.enable_progress_bar:
             configured = [c for c in configured if not isinstance(c, pl.callbacks.ProgressBar)]
+        plugins = {}
+        if cfg.trainer.sync_batchnorm and not torch.cuda.is_available():
+            # torch's own layer runs on GPUs only.
+            plugins = {"plugins": [SyncBatchNormAnywhere()], "sync_batchnorm": False}
         trainer = instantiate(
             cfg.trainer,
-            callbacks=[run_log, UnevenBatches(), *configured, *callbacks],
+            **plugins,
+            callbacks=[run_log, UnevenBatches(), ExactEvaluation(), *configured, *callbacks],
             logger=[make(node) for node in cfg.logger.values() if node is not None],
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in configured),
