@@ -166,8 +166,9 @@ def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str,
     settings = {str(key): config[key] for key in ("seed", "data", "model", "trainer")}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            # Names of their own: the learning curves must not get a point of the final value.
-            logger.log_hyperparams(settings, {f"final/{k}": v for k, v in metrics.items()})
+            # Names of their own: a learning curve must not get a point of the final value.
+            reached = {f"final/{k}": v for k, v in metrics.items() if k.startswith("test/")}
+            logger.log_hyperparams(settings, reached or {"final/epoch": trainer.current_epoch})
             logger.finalize("success")
 
 
