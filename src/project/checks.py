@@ -118,6 +118,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
         raise UserError(f"{key} has no value. Add {key}=<value>.")
     _check_kinds(task, overrides)
     _check_number(cfg, "data.batch_size", 1)
+    _check_number(cfg, "data.max_samples_per_device", 1)
     _check_number(cfg, "data.num_workers", 0)
     _check_number(cfg, "trainer.num_nodes", 1)
     _check_number(cfg, "trainer.accumulate_grad_batches", 1)

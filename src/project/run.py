@@ -21,9 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from project import run_folder, summary
+from project.callbacks.exact_evaluation import ExactEvaluation
 from project.callbacks.prediction_table import PredictionTable
 from project.callbacks.uneven_batches import UnevenBatches
 from project.errors import UserError
+from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
 from project.run_log import RunLog
 
 
@@ -83,9 +85,14 @@ def build(
         configured = [make(node) for node in cfg.callbacks.values() if node is not None]
         if not cfg.trainer.enable_progress_bar:
             configured = [c for c in configured if not isinstance(c, pl.callbacks.ProgressBar)]
+        plugins = {}
+        if cfg.trainer.sync_batchnorm and not torch.cuda.is_available():
+            # torch's own layer runs on GPUs only.
+            plugins = {"plugins": [SyncBatchNormAnywhere()], "sync_batchnorm": False}
         trainer = instantiate(
             cfg.trainer,
-            callbacks=[run_log, UnevenBatches(), *configured, *callbacks],
+            **plugins,
+            callbacks=[run_log, UnevenBatches(), ExactEvaluation(), *configured, *callbacks],
             logger=[make(node) for node in cfg.logger.values() if node is not None],
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in configured),
@@ -159,8 +166,9 @@ def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str,
     settings = {str(key): config[key] for key in ("seed", "data", "model", "trainer")}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            # Names of their own: the learning curves must not get a point of the final value.
-            logger.log_hyperparams(settings, {f"final/{k}": v for k, v in metrics.items()})
+            # Names of their own: a learning curve must not get a point of the final value.
+            reached = {f"final/{k}": v for k, v in metrics.items() if k.startswith("test/")}
+            logger.log_hyperparams(settings, reached or {"final/epoch": trainer.current_epoch})
             logger.finalize("success")
 
 

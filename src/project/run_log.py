@@ -7,7 +7,6 @@ import pytorch_lightning as pl
 # Warnings that say nothing about the user's run.
 QUIET = (
     r".*isinstance\(treespec, LeafSpec\)",  # Lightning 2.6 on torch 2.13
-    r"Experiment logs directory .* exists and is not empty",  # it holds the config
     r".*does not have many workers which may be a bottleneck",  # said without measuring
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )

@@ -24,8 +24,11 @@ class Batch(list[int]):
 
 
 def bounds(size: int, part: int, num_parts: int) -> tuple[int, int]:
-    """First and one-past-last position of ``part`` when ``size`` is split into balanced parts."""
-    return size * part // num_parts, size * (part + 1) // num_parts
+    """First and one-past-last position of ``part`` when ``size`` is split into balanced parts.
+
+    The sizes differ by one at most, and no later part is empty where an earlier one is not.
+    """
+    return -(-size * part // num_parts), -(-size * (part + 1) // num_parts)
 
 
 class GlobalBatchSampler(Sampler[Batch]):
@@ -168,7 +171,7 @@ class EvaluationBatchSampler(BatchSampler):
     def is_filler(self) -> bool:
         """Whether this process's only batch repeats another's sample."""
         low, high = bounds(self.num_samples, self.rank, self.num_ranks)
-        return low == high and self.num_samples < self.num_ranks
+        return low == high
 
     def __iter__(self) -> Iterator[list[int]]:
         for k in range(len(self)):

@@ -1,11 +1,11 @@
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from project.data.batches import EvaluationBatchSampler, GlobalBatchSampler
+from project.data.seeded_samples import SeededSamples
 from project.errors import UserError
 
 
@@ -22,6 +22,8 @@ class DataModule(pl.LightningDataModule):
         persistent_workers: keep workers from one epoch to the next.
         prefetch_factor: batches that each worker keeps ready.
         drop_last: leave out a last training batch that is smaller than ``batch_size``.
+        max_samples_per_device: the most samples that fit on one device at once; a larger share
+            is split into batches whose gradients are accumulated. ``None`` splits nothing.
         seed: decides the order of the training samples and their augmentation.
     """
 
@@ -33,6 +35,7 @@ class DataModule(pl.LightningDataModule):
         persistent_workers: bool = True,
         prefetch_factor: int = 2,
         drop_last: bool = False,
+        max_samples_per_device: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -42,6 +45,7 @@ class DataModule(pl.LightningDataModule):
         self.persistent_workers = persistent_workers
         self.prefetch_factor = prefetch_factor
         self.drop_last = drop_last
+        self.max_samples_per_device = max_samples_per_device
         self.seed = seed
         self.datasets: dict[str, Dataset[Any]] = {}
 
@@ -64,18 +68,36 @@ class DataModule(pl.LightningDataModule):
         """Shuffled batches; the k-th of an epoch holds the same samples under every strategy."""
         dataset = self.dataset("train")
         num_ranks, rank = self._processes()
+        num_micro_batches = self._num_micro_batches(num_ranks)
+        # Lightning takes a step after this many batches.
+        self.trainer.accumulate_grad_batches = num_micro_batches  # type: ignore[union-attr]
         try:
             sampler = GlobalBatchSampler(
                 len(dataset),  # type: ignore[arg-type]
                 self.batch_size,
                 num_ranks=num_ranks,
                 rank=rank,
+                num_micro_batches=num_micro_batches,
                 seed=self.seed,
                 drop_last=self.drop_last,
             )
         except ValueError as error:
             raise UserError(str(error)) from error
+        if not hasattr(dataset, "__getitems__"):
+            dataset = SeededSamples(dataset, self.seed)
         return self._loader(dataset, sampler)
+
+    def _num_micro_batches(self, num_ranks: int) -> int:
+        """Batches per optimizer step of each process: what was asked for, or what fits."""
+        trainer = self.trainer
+        assert trainer is not None
+        num_asked = trainer.accumulate_grad_batches
+        if self.max_samples_per_device is None:
+            return num_asked
+        # dp and ddp2 drive several devices from one process.
+        num_devices = num_ranks * max(1, trainer.num_devices * trainer.num_nodes // num_ranks)
+        per_device = -(-self.batch_size // num_devices)
+        return max(num_asked, -(-per_device // self.max_samples_per_device))
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Every sample once."""
@@ -115,12 +137,8 @@ class DataModule(pl.LightningDataModule):
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
             persistent_workers=has_workers and self.persistent_workers,
             prefetch_factor=self.prefetch_factor if has_workers else None,
-            collate_fn=_collate(dataset),
+            collate_fn=_as_it_is if hasattr(dataset, "__getitems__") else default_collate,
         )
-
-
-def _collate(dataset: Dataset[Any]) -> Callable[[Any], Any]:
-    return _as_it_is if hasattr(dataset, "__getitems__") else default_collate
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -50,6 +50,7 @@ class Classifier(pl.LightningModule):
         weights = None if class_weights is None else torch.tensor(class_weights)
         self.register_buffer("class_weights", weights)
 
+        self.train_loss = MeanMetric()
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.val_metrics = metrics(num_classes).clone(prefix="val/")
         self.test_metrics = metrics(num_classes).clone(prefix="test/")
@@ -71,11 +72,15 @@ class Classifier(pl.LightningModule):
         inputs, labels = batch
         logits = self(inputs)
         loss = self.loss(logits, labels)
+        self.train_loss.update(loss.detach(), self._weight(labels))
         self.train_accuracy.update(logits.detach(), labels)
-        # Most steps log nothing: self.log costs a good part of a small network's step.
+        # Most batches log nothing: self.log costs a good part of a small network's step.
         log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # set untyped
-        if (self.global_step + 1) % log_every == 0 or batch_idx == 0:
-            self.log("train/loss", loss.detach(), prog_bar=True)
+        ends_step = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
+        if ends_step and (self.global_step + 1) % log_every == 0:
+            # The mean since the last time, over the samples of all processes.
+            self.log("train/loss", self.train_loss.compute(), prog_bar=True)
+            self.train_loss.reset()
         return loss
 
     def on_train_epoch_end(self) -> None:
@@ -108,10 +113,12 @@ class Classifier(pl.LightningModule):
         inputs, labels = batch
         logits = self(inputs)
         metrics.update(logits, labels)
-        # Batches differ in size, and in the weights of their classes.
-        weight = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
-        mean_loss.update(self.loss(logits, labels), weight)
+        mean_loss.update(self.loss(logits, labels), self._weight(labels))
         return {"inputs": inputs, "labels": labels, "logits": logits}
+
+    def _weight(self, labels: Tensor) -> Tensor | int:
+        """How much a batch's mean loss counts among those of other batches."""
+        return len(labels) if self.class_weights is None else self.class_weights[labels].sum()
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Return columns of a table with one row per sample."""

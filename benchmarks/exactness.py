@@ -1,0 +1,112 @@
+"""What it costs per step that a batch means the same under every strategy.
+
+    python benchmarks/exactness.py [--repeats 9] [--json exactness.json]
+
+Each part is timed beside what one would write without it, interleaved, over whole epochs of
+60,000 samples in batches of 128 (469 steps). The last column is the part's share of a 10 ms step.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
+
+from project.callbacks.uneven_batches import UnevenBatches
+from project.data.batches import Batch, GlobalBatchSampler
+from project.data.randomness import uniform
+from project.data.seeded_samples import SeededSamples
+
+NUM_SAMPLES, BATCH_SIZE, STEP_SECONDS = 60_000, 128, 0.010
+NUM_STEPS = -(-NUM_SAMPLES // BATCH_SIZE)
+INDICES = Batch(list(range(BATCH_SIZE)), epoch=1)
+SAMPLES = TensorDataset(torch.randn(BATCH_SIZE, 1, 28, 28), torch.zeros(BATCH_SIZE))
+SEEDED = SeededSamples(SAMPLES, seed=1)
+RANGE = range(NUM_SAMPLES)
+GLOBAL = GlobalBatchSampler(NUM_SAMPLES, BATCH_SIZE, num_ranks=2, rank=1)
+LEAF = torch.ones((), requires_grad=True)
+
+
+# The one attribute of a trainer that the callback reads.
+TRAINER: Any = SimpleNamespace(train_dataloader=SimpleNamespace(batch_sampler=GLOBAL))
+MODULE: Any = None
+
+
+def backward(weigh: bool) -> None:
+    callback = UnevenBatches()
+    for batch_idx in range(NUM_STEPS):
+        loss = LEAF * 2
+        if weigh:
+            callback.on_train_batch_start(TRAINER, MODULE, None, batch_idx)
+            callback.weight = 1.01  # the worst case: every batch is uneven
+            callback.on_before_backward(TRAINER, MODULE, loss)
+        loss.backward()
+
+
+def read(seeded: bool) -> None:
+    for _ in range(NUM_STEPS // 20):
+        if seeded:
+            SEEDED.__getitems__(INDICES)
+        else:
+            torch.utils.data.default_collate([SAMPLES[index] for index in INDICES])
+
+
+def augment(by_sample: bool) -> None:
+    for _ in range(NUM_STEPS):
+        if by_sample:
+            torch.from_numpy(uniform(1, 2, INDICES, 2))
+        else:
+            torch.rand(BATCH_SIZE, 2)
+
+
+# name: (with, without, steps timed)
+PARTS: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
+    "order and shares of an epoch": (
+        lambda: list(GLOBAL),
+        lambda: list(BatchSampler(RandomSampler(RANGE), BATCH_SIZE, drop_last=False)),
+        NUM_STEPS,
+    ),
+    "weight of an uneven batch": (lambda: backward(True), lambda: backward(False), NUM_STEPS),
+    "random numbers by sample": (lambda: augment(True), lambda: augment(False), NUM_STEPS),
+    "seeding ordinary data sets": (lambda: read(True), lambda: read(False), NUM_STEPS // 20),
+}
+
+
+def seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    random.seed(0)
+    np.random.seed(0)
+    results: dict[str, list[float]] = {name: [] for name in PARTS}
+    for _ in range(arguments.repeats):
+        for name, (with_it, without, num_steps) in PARTS.items():
+            extra = (seconds(with_it) - seconds(without)) / num_steps
+            results[name].append(extra)
+    print(f"{'':30} extra us per step (min - max)   share of a 10 ms step")
+    for name, values in results.items():
+        median = statistics.median(values)
+        spread = f"({min(values) * 1e6:.1f} - {max(values) * 1e6:.1f})"
+        print(f"{name:30} {median * 1e6:10.1f} {spread:22} {median / STEP_SECONDS:8.2%}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

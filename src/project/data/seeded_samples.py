@@ -1,0 +1,57 @@
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from project.data.batches import Batch
+from project.data.randomness import mix
+
+
+class SeededSamples(Dataset[Any]):
+    """Read each sample of a data set with generators seeded by (seed, epoch, sample).
+
+    An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` then gives the same
+    result in any worker of any process.
+
+    Args:
+        dataset: read sample by sample.
+        seed: the run's seed.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitems__(self, indices: Batch) -> Any:
+        """Read and collate a batch."""
+        samples = []
+        with kept_generators():
+            for index in indices:
+                seed_generators(mix(self.seed, indices.epoch, index))
+                samples.append(self.dataset[index])
+        return default_collate(samples)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators that code on the CPU draws from."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the generators back afterwards: without workers, dropout draws from the same ones."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

@@ -1,0 +1,64 @@
+import torch
+import torch.distributed.nn.functional as distributed
+from pytorch_lightning.plugins.layer_sync import LayerSync
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm over the samples of all processes, on any device.
+
+    torch's own ``SyncBatchNorm`` is faster but refuses to run on CPUs. Sums are added up by a
+    differentiable all-reduce, so processes may hold different numbers of samples.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (B, C, ...) per channel."""
+        if not self.training:
+            return super().forward(input)
+        dims = [dim for dim in range(input.dim()) if dim != 1]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        values = input.new_tensor([input.numel() / input.shape[1]])  # per channel
+        sums = sum_over_processes(torch.cat([input.sum(dims), values]))
+        mean, num_values = sums[:-1] / sums[-1], sums[-1].detach()
+        centred = input - mean.view(shape)
+        variance = sum_over_processes(centred.square().sum(dims)) / num_values
+        if self.running_mean is not None and self.running_var is not None:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.detach(), share)
+            self.running_var.lerp_(variance.detach() * num_values / (num_values - 1), share)
+        normal = centred * (variance.view(shape) + self.eps).rsqrt()
+        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+
+
+def sum_over_processes(values: Tensor) -> Tensor:
+    """Add up values of the same shape; gradients flow back to every process."""
+    total: Tensor = distributed.all_reduce(values)  # type: ignore[no-untyped-call]
+    return total
+
+
+class SyncBatchNormAnywhere(LayerSync):
+    """``trainer.sync_batchnorm`` for CPUs: every BatchNorm of a module looks at all processes.
+
+    Layers change their class in place, so parameters, keys and attribute paths stay.
+    """
+
+    def __init__(self) -> None:
+        self.classes: dict[_BatchNorm, type[_BatchNorm]] = {}
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Synchronise the layers of ``model``."""
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                self.classes[module] = type(module)
+                module.__class__ = SyncBatchNorm
+        return model
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Make the layers what they were."""
+        for module, its_class in self.classes.items():
+            module.__class__ = its_class
+        self.classes.clear()
+        return model
