@@ -7,14 +7,16 @@ asserts the bounds. Called with a strategy and a file, the program is one proces
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -188,7 +190,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 150) -> None:
+def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 300) -> None:
     """Run command lines with their environments at the same time; all must succeed."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PYTEST_"))}
     running = [
@@ -198,6 +200,7 @@ def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 1
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # torchrun's own processes end with it
         )
         for arguments, environment in processes
     ]
@@ -205,7 +208,9 @@ def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 1
         outputs = [process.communicate(timeout=seconds)[0] for process in running]
     finally:
         for process in running:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     for process, output in zip(running, outputs, strict=True):
         assert process.returncode == 0, output
 
@@ -224,19 +229,19 @@ def torchrun(num_nodes: int, num_processes: int, *arguments: str):
     return [([*run, f"--node-rank={i}", __file__, *arguments], {}) for i in range(num_nodes)]
 
 
-def measure(strategy: str, folder: Path) -> dict[str, list[float]]:
-    """The losses of all cases under a strategy, in processes of its own where it has several."""
+def measure(strategy: str, folder: Path, names: Sequence[str] = ()) -> dict[str, list[float]]:
+    """The losses of cases under a strategy, in processes of its own where it has several."""
     file = folder / f"{strategy}.json"
     if strategy.startswith("ddp"):
-        command = (strategy, str(file))
+        command = (strategy, str(file), *names)
         launch(nodes_by_variables(*command) if "2x2" in strategy else torchrun(1, 2, *command))
     else:
-        write_losses(strategy, file)
+        write_losses(strategy, file, names)
     losses: dict[str, list[float]] = json.loads(file.read_text())
     return losses
 
 
-def write_losses(strategy: str, file: Path, names: list[str] | None = None) -> None:
+def write_losses(strategy: str, file: Path, names: Sequence[str]) -> None:
     cases = CASES | {"BatchNorm, fp64": BATCH_NORM}
     losses = {name: train(cases[name], strategy) for name in names or cases}
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:

@@ -27,13 +27,18 @@ def test_dp_follows_one_device(name, strategy):
     assert difference(losses, one_device(name)) <= CASES[name].bound
 
 
+# All cases in one launch; the table of the docs has those left out, too.
+IN_PROCESSES = ["SGD", "Adam", "SGD, bf16-mixed", "BatchNorm, fp64", *parity.DOUBLE]
+
+
+@pytest.mark.timeout(400)  # starting processes is slow on a busy machine
 @pytest.mark.parametrize("strategy", ["ddp(2)", "ddp2(2x2)"])
 def test_two_processes_follow_one_device(strategy, tmp_path):
-    losses = parity.measure(strategy, tmp_path)
+    losses = parity.measure(strategy, tmp_path, IN_PROCESSES)
     too_far = {
         name: found
-        for name, case in CASES.items()
-        if (found := difference(losses[name], one_device(name))) > case.bound
+        for name in set(IN_PROCESSES) & set(CASES)
+        if (found := difference(losses[name], one_device(name))) > CASES[name].bound
     }
     assert not too_far
 
@@ -47,6 +52,7 @@ def test_batch_norm_differs_from_one_device():
     assert difference(train(BATCH_NORM, "dp(2)"), train(BATCH_NORM, "one device")) > 1e-6
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("start", ["torchrun", "slurm"])
 def test_ddp2_starts_under(start, tmp_path):
     file = tmp_path / "losses.json"
