@@ -68,7 +68,9 @@ class Checkpoint:
 
     def _read_folder(self) -> tuple[str, Any]:
         if (self.path / ".metadata").is_file():
-            return "torch.distributed.checkpoint", read_dcp(self.path, self.open)
+            rest = self.path / "meta.pt"  # where Lightning keeps what is not a tensor
+            entries = read_zip(self.open(rest)) if rest.is_file() else {}
+            return "torch.distributed.checkpoint", {**entries, **read_dcp(self.path, self.open)}
         if (self.path / "latest").is_file() or list(self.path.glob("*zero_pp_rank*")):
             raise CheckpointError(_DEEPSPEED)
         raise CheckpointError("a folder without checkpoints: no .metadata, no checkpoint files")

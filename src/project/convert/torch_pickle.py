@@ -56,7 +56,8 @@ def pickled_state(
     for name, tensor in tensors.items():
         index, offset, stride = places[name]
         dtype, numel = blobs[index].dtype, blobs[index].tensor.numel
-        geometry = offset, tensor.shape, stride, False, OrderedDict()
+        hooks: OrderedDict[str, Any] = OrderedDict()
+        geometry = offset, tensor.shape, stride, False, hooks
         if kind := DTYPES[dtype].storage:
             storage = _Storage(("storage", _Name(f"torch.{kind}"), str(index), "cpu", numel))
             state[name] = _Call(_REBUILD_V2, (storage, *geometry))

@@ -10,8 +10,6 @@ from .tensors import DTYPES, CheckpointError, Record, Tensor
 _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.storage}
 _STORAGES["UntypedStorage"] = "uint8"
 _BITS = {(): "", ("conj",): "imag", ("neg",): "all", ("conj", "neg"): "real"}
-# Anything else as a key is kept by identity: hashing nested tuples can take exponential time.
-_PLAIN_KEYS = (str, int, float, bytes, type(None))
 
 
 class Global(str):
@@ -33,8 +31,12 @@ class Inert:
         self.items.append((key, value))
 
 
+# Any other key is kept by identity: hashing nested tuples can take exponential time.
+_KEYS = (str, int, float, bytes, type(None), Inert)
+
+
 def _key(key: Any) -> Any:
-    return key if isinstance(key, _PLAIN_KEYS) else Inert(Global("key"), key)
+    return key if isinstance(key, _KEYS) else Inert(Global("key"), key)
 
 
 def _ordered_dict(items: Iterable[tuple[Any, Any]] = ()) -> "OrderedDict[Any, Any]":
@@ -162,7 +164,7 @@ class InertUnpickler(pickle._Unpickler):
     dispatch[pickle.SETITEM[0]] = _setitem
     dispatch[pickle.SETITEMS[0]] = _setitems
     dispatch[pickle.DICT[0]] = _dict
-    # Sets are read as lists, for the same reason as _PLAIN_KEYS.
+    # Sets are read as lists, for the same reason as _KEYS.
     dispatch[pickle.EMPTY_SET[0]] = dispatch[pickle.EMPTY_LIST[0]]
     dispatch[pickle.ADDITEMS[0]] = dispatch[pickle.APPENDS[0]]
     dispatch[pickle.FROZENSET[0]] = dispatch[pickle.LIST[0]]
