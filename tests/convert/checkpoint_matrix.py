@@ -386,10 +386,19 @@ class Odd(nn.Module):
         numbers = torch.arange(4096, dtype=torch.float32)
         floats = torch.linspace(-4, 4, 24).reshape(2, 3, 4)
         buffers = {
-            **{f"of_{str(t)[6:]}": floats.to(t) for t in (torch.bfloat16, torch.float16, torch.float64)},
+            **{
+                f"of_{str(t)[6:]}": floats.to(t)
+                for t in (torch.bfloat16, torch.float16, torch.float64)
+            },
             **{f"of_{str(t)[6:]}": floats.to(t) for t in (torch.float8_e4m3fn, torch.float8_e5m2)},
-            **{f"of_{str(t)[6:]}": torch.arange(6).to(t) for t in (torch.int8, torch.int16, torch.int32)},
-            **{f"of_{str(t)[6:]}": torch.arange(6).to(t) for t in (torch.uint8, torch.uint16, torch.bool)},
+            **{
+                f"of_{str(t)[6:]}": torch.arange(6).to(t)
+                for t in (torch.int8, torch.int16, torch.int32)
+            },
+            **{
+                f"of_{str(t)[6:]}": torch.arange(6).to(t)
+                for t in (torch.uint8, torch.uint16, torch.bool)
+            },
             "complex64": torch.complex(floats, -floats),
             "complex128": torch.complex(floats.double(), floats.double()),
             "conjugate": torch.complex(floats, floats + 1).conj(),
@@ -512,4 +521,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-

@@ -23,6 +23,7 @@ class Chosen:
         is_lightning: whether the names begin at a LightningModule, of which the network is a part.
         is_exact: whether wrappers are already stripped, because their classes were known.
         rest: the file's other entries.
+        metadata: the `_metadata` of a state_dict, which holds the modules' versions.
     """
 
     state: dict[str, Any]
@@ -30,6 +31,7 @@ class Chosen:
     is_lightning: bool
     is_exact: bool
     rest: list[str]
+    metadata: dict[Any, Any]
 
 
 def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
@@ -72,7 +74,12 @@ def _chosen(value: Any, key: str, entries: dict[str, Any]) -> Chosen:
         else value is not entries and "pytorch-lightning_version" in entries
     )
     rest = [] if value is entries else [str(name) for name in entries if name != key]
-    return Chosen(state, key, is_lightning, is_pickled, rest)
+    if not all(isinstance(name, str) for name in state):
+        raise CheckpointError(f"{key} holds names that are not text")
+    metadata = getattr(value, "_metadata", None)
+    metadata = metadata if isinstance(metadata, dict) else {}
+    plain = {str(name): tensor for name, tensor in state.items()}
+    return Chosen(plain, key, is_lightning, is_pickled, rest, metadata)
 
 
 def _lookup(value: Any, path: list[str]) -> Any:

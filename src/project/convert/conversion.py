@@ -117,7 +117,7 @@ def convert(
             report.dropped += dropped
             report.notes += [note] if note else []
             if not dry_run:
-                metadata = names.metadata(getattr(chosen.state, "_metadata", None) or {})
+                metadata = names.metadata(chosen.metadata)
                 with _new_file(output) as (fd, temporary):
                     _WRITERS[output.suffix](fd, tensors, dtype, metadata)
                     if verify:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .formats import Window, read_zip
-from .tensors import DTYPES, CheckpointError, Tensor, row_major
+from .tensors import DTYPES, CheckpointError, Tensor, parsing, row_major
 from .unpickle import no_storage, unpickle
 
 Shard = tuple[tuple[int, ...], Tensor]
@@ -27,7 +27,7 @@ def read_dcp(folder: Path, open_file: Callable[[Path], Window]) -> Any:
     """
     metadata = unpickle(io.BufferedReader(open_file(folder / ".metadata")), no_storage)
     root: OrderedDict[str, Any] = OrderedDict()
-    try:
+    with parsing(".metadata"):
         places = {
             (index.state["fqn"], *(index.state.get("offset") or ())): info.state
             for index, info in metadata.state["storage_data"].items()
@@ -41,8 +41,6 @@ def read_dcp(folder: Path, open_file: Callable[[Path], Window]) -> Any:
             target[leaf] = None
             if entry.name.endswith("TensorStorageMetadata"):
                 target[leaf] = _tensor(name, entry.state, places, folder, open_file)
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise CheckpointError("damaged: .metadata does not describe a saved state") from error
     return root
 
 
@@ -63,7 +61,8 @@ def _tensor(
 
     @functools.cache
     def load_shards() -> list[Shard]:
-        return [load(position, sizes) for position, sizes in chunks]
+        with parsing(f"a shard of {name}"):
+            return [load(position, sizes) for position, sizes in chunks]
 
     def load(position: tuple[int, ...], sizes: tuple[int, ...]) -> Shard:
         place = places[(name, *position)]
@@ -73,7 +72,10 @@ def _tensor(
         if not (folder / file_name).is_file():
             raise CheckpointError(f"{file_name} is missing; copy the whole folder")
         whole = open_file(folder / file_name)
-        shard = read_zip(Window(whole.fd, place["offset"], place["length"]))
+        start, length = place["offset"], place["length"]
+        if not 0 <= start <= start + length <= whole.size:
+            raise CheckpointError(f"truncated: {file_name} ends before the shard of {name}")
+        shard = read_zip(Window(whole.fd, start, length))
         fits = all(p + n <= size for p, n, size in zip(position, sizes, shape, strict=True))
         if (
             not isinstance(shard, Tensor)

@@ -9,7 +9,7 @@ import zlib
 from collections import OrderedDict
 from typing import Any
 
-from .tensors import DTYPES, CheckpointError, Record, Tensor, row_major
+from .tensors import DTYPES, CheckpointError, Record, Tensor, parsing, row_major
 from .unpickle import no_storage, unpickle
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -43,15 +43,13 @@ class Window(io.RawIOBase):
 
 def read_zip(window: Window) -> Any:
     """Read torch.save's zip: data.pkl beside one stored record per storage."""
-    try:
+    with parsing("its zip directory, perhaps because it is truncated,"):
         with zipfile.ZipFile(io.BufferedReader(window)) as archive:
-            infos = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            num_infos = len(archive.infolist())
-    except Exception as error:  # zipfile raises whatever its struct and seek calls do
-        raise CheckpointError("truncated or damaged: its zip directory is unreadable") from error
+            entries = archive.infolist()
+        infos = {entry.filename.partition("/")[2]: entry for entry in entries}
     if "constants.pkl" in infos:
         raise CheckpointError("a TorchScript program, not weights; torch.jit.load opens it")
-    if "data.pkl" not in infos or len(infos) != num_infos:
+    if "data.pkl" not in infos or len(infos) != len(entries):
         raise CheckpointError("a zip, but not one that torch.save writes: no data.pkl of its own")
     # torch.serialization.set_crc32_options(False) leaves every checksum zero.
     has_crcs = any(info.CRC for info in infos.values())
@@ -127,7 +125,7 @@ def read_safetensors(window: Window) -> Any:
     """Read a safetensors file: a JSON header of names, types, shapes and byte ranges."""
     num_header = int.from_bytes(os.pread(window.fd, 8, 0), "little")
     tensors: OrderedDict[str, Tensor] = OrderedDict()
-    try:
+    with parsing("its safetensors header"):
         header = json.loads(os.pread(window.fd, num_header, 8))
         header.pop("__metadata__", None)
         base = end = 8 + num_header
@@ -141,8 +139,6 @@ def read_safetensors(window: Window) -> Any:
             if base + start != end or tensor.num_bytes != stop - start:
                 raise CheckpointError(f"damaged: the bytes of {name} are not where they should be")
             tensors[name], end = tensor, base + stop
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError("damaged: its safetensors header is not what it should be") from error
     if end != window.size:
         raise CheckpointError("truncated: the tensors reach past the end of the file")
     return tensors

@@ -115,17 +115,19 @@ class Names:
         depth = len(self.prefix)
         return path[depth:] if path[:depth] == self.prefix else None
 
-    def metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    def metadata(self, metadata: Mapping[Any, Any]) -> dict[str, Any]:
         """Rename the modules of a state_dict's `_metadata`; a wrapper's entry gives way.
 
         Only whole numbers are kept (a module's version is one).
         """
         renamed: dict[str, Any] = {}
         for name, entries in metadata.items():
+            if not isinstance(name, str) or not isinstance(entries, dict):
+                continue
             stripped = self._wrappers.strip(tuple(name.split(".")) if name else (), False)
             path = self._below_prefix(stripped)
-            if path is not None and isinstance(entries, dict):
-                numbers = {k: v for k, v in entries.items() if type(v) is int}
+            if path is not None:
+                numbers = {str(k): v for k, v in entries.items() if type(v) is int}
                 renamed[".".join(path)] = numbers
         return renamed
 

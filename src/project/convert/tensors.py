@@ -1,7 +1,8 @@
 """What a checkpoint holds, as data: records are bytes in a file, tensors are views of records."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +11,17 @@ from project.errors import UserError
 
 class CheckpointError(UserError):
     """The input is not a checkpoint, is damaged, or holds something that cannot be converted."""
+
+
+@contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Report whatever goes wrong in the block as damage: foreign bytes can fail in any way."""
+    try:
+        yield
+    except (CheckpointError, OSError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"damaged: {what} cannot be read ({type(error).__name__})") from error
 
 
 class DType(NamedTuple):

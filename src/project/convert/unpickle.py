@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from .tensors import DTYPES, CheckpointError, Record, Tensor
+from .tensors import DTYPES, CheckpointError, Record, Tensor, parsing
 
 _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.storage}
 _STORAGES["UntypedStorage"] = "uint8"
@@ -176,12 +176,8 @@ def unpickle(file: Any, record_of: Callable[[str, int, int], Record]) -> Any:
     Raises:
         CheckpointError: the bytes are not a well-formed pickle.
     """
-    try:
+    with parsing("its pickle"):
         return InertUnpickler(file, record_of).load()
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise CheckpointError(f"damaged: its pickle ends in {type(error).__name__}") from error
 
 
 def no_storage(key: str, itemsize: int, numel: int) -> Record:
