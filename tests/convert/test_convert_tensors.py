@@ -71,7 +71,7 @@ def test_channels_last_stays_channels_last(tmp_path: Path) -> None:
         lambda x: x.t(),
         lambda x: x[:, 5],
         lambda x: x[::2, ::3],
-        lambda x: x[0].expand(700, 1200),
+        lambda x: x[0].expand(700, 1300),
         lambda x: x[3:4, 3:4].expand(900, 800),
         lambda x: x.reshape(-1)[:720_720].reshape(7, 11, 13, 720).permute(3, 1, 0, 2),
         lambda x: x.t()[5:900, 3:1000:7],

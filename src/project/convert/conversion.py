@@ -194,8 +194,9 @@ def _report(
 def _new_file(output: Path) -> Iterator[tuple[int, Path]]:
     """Open a file that is called `output` only if all of the block succeeds."""
     temporary = output.with_name(f"{output.name}.{os.urandom(4).hex()}.tmp")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    fd = None
     try:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         yield fd, temporary
         os.fsync(fd)
         os.replace(temporary, output)
@@ -203,7 +204,8 @@ def _new_file(output: Path) -> Iterator[tuple[int, Path]]:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
     folder = os.open(output.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the name itself

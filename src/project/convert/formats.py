@@ -111,7 +111,7 @@ def read_legacy(window: Window) -> Any:
     root = unpickle(file, record_of)
     keys, offset = unpickle(file, no_storage), file.tell()
     if sorted(map(str, keys)) != sorted(records):
-        raise CheckpointError("damaged: its list of storages does not match its tensors")
+        raise CheckpointError("damaged, or holds quantized tensors, which cannot be located")
     for key in map(str, keys):
         numel = int.from_bytes(os.pread(window.fd, 8, offset), "little")
         records[key].offset = offset + 8

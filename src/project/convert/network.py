@@ -46,7 +46,8 @@ def build_network(config: Path) -> "torch.nn.Module":
             warnings.simplefilter("ignore")
             network = instantiate(node, _convert_="all")
     except Exception as error:  # user code, which can fail in any way
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        cause = error.__cause__ or error  # hydra wraps what a class raises
+        reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
         raise UnbuildableError(reason) from error
     if not isinstance(network, torch.nn.Module):
         raise UnbuildableError("model.net is not a torch.nn.Module")

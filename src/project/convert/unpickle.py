@@ -44,24 +44,26 @@ def _ordered_dict(items: Iterable[tuple[Any, Any]] = ()) -> "OrderedDict[Any, An
 
 
 def _tensor(
-    storage: tuple[Record, str],
+    storage: tuple[Record, str] | Inert,
     offset: int,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     requires_grad: bool = False,
     hooks: Any = None,
     bits: Any = None,
-) -> Tensor:
+) -> Tensor | Inert:
+    if isinstance(storage, Inert):
+        return Inert(Global(f"torch._utils._rebuild_tensor of {storage.name}"))
     record, dtype = storage
     negate = _BITS[tuple(sorted(bit for bit, is_set in (bits or {}).items() if is_set))]
     return Tensor(dtype, tuple(shape), tuple(stride), offset, record, negate=negate)
 
 
-def _tensor_v3(storage: Any, *rest: Any) -> Any:
+def _tensor_v3(storage: Any, *rest: Any) -> Tensor | Inert:
     *geometry, dtype = rest[:6]
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        return Inert(Global(f"torch._utils._rebuild_tensor_v3({name})"))
+        return Inert(Global(f"torch._utils._rebuild_tensor_v3 of {name}"))
     return _tensor((storage[0], name), *geometry, *rest[6:])
 
 
@@ -123,8 +125,8 @@ class InertUnpickler(pickle._Unpickler):
             return pid[1]
         _, storage, key, _, numel, *view = pid
         dtype = _STORAGES.get(str(storage).rpartition(".")[2])
-        if dtype is None or any(view):
-            raise CheckpointError(f"{storage} is a kind of storage that only old torch reads")
+        if dtype is None or any(view):  # quantized, or a view as torch 0.3 saved it
+            return Inert(Global(storage))
         return self.record_of(str(key), DTYPES[dtype].size, numel), dtype
 
     def _instantiate(self, cls: Any, args: Any) -> None:
