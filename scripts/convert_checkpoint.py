@@ -18,6 +18,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from project.convert import DTYPES, CheckpointError, Report, convert
@@ -42,11 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for source, target in jobs:
         try:
             report = convert(source, target, **options)
-            results.append(report.as_dict())
+            results.append(asdict(report))
             if not as_json:
                 print(_listing(report) if as_list else report)
         except (UserError, OSError) as error:
-            code = 3 if isinstance(error, CheckpointError) else 4 if isinstance(error, OSError) else 1
+            code = (
+                3 if isinstance(error, CheckpointError) else 4 if isinstance(error, OSError) else 1
+            )
             message = f"{source} -> {target}: {error}" if code == 4 else str(error)
             results.append({"source": str(source), "error": message, "status": code})
             status = max(status, code)
@@ -105,7 +108,7 @@ def _is_input(path: Path) -> bool:
 def _listing(report: Report) -> str:
     width = max(len(name) for name in report.tensors)
     lines = [
-        f"  {name:{width}}  {entry['dtype']} {tuple(entry['shape'])}  <- {entry['source']}"
+        f"  {name:{width}}  {entry.dtype} {entry.shape}  <- {entry.source}"
         for name, entry in report.tensors.items()
     ]
     return "\n".join([str(report), *lines])

@@ -238,7 +238,7 @@ def nested_entry(folder: Path) -> tuple[object, nn.Module]:
 @case
 def cuda_tensors(folder: Path) -> tuple[object, nn.Module]:
     network = trained(Net())
-    with mock.patch("torch.serialization.location_tag", lambda storage: "cuda:7"):
+    with mock.patch("torch.serialization.location_tag", return_value="cuda:7"):
         torch.save(lightning(prefixed("net.", network)), folder / "last.ckpt")
     return folder / "last.ckpt", network
 
@@ -257,7 +257,7 @@ def legacy_file(folder: Path) -> tuple[object, nn.Module]:
 @case
 def legacy_cuda_float16(folder: Path) -> tuple[object, nn.Module]:
     network = trained(Net()).half()
-    with mock.patch("torch.serialization.location_tag", lambda storage: "cuda:1"):
+    with mock.patch("torch.serialization.location_tag", return_value="cuda:1"):
         state = network.state_dict()
         torch.save(state, folder / "last.pth", _use_new_zipfile_serialization=False)
     return folder / "last.pth", network

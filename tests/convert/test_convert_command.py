@@ -32,7 +32,7 @@ def test_it_says_what_it_did_in_a_few_lines(folder: Path) -> None:
     lines = result.stdout.splitlines()
     assert len(lines) <= 8
     assert "took      10 float32, 1 int64" in lines[1]
-    assert "renamed   11: net._orig_mod.conv.weight -> conv.weight" in lines[2]
+    assert "renamed   11, such as net._orig_mod.conv.weight -> conv.weight" in lines[2]
     assert "optimizer_states" in lines[3]
     assert "criterion.*" in lines[3]
     assert "verified  every byte" in lines[4]

@@ -63,7 +63,8 @@ class Audited:
         )
 
     def convert(self, path: Path) -> tuple[str, list[list[str]]]:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         print(path, file=self._process.stdin, flush=True)
         result, forbidden = json.loads(self._process.stdout.readline())
         return result, forbidden
@@ -132,6 +133,10 @@ def opcodes(mark: Path) -> dict[str, bytes]:
         # A dict whose key is a tuple of 2 ** 60 numbers, were it ever hashed.
         "hash_bomb": b"\x80\x02}K\x01" + b"2\x86" * 60 + b"K\x02s.",
         "frozenset_bomb": b"\x80\x04(K\x01" + b"2\x86" * 60 + b"\x91.",
+        # Its text has 2 ** 60 characters.
+        "storage_name_bomb": b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\nK\x01"
+        + b"2\x86" * 60
+        + b"X\x03\x00\x00\x00cpuK\x01tQ.",
         "long_memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
         "huge_bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 50) + b"x.",
         "huge_bytearray": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"x.",
@@ -139,6 +144,21 @@ def opcodes(mark: Path) -> dict[str, bytes]:
         "nothing": b"\x80\x02.",
         "deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
     }
+
+
+def endless_modules() -> dict[str, bytes]:
+    """Pickled modules that contain themselves, or each other so often that it comes to that."""
+    itself = nn.Module()
+    itself.add_module("again", itself)
+    tower = nn.Module()
+    for _ in range(60):
+        floor = nn.Module()
+        floor.left = floor.right = tower
+        tower = floor
+    first, second = nn.DataParallel(nn.Module()), nn.DataParallel(nn.Module())
+    first.module, second.module = second, first
+    endless = {"itself": itself, "tower": tower, "wrappers": first}
+    return {name: pickle.dumps(module, 2) for name, module in endless.items()}
 
 
 def in_zip(data: bytes) -> bytes:
@@ -159,7 +179,7 @@ def test_no_opcode_executes(
     audited: Audited, container: str | Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     mark = tmp_path / "executed"
-    pickles = opcodes(mark)
+    pickles = opcodes(mark) | endless_modules()
     pickles |= {how: pickle.dumps({"state_dict": Evil(mark, how)}, 2) for how in HOWS}
     pickles |= {f"{how}_4": pickle.dumps([Evil(mark, how)], 4) for how in HOWS}
     for name, data in pickles.items():
@@ -285,6 +305,7 @@ def fuzz(audited: Audited, folder: Path, wall_seconds: float, seed: int) -> int:
         result, forbidden = audited.convert(target)
         assert not forbidden, (seed, num_files, forbidden)
         assert not result.startswith("TRACEBACK"), (seed, num_files, result)
+        assert "\n" not in result, (seed, num_files, result)
         num_files += 1
     return num_files
 

@@ -123,7 +123,7 @@ def test_what_is_not_a_tensor_is_dropped_aloud(tmp_path: Path) -> None:
 
 
 def test_complex128_has_no_place_in_safetensors(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="safetensors cannot hold complex128; write a .pt"):
+    with pytest.raises(CheckpointError, match="safetensors cannot hold complex128"):
         converted({"x": torch.ones(2, dtype=torch.complex128)}, tmp_path, ".safetensors")
 
 

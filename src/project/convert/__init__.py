@@ -5,7 +5,8 @@ torch.save's formats, safetensors and torch.distributed.checkpoint folders as da
 nor the code that the file names is imported.
 """
 
-from .conversion import DTYPES, Report, convert
+from .conversion import DTYPES, convert
+from .report import Report
 from .tensors import CheckpointError
 
 __all__ = ["DTYPES", "CheckpointError", "Report", "convert"]

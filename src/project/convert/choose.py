@@ -1,15 +1,14 @@
 """Find the weights in what was saved: a state_dict, one inside a checkpoint, a pickled module."""
 
-from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .tensors import CheckpointError, Tensor
+from .tensors import CheckpointError, Tensor, parsing
 from .unpickle import Inert
 
 _KEYS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network")
 _EMA_KEYS = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
+_MAX_MODULES, _MAX_NAME = 1_000_000, 5_000  # no network is as large
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "AveragedModel")
 
 
@@ -45,6 +44,11 @@ def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
     Raises:
         CheckpointError: nothing there looks like weights; the message lists what there is.
     """
+    with parsing("what it holds"):
+        return _choose(root, key, ema)
+
+
+def _choose(root: Any, key: str | None, ema: bool) -> Chosen:
     entries = root if isinstance(root, dict) else {}
     if "ds_version" in entries and not key:
         raise CheckpointError("a part of a DeepSpeed checkpoint; run its zero_to_fp32.py first")
@@ -61,7 +65,9 @@ def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
         if _is_weights(value):
             return _chosen(value, name, entries)
     inside = ", ".join(f"{k} ({_describe(v)})" for k, v in list(entries.items())[:20])
-    wanted = f"no weights at --key {key}" if key else "no weights that --key would not have to name"
+    wanted = (
+        f"no weights at --key {key}" if key else "no weights in a usual place; name it with --key"
+    )
     raise CheckpointError(f"{wanted}; it holds: {inside or _describe(root)}")
 
 
@@ -78,7 +84,7 @@ def _chosen(value: Any, key: str, entries: dict[str, Any]) -> Chosen:
         raise CheckpointError(f"{key} holds names that are not text")
     metadata = getattr(value, "_metadata", None)
     metadata = metadata if isinstance(metadata, dict) else {}
-    plain = {str(name): tensor for name, tensor in state.items()}
+    plain = {str(name): value for name, value in state.items() if value is not None}
     return Chosen(plain, key, is_lightning, is_pickled, rest, metadata)
 
 
@@ -127,20 +133,33 @@ def _inner(module: Inert) -> Inert:
     return inside if isinstance(inside, Inert) else module
 
 
-def module_state(module: Inert, prefix: str = "") -> dict[str, Any]:
-    """Return the state_dict of a pickled module whose class need not exist."""
-    while (inner := _inner(module)) is not module:
-        module = inner
-    fields, state = _fields(module), OrderedDict()
-    hidden: Iterable[str] = fields.get("_non_persistent_buffers_set") or ()
-    for kind in ("_parameters", "_buffers"):
-        for name, value in (fields.get(kind) or {}).items():
-            if value is not None and not (kind == "_buffers" and name in hidden):
+def module_state(root: Inert) -> dict[str, Any]:
+    """Return the state_dict of a pickled module whose class need not exist.
+
+    Raises:
+        CheckpointError: there is no end to it, because modules contain themselves or each other.
+    """
+    state: dict[str, Any] = {}
+    todo = [("", root)]
+    for _ in range(_MAX_MODULES):
+        if not todo:
+            return state
+        prefix, module = todo.pop()
+        if (inner := _inner(module)) is not module:
+            todo.append((prefix, inner))
+            continue
+        fields = _fields(module)
+        hidden = fields.get("_non_persistent_buffers_set") or ()
+        for name, value in (fields.get("_parameters") or {}).items():
+            state[f"{prefix}{name}"] = value
+        for name, value in (fields.get("_buffers") or {}).items():
+            if name not in hidden:
                 state[f"{prefix}{name}"] = value
-    for name, child in (fields.get("_modules") or {}).items():
-        if isinstance(child, Inert):
-            state.update(module_state(child, f"{prefix}{name}."))
-    return state
+        children = list((fields.get("_modules") or {}).items())
+        todo += [(f"{prefix}{n}.", c) for n, c in reversed(children) if isinstance(c, Inert)]
+        if len(prefix) > _MAX_NAME or len(state) > _MAX_MODULES:
+            break
+    raise CheckpointError("damaged: its modules contain themselves")
 
 
 def _describe(value: Any) -> str:

@@ -2,11 +2,9 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from project.errors import UserError
 
@@ -15,52 +13,13 @@ from .choose import Chosen, choose, is_odd_tensor
 from .layout import target_dtype
 from .names import Names
 from .read import Checkpoint
+from .report import Entry, Report, printable
 from .tensors import CheckpointError, Tensor
 from .verify import verify as verify_copy
 from .write import write_pt, write_safetensors
 
-if TYPE_CHECKING:
-    import torch
-
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
 DTYPES = ("keep", "float32", "float16", "bfloat16")
-
-
-@dataclass
-class Report:
-    """What a conversion did, for people (`str`) and programs (`as_dict`)."""
-
-    source: str
-    output: str
-    kind: str
-    key: str
-    prefix: str
-    tensors: dict[str, dict[str, Any]]
-    num_bytes: int
-    dropped: list[str]
-    verified: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    is_written: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain types."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        types = Counter(entry["dtype"] for entry in self.tensors.values())
-        listed = ", ".join(f"{num} {dtype}" for dtype, num in types.items())
-        renamed = [(t["source"], new) for new, t in self.tensors.items() if t["source"] != new]
-        lines = [
-            self.source,
-            f"  took      {listed}; {self.num_bytes / 1e6:,.1f} MB; {self.key} of {self.kind}",
-            f"  renamed   {len(renamed)}"
-            + (": {} -> {}, ...".format(*renamed[0]) if renamed else ""),
-            f"  dropped   {', '.join(self.dropped) or 'nothing'}",
-            f"  verified  {'; '.join(self.verified) or 'nothing'}",
-            *(f"  note      {note}" for note in self.notes),
-            f"  {'wrote    ' if self.is_written else 'would be '} {self.output}",
-        ]
-        return "\n".join(lines)
 
 
 def convert(
@@ -86,8 +45,8 @@ def convert(
         prefix: the submodule that is the network, "" for the whole, "auto" to find it.
         ema: prefer averaged weights where there are some.
         keep_module: do not strip `module`, the wrapper's name, because a real child is called so.
-        verify: compare the new file with the source, and with the network that the run's config
-            two folders above describes, before it gets its name.
+        verify: compare the new file with the source and, where the run's config lies two folders
+            above, with the network that it describes, before the file gets its name.
         force: replace an existing output.
         dry_run: write nothing.
 
@@ -102,31 +61,37 @@ def convert(
     try:
         with Checkpoint(source) as checkpoint:
             chosen = choose(checkpoint.root, key, ema)
-            bare, note = _network(source) if verify else (None, "")
-            known = [f"{network.PREFIX}.{name}" for name in bare.state_dict()] if bare else []
-            names = Names(
-                chosen.state,
-                prefix=prefix,
-                is_lightning=chosen.is_lightning or bool(known),
-                keep_module=keep_module or chosen.is_exact,
-                known=known,
-                ema=ema,
-            )
+            bare, notes = network.network_of(source) if verify and prefix == "auto" else (None, [])
+            known = network.names_in_module(bare) if bare else ()
+            keep_module = keep_module or chosen.is_exact
+            names = Names(chosen.state, prefix, chosen.is_lightning, keep_module, known, ema)
             tensors, dropped = _select(chosen, names)
-            report = _report(checkpoint, output, chosen, names, tensors, dtype)
-            report.dropped += dropped
-            report.notes += [note] if note else []
-            if not dry_run:
-                metadata = names.metadata(chosen.metadata)
-                with _new_file(output) as (fd, temporary):
-                    _WRITERS[output.suffix](fd, tensors, dtype, metadata)
-                    if verify:
-                        _verify(tensors, temporary, dtype, bare, report)
-                    checkpoint.check_unchanged()
-                report.is_written = True
+            sources = {new: old for old, new in names.new.items()}
+            entries = {
+                n: Entry(sources[n], target_dtype(t, dtype), t.shape) for n, t in tensors.items()
+            }
+            num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+            about = str(source), str(output), checkpoint.kind, chosen.key
+            report = Report(*about, entries, num_bytes, chosen.rest + dropped, notes=notes)
+            if bare:
+                network.load_strictly(bare, network.meta_state(entries))
+            if dry_run:
+                return report
+            with _new_file(output) as (fd, temporary):
+                _WRITERS[output.suffix](fd, tensors, dtype, names.metadata(chosen.metadata))
+                if verify:
+                    with Checkpoint(temporary) as written:
+                        verify_copy(tensors, {name: written.root[name] for name in tensors}, dtype)
+                    report.verified.append("every byte")
+                if bare:
+                    if output.suffix != ".safetensors":
+                        network.load_strictly(bare, network.mapped_state(temporary))
+                    report.verified.append(f"loads strict into config.yaml's {type(bare).__name__}")
+                checkpoint.check_unchanged()
+            report.is_written = True
             return report
     except CheckpointError as error:
-        raise CheckpointError(f"{source}: {error}") from error
+        raise CheckpointError(printable(f"{source}: {error}")) from error
 
 
 def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> None:
@@ -142,16 +107,6 @@ def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> Non
         raise UserError(f"{output} is the source or a folder; name another output.")
     if output.exists() and not force:
         raise UserError(f"{output} exists; --force replaces it.")
-
-
-def _network(source: Path) -> "tuple[torch.nn.Module | None, str]":
-    config = network.find_config(source)
-    if config is None:
-        return None, ""
-    try:
-        return network.build_network(config), ""
-    except network.UnbuildableError as error:
-        return None, f"not held against the network of {config}: {error}"
 
 
 def _select(chosen: Chosen, names: Names) -> tuple[dict[str, Tensor], list[str]]:
@@ -171,25 +126,6 @@ def _select(chosen: Chosen, names: Names) -> tuple[dict[str, Tensor], list[str]]
     return tensors, [f"{name} ({num})" if num > 1 else name for name, num in left_out.items()]
 
 
-def _report(
-    checkpoint: Checkpoint,
-    output: Path,
-    chosen: Chosen,
-    names: Names,
-    tensors: Mapping[str, Tensor],
-    dtype: str,
-) -> Report:
-    sources = {new: old for old, new in names.new.items()}
-    entries = {
-        name: {"source": sources[name], "dtype": target_dtype(t, dtype), "shape": list(t.shape)}
-        for name, t in tensors.items()
-    }
-    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
-    prefix = ".".join(names.prefix)
-    place = str(checkpoint.path), str(output), checkpoint.kind
-    return Report(*place, chosen.key, prefix, entries, num_bytes, dropped=chosen.rest)
-
-
 @contextmanager
 def _new_file(output: Path) -> Iterator[tuple[int, Path]]:
     """Open a file that is called `output` only if all of the block succeeds."""
@@ -200,7 +136,7 @@ def _new_file(output: Path) -> Iterator[tuple[int, Path]]:
         yield fd, temporary
         os.fsync(fd)
         os.replace(temporary, output)
-    except BaseException:
+    except BaseException:  # also a signal's: nothing half written stays
         temporary.unlink(missing_ok=True)
         raise
     finally:
@@ -211,31 +147,3 @@ def _new_file(output: Path) -> Iterator[tuple[int, Path]]:
         os.fsync(folder)  # the name itself
     finally:
         os.close(folder)
-
-
-def _verify(
-    tensors: Mapping[str, Tensor],
-    temporary: Path,
-    dtype: str,
-    bare: "torch.nn.Module | None",
-    report: Report,
-) -> None:
-    with Checkpoint(temporary) as written:
-        copies = {name: written.root[name] for name in tensors}
-        verify_copy(tensors, copies, dtype)
-        report.verified.append("every byte")
-    if bare is not None:
-        network.load_strictly(bare, _torch_state(temporary, copies))
-        report.verified.append(f"loads strict into {type(bare).__name__} of config.yaml")
-
-
-def _torch_state(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Load a .pt with torch itself; of a .safetensors take the shapes, which need no package."""
-    import torch
-
-    if path.name.endswith(".tmp") and ".safetensors." not in path.name:
-        return dict(torch.load(path, mmap=True, weights_only=True))
-    return {
-        name: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta")
-        for name, t in tensors.items()
-    }

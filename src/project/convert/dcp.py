@@ -34,7 +34,7 @@ def read_dcp(folder: Path, open_file: Callable[[Path], Window]) -> Any:
         }
         paths = metadata.state["planner_data"] or {}
         for name, entry in metadata.state["state_dict_metadata"].items():
-            *parents, leaf = map(str, paths.get(name, (name,)))
+            *parents, leaf = (_part(part) for part in paths.get(name, (name,)))
             target = root
             for parent in parents:
                 target = target.setdefault(parent, OrderedDict())
@@ -42,6 +42,12 @@ def read_dcp(folder: Path, open_file: Callable[[Path], Window]) -> Any:
             if entry.name.endswith("TensorStorageMetadata"):
                 target[leaf] = _tensor(name, entry.state, places, folder, open_file)
     return root
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, str | int):
+        raise TypeError(part)
+    return str(part)
 
 
 def _tensor(
@@ -52,7 +58,7 @@ def _tensor(
     open_file: Callable[[Path], Window],
 ) -> Tensor:
     shape = tuple(entry["size"])
-    dtype = str(entry["properties"].state[0]).removeprefix("torch.")
+    dtype = entry["properties"].state[0].removeprefix("torch.")
     if dtype not in DTYPES:
         raise CheckpointError(f"{name}: element type {dtype} is not known")
     chunks = [(tuple(c.state["offsets"]), tuple(c.state["sizes"])) for c in entry["chunks"]]

@@ -24,17 +24,21 @@ class Window(io.RawIOBase):
         self.fd, self.start, self.size, self._position = fd, start, size, 0
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position, which belongs to this window alone."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
         self._position = max(0, base + offset)
         return self._position
 
     def readinto(self, buffer: Any) -> int:
+        """Read up to the end of the window."""
         room = max(0, min(len(buffer), self.size - self._position))
         num_read = os.preadv(self.fd, [memoryview(buffer)[:room]], self.start + self._position)
         self._position += num_read

@@ -16,6 +16,7 @@ class Blob(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
+        """Bytes in the new file."""
         return self.tensor.numel * DTYPES[self.dtype].size
 
     @property

@@ -5,15 +5,17 @@ that are `torch.nn.Module`s. A config that came with a foreign checkpoint can st
 """
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .report import Entry
 from .tensors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
-PREFIX = "net"  # where the LightningModules of this project hold their network
+_PREFIX = "net"  # where the LightningModules of this project hold their network
 _OURS = (f"{__package__.partition('.')[0]}.", "torch.nn.")
 
 
@@ -21,10 +23,15 @@ class UnbuildableError(Exception):
     """The network cannot be built here; the message says why."""
 
 
-def find_config(checkpoint: Path) -> Path | None:
-    """Return the config that the run of this checkpoint saved, two folders above it."""
+def network_of(checkpoint: Path) -> "tuple[torch.nn.Module | None, list[str]]":
+    """Return the network of the run that saved the checkpoint, or None and perhaps why."""
     config = checkpoint.resolve().parent.parent / "config.yaml"
-    return config if config.is_file() else None
+    if not config.is_file():
+        return None, []
+    try:
+        return build_network(config), []
+    except UnbuildableError as error:
+        return None, [f"not held against the network of {config}: {error}"]
 
 
 def build_network(config: Path) -> "torch.nn.Module":
@@ -74,7 +81,27 @@ def _check_targets(node: Any) -> None:
                 raise UnbuildableError(f"{target} is not a network of this project or of torch.nn")
 
 
-def load_strictly(network: "torch.nn.Module", state: dict[str, Any]) -> None:
+def names_in_module(network: "torch.nn.Module") -> set[str]:
+    """Return the names of the network's tensors, as they are in its LightningModule."""
+    return {f"{_PREFIX}.{name}" for name in network.state_dict()}
+
+
+def meta_state(entries: Mapping[str, Entry]) -> "dict[str, torch.Tensor]":
+    """Return tensors of these shapes without values."""
+    import torch
+
+    return {name: torch.empty(entry.shape, device="meta") for name, entry in entries.items()}
+
+
+def mapped_state(path: Path) -> "dict[str, torch.Tensor]":
+    """Load a .pt file as its user will, but leave the values on the disk."""
+    import torch
+
+    state: dict[str, torch.Tensor] = torch.load(path, mmap=True, weights_only=True)
+    return state
+
+
+def load_strictly(network: "torch.nn.Module", state: "Mapping[str, torch.Tensor]") -> None:
     """Load `state` into the network, by reference.
 
     Raises:

@@ -96,22 +96,26 @@ class Tensor:
     negate: str = ""
 
     def __post_init__(self) -> None:
-        numbers = (*self.shape, *self.stride, self.offset)
-        if any(type(n) is not int or n < 0 for n in numbers) or len(self.shape) != len(self.stride):
+        numbers, num_dims = (*self.shape, *self.stride, self.offset), len(self.shape)
+        is_odd = any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers)
+        if is_odd or num_dims != len(self.stride) or num_dims > 64:
             raise CheckpointError("a tensor's shape, stride or offset makes no sense")
         if self.record and (self.offset + self.span) * self.itemsize > self.record.num_bytes:
             raise CheckpointError("a tensor reaches past the end of its storage")
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element."""
         return DTYPES[self.dtype].size
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of all elements, without gaps."""
         return self.numel * self.itemsize
 
     @property

@@ -27,6 +27,9 @@ class Inert:
         self.items: list[Any] = []
         self.append, self.extend = self.items.append, self.items.extend
 
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
     def __setitem__(self, key: Any, value: Any) -> None:
         self.items.append((key, value))
 
@@ -61,8 +64,8 @@ def _tensor(
 
 def _tensor_v3(storage: Any, *rest: Any) -> Tensor | Inert:
     *geometry, dtype = rest[:6]
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
+    name = dtype.removeprefix("torch.")
+    if name not in DTYPES or isinstance(storage, Inert):
         return Inert(Global(f"torch._utils._rebuild_tensor_v3 of {name}"))
     return _tensor((storage[0], name), *geometry, *rest[6:])
 
@@ -115,16 +118,21 @@ class InertUnpickler(pickle._Unpickler):
         self.record_of = record_of
 
     def find_class(self, module: str, name: str) -> Global:
+        """Return the name alone."""
         return Global(f"{module}.{name}")
 
     def get_extension(self, code: int) -> None:
+        """Push the name alone: the registry of copyreg is not asked."""
         self.append(Global(f"copyreg.extension_{code}"))
 
     def persistent_load(self, pid: Any) -> Any:
+        """Return (Record, element type) for a storage of torch.save."""
         if pid[0] == "module":  # a legacy file's class, with its source text
             return pid[1]
         _, storage, key, _, numel, *view = pid
-        dtype = _STORAGES.get(str(storage).rpartition(".")[2])
+        if not isinstance(key, str | int) or type(numel) is not int or numel < 0:
+            raise CheckpointError("damaged: a storage without a name or a length")
+        dtype = _STORAGES.get(storage.rpartition(".")[2])
         if dtype is None or any(view):  # quantized, or a view as torch 0.3 saved it
             return Inert(Global(storage))
         return self.record_of(str(key), DTYPES[dtype].size, numel), dtype
