@@ -70,7 +70,8 @@ class Audited:
         return result, forbidden
 
     def close(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.kill()  # it may be at work for ever, if a test has failed
+        self._process.communicate()
 
 
 @pytest.fixture(scope="module")

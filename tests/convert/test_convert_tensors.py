@@ -1,5 +1,7 @@
 import itertools
 import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_matrix import same
+from safetensors.torch import load_file
 from torch import nn
 
 from project.convert import CheckpointError, convert
@@ -20,8 +23,6 @@ def converted(state: State, folder: Path, suffix: str = ".pt", **options: object
     torch.save(state, folder / "in.ckpt")
     convert(folder / "in.ckpt", folder / f"out{suffix}", force=True, **options)
     if suffix == ".safetensors":
-        from safetensors.torch import load_file
-
         return load_file(folder / "out.safetensors")
     return torch.load(folder / "out.pt")
 
@@ -200,8 +201,8 @@ def test_shards_are_joined(split: tuple[int, int], suffix: str, tmp_path: Path) 
     tensor = torch.arange(7 * 11, dtype=torch.int32).reshape(7, 11)
     save_shards(tmp_path / "dcp", "x", tensor, split)
     convert(tmp_path / "dcp", tmp_path / f"out{suffix}")
-    if suffix == ".pt":
-        assert same(torch.load(tmp_path / "out.pt")["x"], tensor)
+    load = torch.load if suffix == ".pt" else load_file
+    assert same(load(tmp_path / f"out{suffix}")["x"], tensor)
 
 
 def save_shards(folder: Path, name: str, tensor: torch.Tensor, split: tuple[int, int]) -> None:
@@ -230,3 +231,34 @@ def save_shards(folder: Path, name: str, tensor: torch.Tensor, split: tuple[int,
     entry = m.TensorStorageMetadata(properties, tensor.shape, chunks)
     content = m.Metadata({name: entry}, planner_data={name: (name,)}, storage_data=places)
     (folder / ".metadata").write_bytes(pickle.dumps(content))
+
+
+RANK = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + ".sync", rank=int(sys.argv[2]),
+                        world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+full = torch.arange(35, dtype=torch.float32).reshape(7, 5)
+placements = {"rows": Shard(0), "columns": Shard(1), "whole": Replicate()}
+state = {name: distribute_tensor(full, mesh, [p]) for name, p in placements.items()}
+dcp.save({"model": state, "optimizer_0": {"state": dict(state)}}, checkpoint_id=sys.argv[1])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_what_two_ranks_saved_is_joined(tmp_path: Path) -> None:
+    folder = tmp_path / "dcp"
+    command = [sys.executable, "-c", RANK, str(folder)]
+    ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    convert(folder, tmp_path / "out.pt")
+    full = torch.arange(35, dtype=torch.float32).reshape(7, 5)
+    state = torch.load(tmp_path / "out.pt")
+    assert state.keys() == {"rows", "columns", "whole"}
+    assert all(same(tensor, full) for tensor in state.values())

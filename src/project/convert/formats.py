@@ -47,19 +47,12 @@ class Window(io.RawIOBase):
 
 def read_zip(window: Window) -> Any:
     """Read torch.save's zip: data.pkl beside one stored record per storage."""
-    with parsing("its zip directory, perhaps because it is truncated,"):
-        with zipfile.ZipFile(io.BufferedReader(window)) as archive:
-            entries = archive.infolist()
-        infos = {entry.filename.partition("/")[2]: entry for entry in entries}
-    if "constants.pkl" in infos:
-        raise CheckpointError("a TorchScript program, not weights; torch.jit.load opens it")
-    if "data.pkl" not in infos or len(infos) != len(entries):
-        raise CheckpointError("a zip, but not one that torch.save writes: no data.pkl of its own")
+    infos = _zip_directory(window)
     # torch.serialization.set_crc32_options(False) leaves every checksum zero.
     has_crcs = any(info.CRC for info in infos.values())
 
     def record(name: str) -> Record:
-        info = infos[name]
+        info = infos.pop(name)  # which is a kilobyte, and has served
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise CheckpointError("zipped again with compression; unzip it and `zip -0 -r` it")
         header = os.pread(window.fd, _LOCAL_HEADER.size, window.start + info.header_offset)
@@ -93,6 +86,18 @@ def read_zip(window: Window) -> Any:
         return records[key]
 
     return unpickle(io.BytesIO(small("data.pkl")), record_of)
+
+
+def _zip_directory(window: Window) -> dict[str, zipfile.ZipInfo]:
+    with parsing("its zip directory, perhaps because it is truncated,"):
+        with zipfile.ZipFile(io.BufferedReader(window)) as archive:
+            entries = archive.infolist()
+        infos = {entry.filename.partition("/")[2]: entry for entry in entries}
+    if "constants.pkl" in infos:
+        raise CheckpointError("a TorchScript program, not weights; torch.jit.load opens it")
+    if "data.pkl" not in infos or len(infos) != len(entries):
+        raise CheckpointError("a zip, but not one that torch.save writes: no data.pkl of its own")
+    return infos
 
 
 def read_legacy(window: Window) -> Any:

@@ -58,7 +58,7 @@ DTYPES = {
 }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Record:
     """Bytes [offset, offset + num_bytes) of the open file `fd`; `crc` as the file states it."""
 
@@ -73,7 +73,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Tensor:
     """A strided view of a record, or of several when the tensor is sharded.
 
