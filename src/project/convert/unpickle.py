@@ -178,6 +178,8 @@ class InertUnpickler(pickle._Unpickler):
     dispatch[pickle.EMPTY_SET[0]] = dispatch[pickle.EMPTY_LIST[0]]
     dispatch[pickle.ADDITEMS[0]] = dispatch[pickle.APPENDS[0]]
     dispatch[pickle.FROZENSET[0]] = dispatch[pickle.LIST[0]]
+    # A bytearray is allocated, and cleared, before it turns out that the file is shorter.
+    dispatch[pickle.BYTEARRAY8[0]] = dispatch[pickle.BINBYTES8[0]]
 
 
 def unpickle(file: Any, record_of: Callable[[str, int, int], Record]) -> Any:
