@@ -73,6 +73,17 @@ def test_a_full_disk_leaves_nothing(
     assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the disk would be filled to tell")
+def test_a_disk_that_is_too_small_is_found_before_writing(tmp_path: Path) -> None:
+    torch.save({"huge": torch.ones(1).expand(1 << 52)}, tmp_path / "a.ckpt")
+    with pytest.raises(OSError, match=r"No space left|too large"):
+        convert(tmp_path / "a.ckpt", tmp_path / "out.pt")
+    torch.save({str(i): torch.ones(1).expand(1 << 60) for i in range(8)}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match="larger than any file"):
+        convert(tmp_path / "a.ckpt", tmp_path / "out.pt")
+    assert os.listdir(tmp_path) == ["a.ckpt"]
+
+
 def test_a_file_size_limit_ends_with_a_line_and_status_4(checkpoint: Path, tmp_path: Path) -> None:
     """A limit that the kernel really enforces."""
     limited = (

@@ -239,8 +239,8 @@ warnings.simplefilter("ignore")
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + ".sync", rank=int(sys.argv[2]),
-                        world_size=2)
+sync = "file://" + sys.argv[1] + ".sync"
+dist.init_process_group("gloo", init_method=sync, rank=int(sys.argv[2]), world_size=2)
 mesh = init_device_mesh("cpu", (2,))
 full = torch.arange(35, dtype=torch.float32).reshape(7, 5)
 placements = {"rows": Shard(0), "columns": Shard(1), "whole": Replicate()}

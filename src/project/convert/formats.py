@@ -14,6 +14,7 @@ from .unpickle import no_storage, unpickle
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
+_MAX_HEADER = 100_000_000  # bytes, the limit of the format
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
@@ -133,6 +134,8 @@ def read_legacy(window: Window) -> Any:
 def read_safetensors(window: Window) -> Any:
     """Read a safetensors file: a JSON header of names, types, shapes and byte ranges."""
     num_header = int.from_bytes(os.pread(window.fd, 8, 0), "little")
+    if num_header > _MAX_HEADER:
+        raise CheckpointError("not a checkpoint: its safetensors header would be too large")
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     with parsing("its safetensors header"):
         header = json.loads(os.pread(window.fd, num_header, 8))

@@ -106,5 +106,7 @@ def _write(fd: int, content: bytes | memoryview, position: int) -> None:
 
 def _reserve(fd: int, num_bytes: int) -> None:
     """Find out now, not after minutes, that the disk is too small."""
+    if num_bytes >= 1 << 63:
+        raise CheckpointError("damaged: its tensors are larger than any file")
     if num_bytes and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, num_bytes)
