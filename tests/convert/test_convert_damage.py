@@ -85,6 +85,7 @@ def test_truncation_is_found(legacy: bool, tmp_path: Path) -> None:
     for size in [1, 7, len(content) - 1, *(rng.randrange(2, len(content)) for _ in range(40))]:
         path.write_bytes(content[:size])
         refusal(path)
+        refusal(path, dry_run=True)
 
 
 def test_a_truncated_safetensors_file_is_found(tmp_path: Path) -> None:
@@ -94,6 +95,16 @@ def test_a_truncated_safetensors_file_is_found(tmp_path: Path) -> None:
     content = (tmp_path / "a.safetensors").read_bytes()
     (tmp_path / "a.safetensors").write_bytes(content[:-1])
     assert "truncated" in refusal(tmp_path / "a.safetensors")
+    assert "truncated" in refusal(tmp_path / "a.safetensors", dry_run=True)
+
+
+def test_a_legacy_storage_of_another_length_is_found(tmp_path: Path) -> None:
+    torch.save({"a": torch.rand(7)}, tmp_path / "a", _use_new_zipfile_serialization=False)
+    content = bytearray((tmp_path / "a").read_bytes())
+    assert content[-36:-28] == (7).to_bytes(8, "little")
+    content[-36] = 6
+    (tmp_path / "a").write_bytes(content)
+    assert "truncated or damaged" in refusal(tmp_path / "a", dry_run=True)
 
 
 def test_a_shard_file_that_is_missing_or_short_is_named(tmp_path: Path) -> None:
@@ -151,6 +162,19 @@ def test_a_checkpoint_without_weights_lists_what_it_holds(tmp_path: Path) -> Non
     message = refusal(tmp_path / "a")
     assert "it holds: epoch (int), G (dict of 1), D (dict of 1)" in message
     assert "no weights at --key E" in refusal(tmp_path / "a", key="E")
+
+
+@pytest.mark.parametrize("geometry", [b"K\x09\x85", b"J\xff\xff\xff\xff\x85", b"(K\x02K\x01t"])
+def test_a_tensor_that_does_not_fit_its_storage_is_refused(geometry: bytes, tmp_path: Path) -> None:
+    """It would be given the bytes of the next one."""
+    torch.save({"a": torch.ones(3), "b": torch.ones(99)}, tmp_path / "a")
+    with zipfile.ZipFile(tmp_path / "a") as old:
+        entries = [(info.filename, old.read(info)) for info in old.infolist()]
+    with zipfile.ZipFile(tmp_path / "a", "w") as new:
+        for name, content in entries:
+            assert not name.endswith("data.pkl") or b"K\x03\x85" in content
+            new.writestr(name, content.replace(b"K\x03\x85", geometry, 1))
+    assert "a tensor" in refusal(tmp_path / "a")
 
 
 def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:

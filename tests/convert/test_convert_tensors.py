@@ -1,5 +1,7 @@
+import io
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -11,6 +13,8 @@ import torch
 from checkpoint_matrix import same
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from project.convert import CheckpointError, convert
 from project.convert.read import Checkpoint
@@ -199,38 +203,62 @@ def test_a_batch_norm_keeps_its_version(tmp_path: Path) -> None:
 def test_shards_are_joined(split: tuple[int, int], suffix: str, tmp_path: Path) -> None:
     """A checkpoint of several ranks, cut along rows, columns or both, unevenly."""
     tensor = torch.arange(7 * 11, dtype=torch.int32).reshape(7, 11)
-    save_shards(tmp_path / "dcp", "x", tensor, split)
+    rows, columns = (np.array_split(np.arange(n), k) for n, k in zip((7, 11), split, strict=True))
+    boxes = [(r[0], c[0], len(r), len(c)) for r, c in itertools.product(rows, columns)]
+    save_shards(tmp_path / "dcp", "x", tensor, boxes)
     convert(tmp_path / "dcp", tmp_path / f"out{suffix}")
     load = torch.load if suffix == ".pt" else load_file
     assert same(load(tmp_path / f"out{suffix}")["x"], tensor)
 
 
-def save_shards(folder: Path, name: str, tensor: torch.Tensor, split: tuple[int, int]) -> None:
-    """Write what `split[0] * split[1]` ranks that hold a box each would write."""
-    import io
-    import pickle
-
-    from torch.distributed.checkpoint import metadata as m
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-
+def save_shards(
+    folder: Path, name: str, tensor: torch.Tensor, boxes: list[tuple[int, int, int, int]]
+) -> None:
+    """Write what ranks that hold a box each (row, column, height, width) would write."""
     folder.mkdir()
-    rows, columns = (
-        np.array_split(np.arange(n), k) for n, k in zip(tensor.shape, split, strict=True)
-    )
     chunks, places = [], {}
-    for rank, (r, c) in enumerate(itertools.product(rows, columns)):
-        offsets = torch.Size([int(r[0]), int(c[0])])
-        chunks.append(m.ChunkStorageMetadata(offsets, torch.Size([len(r), len(c)])))
+    for rank, (row, column, height, width) in enumerate(boxes):
+        offsets, sizes = torch.Size([int(row), int(column)]), torch.Size([height, width])
+        chunks.append(metadata.ChunkStorageMetadata(offsets, sizes))
         file = io.BytesIO()
-        torch.save(tensor[r[0] : r[-1] + 1, c[0] : c[-1] + 1].clone(), file)
+        box = torch.zeros(height, width, dtype=tensor.dtype)
+        part = tensor[row : row + height, column : column + width]
+        box[: part.shape[0]] = part
+        torch.save(box, file)
         content = b"other shards" * rank + file.getvalue() + b"and more"
         (folder / f"__{rank}_0.distcp").write_bytes(content)
         place = _StorageInfo(f"__{rank}_0.distcp", 12 * rank, len(file.getvalue()))
-        places[m.MetadataIndex(name, offsets)] = place
-    properties = m.TensorProperties(dtype=tensor.dtype)
-    entry = m.TensorStorageMetadata(properties, tensor.shape, chunks)
-    content = m.Metadata({name: entry}, planner_data={name: (name,)}, storage_data=places)
+        places[metadata.MetadataIndex(name, offsets)] = place
+    properties = metadata.TensorProperties(dtype=tensor.dtype)
+    entry = metadata.TensorStorageMetadata(properties, tensor.shape, chunks)
+    content = metadata.Metadata({name: entry}, {name: (name,)}, places)
     (folder / ".metadata").write_bytes(pickle.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiles"),
+    [
+        ([(0, 3), (3, 4)], True),
+        ([(3, 4), (0, 3), (7, 0)], True),
+        ([(0, 3), (3, 3)], False),
+        ([(0, 4), (3, 3)], False),
+        ([(0, 3), (4, 4)], False),
+        ([(0, 7), (0, 7)], False),
+    ],
+)
+def test_shards_must_tile_the_tensor(
+    rows: list[tuple[int, int]], tiles: bool, tmp_path: Path
+) -> None:
+    """Otherwise part of the result would be whatever was in memory."""
+    tensor = torch.arange(77.0).reshape(7, 11)
+    boxes = [(row, 0, num_rows, 11) for row, num_rows in rows]
+    save_shards(tmp_path / "dcp", "x", tensor, boxes)
+    if tiles:
+        convert(tmp_path / "dcp", tmp_path / "out.pt")
+        assert same(torch.load(tmp_path / "out.pt")["x"], tensor)
+    else:
+        with pytest.raises(CheckpointError, match="the shards of x do not make up the tensor"):
+            convert(tmp_path / "dcp", tmp_path / "out.pt")
 
 
 RANK = """

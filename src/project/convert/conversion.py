@@ -46,7 +46,8 @@ def convert(
         ema: prefer averaged weights where there are some.
         keep_module: do not strip `module`, the wrapper's name, because a real child is called so.
         verify: compare the new file with the source and, where the run's config lies two folders
-            above, with the network that it describes, before the file gets its name.
+            above and neither key nor prefix is given, with the network that it describes, before
+            the file gets its name.
         force: replace an existing output.
         dry_run: write nothing.
 
@@ -61,7 +62,8 @@ def convert(
     try:
         with Checkpoint(source) as checkpoint:
             chosen = choose(checkpoint.root, key, ema)
-            bare, notes = network.network_of(source) if verify and prefix == "auto" else (None, [])
+            is_usual = verify and prefix == "auto" and not key
+            bare, notes = network.network_of(source) if is_usual else (None, [])
             known = network.names_in_module(bare) if bare else ()
             keep_module = keep_module or chosen.is_exact
             names = Names(chosen.state, prefix, chosen.is_lightning, keep_module, known, ema)

@@ -14,6 +14,7 @@ from .unpickle import no_storage, unpickle
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
+_BIG_ENDIAN = "saved on a big-endian machine; load and save it there as .safetensors"
 _MAX_HEADER = 100_000_000  # bytes, the limit of the format
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -74,9 +75,7 @@ def read_zip(window: Window) -> Any:
         return content
 
     if "byteorder" in infos and small("byteorder") != b"little":
-        raise CheckpointError(
-            "saved on a big-endian machine; load and save it there as .safetensors"
-        )
+        raise CheckpointError(_BIG_ENDIAN)
     records: dict[str, Record] = {}
 
     def record_of(key: str, itemsize: int, numel: int) -> Record:
@@ -108,9 +107,7 @@ def read_legacy(window: Window) -> Any:
         raise CheckpointError("a pickle that torch.save did not write; torch.save its tensors")
     _protocol, system = unpickle(file, no_storage), unpickle(file, no_storage)
     if not (isinstance(system, dict) and system.get("little_endian")):
-        raise CheckpointError(
-            "saved on a big-endian machine; load and save it there as .safetensors"
-        )
+        raise CheckpointError(_BIG_ENDIAN)
     records: dict[str, Record] = {}
     itemsizes: dict[str, int] = {}
 

@@ -70,6 +70,11 @@ def _tensor_v3(storage: Any, *rest: Any) -> Tensor | Inert:
     return _tensor((storage[0], name), *geometry, *rest[6:])
 
 
+def _device_tensor(tensor: Tensor, dtype: str, *rest: Any) -> Tensor | Inert:
+    as_saved = dtype == f"torch.{tensor.dtype}"
+    return tensor if as_saved else Inert(Global(f"torch._utils._rebuild_device_tensor of {dtype}"))
+
+
 def _first(value: Any, *rest: Any) -> Any:
     return value
 
@@ -86,7 +91,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _device_tensor,
     "torch.nn.parameter.Parameter": _first,
     "torch._tensor._rebuild_from_type_v2": lambda func, cls, args, state: _call(func, args),
 }

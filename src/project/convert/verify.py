@@ -34,7 +34,9 @@ def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) 
         if copy.record and not copy.whole_record:
             partly_read[copy.record] = name
         expected = crc32(stream(old, wanted, buffer)) if stated is None else stated
-        if crc32(stream(copy, wanted, buffer)) != expected:
+        actual = crc32(stream(copy, wanted, buffer))
+        indexed = copy.whole_record.crc if copy.whole_record else None
+        if actual != expected or indexed not in (None, actual):
             if record:
                 _check(record, name, buffer)
             raise CheckpointError(_NOT_WRITTEN.format(name))

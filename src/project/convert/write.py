@@ -1,5 +1,6 @@
 """Copy tensors into a new file, after its index: torch.save's zip, or safetensors."""
 
+import errno
 import itertools
 import json
 import os
@@ -28,7 +29,7 @@ def write_pt(
         ("version", b"3\n"),
     ]
     _reserve(fd, sum(blob.num_bytes for blob in blobs))
-    buffer, position, directory = memoryview(bytearray(BLOCK)), 0, b""
+    buffer, position, directory = memoryview(bytearray(BLOCK)), 0, bytearray()
     for name, content in entries:
         path = f"archive/{name}".encode()
         # Every entry has 64-bit sizes, so that small and large files take the same path.
@@ -97,7 +98,7 @@ def _copy(fd: int, blob: Blob, position: int, buffer: memoryview) -> int:
     return crc if known is None else known
 
 
-def _write(fd: int, content: bytes | memoryview, position: int) -> None:
+def _write(fd: int, content: bytes | bytearray | memoryview, position: int) -> None:
     view = memoryview(content)
     while view:
         num_written = os.pwrite(fd, view, position)
@@ -109,4 +110,8 @@ def _reserve(fd: int, num_bytes: int) -> None:
     if num_bytes >= 1 << 63:
         raise CheckpointError("damaged: its tensors are larger than any file")
     if num_bytes and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, num_bytes)
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise  # and otherwise this file system cannot tell
