@@ -207,7 +207,7 @@ def test_no_opcode_executes(
 
 
 def distributed(path: Path) -> None:
-    from checkpoint_matrix import save_distributed
+    from .checkpoint_matrix import save_distributed
 
     save_distributed({"model": {"weight": torch.ones(3, 2)}}, path)
 

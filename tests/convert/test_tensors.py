@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoint_matrix import same
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint import metadata
@@ -19,6 +18,8 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from project.convert import CheckpointError, convert
 from project.convert.read import Checkpoint
 from project.convert.stream import BLOCK, stream
+
+from .checkpoint_matrix import same
 
 State = dict[str, torch.Tensor]
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_matrix import lightning, prefixed, trained
 from torch import nn
 
 from project.convert import CheckpointError, convert
+
+from .checkpoint_matrix import lightning, prefixed, trained
 
 
 class OnlyModule(nn.Module):

@@ -1,9 +1,10 @@
 from pathlib import Path
 
 import pytest
-from checkpoint_matrix import CASES, converted, outcome, same
 
 from project.convert import convert
+
+from .checkpoint_matrix import CASES, converted, outcome, same
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_matrix import save_distributed
 from torch import nn
 
 from project.convert import CheckpointError, convert
 from project.convert.read import Checkpoint
+
+from .checkpoint_matrix import save_distributed
 
 
 def refusal(path: Path, **options: object) -> str:

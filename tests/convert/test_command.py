@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_matrix import Net, lightning, prefixed, trained
+
+from .checkpoint_matrix import Net, lightning, prefixed, trained
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_checkpoint.py"
 
