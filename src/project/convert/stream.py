@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does no
     Array = npt.NDArray[Any]
 
 BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower
+_GATHERED = 8 << 20  # bytes gathered at once: of a transposed matrix, the larger the faster
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # first element and sizes
 
 
@@ -76,19 +77,20 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
         flat = block.reshape(-1)
         if tensor.negate:
             _negate(flat, tensor)
-        yield flat.view(np.uint8).data
+        content = flat.view(np.uint8).data
+        yield from (content[start : start + BLOCK] for start in range(0, len(content), BLOCK))
 
 
 def _blocks(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Yield boxes of at most BLOCK bytes that tile the shape in row-major order."""
+    """Yield boxes of at most _GATHERED bytes that tile the shape in row-major order."""
     axis, inner = len(shape), itemsize
-    while axis and inner * shape[axis - 1] <= BLOCK:
+    while axis and inner * shape[axis - 1] <= _GATHERED:
         axis -= 1
         inner *= shape[axis]
     if axis == 0:
         yield (0,) * len(shape), shape
         return
-    size, rows, rest = shape[axis - 1], BLOCK // inner, shape[axis:]
+    size, rows, rest = shape[axis - 1], _GATHERED // inner, shape[axis:]
     for lead in itertools.product(*map(range, shape[: axis - 1])):
         for start in range(0, size, rows):
             ones = (1,) * len(lead)
