@@ -73,8 +73,11 @@ def test_a_full_disk_leaves_nothing(
     assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the disk would be filled to tell")
-def test_a_disk_that_is_too_small_is_found_before_writing(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="only writing would tell")
+def test_a_disk_that_is_too_small_is_found_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write.os, "pwrite", lambda *_: pytest.fail("this would fill the disk"))
     torch.save({"huge": torch.ones(1).expand(1 << 52)}, tmp_path / "a.ckpt")
     with pytest.raises(OSError, match=r"No space left|too large"):
         convert(tmp_path / "a.ckpt", tmp_path / "out.pt")
