@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from project.convert import DTYPES, CheckpointError, Report, convert
+from project.convert.report import printable
 from project.errors import UserError
 
 _SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
@@ -108,7 +109,7 @@ def _is_input(path: Path) -> bool:
 def _listing(report: Report) -> str:
     width = max(len(name) for name in report.tensors)
     lines = [
-        f"  {name:{width}}  {entry.dtype} {entry.shape}  <- {entry.source}"
+        printable(f"  {name:{width}}  {entry.dtype} {entry.shape}  <- {entry.source}")
         for name, entry in report.tensors.items()
     ]
     return "\n".join([str(report), *lines])

@@ -178,6 +178,15 @@ def test_a_tensor_that_does_not_fit_its_storage_is_refused(geometry: bytes, tmp_
     assert "a tensor" in refusal(tmp_path / "a")
 
 
+def test_what_a_terminal_would_obey_is_escaped(tmp_path: Path) -> None:
+    torch.save({"a\n\x1b[2J": torch.empty(3, device="meta")}, tmp_path / "a")
+    assert r"a\n\x1b[2J is not a dense tensor" in refusal(tmp_path / "a")
+    torch.save({"a\n\x1b[2J": torch.ones(3), "b\r": 1}, tmp_path / "a")
+    report = str(convert(tmp_path / "a", tmp_path / "out.pt"))
+    assert all(line.isprintable() for line in report.splitlines())
+    assert torch.load(tmp_path / "out.pt").keys() == {"a\n\x1b[2J"}
+
+
 def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "last.ckpt")
     content = path.read_bytes()

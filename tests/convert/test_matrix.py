@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from project.convert import convert
 
@@ -22,6 +23,15 @@ def test_safetensors_holds_the_same_bits(name: str, tmp_path: Path) -> None:
     state = load_file(tmp_path / "out.safetensors")
     assert state.keys() == network.state_dict().keys()
     assert all(same(state[key], value) for key, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["weight_averaging", "ema_beside_state_dict", "ema_submodule"])
+def test_the_raw_weights_can_be_had_too(name: str, tmp_path: Path) -> None:
+    path, averaged = CASES[name](tmp_path)
+    convert(path, tmp_path / "out.pt", ema=False)
+    raw = torch.load(tmp_path / "out.pt")
+    assert raw.keys() == averaged.state_dict().keys()
+    assert not torch.equal(raw["conv.weight"], averaged.conv.weight)
 
 
 def test_there_are_at_least_thirty_cases() -> None:

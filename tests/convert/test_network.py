@@ -35,7 +35,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> None:
     for cls in (OnlyModule, Broken):
         monkeypatch.setattr(cls, "__module__", module.__name__)
         setattr(module, cls.__name__, cls)
-    module.touch = Path.touch
+    module.touch, module.torch = Path.touch, torch  # as modules hold what they import
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
@@ -47,6 +47,8 @@ def run_with(network: nn.Module, config: object, folder: Path, prefix: str = "ne
     return path
 
 
+# A torch.nn.Module that opens connections, by a way that begins in this package.
+REMOTE = "project.models_of_test.torch.distributed.nn.RemoteModule"
 LINEAR = {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 2}
 
 
@@ -96,10 +98,11 @@ def test_nested_networks_are_built(tmp_path: Path) -> None:
         ({"_target_": "os.system", "command": "touch {mark}"}, "os.system is not a network"),
         ({"_target_": "project.models_of_test.touch", "self": "{mark}"}, "touch"),
         ({"_target_": "project.convert.read.os.system", "command": "touch {mark}"}, "os.system"),
-        ({"_target_": "torch.nn.modules.module.torch.hub.load", "repo_or_dir": "a/b"}, "torch.hub"),
+        ({"_target_": "project.models_of_test.torch.hub.load", "repo_or_dir": "a/b"}, "hub.load"),
         (LINEAR | {"device": {"_target_": "os.system", "_args_": ["touch {mark}"]}}, "os.system"),
         (LINEAR | {"bias": "${oc.create:{_target_:os.system}}"}, "interpolations"),
         ({"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "builtins.eval"}]}, "eval"),
+        ({"_target_": REMOTE, "remote_device": "host/cpu"}, "RemoteModule is not a network"),
         ({"_target_": "timm.create_model"}, "timm.create_model is not a network"),
         ({"_target_": "project.models_of_test.Broken"}, "needs its data set"),
         ({"_target_": "project.nothing.Here"}, "project.nothing"),
