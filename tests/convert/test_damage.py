@@ -195,3 +195,16 @@ def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
             is_order = info.filename.endswith("byteorder")
             new.writestr(info.filename, b"big" if is_order else old.read(info))
     assert "big-endian" in refusal(path)
+
+
+@pytest.mark.parametrize("offset", [1 << 40, (1 << 64) - 2])
+def test_a_zip_directory_that_points_outside_the_file_is_named(offset: int, tmp_path: Path) -> None:
+    """Mutated files led here: the second number is too large for the system's calls."""
+    path = checkpoint(tmp_path / "in.ckpt")
+    convert(path, tmp_path / "last.pt")  # whose directory has 64-bit offsets
+    path.unlink()
+    content = bytearray((tmp_path / "last.pt").read_bytes())
+    entry = content.index(b"PK\1\2") + 46 + len("archive/data.pkl") + 4 + 16
+    content[entry : entry + 8] = offset.to_bytes(8, "little")
+    (tmp_path / "last.pt").write_bytes(content)
+    assert "data.pkl is not inside the file" in refusal(tmp_path / "last.pt")

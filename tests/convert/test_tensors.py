@@ -263,6 +263,12 @@ def test_shards_must_tile_the_tensor(
             convert(tmp_path / "dcp", tmp_path / "out.pt")
 
 
+def test_an_empty_sharded_tensor_stays_empty(tmp_path: Path) -> None:
+    save_shards(tmp_path / "dcp", "x", torch.empty(0, 11), [])
+    convert(tmp_path / "dcp", tmp_path / "out.pt")
+    assert torch.load(tmp_path / "out.pt")["x"].shape == (0, 11)
+
+
 RANK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")

@@ -57,6 +57,8 @@ def read_zip(window: Window) -> Any:
         info = infos.pop(name)  # which is a kilobyte, and has served
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise CheckpointError("zipped again with compression; unzip it and `zip -0 -r` it")
+        if not 0 <= info.header_offset < window.size:
+            raise CheckpointError(f"damaged: {name} is not inside the file")
         header = os.pread(window.fd, _LOCAL_HEADER.size, window.start + info.header_offset)
         if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
             raise CheckpointError(f"damaged: no zip header where {name} should be")

@@ -6,7 +6,7 @@ from typing import Any
 
 from .dcp import read_dcp
 from .formats import Window, read_legacy, read_safetensors, read_zip
-from .tensors import CheckpointError
+from .tensors import CheckpointError, parsing
 
 _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 _DEEPSPEED = "a DeepSpeed folder; run its zero_to_fp32.py and convert the file which that writes"
@@ -24,7 +24,8 @@ class Checkpoint:
         self.path = path
         self._files: dict[Path, tuple[int, os.stat_result]] = {}
         try:
-            self.kind, self.root = self._read()
+            with parsing("it"):
+                self.kind, self.root = self._read()
         except BaseException:
             self.__exit__()
             raise

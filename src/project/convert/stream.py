@@ -44,6 +44,8 @@ def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryvie
     Raises:
         CheckpointError: the file ends early, or a finite value would become infinite.
     """
+    if not tensor.numel:
+        return iter(())
     if tensor.record and tensor.is_plain:
         start = tensor.offset * tensor.itemsize
         chunks = read(tensor.record, start, tensor.num_bytes, buffer)
