@@ -2,8 +2,9 @@
 
     python scripts/convert_checkpoint.py last.ckpt -o weights.pt
     python scripts/convert_checkpoint.py last.ckpt -o weights.safetensors --dtype bfloat16
-    python scripts/convert_checkpoint.py outputs/ -o "weights/{stem}.pt"     every checkpoint below
-    python scripts/convert_checkpoint.py last.ckpt --list                    what would be taken
+    python scripts/convert_checkpoint.py a.ckpt b.ckpt -o "{stem}.pt"   several in one call
+    python scripts/convert_checkpoint.py outputs/                       all below, beside each
+    python scripts/convert_checkpoint.py last.ckpt --list               what would be taken
 
 and then, anywhere: net.load_state_dict(torch.load("weights.pt")). Nothing in a checkpoint is
 executed. docs/checkpoints.md says which formats are read and what is verified.
