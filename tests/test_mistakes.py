@@ -29,6 +29,12 @@ MISTAKES = {
     "empty strategy": ("strategy=null", "must be a string"),
     "name outside": ("name=../x", "without '..'"),
     "Lightning 1, added": ("+gpus=2", "strategy=ddp trainer.devices="),
+    "machines that nobody starts": ("strategy=ddp trainer.num_nodes=2", "torchrun --nnodes=2"),
+    "dp on two machines": ("strategy=dp trainer.num_nodes=2", "Use strategy=ddp2"),
+    "batch smaller than the processes": (
+        "strategy=ddp trainer.devices=2 data.batch_size=1",
+        "Use data.batch_size=2 or more",
+    ),
     "batch size of zero": ("data.batch_size=0", "must be a whole number, 1 or more"),
     "negative workers": ("data.num_workers=-1", "must be a whole number, 0 or more"),
     "text for a truth value": ("test=perhaps", "test takes true or false"),
@@ -56,13 +62,8 @@ LATE_MISTAKES = {
     "argument that a class lacks": ("+model.net.depth=3", "has no argument depth"),
     "argument of the optimizer": ("+model.optimizer.lrr=3", "Did you mean lr?"),
     "value that the optimizer refuses": ("model.optimizer.lr=-1", "Invalid learning rate"),
-    "machines that nobody starts": ("strategy=ddp trainer.num_nodes=2", "torchrun --nnodes=2"),
     "value that a class refuses": ("model.net.num_groups=7", "divisible by num_groups"),
     "value that the Trainer refuses": ("trainer.precision=8", "Precision"),
-    "batch smaller than the processes": (
-        "strategy=ddp trainer.devices=2 data.batch_size=1",
-        "Use data.batch_size=2 or more",
-    ),
 }
 
 
@@ -72,7 +73,7 @@ def expect_refusal(arguments: list[str], hint: str, folder: Path) -> None:
     assert hint in result.stderr
     assert "Traceback" not in result.stderr
     message = [line for line in result.stderr.splitlines() if line.strip()]
-    assert len(message) <= 2 or "samples," in result.stdout, result.stderr
+    assert len(message) <= 2, result.stderr
     assert list(folder.iterdir()) == []
 
 
@@ -173,9 +174,7 @@ def test_processes_that_would_each_train_alone_are_refused(tmp_path: Path) -> No
         f"output_dir={tmp_path}",
         environment={"MASTER_PORT": "29533"},
     )
-    assert (
-        "2 processes were started, and each would train alone. Add strategy=ddp." in result.stderr
-    )
+    assert "2 processes were started, and each would train alone" in result.stderr
 
 
 def test_answers_do_not_import_torch(tmp_path: Path) -> None:

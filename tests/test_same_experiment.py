@@ -91,13 +91,20 @@ def test_predictions_are_complete_and_in_order(devices: int, evaluated) -> None:
         assert tables[0] == tables[1]
 
 
-def test_synchronised_batch_norm_agrees_with_one_device(tmp_path: Path) -> None:
-    weights = []
-    for devices in (1, 2):
-        folder = tmp_path / str(devices)
+@pytest.mark.parametrize(("module", "devices"), [("plain", 3), ("norm", 2)])
+def test_module_that_knows_nothing_of_this_trains_the_same(
+    module: str, devices: int, tmp_path: Path
+) -> None:
+    """Weights, logged values and metrics; ``norm`` has BatchNorm over all processes."""
+    results = []
+    for num_devices in (1, devices):
+        folder = tmp_path / str(num_devices)
         folder.mkdir()
-        result = command("-m", "tests.workers.train_batch_norm", str(devices), folder)
+        worker = ("-m", "tests.workers.train_user_module", str(num_devices), module)
+        result = command(*worker, folder)
         assert result.returncode == 0, result.stderr
-        weights.append(torch.load(folder / "weights.pt", weights_only=True))
-    for name, weight in weights[0].items():
-        assert torch.allclose(weight, weights[1][name], atol=1e-12), name
+        results.append(torch.load(folder / "weights.pt", weights_only=True))
+    assert {"train/loss", "train/accuracy", "val/loss"} <= results[0].keys()
+    for name, value in results[0].items():
+        bound = 1e-6 if "accuracy" in name else 1e-12
+        assert torch.allclose(value, results[1][name], atol=bound), name

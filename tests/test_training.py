@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from project import cli, run, run_folder
 from tests.conftest import ROOT, command
 
 SHORT = ("model=mlp", "trainer.max_epochs=2")
@@ -35,6 +38,7 @@ def test_run_folder_holds_everything(finished_run: Path) -> None:
         "tensorboard",
     }
     assert "max_epochs=2" in (finished_run / "overrides.yaml").read_text()
+    assert "${" not in (finished_run / "config.yaml").read_text()
 
 
 def test_screen_shows_start_end_and_next_commands(finished_run: Path) -> None:
@@ -100,6 +104,7 @@ def test_two_processes_train_one_run(strategy: str, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("test/accuracy") == 1
+    assert result.stdout.count("run folder") == 1
     run_dir = only(tmp_path / "default")
     with (run_dir / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -145,15 +150,73 @@ def test_failed_job_of_a_sweep_is_told_and_the_others_run(tmp_path: Path) -> Non
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
-    from project import run_folder
-
     folders = {run_folder.make(tmp_path) for _ in range(5)}
     assert len(folders) == 5
 
 
-def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:
-    from project import run
+def test_best_checkpoint_is_tested(make_cfg, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one with the highest validation accuracy, not the last."""
+    tested = []
+    original = pl.Trainer.test
 
+    def test(trainer, *arguments, **options):
+        tested.append((options["ckpt_path"], float(trainer.checkpoint_callback.best_model_score)))
+        return original(trainer, *arguments, **options)
+
+    monkeypatch.setattr(pl.Trainer, "test", test)
+    cfg = make_cfg("model=mlp", "trainer.max_epochs=4", "trainer.enable_progress_bar=false")
+    cfg.model.scheduler, cfg.model.optimizer.lr = None, 0.1  # accuracy goes up and down
+    run.train(cfg)
+    with Path(cfg.run_dir, "metrics.csv").open() as file:
+        accuracies = [float(row["val/accuracy"] or 0) for row in csv.DictReader(file)]
+    ((path, score),) = tested
+    assert path.endswith("best.ckpt")
+    assert score == max(accuracies)
+
+
+def test_logged_loss_is_that_of_the_steps_since_the_last(make_cfg) -> None:
+    cfg = make_cfg("model=mlp", "callbacks=none", "trainer.max_epochs=1", "test=false")
+    cfg.trainer.log_every_n_steps, cfg.trainer.enable_progress_bar = 1, False
+    trainer, model, data = run.build(cfg)
+    losses = []
+    step = model.training_step
+
+    def watched(batch, batch_idx):
+        losses.append(step(batch, batch_idx))
+        return losses[-1]
+
+    model.training_step = watched
+    trainer.fit(model, data)
+    for logger in trainer.loggers:
+        logger.finalize("success")
+    with Path(cfg.run_dir, "metrics.csv").open() as file:
+        logged = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+    assert logged == pytest.approx([float(loss) for loss in losses])
+
+
+def test_settings_reach_the_loader(make_cfg) -> None:
+    settings = ("data.num_workers=2", "data.prefetch_factor=5", "data.persistent_workers=false")
+    trainer, model, data = run.build(make_cfg(*settings, "data.pin_memory=true", "seed=7"))
+    model.trainer = data.trainer = trainer
+    trainer.strategy.connect(model)
+    assert data.train_dataloader().batch_sampler.seed == 7
+    loader = data.val_dataloader()
+    assert (loader.num_workers, loader.prefetch_factor) == (2, 5)
+    assert loader.pin_memory
+    assert not loader.persistent_workers
+    data.pin_memory = "auto"
+    assert not data.val_dataloader().pin_memory  # there is nothing to copy to
+
+
+def test_sweep_looks_at_the_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "results.json").write_text('{"val/accuracy": 0.5, "val/loss": 2.0}')
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(cli.subprocess, "run", lambda *_, **__: done)
+    cfg = OmegaConf.create({"run_dir": str(tmp_path), "objective": "val/loss"})
+    assert cli.execute_apart(cfg) == 2.0
+
+
+def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:
     cfg = make_cfg("debug=overfit", "model=mlp", "logger=none", "trainer.max_epochs=3")
     cfg.trainer.enable_progress_bar = False
     trainer, model, data = run.build(cfg)
@@ -173,8 +236,6 @@ def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:
 
 
 def test_same_seed_gives_the_same_weights(make_cfg) -> None:
-    from project import run
-
     def weights(seed: int) -> torch.Tensor:
         cfg = make_cfg("model=mlp", "callbacks=none", "logger=none", f"seed={seed}", "test=false")
         cfg.trainer.max_epochs = 1

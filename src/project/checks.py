@@ -1,6 +1,7 @@
 """What is wrong with a command or a config, in words that say what to type instead."""
 
 import difflib
+import os
 import re
 import zipfile
 from collections.abc import Iterable
@@ -152,6 +153,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
     if task == "train":
         _check_names(cfg)
     _check_devices(cfg.trainer)
+    _check_launch(cfg)
     if task != "train":
         check_checkpoint(Path(cfg.checkpoint))
     if cfg.get("output") is not None:
@@ -270,6 +272,39 @@ def _check_devices(trainer: DictConfig) -> None:
             f"{'s' if available > 1 else ''} (numbered from 0).\n"
             f"Use trainer.devices={available} or fewer, or strategy=cpu."
         )
+
+
+def _check_launch(cfg: DictConfig) -> None:
+    """Refuse a launch that would wait for processes that nobody starts."""
+    target = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=""))
+    num_nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
+    if num_nodes > 1 and target.endswith(".dp.DataParallelStrategy"):
+        raise UserError(
+            f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
+            "Use strategy=ddp2 for one process per node, or strategy=ddp for one per device."
+        )
+    indices = _device_indices(devices)
+    num_devices = len(indices) if indices is not None else devices
+    if target.endswith(".DDPStrategy") and isinstance(num_devices, int) and num_devices > 0:
+        num_processes = num_devices * num_nodes
+        if cfg.data.batch_size < num_processes:
+            raise UserError(
+                f"data.batch_size={cfg.data.batch_size} cannot be shared by {num_processes} "
+                "processes: it counts the samples of one step over all of them.\n"
+                f"Use data.batch_size={num_processes} or more."
+            )
+    if num_nodes == 1 or {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
+        return
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        value = os.environ.get(name, "")
+        limit = {"MASTER_PORT": 65536, "NODE_RANK": num_nodes}.get(name)
+        if not value or (limit and not (value.isdigit() and int(value) < limit)):
+            said = f"{name}={value}" if value else f"{name} is not set"
+            raise UserError(
+                f"trainer.num_nodes={num_nodes}, but {said}: machines would wait for each other.\n"
+                f"Use torchrun --nnodes={num_nodes} or srun, or set MASTER_ADDR, MASTER_PORT and "
+                f"NODE_RANK (0 to {num_nodes - 1}) on each."
+            )
 
 
 def _device_indices(devices: Any) -> list[int] | None:

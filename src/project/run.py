@@ -18,7 +18,6 @@ import pytorch_lightning as pl
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -95,7 +94,8 @@ def build(
         idle += [pl.callbacks.LearningRateMonitor] * (not loggers)
         configured = [c for c in configured if not isinstance(c, tuple(idle))]
         plugins = {}
-        if cfg.trainer.sync_batchnorm and not torch.cuda.is_available():
+        on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
+        if cfg.trainer.sync_batchnorm and on_cpu:
             # torch's own layer runs on GPUs only.
             plugins = {"plugins": [SyncBatchNormAnywhere()], "sync_batchnorm": False}
         trainer = instantiate(
@@ -112,22 +112,11 @@ def build(
 
 
 def check_processes(trainer: pl.Trainer) -> None:
-    """Refuse a launch that would wait for processes that nobody starts, or train several times.
-
-    dp and ddp2 look themselves.
-    """
+    """Refuse to be one of several processes that would each train alone; dp looks itself."""
     started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
     if started > 1 and trainer.world_size == 1:
         raise UserError(
             f"{started} processes were started, and each would train alone. Add strategy=ddp."
-        )
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    alone = isinstance(environment, LightningEnvironment) and "MASTER_ADDR" not in os.environ
-    if trainer.num_nodes > 1 and alone:
-        raise UserError(
-            f"trainer.num_nodes={trainer.num_nodes}, but nothing starts processes elsewhere.\n"
-            f"Use torchrun --nnodes={trainer.num_nodes} or srun, or set MASTER_ADDR, MASTER_PORT "
-            "and NODE_RANK on each machine."
         )
 
 

@@ -108,8 +108,13 @@ def _agree(address: str, parent: Path, **ranks: int) -> Path:
     """Let the first process choose, and the others read its choice from the launcher's store."""
     from torch.distributed.rendezvous import rendezvous
 
-    store, rank, _ = next(rendezvous(address, **ranks))
+    store, rank, world_size = next(rendezvous(address, **ranks))
     key = f"run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if rank == 0:
         store.set(key, str(make(parent)))
-    return Path(store.get(key).decode())
+    path = Path(store.get(key).decode())
+    # The first process may own the store, which ends with this call: it waits for its readers.
+    store.add(f"{key}/readers", 1)
+    while rank == 0 and store.add(f"{key}/readers", 0) < world_size:
+        time.sleep(0.01)
+    return path

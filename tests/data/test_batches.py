@@ -118,9 +118,9 @@ def test_batch_smaller_than_its_parts_is_refused() -> None:
 
 @pytest.mark.parametrize("num_ranks", range(1, 9))
 def test_evaluation_sees_every_sample_once(num_ranks: int) -> None:
-    for num_samples in [1, 2, 3, 7, 8, 33, 100, 359, 360]:
+    for num_samples, size in itertools.product([1, 2, 3, 7, 8, 33, 100, 359, 360], [1, 3, 32]):
         ranks = [
-            EvaluationBatchSampler(range(num_samples), 32, num_ranks=num_ranks, rank=rank)
+            EvaluationBatchSampler(range(num_samples), size, num_ranks=num_ranks, rank=rank)
             for rank in range(num_ranks)
         ]
         assert len({len(sampler) for sampler in ranks}) == 1
@@ -131,6 +131,6 @@ def test_evaluation_sees_every_sample_once(num_ranks: int) -> None:
             for sampler, own in zip(ranks, batches, strict=True)
             for batch in own
             for index in batch
-            if not sampler.is_filler
+            if not sampler.is_filler()
         ]
         assert sorted(seen) == list(range(num_samples))

@@ -47,6 +47,10 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(digits: Digits) -> 
     assert not torch.equal(whole, later)
 
 
+def test_prediction_reads_the_test_images(digits: Digits) -> None:
+    assert images_of(digits, "predict") == images_of(digits, "test")
+
+
 def test_evaluation_is_not_augmented(digits: Digits) -> None:
     test = digits.make_dataset("test")
     images, _ = test.__getitems__([0, 1])

@@ -25,6 +25,12 @@ def test_loss_weights_are_buffers() -> None:
     assert model.double().class_weights.dtype == torch.float64
 
 
+def test_label_smoothing_reaches_the_loss() -> None:
+    logits, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    expected = nn.functional.cross_entropy(logits, labels, label_smoothing=0.3)
+    assert torch.equal(classifier(label_smoothing=0.3).loss(logits, labels), expected)
+
+
 def test_evaluation_loss_is_the_training_loss() -> None:
     """Over several batches of unequal size and weight, it is the loss of all samples."""
     model = classifier(class_weights=[1.0, 2.0, 3.0])
@@ -45,9 +51,11 @@ def test_evaluation_loss_is_the_training_loss() -> None:
     ],
 )
 def test_scheduler_is_built(scheduler, kind) -> None:
-    model = classifier(scheduler=scheduler)
+    model = classifier(scheduler=scheduler, scheduler_interval="epoch")
     model._trainer = SimpleNamespace(estimated_stepping_batches=50)
-    built = model.configure_optimizers()["lr_scheduler"]["scheduler"]
+    configured = model.configure_optimizers()["lr_scheduler"]
+    assert configured["interval"] == "epoch"
+    built = configured["scheduler"]
     assert isinstance(built, kind)
     if kind is OneCycleLR:
         assert built.total_steps == (scheduler.keywords.get("total_steps") or 50)

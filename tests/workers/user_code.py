@@ -1,12 +1,14 @@
 """What a user would write, knowing nothing of this project but ``DataModule``."""
 
+import random
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, random_split
 from torchmetrics.classification import MulticlassAccuracy
 
 from project.data.datamodule import DataModule
@@ -24,7 +26,23 @@ class UserData(DataModule):
         size = self.sizes[split]
         inputs = torch.randn(size, 6, generator=generator)
         labels = torch.randint(0, 4, (size,), generator=generator)
-        return TensorDataset(inputs, labels)
+        everything = RandomlyMoved(TensorDataset(inputs, labels))
+        return random_split(everything, [1.0], generator)[0]
+
+
+class RandomlyMoved(Dataset[Any]):
+    """An augmentation that draws from the generators there are, as most do."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = self.dataset[index]
+        moved = torch.randn(1) + random.random() + np.random.rand()
+        return inputs + 0.01 * moved.float(), label
 
 
 class UserModule(pl.LightningModule):
@@ -35,20 +53,27 @@ class UserModule(pl.LightningModule):
         torch.manual_seed(0)
         middle = nn.BatchNorm1d(8) if norm else nn.Identity()
         self.net = nn.Sequential(nn.Linear(6, 8), middle, nn.Tanh(), nn.Linear(8, 4))
-        self.accuracy = MulticlassAccuracy(4)
+        self.accuracy, self.train_accuracy = MulticlassAccuracy(4), MulticlassAccuracy(4)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         inputs, labels = batch
-        loss = F.cross_entropy(self.net(inputs), labels)
+        logits = self.net(inputs)
+        loss = F.cross_entropy(logits, labels)
+        self.train_accuracy.update(logits, labels)
+        self.log("train/accuracy", self.train_accuracy, on_epoch=True, on_step=False)
         self.log("train/loss", loss, on_epoch=True, on_step=False, sync_dist=True)
         return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        inputs, labels = batch
+        self.log("val/loss", F.cross_entropy(self.net(inputs), labels))
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         inputs, labels = batch
         logits = self.net(inputs)
         self.accuracy.update(logits, labels)
         self.log("test/accuracy", self.accuracy)
-        self.log("test/loss", F.cross_entropy(logits, labels), sync_dist=True)
+        self.log("test/loss", F.cross_entropy(logits, labels))
         self.log("test/largest", logits.max(), reduce_fx="max", sync_dist=True)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from project.callbacks.exact_evaluation import evaluation_sampler
+from project.callbacks.exact_evaluation import is_filler
 from project.callbacks.figures import add_figure
 
 
@@ -31,10 +31,8 @@ class ConfusionMatrix(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
     ) -> None:
         """Count one batch."""
-        self.matrix.update(outputs["logits"], outputs["labels"])
-        sampler = evaluation_sampler(trainer)
-        if sampler is not None and sampler.is_filler:
-            self.matrix.reset()
+        if not is_filler(trainer):
+            self.matrix.update(outputs["logits"], outputs["labels"])
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sum over the processes and draw."""

@@ -22,6 +22,7 @@ class UnevenBatches(pl.Callback):
     ) -> None:
         """Look up how much this process's share counts."""
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
+        self.weight = 1.0
         if isinstance(sampler, GlobalBatchSampler):
             self.weight = sampler.weight(batch_idx)
 

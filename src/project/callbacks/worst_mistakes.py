@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
-from project.callbacks.exact_evaluation import evaluation_sampler
+from project.callbacks.exact_evaluation import is_filler
 from project.callbacks.figures import add_figure
 
 
@@ -36,8 +36,7 @@ class WorstMistakes(pl.Callback):
         labels, logits = outputs["labels"], outputs["logits"]
         losses = F.cross_entropy(logits, labels, reduction="none")
         is_mistake = logits.argmax(dim=1) != labels
-        sampler = evaluation_sampler(trainer)
-        if sampler is not None and sampler.is_filler:
+        if is_filler(trainer):
             is_mistake = torch.zeros_like(is_mistake)  # another process shows it
         batch = {
             "losses": torch.where(is_mistake, losses, -1.0),

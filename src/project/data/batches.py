@@ -1,9 +1,11 @@
 """Which samples each process sees, in which order: the only place that decides what a batch is."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
+from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from project.data.randomness import mix
 
@@ -29,6 +31,22 @@ def bounds(size: int, part: int, num_parts: int) -> tuple[int, int]:
     The sizes differ by one at most, and no later part is empty where an earlier one is not.
     """
     return -(-size * part // num_parts), -(-size * (part + 1) // num_parts)
+
+
+class BatchedDataset(Dataset[Any], ABC):
+    """A data set that reads whole batches, which is faster than sample by sample.
+
+    What it draws at random must depend on (seed, ``indices.epoch``, index): see
+    ``randomness.uniform``. Other data sets are read sample by sample, with seeded generators.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Samples in the data set."""
+
+    @abstractmethod
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Read the samples of a ``Batch`` of indices, collated."""
 
 
 class GlobalBatchSampler(Sampler[Batch]):
@@ -125,18 +143,25 @@ class GlobalBatchSampler(Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch
-        order = self.order(epoch).tolist()
+        order = self.order(epoch)
         for batch_idx in range(len(self)):
             low, high, _ = self._share(batch_idx)
-            yield Batch(order[low:high] or order[:1], epoch)
+            share = order[low:high] if high > low else order[:1]
+            yield Batch(share.tolist(), epoch)
+
+    def is_filler(self, batch_idx: int) -> bool:
+        """Whether this process's share is empty, and another's sample takes part instead."""
+        low, high, _ = self._share(batch_idx)
+        return low == high
 
 
 class EvaluationBatchSampler(BatchSampler):
     """Yield this process's share of batches that cover the data set once, in its order.
 
     Every process gets the same number of batches, none of them empty, which collective metrics
-    need. Where there are fewer samples than processes, ranks without a sample of their own yield
-    sample 0 once and ``is_filler`` tells so.
+    need: a batch smaller than the number of processes has one sample of each. Where there are
+    fewer samples than processes, ranks without a sample of their own yield sample 0 once and
+    ``is_filler`` tells so.
 
     The signature is the one of ``BatchSampler`` because Lightning builds it again for prediction.
 
@@ -167,8 +192,7 @@ class EvaluationBatchSampler(BatchSampler):
         # No more batches than leave one sample to every process.
         return max(1, min(num_batches, self.num_samples // self.num_ranks))
 
-    @property
-    def is_filler(self) -> bool:
+    def is_filler(self, batch_idx: int = 0) -> bool:
         """Whether this process's only batch repeats another's sample."""
         low, high = bounds(self.num_samples, self.rank, self.num_ranks)
         return low == high
@@ -177,4 +201,4 @@ class EvaluationBatchSampler(BatchSampler):
         for k in range(len(self)):
             start, end = bounds(self.num_samples, k, len(self))
             low, high = bounds(end - start, self.rank, self.num_ranks)
-            yield list(range(start + low, start + high)) or [0]
+            yield Batch(list(range(start + low, start + high)) or [0])

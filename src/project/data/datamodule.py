@@ -4,7 +4,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from project.data.batches import EvaluationBatchSampler, GlobalBatchSampler
+from project.data.batches import BatchedDataset, EvaluationBatchSampler, GlobalBatchSampler
 from project.data.seeded_samples import SeededSamples
 from project.errors import UserError
 
@@ -12,8 +12,8 @@ from project.errors import UserError
 class DataModule(pl.LightningDataModule):
     """Loaders whose batches mean the same under every strategy; subclasses give the data sets.
 
-    A data set with ``__getitems__`` is asked for whole batches and returns them collated;
-    others are read sample by sample.
+    A ``BatchedDataset`` reads whole batches. Any other data set is read sample by sample, with
+    all generators seeded for each, and its samples go through ``collate``.
 
     Args:
         batch_size: samples per optimizer step, summed over all processes.
@@ -85,9 +85,11 @@ class DataModule(pl.LightningDataModule):
             )
         except ValueError as error:
             raise UserError(str(error)) from error
-        if not hasattr(dataset, "__getitems__"):
-            dataset = SeededSamples(dataset, self.seed)
         return self._loader(dataset, sampler)
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Make a batch of samples; override it for samples of different sizes."""
+        return default_collate(samples)
 
     def _num_micro_batches(self, num_ranks: int) -> int:
         """Batches per optimizer step of each process: what was asked for, or what fits."""
@@ -96,10 +98,21 @@ class DataModule(pl.LightningDataModule):
         num_asked = trainer.accumulate_grad_batches
         if self.max_samples_per_device is None:
             return num_asked
-        # dp and ddp2 drive several devices from one process.
-        num_devices = num_ranks * max(1, trainer.num_devices * trainer.num_nodes // num_ranks)
-        per_device = -(-self.batch_size // num_devices)
-        return max(num_asked, -(-per_device // self.max_samples_per_device))
+        per_device = -(-self.batch_size // self._num_devices(num_ranks))
+        num_needed = -(-per_device // self.max_samples_per_device)
+        if num_needed > 1 and not trainer.lightning_module.automatic_optimization:
+            raise UserError(
+                f"data.max_samples_per_device={self.max_samples_per_device} splits a step, which a "
+                "module with manual optimisation must do itself.\n"
+                "Leave it out, or use a smaller data.batch_size."
+            )
+        return max(num_asked, num_needed)
+
+    def _num_devices(self, num_ranks: int) -> int:
+        """Devices that share a batch; dp and ddp2 drive several from one process."""
+        assert self.trainer is not None
+        all_devices = self.trainer.num_devices * self.trainer.num_nodes
+        return num_ranks * max(1, all_devices // num_ranks)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Every sample once."""
@@ -116,9 +129,12 @@ class DataModule(pl.LightningDataModule):
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         dataset = self.dataset(split)
         num_ranks, rank = self._processes()
+        batch_size = self.batch_size
+        if self.max_samples_per_device is not None:
+            batch_size = min(batch_size, self.max_samples_per_device * self._num_devices(num_ranks))
         sampler = EvaluationBatchSampler(
             range(len(dataset)),  # type: ignore[arg-type]
-            self.batch_size,
+            batch_size,
             num_ranks=num_ranks,
             rank=rank,
         )
@@ -130,6 +146,8 @@ class DataModule(pl.LightningDataModule):
         return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
 
     def _loader(self, dataset: Dataset[Any], sampler: Any) -> DataLoader[Any]:
+        if not isinstance(dataset, BatchedDataset):
+            dataset = SeededSamples(dataset, self.seed, self.collate)
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         has_workers = self.num_workers > 0
         return DataLoader(
@@ -139,7 +157,7 @@ class DataModule(pl.LightningDataModule):
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
             persistent_workers=has_workers and self.persistent_workers,
             prefetch_factor=self.prefetch_factor if has_workers else None,
-            collate_fn=_as_it_is if hasattr(dataset, "__getitems__") else default_collate,
+            collate_fn=_as_it_is,  # whole batches come collated
         )
 
 

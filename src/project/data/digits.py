@@ -7,9 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from project.data.batches import Batch
+from project.data.batches import Batch, BatchedDataset
 from project.data.datamodule import DataModule
 from project.data.randomness import uniform
 from project.errors import UserError
@@ -21,7 +20,7 @@ MAX_VALUE = 16  # pixels are counts from 0 to 16
 UNKNOWN = -1  # the label of an image that has none
 
 
-class DigitImages(Dataset[ImageBatch]):
+class DigitImages(BatchedDataset):
     """Images with labels in memory, read as whole batches.
 
     Args:

@@ -1,5 +1,5 @@
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from project.data.batches import Batch
+from project.data.batches import Batch, BatchedDataset
 from project.data.randomness import mix
 
 
-class SeededSamples(Dataset[Any]):
+class SeededSamples(BatchedDataset):
     """Read each sample of a data set with generators seeded by (seed, epoch, sample).
 
     An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` then gives the same
@@ -20,22 +20,29 @@ class SeededSamples(Dataset[Any]):
     Args:
         dataset: read sample by sample.
         seed: the run's seed.
+        collate: makes a batch of a list of samples.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        seed: int,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:
+        self.dataset, self.seed, self.collate = dataset, seed, collate
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
-    def __getitems__(self, indices: Batch) -> Any:
+    def __getitems__(self, indices: list[int]) -> Any:
         """Read and collate a batch."""
+        assert isinstance(indices, Batch)
         samples = []
         with kept_generators():
             for index in indices:
                 seed_generators(mix(self.seed, indices.epoch, index))
                 samples.append(self.dataset[index])
-        return default_collate(samples)
+        return self.collate(samples)
 
 
 def seed_generators(seed: int) -> None:

@@ -16,6 +16,7 @@ class SyncBatchNorm(_BatchNorm):
         """Normalise (B, C, ...) per channel."""
         if not self.training:
             return super().forward(input)
+        dtype, input = input.dtype, input.to(self.weight.dtype if self.affine else torch.float32)
         dims = [dim for dim in range(input.dim()) if dim != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
         values = input.new_tensor([input.numel() / input.shape[1]])  # per channel
@@ -28,9 +29,15 @@ class SyncBatchNorm(_BatchNorm):
             self.num_batches_tracked += 1
             share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
             self.running_mean.lerp_(mean.detach(), share)
-            self.running_var.lerp_(variance.detach() * num_values / (num_values - 1), share)
+            unbiased = variance.detach() * num_values / (num_values - 1).clamp(min=1)
+            self.running_var.lerp_(unbiased, share)
         normal = centred * (variance.view(shape) + self.eps).rsqrt()
-        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+        if self.affine:
+            normal = normal * self.weight.view(shape) + self.bias.view(shape)
+        return normal.to(dtype)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        assert input.dim() >= 2, "a batch with channels"
 
 
 def sum_over_processes(values: Tensor) -> Tensor:

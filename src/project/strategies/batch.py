@@ -84,7 +84,7 @@ def join(
     def joined(*parts: Any) -> Any:
         first = parts[0]
         if not isinstance(first, Tensor):
-            if all(part is first or part == first for part in parts):
+            if all(part is first or _is_equal(part, first) for part in parts):
                 return first
             what = f"{_kind(first)} values that differ between the devices"
         elif first.dim() == 0 and scalar_outputs == "mean":
@@ -180,6 +180,13 @@ def _check_leaf(leaf: Any, name: int | str, num_samples: int) -> None:
         "Pass tensors with one row per sample; what is the same for every sample can be a buffer,\n"
         "or be named in trainer.strategy.whole_inputs."
     )
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):  # arrays compare by element
+        return False
 
 
 def _is_text(values: Sequence[Any]) -> bool:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from project.errors import UserError
+
 from .batch import Share, join, split
 from .device_threads import DeviceThreads
 from .preconditions import check_devices
@@ -114,5 +116,13 @@ def _job(forward: Callable[..., Any], share: Share) -> Callable[[], Any]:
 def _positions_and_names(forward: Callable[..., Any], names: Sequence[str]) -> frozenset[int | str]:
     if not names:
         return frozenset()
-    positions = {name: i for i, name in enumerate(inspect.signature(forward).parameters)}
+    parameters = inspect.signature(forward).parameters
+    positions = {name: i for i, name in enumerate(parameters)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in names:
+        if name not in positions and not takes_any:
+            raise UserError(
+                f"trainer.strategy.whole_inputs names {name}, which forward() does not take.\n"
+                f"It takes: {', '.join(positions)}."
+            )
     return frozenset([*names, *(positions[name] for name in names if name in positions)])

@@ -1,4 +1,4 @@
-"""Train with synchronised BatchNorm: python -m tests.workers.train_batch_norm 2 OUT"""
+"""Train the user's module: python -m tests.workers.train_user_module 2 {plain,norm} OUT"""
 
 import sys
 from pathlib import Path
@@ -12,12 +12,13 @@ from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
 from project.run import close_process_group
 from tests.workers.user_code import UserData, UserModule
 
-devices, out = int(sys.argv[1]), Path(sys.argv[2])
+devices, norm, out = int(sys.argv[1]), sys.argv[2] == "norm", Path(sys.argv[3])
 trainer = pl.Trainer(
     accelerator="cpu",
     devices=devices,
     strategy="ddp" if devices > 1 else "auto",
-    plugins=[SyncBatchNormAnywhere()] if devices > 1 else None,
+    plugins=[SyncBatchNormAnywhere()] if norm and devices > 1 else None,
+    val_check_interval=2,
     precision="64-true",
     max_epochs=3,
     use_distributed_sampler=False,
@@ -26,9 +27,10 @@ trainer = pl.Trainer(
     enable_checkpointing=False,
     callbacks=[UnevenBatches(), ExactEvaluation()],
 )
-model = UserModule(norm=True)
-trainer.fit(model, UserData(batch_size=16))
+model = UserModule(norm)
+# Without BatchNorm, the last batch has one sample and the validation two: fewer than processes.
+sizes = {"batch_size": 16} if norm else {"batch_size": 15, "num_test": 2}
+trainer.fit(model, UserData(num_train=61, **sizes))
 if trainer.is_global_zero:
-    loss = trainer.callback_metrics["train/loss"]
-    torch.save(model.state_dict() | {"train/loss": loss}, out / "weights.pt")
+    torch.save(model.state_dict() | trainer.callback_metrics, out / "weights.pt")
 close_process_group()
