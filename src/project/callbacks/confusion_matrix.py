@@ -46,7 +46,7 @@ def draw(trainer: pl.Trainer, counts: Tensor) -> None:
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="predicted", ylabel="true", title="Test confusion matrix")
     share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    image = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, label="share of the true class")
     classes = range(len(counts))
     axes.set_xticks(classes)

@@ -80,6 +80,6 @@ def draw(trainer: pl.Trainer, worst: dict[str, Tensor]) -> None:
         axes = figure.add_subplot(rows, columns, i + 1)
         label, prediction = int(worst["labels"][wrong][i]), int(worst["predictions"][wrong][i])
         axes.set_title(f"{label}, taken for {prediction}", fontsize=9)
-        axes.imshow(image, cmap="gray")
+        axes.imshow(image.numpy(), cmap="gray")
         axes.axis("off")
     add_figure(trainer, "test/worst_mistakes", figure)
