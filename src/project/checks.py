@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from project.checkpoints.files import damage
 from project.composition import GROUPS, compose
 from project.devices import num_gpus
 from project.errors import UserError
@@ -226,16 +226,9 @@ def check_checkpoint(path: Path) -> None:
 
     ``torch.load`` itself would not notice a flipped bit.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    reason = damage(path)
+    if reason:
         raise UserError(
-            f"checkpoint={path} is not a checkpoint, or is cut off ({error})."
-            " Use another checkpoint of the run, such as last.ckpt."
-        ) from error
-    if damaged:
-        raise UserError(
-            f"checkpoint={path} is damaged in {damaged}."
+            f"checkpoint={path} is not a checkpoint, or is damaged ({reason})."
             " Use another checkpoint of the run, such as last.ckpt."
         )

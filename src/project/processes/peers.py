@@ -1,0 +1,123 @@
+import logging
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from project.processes.signals import leave
+
+log = logging.getLogger(__name__)
+
+# A process that fails in the same way as its peer gets this long to tell its own error.
+GRACE_SECONDS = 2.0
+# A host that is gone is noticed after 5 + 3 * 5 seconds without an answer.
+IDLE_SECONDS, PROBE_SECONDS, NUM_PROBES = 5, 5, 3
+# Sockets that a data worker inherits would hide the end of its process.
+OPEN: set[socket.socket] = set()
+
+
+class Peers:
+    """Notice the end of another process of the run, which a collective operation would wait for.
+
+    Every process holds a connection to the first one. The system closes it when a process ends,
+    however it ends; who leaves as agreed says so before. The first process tells the others.
+
+    Args:
+        rank: of this process.
+        num_ranks: processes of the run.
+        address: where the others reach the first process.
+        broadcast: gives every process the first one's value; all of them call it.
+    """
+
+    def __init__(
+        self, rank: int, num_ranks: int, address: str, broadcast: Callable[[Any], Any]
+    ) -> None:
+        self.rank = rank
+        self.connections: dict[int, socket.socket] = {}  # by the rank at the other end
+        if rank == 0:
+            with socket.create_server(("", 0), backlog=num_ranks) as server:
+                token = secrets.token_hex(8)
+                broadcast((server.getsockname()[1], token))
+                while len(self.connections) < num_ranks - 1:
+                    connection = server.accept()[0]
+                    introduction = connection.makefile().readline().split()
+                    if introduction[:1] == [token]:
+                        self.connections[int(introduction[1])] = connection
+                    else:
+                        connection.close()  # a stranger
+        else:
+            port, token = broadcast(None)
+            self.connections[0] = socket.create_connection((address, port), timeout=60)
+            self.connections[0].settimeout(None)
+            self.connections[0].sendall(f"{token} {rank}\n".encode())
+        for connection in self.connections.values():
+            keep_alive(connection)
+        OPEN.update(self.connections.values())
+        self.is_closing = False
+        threading.Thread(target=self._watch, name="peers", daemon=True).start()
+
+    def close(self) -> None:
+        """Say goodbye: this process leaves as agreed."""
+        self.is_closing = True
+        for connection in self.connections.values():
+            with suppress(OSError):  # the other end has left as well
+                connection.sendall(b"bye")
+                connection.shutdown(socket.SHUT_WR)
+            OPEN.discard(connection)
+
+    def _watch(self) -> None:
+        selector = selectors.DefaultSelector()
+        for rank, connection in self.connections.items():
+            selector.register(connection, selectors.EVENT_READ, rank)
+        while selector.get_map():
+            for key, _ in selector.select():
+                end: Any = key.fileobj
+                try:
+                    message = end.recv(64)
+                except OSError:  # no answer from its host
+                    message = b""
+                if message == b"bye":
+                    selector.unregister(end)
+                elif not self.is_closing:
+                    self._end(int(message) if message else key.data)
+                else:
+                    return
+
+    def _end(self, dead_rank: int) -> None:
+        """Tell the others, and leave without the dead."""
+        for rank, connection in self.connections.items():
+            if self.rank == 0 and rank != dead_rank:
+                with suppress(OSError):  # dead as well
+                    connection.sendall(str(dead_rank).encode())
+        time.sleep(GRACE_SECONDS)
+        if not self.is_closing:
+            log.error(
+                "The process of rank %d has ended; rank %d leaves, it cannot go on without it.\n"
+                "resume=auto goes on from the last checkpoint.",
+                dead_rank,
+                self.rank,
+            )
+            leave(1)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the system ask whether the other host is still there."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", IDLE_SECONDS),
+        ("TCP_KEEPINTVL", PROBE_SECONDS),
+        ("TCP_KEEPCNT", NUM_PROBES),
+    ):
+        if hasattr(socket, option):  # not everywhere
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def close_inherited() -> None:
+    """Close what a forked data worker has got from its process."""
+    for connection in OPEN:
+        connection.close()
+    OPEN.clear()
