@@ -24,6 +24,7 @@ from project import checks, resume, run_folder
 from project.composition import CONF, store_training_config
 from project.errors import UserError
 from project.processes import orphans
+from project.processes.leaving import AgreedExit, leave
 
 
 def main(task: str) -> None:
@@ -37,6 +38,8 @@ def main(task: str) -> None:
             execute(task, OmegaConf.load(config))
         else:
             compose_and_start(task)
+    except AgreedExit as agreed:
+        leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise

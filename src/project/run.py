@@ -34,7 +34,7 @@ from project.checkpoints.safe_point import SafePoint
 from project.errors import UserError
 from project.loggers.rewind import rewind_logs
 from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
-from project.processes.signals import AgreedExit
+from project.processes.leaving import AgreedExit
 from project.run_log import RunLog
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 import pytorch_lightning as pl
 
+from project.processes.leaving import AgreedExit
 from project.processes.orphans import die_with_parent, dismiss_observer
 from project.processes.peers import Peers
-from project.processes.signals import AgreedExit
 
 
 class DeadRanks(pl.Callback):
@@ -35,9 +35,11 @@ class DeadRanks(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Part, if all processes do."""
+        """Part, if all processes do; else let the others know."""
         if isinstance(exception, AgreedExit):
             self.close()
+        elif self.peers is not None:
+            self.peers.fail()
 
     def close(self) -> None:
         """Say goodbye to the others."""

@@ -9,7 +9,8 @@ from pytorch_lightning.callbacks import WeightAveraging
 from project.checkpoints import files, loop_repairs, running_values
 from project.checkpoints.durable import DurableCheckpointIO
 from project.processes.agreement import Agreement
-from project.processes.signals import AgreedExit, Signals
+from project.processes.leaving import AgreedExit
+from project.processes.signals import Signals
 
 log = logging.getLogger(__name__)
 

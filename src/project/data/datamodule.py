@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from project.data.batches import EvaluationBatchSampler, GlobalBatchSampler
 from project.data.seeded_samples import SeededSamples
 from project.errors import UserError
+from project.processes.orphans import die_with_parent
 from project.processes.peers import close_inherited
 from project.processes.signals import ignore_signals
 
@@ -184,7 +185,8 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def start_worker(worker_id: int) -> None:
-    """Prepare a data worker: seeds as Lightning gives them, and no death by a group's signal."""
+    """Prepare a data worker: seeds as Lightning gives them; it ends with its process only."""
     pl_worker_init_function(worker_id)
+    die_with_parent()
     ignore_signals()
     close_inherited()

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from project.processes.signals import leave
+from project.processes.leaving import leave
 
 log = logging.getLogger(__name__)
 
-# A process that fails in the same way as its peer gets this long to tell its own error.
+# Processes that fail in the same way, as by a wrong setting, get this long to tell it themselves.
 GRACE_SECONDS = 2.0
+# And a process that fails because another is dead gets this long to learn of it.
+NEWS_SECONDS = 0.5
 # A host that is gone is noticed after 5 + 3 * 5 seconds without an answer.
 IDLE_SECONDS, PROBE_SECONDS, NUM_PROBES = 5, 5, 3
 # Sockets that a data worker inherits would hide the end of its process.
@@ -69,6 +71,14 @@ class Peers:
                 connection.shutdown(socket.SHUT_WR)
             OPEN.discard(connection)
 
+    def fail(self) -> None:
+        """Say that an error ends this process, unless it is another one's end."""
+        for connection in self.connections.values():
+            with suppress(OSError):
+                connection.sendall(f"{self.rank} failed".encode())
+        time.sleep(NEWS_SECONDS)
+        self.is_closing = True
+
     def _watch(self) -> None:
         selector = selectors.DefaultSelector()
         for rank, connection in self.connections.items():
@@ -77,28 +87,31 @@ class Peers:
             for key, _ in selector.select():
                 end: Any = key.fileobj
                 try:
-                    message = end.recv(64)
+                    message = end.recv(64).decode()
                 except OSError:  # no answer from its host
-                    message = b""
-                if message == b"bye":
+                    message = ""
+                if message == "bye":
                     selector.unregister(end)
-                elif not self.is_closing:
-                    self._end(int(message) if message else key.data)
-                else:
+                elif self.is_closing:
                     return
+                else:
+                    who, _, what = (message or f"{key.data} has ended").partition(" ")
+                    self._end(int(who), what)
 
-    def _end(self, dead_rank: int) -> None:
+    def _end(self, dead_rank: int, what: str) -> None:
         """Tell the others, and leave without the dead."""
         for rank, connection in self.connections.items():
             if self.rank == 0 and rank != dead_rank:
                 with suppress(OSError):  # dead as well
-                    connection.sendall(str(dead_rank).encode())
-        time.sleep(GRACE_SECONDS)
+                    connection.sendall(f"{dead_rank} {what}".encode())
+        if what == "failed":
+            time.sleep(GRACE_SECONDS)
         if not self.is_closing:
             log.error(
-                "The process of rank %d has ended; rank %d leaves, it cannot go on without it.\n"
+                "The process of rank %d %s; rank %d leaves, it cannot go on without it.\n"
                 "resume=auto goes on from the last checkpoint.",
                 dead_rank,
+                what,
                 self.rank,
             )
             leave(1)

@@ -1,5 +1,4 @@
 import logging
-import multiprocessing
 import os
 import signal
 import threading
@@ -10,14 +9,12 @@ from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 
+from project.processes.leaving import AgreedExit, leave
+
 log = logging.getLogger(__name__)
 
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 PATIENCE_SECONDS = 5.0  # schedulers kill ten or more seconds after they have asked
-
-
-class AgreedExit(SystemExit):
-    """Raised in every process at the same step, so that none waits for another."""
 
 
 class Signals:
@@ -73,13 +70,6 @@ class Signals:
                 folder.parent,
             )
         raise AgreedExit(128 + signum)
-
-
-def leave(status: int) -> NoReturn:
-    """End this process and its workers now, whatever it is waiting for."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    os._exit(status)
 
 
 def ignore_signals() -> None:
