@@ -26,7 +26,6 @@ RUN = (
     "trainer.val_check_interval=5",
     "callbacks.confusion_matrix=null",
     "callbacks.worst_mistakes=null",
-    "callbacks.checkpoint.save_weights_only=null",
     "checkpoint.every_n_steps=3",
     "+callbacks.trace._target_=tests.faults.trace.Trace",
     "resume=auto",
@@ -50,8 +49,7 @@ def command(folder: Path, num_processes: int, *overrides: str) -> list[str]:
     several = ["strategy=ddp", f"trainer.devices={num_processes}"] if num_processes > 1 else []
     trace = [f"+callbacks.trace.folder={folder}/trace"]
     slow = [f"+callbacks.trace.seconds_per_batch={SECONDS_PER_BATCH}"]
-    settings = [word for word in RUN if not word.startswith("callbacks.checkpoint.")]
-    return [*settings, *several, *trace, *slow, f"output_dir={folder}/outputs", *overrides]
+    return [*RUN, *several, *trace, *slow, f"output_dir={folder}/outputs", *overrides]
 
 
 def num_steps(folder: Path) -> int:

@@ -8,6 +8,8 @@ import sys
 import threading
 from typing import Any, NoReturn
 
+received = 0  # the last signal that asked this process to leave
+
 
 class AgreedExit(SystemExit):
     """Raised in every process at the same step, so that none waits for another."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from project.processes.leaving import leave
+from project.processes import leaving
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Peers:
                 what,
                 self.rank,
             )
-            leave(1)
+            leaving.leave(128 + leaving.received if leaving.received else 1)
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 
+from project.processes import leaving
 from project.processes.leaving import AgreedExit, leave
 
 log = logging.getLogger(__name__)
@@ -45,12 +46,14 @@ class Signals:
             signal.signal(signum, handler)
         self.before = {}
         self.wait_for_step = False
+        self.received = leaving.received = 0
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self.pid:
             return  # a worker that has just been forked
         is_second = signum == signal.SIGINT and self.received == signal.SIGINT
         self.received, self.received_time = signum, time.monotonic()
+        leaving.received = signum
         if is_second or not self.wait_for_step:
             leave(128 + signum)
 
