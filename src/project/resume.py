@@ -1,4 +1,4 @@
-"""Which run a command goes on with, and with which config. Imports no torch.
+"""Which run a command goes on with, and with which config. Mistakes are answered without torch.
 
 The run's own saved config counts. What the command asks for besides is taken where it cannot
 change the result, and refused where it would.
@@ -110,15 +110,19 @@ def checkpoint(run_dir: Path) -> str | None:
         UserError: if all of them are damaged.
     """
     folder = run_dir / "checkpoints"
-    path, skipped = files.newest_whole(folder)
+    if not files.by_step(folder):
+        return None
+    from project.checkpoints.durable import unreadable  # torch, which will be needed in any case
+
+    path, skipped = files.newest_whole(folder, unreadable)
     for line in skipped:
         print(line, file=sys.stderr)
-    if path is None and skipped:
+    if path is None:
         raise UserError(
             f"No checkpoint in {folder} is whole.\n"
             "Leave out resume= to start another run; this one can only begin anew."
         )
-    return None if path is None else str(path)
+    return str(path)
 
 
 def is_finished(cfg: DictConfig, run_dir: Path) -> bool:

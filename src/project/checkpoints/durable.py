@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from project.checkpoints.files import PART
+from project.checkpoints.files import PART, damage
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,17 @@ class DurableCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint; after a resume it may be gone already."""
         Path(path).unlink(missing_ok=True)
+
+
+def unreadable(path: Path) -> str | None:
+    """Say what is wrong with a checkpoint; also where torch is stricter than its checksums."""
+    reason = damage(path)
+    if reason is None:
+        try:
+            torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except Exception as error:  # whatever torch makes of a flipped bit
+            reason = str(error).partition("\n")[0]
+    return reason
 
 
 def write(checkpoint: dict[str, Any], file: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 NEWEST = "last.ckpt"  # a link to the newest
@@ -46,15 +47,21 @@ def by_step(folder: Path) -> list[Path]:
     return sorted((path for path in steps if steps[path]), key=lambda path: int(steps[path][1]))  # type: ignore[index]
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_whole(
+    folder: Path, find_damage: Callable[[Path], str | None] = damage
+) -> tuple[Path | None, list[str]]:
     """Find the newest checkpoint that is not damaged.
+
+    Args:
+        folder: where they are.
+        find_damage: says what is wrong with one, or ``None``.
 
     Returns:
         Its path, or ``None`` where there is none; and a line for each newer one that is damaged.
     """
     skipped: list[str] = []
     for path in reversed(by_step(folder)):
-        reason = damage(path)
+        reason = find_damage(path)
         if reason is None:
             return path, skipped
         skipped.append(f"{path} is damaged and was skipped: {reason}.")
