@@ -37,6 +37,7 @@ class Timed(pl.Callback):
         self.callback, self.seconds = callback, 0.0
 
     def timed(self, hook: str) -> Callable[..., None]:
+        """The hook, with a clock around it."""
         function = getattr(self.callback, hook)
 
         def call(*arguments: Any, **kwargs: Any) -> None:
@@ -55,10 +56,12 @@ class Waiting(pl.LightningModule):
         self.layer = torch.nn.Linear(2, 2)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        """Wait."""
         time.sleep(STEP_SECONDS)
         return self.layer(batch[0]).sum()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One that changes nothing."""
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
