@@ -15,6 +15,7 @@ MISTAKES = {
     "empty choice": ("data=", "Choices: digits"),
     "choice with a plus": ("+strategy=ddp", "write strategy=<choice>"),
     "not key=value": ("strategy", "not of the form key=value"),
+    "unquoted text": ("name=cnn(2)", "'name=\"cnn(2)\"'"),
     "text for a number": ("data.batch_size=many", "data.batch_size takes a number"),
     "no value": ("data.batch_size=", "data.batch_size takes a number"),
     "number with a fraction": ("data.batch_size=1.5", "must be a whole number, 1 or more"),

@@ -151,6 +151,27 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> Non
     assert len(folders) == 5
 
 
+def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:
+    from project import run
+
+    cfg = make_cfg("debug=overfit", "model=mlp", "logger=none", "trainer.max_epochs=3")
+    cfg.trainer.enable_progress_bar = False
+    trainer, model, data = run.build(cfg)
+    seen = []
+    step = model.training_step
+
+    def watched(batch, batch_idx):
+        seen.append(batch[0])
+        return step(batch, batch_idx)
+
+    model.training_step = watched
+    trainer.fit(model, data)
+    assert len(seen) == 6
+    for epoch in (1, 2):
+        assert torch.equal(seen[2 * epoch], seen[0])
+        assert torch.equal(seen[2 * epoch + 1], seen[1])
+
+
 def test_same_seed_gives_the_same_weights(make_cfg) -> None:
     from project import run
 

@@ -46,9 +46,13 @@ def explain(error: Exception, config_name: str, overrides: list[str]) -> str:
     if isinstance(error.__cause__, (ConfigKeyError, ConfigAttributeError)):
         return _unknown_key(str(error.__cause__.full_key), config_name, overrides)
     if isinstance(error, OverrideParseException):
+        key, equals, value = str(error.override).partition("=")
+        if not equals:
+            return f"{key!r} is not of the form key=value."
+        quoted = value.replace('"', "")
         return (
-            f"{error.override!r} is not of the form key=value.\n"
-            "Text with special characters goes into two pairs of quotes: 'key=\"a,b=c\"'."
+            f"The value of {key} has characters with a meaning of their own.\n"
+            f"Write it in two pairs of quotes: '{key}=\"{quoted}\"'."
         )
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} has no value. Add {error.full_key}=<value>."

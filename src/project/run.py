@@ -102,11 +102,14 @@ def build(
     run_log.start(is_first_process=run_folder.global_rank() == 0)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     with user_errors():
-        data = instantiate(cfg.data, _convert_="all")
-        model = instantiate(cfg.model, _convert_="all")
+        data, model = make(cfg.data), make(cfg.model)
+        loggers = [make(node) for node in cfg.logger.values() if node is not None]
         configured = [make(node) for node in cfg.callbacks.values() if node is not None]
-        if not cfg.trainer.enable_progress_bar:
-            configured = [c for c in configured if not isinstance(c, pl.callbacks.ProgressBar)]
+        # Lightning refuses callbacks that would have nothing to do.
+        idle: list[type[pl.Callback]] = []
+        idle += [pl.callbacks.ProgressBar] * (not cfg.trainer.enable_progress_bar)
+        idle += [pl.callbacks.LearningRateMonitor] * (not loggers)
+        configured = [c for c in configured if not isinstance(c, tuple(idle))]
         own = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
         own += [UnevenBatches(), ExactEvaluation(), DeadRanks()]
         checkpoint_io = DurableCheckpointIO(cfg.on_full_disk if "on_full_disk" in cfg else "stop")
@@ -118,7 +121,7 @@ def build(
             cfg.trainer,
             **plugins,
             callbacks=[*own, *configured, *callbacks],
-            logger=[make(node) for node in cfg.logger.values() if node is not None],
+            logger=loggers,
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in configured),
             _convert_="all",

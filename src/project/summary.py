@@ -38,10 +38,11 @@ def show_end(run_dir: Path, metrics: dict[str, float]) -> None:
     rows = {name: f"{metrics[name]:.4f}" for name in sorted(metrics) if name.startswith("test/")}
     rows |= {name: f"{metrics[name]:.4f}" for name in sorted(metrics) if name.startswith("val/")}
     rows["results"] = _short(run_dir / "results.json")
+    if (run_dir / "tensorboard").exists():
+        rows["learning curves"] = f"tensorboard --logdir {_short(run_dir.parent)}"
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
         rows["best checkpoint"] = _short(checkpoint)
-        rows["learning curves"] = f"tensorboard --logdir {_short(run_dir.parent)}"
         rows["test again"] = f"python evaluate.py checkpoint={_short(checkpoint)}"
         rows["weights only"] = f"python scripts/convert_checkpoint.py {_short(checkpoint)}"
     _print_table(rows)

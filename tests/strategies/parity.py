@@ -7,11 +7,9 @@ asserts the bounds. Called with a strategy and a file, the program is one proces
 """
 
 import argparse
-import contextlib
 import functools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -200,7 +198,6 @@ def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 3
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # torchrun's own processes end with it
         )
         for arguments, environment in processes
     ]
@@ -208,9 +205,9 @@ def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 3
         outputs = [process.communicate(timeout=seconds)[0] for process in running]
     finally:
         for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.terminate()  # torchrun ends its own processes, which a kill would leave behind
+        for process in running:
+            process.wait(timeout=60)
     for process, output in zip(running, outputs, strict=True):
         assert process.returncode == 0, output
 

@@ -91,14 +91,20 @@ class EarlyWriting:
 
     def write(self, data: Any) -> int:
         """Write a piece; every few megabytes, ask the system to begin."""
-        size = self.file.write(data) or 0
-        self.written += size
-        if self.written - self.announced >= EARLY_BYTES and hasattr(os, "posix_fadvise"):
-            length = self.written - self.announced
+        view = memoryview(data).cast("B")
+        start = 0
+        while start < len(view):  # the system takes at most 2 GiB at once
+            start += self.file.write(view[start : start + EARLY_BYTES]) or 0
+            self._begin(self.written + start)
+        self.written += start
+        return start
+
+    def _begin(self, end: int) -> None:
+        length = end - self.announced
+        if length >= EARLY_BYTES and hasattr(os, "posix_fadvise"):
             advice = os.POSIX_FADV_DONTNEED  # starts to write, and waits for nothing
             os.posix_fadvise(self.file.fileno(), self.announced, length, advice)
-            self.announced = self.written
-        return size
+            self.announced = end
 
     def flush(self) -> None:
         """Nothing is held back."""

@@ -84,6 +84,8 @@ class DataModule(pl.LightningDataModule):
                 rank=rank,
                 num_micro_batches=num_micro_batches,
                 seed=self.seed,
+                # Overfitting means the same few batches again and again.
+                shuffle=not self.trainer.overfit_batches,  # type: ignore[union-attr]
                 drop_last=self.drop_last,
             )
         except ValueError as error:

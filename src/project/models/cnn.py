@@ -30,7 +30,7 @@ class CNN(nn.Module):
             levels += [
                 nn.Conv2d(in_channels, width, 3, stride=1 if i == 0 else 2, padding=1, bias=False),
                 nn.GroupNorm(num_groups, width),
-                nn.ReLU(),
+                nn.GELU(),
             ]
             in_channels = width
         self.levels = nn.Sequential(*levels)

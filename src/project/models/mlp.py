@@ -19,7 +19,7 @@ class MLP(nn.Module):
         super().__init__()
         layers: list[nn.Module] = [nn.Flatten()]
         for width in hidden:
-            layers += [nn.Linear(in_features, width), nn.ReLU()]
+            layers += [nn.Linear(in_features, width), nn.GELU()]
             if dropout:
                 layers.append(nn.Dropout(dropout))
             in_features = width

@@ -1,0 +1,171 @@
+"""Find the weights in what was saved: a state_dict, one inside a checkpoint, a pickled module."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .tensors import CheckpointError, Tensor, parsing
+from .unpickle import Inert
+
+_KEYS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network")
+_EMA_KEYS = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
+_MAX_MODULES, _MAX_NAME = 1_000_000, 5_000  # no network is as large
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "AveragedModel")
+
+
+@dataclass
+class Chosen:
+    """The weights, as they are named in the file.
+
+    Args:
+        state: names and values, in order; not only Tensors.
+        key: where they were, in words.
+        is_lightning: whether the names begin at a LightningModule, of which the network is a part.
+        is_exact: whether wrappers are already stripped, because their classes were known.
+        rest: the file's other entries.
+        metadata: the `_metadata` of a state_dict, which holds the modules' versions.
+    """
+
+    state: dict[str, Any]
+    key: str
+    is_lightning: bool
+    is_exact: bool
+    rest: list[str]
+    metadata: dict[Any, Any]
+
+
+def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
+    """Take the entry `key`, or else the first that is known to hold weights.
+
+    Args:
+        root: what was saved.
+        key: a name, dotted for nested dicts.
+        ema: prefer averaged weights, where there are some.
+
+    Raises:
+        CheckpointError: nothing there looks like weights; the message lists what there is.
+    """
+    with parsing("what it holds"):
+        return _choose(root, key, ema)
+
+
+def _choose(root: Any, key: str | None, ema: bool) -> Chosen:
+    entries = root if isinstance(root, dict) else {}
+    if "ds_version" in entries and not key:
+        raise CheckpointError("a part of a DeepSpeed checkpoint; run its zero_to_fp32.py first")
+    names = [*_EMA_KEYS, *_KEYS] if ema else [*_KEYS]
+    if "current_model_state" in entries:  # Lightning's WeightAveraging: state_dict is the average
+        names = ["state_dict" if ema else "current_model_state"]
+    found: dict[str, Any] = {name: entries.get(name) for name in names}
+    if key:
+        found = {key: _lookup(root, key.split("."))}
+    elif not any(map(_is_weights, found.values())):
+        dicts = {k: v for k, v in entries.items() if isinstance(v, dict) and _is_weights(v)}
+        found = {"the whole file": root} if _is_weights(root) or len(dicts) != 1 else dicts
+    for name, value in found.items():
+        if _is_weights(value):
+            return _chosen(value, name, entries)
+    inside = ", ".join(f"{k} ({_describe(v)})" for k, v in list(entries.items())[:20])
+    wanted = (
+        f"no weights at --key {key}" if key else "no weights in a usual place; name it with --key"
+    )
+    raise CheckpointError(f"{wanted}; it holds: {inside or _describe(root)}")
+
+
+def _chosen(value: Any, key: str, entries: dict[str, Any]) -> Chosen:
+    is_pickled = isinstance(value, Inert)
+    state = module_state(value) if is_pickled else value
+    is_lightning = (
+        "prepare_data_per_node" in _fields(value)
+        if is_pickled
+        else value is not entries and "pytorch-lightning_version" in entries
+    )
+    rest = [] if value is entries else [str(name) for name in entries if name != key]
+    if not all(isinstance(name, str) for name in state):
+        raise CheckpointError(f"{key} holds names that are not text")
+    metadata = getattr(value, "_metadata", None)
+    metadata = metadata if isinstance(metadata, dict) else {}
+    plain = {str(name): value for name, value in state.items() if value is not None}
+    return Chosen(plain, key, is_lightning, is_pickled, rest, metadata)
+
+
+def _lookup(value: Any, path: list[str]) -> Any:
+    """Follow a dotted path, where a key may itself contain dots."""
+    if not path:
+        return value
+    for i in range(len(path), 0, -1):
+        name = ".".join(path[:i])
+        if isinstance(value, dict) and name in value:
+            return _lookup(value[name], path[i:])
+    return None
+
+
+def _is_weights(value: Any) -> bool:
+    if isinstance(value, Inert):
+        return is_module(value)
+    return isinstance(value, dict) and any(
+        isinstance(v, Tensor) or is_odd_tensor(v) for v in value.values()
+    )
+
+
+def is_odd_tensor(value: Any) -> bool:
+    """Whether the value is a tensor of a kind that is not understood: sparse, quantized, ..."""
+    odd = ("torch._utils._rebuild", "torch.nn.parameter.", "torch._tensor._rebuild")
+    return isinstance(value, Inert) and value.name.startswith(odd)
+
+
+def is_module(value: Inert) -> bool:
+    """Whether the value is a pickled nn.Module, of whatever class."""
+    return _inner(value) is not value or isinstance(_fields(value).get("_modules"), dict)
+
+
+def _fields(module: Inert) -> dict[str, Any]:
+    return module.state if isinstance(module.state, dict) else {}
+
+
+def _inner(module: Inert) -> Inert:
+    """Return the module inside a wrapper of torch, or the module itself."""
+    name = module.name.rpartition(".")[2]
+    inside = None
+    if name == "OptimizedModule" and isinstance(module.args, tuple) and module.args:
+        inside = module.args[0]
+    elif name in _WRAPPERS and module.name.startswith("torch."):
+        inside = (_fields(module).get("_modules") or {}).get("module")
+    return inside if isinstance(inside, Inert) else module
+
+
+def module_state(root: Inert) -> dict[str, Any]:
+    """Return the state_dict of a pickled module whose class need not exist.
+
+    Raises:
+        CheckpointError: there is no end to it, because modules contain themselves or each other.
+    """
+    state: dict[str, Any] = {}
+    todo = [("", root)]
+    for _ in range(_MAX_MODULES):
+        if not todo:
+            return state
+        prefix, module = todo.pop()
+        if (inner := _inner(module)) is not module:
+            todo.append((prefix, inner))
+            continue
+        fields = _fields(module)
+        hidden = fields.get("_non_persistent_buffers_set") or ()
+        for name, value in (fields.get("_parameters") or {}).items():
+            state[f"{prefix}{name}"] = value
+        for name, value in (fields.get("_buffers") or {}).items():
+            if name not in hidden:
+                state[f"{prefix}{name}"] = value
+        children = list((fields.get("_modules") or {}).items())
+        todo += [(f"{prefix}{n}.", c) for n, c in reversed(children) if isinstance(c, Inert)]
+        if len(prefix) > _MAX_NAME or len(state) > _MAX_MODULES:
+            break
+    raise CheckpointError("damaged: its modules contain themselves")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"tensor {tuple(value.shape)}"
+    if isinstance(value, Inert):
+        return value.name
+    size = f" of {len(value)}" if isinstance(value, dict | list | tuple) else ""
+    return f"{type(value).__name__}{size}"
