@@ -42,6 +42,9 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
     if words[0] == "tensorboard":
         assert words[1] == "--logdir"
         return
+    if words[1] == "-m":
+        assert command(*words[1:3], "--help").returncode == 0
+        return
     script = next(i for i, word in enumerate(words) if word.endswith(".py"))
     arguments = words[script + 1 :]
     if words[script] in ("train.py", "evaluate.py", "predict.py"):

@@ -195,4 +195,4 @@ def test_faults_lose_nothing(tmp_path: Path) -> None:
         timeout=170,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert len(json.loads(figures.read_text())) == 8
+    assert len(json.loads(figures.read_text())) == 10

@@ -54,17 +54,20 @@ def kill(folder: Path, num: int, seed: int, only: str) -> Rows:
 
 
 def storm(folder: Path, num: int, seed: int, only: str) -> Rows:
-    trials = kills.storms(folder, num, seed)
-    faults = sum(len(trial.faults) for trial in trials)
-    worst = max(trial.max_weight_difference for trial in trials)
-    hangs = sum(trial.hangs for trial in trials)
-    return {
-        "storms: 1 to 3 processes, any signal, any victim": (
-            worst <= 1e-6 and hangs == 0,
+    rows = {}
+    # AdamW turns the rounding of a gradient that is nearly zero into a step: of three processes,
+    # one weight is 1.3e-6 off without any fault. In double precision nothing hides behind that.
+    for most_processes, precision, bar in ((2, "32-true", 1e-6), (3, "64-true", 1e-12)):
+        trials = kills.storms(folder, num, seed, most_processes, precision)
+        faults = sum(len(trial.faults) for trial in trials)
+        worst = max(trial.max_weight_difference for trial in trials)
+        hangs = sum(trial.hangs for trial in trials)
+        rows[f"storms: 1 to {most_processes} processes, any signal, any victim, {precision}"] = (
+            worst <= bar and hangs == 0,
             f"{faults} faults of {len(trials)} runs, largest weight difference {worst:.1e}, "
             f"{hangs} hangs",
         )
-    }
+    return rows
 
 
 def write(folder: Path, num: int, seed: int, only: str) -> Rows:
@@ -109,13 +112,18 @@ def asked(folder: Path, num: int, seed: int, only: str) -> Rows:
         slowest = max(slowest, outcome.seconds)
         if not is_good or outcome.status != 128 + signum:
             bad.append((strategy, num_workers, victim, signum.name, outcome.status))
+    twice = signals.hit(folder, "ddp", signal.SIGINT, "group", 2, twice=True)
     return {
+        "Ctrl-C twice": (
+            twice.status == 130 and twice.is_gone,
+            f"status {twice.status}, nobody left, {twice.seconds:.1f} s",
+        ),
         "SIGTERM, SIGINT, SIGUSR1, SIGUSR2 to the group or a rank; cpu, dp, ddp, ddp2; "
         "0 or 2 workers": (
             not bad,
             f"{len(cases) - len(bad)} of {len(cases)} saved, status 128+n, nobody left, "
             f"slowest {slowest:.1f} s {bad or ''}",
-        )
+        ),
     }
 
 

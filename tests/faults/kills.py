@@ -103,14 +103,16 @@ def same_run(folder: Path, reference: Path) -> list[str]:
     return differences(of(reference), of(folder))
 
 
-def trial(folder: Path, rng: random.Random, *, worlds: list[int], storm: bool, num: int) -> Trial:
+def trial(
+    folder: Path, rng: random.Random, *settings: str, worlds: list[int], storm: bool, num: int
+) -> Trial:
     """Stop a run ``num`` times, each time after a random time of training."""
     shutil.rmtree(folder, ignore_errors=True)
     result = Trial()
     for _ in range(num):
         num_processes = rng.choice(worlds)
         before = num_steps(folder)
-        process = start(command(folder, num_processes, "model.net.dropout=0.0"), folder / "log")
+        process = start(command(folder, num_processes, *settings), folder / "log")
         wait_for_step(process, folder, before)
         end = time.monotonic() + rng.uniform(0, 1.3 * NUM_STEPS * SECONDS_PER_BATCH)
         while process.poll() is None and time.monotonic() < end:
@@ -127,7 +129,7 @@ def trial(folder: Path, rng: random.Random, *, worlds: list[int], storm: bool, n
             result.hangs += 1
             os.killpg(process.pid, signal.SIGKILL)
         process.poll()
-    finish(folder, worlds[-1], "model.net.dropout=0.0")
+    finish(folder, worlds[-1], *settings)
     return result
 
 
@@ -148,26 +150,32 @@ def kills(folder: Path, num_processes: int, num_faults: int, seed: int) -> list[
     rng = random.Random(seed)
     reference = folder / "reference"
     shutil.rmtree(reference, ignore_errors=True)
-    finish(reference, num_processes, "model.net.dropout=0.0")
+    finish(reference, num_processes, "model.net.dropout=0.2")
     trials: list[Trial] = []
     while sum(len(t.faults) for t in trials) < num_faults:
-        t = trial(folder / "run", rng, worlds=[num_processes], storm=False, num=3)
+        t = trial(
+            folder / "run", rng, "model.net.dropout=0.2",
+            worlds=[num_processes], storm=False, num=3,
+        )  # fmt: skip
         t.differences = same_run(folder / "run", reference)
         trials.append(t)
     return trials
 
 
-def storms(folder: Path, num_faults: int, seed: int) -> list[Trial]:
+def storms(
+    folder: Path, num_faults: int, seed: int, most_processes: int, precision: str
+) -> list[Trial]:
     """Any signal to any victim, any number of processes; the weights must be the same."""
     rng = random.Random(seed)
     reference = folder / "reference"
     shutil.rmtree(reference, ignore_errors=True)
-    finish(reference, 1, "model.net.dropout=0.0")
+    settings = (f"trainer.precision={precision}",)
+    finish(reference, 1, *settings)
     expected = weights(reference)
     trials: list[Trial] = []
     while sum(len(t.faults) for t in trials) < num_faults:
-        worlds = rng.sample([1, 2, 3], k=3)
-        t = trial(folder / "run", rng, worlds=worlds, storm=True, num=5)
+        worlds = rng.sample(range(1, most_processes + 1), k=most_processes)
+        t = trial(folder / "run", rng, *settings, worlds=worlds, storm=True, num=5)
         found = weights(folder / "run")
         t.max_weight_difference = max(
             float((found[name] - expected[name]).abs().max()) for name in expected

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 2.0
 # And a process that fails because another is dead gets this long to learn of it.
 NEWS_SECONDS = 0.5
+CONNECT_SECONDS = 30.0
 # A host that is gone is noticed after 5 + 3 * 5 seconds without an answer.
 IDLE_SECONDS, PROBE_SECONDS, NUM_PROBES = 5, 5, 3
 # Sockets that a data worker inherits would hide the end of its process.
@@ -38,29 +39,45 @@ class Peers:
     def __init__(
         self, rank: int, num_ranks: int, address: str, broadcast: Callable[[Any], Any]
     ) -> None:
-        self.rank = rank
+        self.rank, self.is_closing = rank, False
         self.connections: dict[int, socket.socket] = {}  # by the rank at the other end
-        if rank == 0:
-            with socket.create_server(("", 0), backlog=num_ranks) as server:
-                token = secrets.token_hex(8)
-                broadcast((server.getsockname()[1], token))
-                while len(self.connections) < num_ranks - 1:
-                    connection = server.accept()[0]
-                    introduction = connection.makefile().readline().split()
-                    if introduction[:1] == [token]:
-                        self.connections[int(introduction[1])] = connection
-                    else:
-                        connection.close()  # a stranger
-        else:
-            port, token = broadcast(None)
-            self.connections[0] = socket.create_connection((address, port), timeout=60)
-            self.connections[0].settimeout(None)
-            self.connections[0].sendall(f"{token} {rank}\n".encode())
+        try:
+            if rank == 0:
+                self._accept(num_ranks, broadcast)
+            else:
+                self._connect(address, *broadcast(None))
+        except OSError as error:  # a firewall between hosts, or a name that leads elsewhere
+            log.warning(
+                "Rank %d cannot watch the other processes (%s): the end of one may be noticed only "
+                "by the time limit of collective operations.",
+                rank,
+                error,
+            )
         for connection in self.connections.values():
             keep_alive(connection)
         OPEN.update(self.connections.values())
-        self.is_closing = False
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
+
+    def _accept(self, num_ranks: int, broadcast: Callable[[Any], Any]) -> None:
+        with socket.create_server(("", 0), backlog=num_ranks) as server:
+            server.settimeout(CONNECT_SECONDS)
+            token = secrets.token_hex(8)
+            broadcast((server.getsockname()[1], token))
+            while len(self.connections) < num_ranks - 1:
+                connection = server.accept()[0]
+                connection.settimeout(CONNECT_SECONDS)
+                introduction = connection.makefile().readline().split()
+                connection.settimeout(None)
+                if introduction[:1] == [token]:
+                    self.connections[int(introduction[1])] = connection
+                else:
+                    connection.close()  # a stranger
+
+    def _connect(self, address: str, port: int, token: str) -> None:
+        connection = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
+        connection.settimeout(None)
+        connection.sendall(f"{token} {self.rank}\n".encode())
+        self.connections[0] = connection
 
     def close(self) -> None:
         """Say goodbye: this process leaves as agreed."""
