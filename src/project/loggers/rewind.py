@@ -28,9 +28,11 @@ def rewind_table(path: Path, step: int) -> None:
     if not path.exists():
         return
     with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        columns = list(reader.fieldnames or [])
-        rows = [row for row in reader if (row["step"] or "").isdigit() and int(row["step"]) < step]
+        text = file.read()
+    whole = text[: text.rfind("\n") + 1].splitlines()  # no row that was cut off
+    reader = csv.DictReader(whole)
+    columns = list(reader.fieldnames or ["step"])
+    rows = [row for row in reader if int(row["step"]) < step]
     part = path.with_name(path.name + ".part")
     with part.open("w", newline="") as file:
         table = csv.DictWriter(file, columns)
