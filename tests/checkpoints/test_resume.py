@@ -40,6 +40,7 @@ REPAIRS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
     "counters": (loop_repairs, "repair_counters", nothing, "dropout, OneCycle"),
     "validation": (loop_repairs, "repair_validation", nothing, "dropout, OneCycle"),
     "current score": (loop_repairs, "repair_current_scores", nothing, "dropout, OneCycle"),
+    "precision": (loop_repairs, "repair_precision", nothing, "double precision"),
     "end of the restart": (loop_repairs, "end_restart", nothing, "ReduceLROnPlateau"),
     "logged sums": (running_values, "_restore_logged", nothing, "every kind of log"),
     "metrics": (running_values, "_restore_metric", nothing, "dropout, OneCycle"),

@@ -87,6 +87,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "trainer.accumulate_grad_batches=2",
         "trainer.log_every_n_steps=1",
     ),
+    "double precision": ("trainer.precision=64-true",),
     "part of an epoch": ("trainer.limit_train_batches=3",),
     "all together": (
         "data.num_workers=2",

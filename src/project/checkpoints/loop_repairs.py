@@ -10,6 +10,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.plugins import DoublePrecision
 
 
 def repair_counters(trainer: pl.Trainer, batches_per_step_before: int) -> None:
@@ -32,6 +33,15 @@ def repair_counters(trainer: pl.Trainer, batches_per_step_before: int) -> None:
         progress.is_last_batch = False  # told of the announced batch
         # The loop adds one, as if the step had not been counted when the checkpoint was written.
         loop._batches_that_stepped -= 1
+
+
+def repair_precision(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Make a module double before its weights are loaded; call it in ``setup``.
+
+    Lightning loads first, into single precision, and rounds every weight.
+    """
+    if isinstance(trainer.precision_plugin, DoublePrecision):
+        pl_module.double()
 
 
 def validation_counters(trainer: pl.Trainer) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
                     )
     for key, state in mine["logged"].items():
         same = [other["logged"][key] for other in others if key in other["logged"]]
-        results[key] = _restore_logged(trainer, state, same, takes_all)
+        with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
+            results[key] = _restore_logged(trainer, state, same, takes_all)
     connector._first_loop_iter = mine["first_batch"]
     connector._current_fx = mine["current_fx"]
 

@@ -51,6 +51,7 @@ class SafePoint(pl.Callback):
         """Take over the signals; Lightning's handlers would wait for other processes inside."""
         self.signals.install(trainer)
         if stage == "fit":
+            loop_repairs.repair_precision(trainer, pl_module)
             self.agreement = Agreement(trainer)
             if trainer.is_global_zero:
                 files.remove_parts(self.folder)
