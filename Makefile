@@ -25,21 +25,28 @@ test: check
 	# Two workers, one thread each: tests that start processes of their own share the same cores.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
+# The new lock takes its place only after the tests have passed with it. Platform parts of torch
+# (CUDA libraries, "+cpu") are left to the platform that installs.
 lock:
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --upgrade-strategy eager -e .[test]
-	# Platform parts of torch (CUDA libraries, "+cpu") are left to the platform that installs.
-	build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu//; /^\(nvidia-[^m]\|cuda-\|triton\)/d' > requirements.lock
+	build/lock/bin/pip freeze --exclude-editable \
+	    | sed 's/+cpu//; /^\(nvidia-[^m]\|cuda-\|triton\)/d' > build/requirements.lock
+	touch build/lock/made build/lock/installed build/lock/installed-test
 	$(MAKE) test VENV=build/lock
+	mv build/requirements.lock requirements.lock
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+# Some systems leave a broken environment behind where venv is half installed: start it anew.
+$(VENV)/made:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed for the locked versions: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv --clear $(VENV)
+	touch $@
 
-$(INSTALLED): $(BIN)/python pyproject.toml requirements.lock
+$(INSTALLED): $(VENV)/made pyproject.toml requirements.lock
 	$(PIP) install -c requirements.lock -e .
 	touch $@
 
-$(TEST_INSTALLED): $(BIN)/python pyproject.toml requirements.lock
+$(TEST_INSTALLED): $(VENV)/made pyproject.toml requirements.lock
 	$(PIP) install -c requirements.lock -e .[test]
 	touch $(INSTALLED) $@

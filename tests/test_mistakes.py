@@ -19,6 +19,16 @@ MISTAKES = {
     "text for a number": ("data.batch_size=many", "data.batch_size takes a number"),
     "no value": ("data.batch_size=", "data.batch_size takes a number"),
     "number with a fraction": ("data.batch_size=1.5", "must be a whole number, 1 or more"),
+    "nothing for a number": ("data.batch_size=null", "must be a whole number, 1 or more"),
+    "seed too large": ("seed=99999999999", "smaller than 2^32"),
+    "unknown pinning": ("data.pin_memory=maybe", "true, false or auto"),
+    "no devices": ("trainer.devices=0", "a number from 1"),
+    "unknown accelerator": ("trainer.accelerator=tpu", "cpu, gpu, cuda or mps"),
+    "no strategy": ("~strategy", "Leave out ~strategy"),
+    "no trainer": ("~trainer", "Leave out ~trainer"),
+    "empty strategy": ("strategy=null", "must be a string"),
+    "name outside": ("name=../x", "without '..'"),
+    "Lightning 1, added": ("+gpus=2", "strategy=ddp trainer.devices="),
     "batch size of zero": ("data.batch_size=0", "must be a whole number, 1 or more"),
     "negative workers": ("data.num_workers=-1", "must be a whole number, 0 or more"),
     "text for a truth value": ("test=perhaps", "test takes true or false"),
@@ -43,7 +53,10 @@ LATE_MISTAKES = {
         "model.net._target_=project.models.cn.CNN",
         "There is no module project.models.cn",
     ),
-    "argument that a class lacks": ("+model.net.depth=3", "unexpected keyword argument 'depth'"),
+    "argument that a class lacks": ("+model.net.depth=3", "has no argument depth"),
+    "argument of the optimizer": ("+model.optimizer.lrr=3", "Did you mean lr?"),
+    "value that the optimizer refuses": ("model.optimizer.lr=-1", "Invalid learning rate"),
+    "machines that nobody starts": ("strategy=ddp trainer.num_nodes=2", "torchrun --nnodes=2"),
     "value that a class refuses": ("model.net.num_groups=7", "divisible by num_groups"),
     "value that the Trainer refuses": ("trainer.precision=8", "Precision"),
     "batch smaller than the processes": (
@@ -59,7 +72,7 @@ def expect_refusal(arguments: list[str], hint: str, folder: Path) -> None:
     assert hint in result.stderr
     assert "Traceback" not in result.stderr
     message = [line for line in result.stderr.splitlines() if line.strip()]
-    assert len(message) <= 2, result.stderr
+    assert len(message) <= 2 or "samples," in result.stdout, result.stderr
     assert list(folder.iterdir()) == []
 
 
@@ -123,7 +136,7 @@ def test_checkpoint_of_another_network_is_refused(finished_run: Path) -> None:
 def test_bug_keeps_its_traceback(tmp_path: Path) -> None:
     """Only mistakes are shortened; an error inside a class is shown whole."""
     (tmp_path / "broken_net.py").write_text(
-        "class Net:\n    def __init__(self, **_):\n        {}['missing']\n"
+        "class Net:\n    def __init__(self, **_):\n        int('abc')\n"
     )
     result = command(
         "train.py",
@@ -134,6 +147,35 @@ def test_bug_keeps_its_traceback(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "Traceback" in result.stderr
     assert "broken_net.py" in result.stderr
+
+
+def test_mistake_in_a_sweep_leaves_nothing(tmp_path: Path) -> None:
+    result = command("train.py", "-m", "trainer.devcies=1,2", f"output_dir={tmp_path / 'out'}")
+    assert "Did you mean trainer.devices?" in result.stderr
+    assert not list(tmp_path.glob("out/**/*.yaml"))
+
+
+def test_failing_import_inside_of_a_module_is_not_called_a_typo(tmp_path: Path) -> None:
+    (tmp_path / "my_net.py").write_text("import a_package_that_is_missing\n")
+    result = command(
+        "train.py",
+        "model.net._target_=my_net.Net",
+        f"output_dir={tmp_path / 'out'}",
+        environment={"PYTHONPATH": str(tmp_path)},
+    )
+    assert "Traceback" in result.stderr
+    assert "No module named 'a_package_that_is_missing'" in result.stderr
+
+
+def test_processes_that_would_each_train_alone_are_refused(tmp_path: Path) -> None:
+    result = command(
+        *("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"),
+        f"output_dir={tmp_path}",
+        environment={"MASTER_PORT": "29533"},
+    )
+    assert (
+        "2 processes were started, and each would train alone. Add strategy=ddp." in result.stderr
+    )
 
 
 def test_answers_do_not_import_torch(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_screen_shows_start_end_and_next_commands(finished_run: Path) -> None:
     for text in ("strategy", "parameters", "batch", "test/accuracy", "tensorboard --logdir"):
         assert text in screen
     checkpoint = finished_run / "checkpoints" / "best.ckpt"
-    assert f"python evaluate.py checkpoint={checkpoint}" in screen
+    assert f"evaluate.py checkpoint={checkpoint}" in screen
     assert "WARNING" not in screen
 
 

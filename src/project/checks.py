@@ -29,6 +29,12 @@ OLD_NAMES = {
     "accelerator": "strategy=cpu or strategy=gpu",
     "num_processes": "strategy=ddp trainer.devices=<number of processes>",
     "auto_select_gpus": "strategy=gpu",
+    "tpu_cores": "strategy=cpu or strategy=gpu; TPUs are not supported here",
+    "auto_lr_find": "model.optimizer.lr=<rate>",
+    "auto_scale_batch_size": "data.batch_size=<samples>",
+    "resume_from_checkpoint": "evaluate.py checkpoint=<path> to test a checkpoint",
+    "weights_summary": "trainer.enable_model_summary=<true or false>",
+    "checkpoint_callback": "callbacks.checkpoint=null to switch it off",
     "max_nb_epochs": "trainer.max_epochs=<number>",
     "progress_bar_refresh_rate": "callbacks.progress_bar.refresh_rate=<steps>",
 }
@@ -36,6 +42,8 @@ OLD_STRATEGIES = {
     "ddp_cpu": "ddp with trainer.accelerator=cpu",
     "single_device": "auto",
     "ddp_notebook": "ddp_spawn",
+    "ddp_sharded": "ddp",
+    "horovod": "ddp",
 }
 
 
@@ -81,13 +89,19 @@ def _unknown_choice(error: MissingConfigException) -> str:
 def _unknown_key(key: str, config_name: str, overrides: list[str]) -> str:
     leaf = key.rpartition(".")[2]
     if leaf in OLD_NAMES:
-        return f"{key} is a setting of Lightning 1. Use {OLD_NAMES[leaf]}."
+        return _old_name(key)
     keys = known_keys(config_name, overrides)
     same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
+    if config_name != "train" and key in ("data", "model"):
+        return f"{key}={{...}}: the {key} is that of the checkpoint's run. Leave it out."
     hint = _did_you_mean(key, [*keys, *GROUPS])
     if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text
         hint = f" Did you mean {same_leaf[0]}?"
     return f"There is no key {key}.{hint}\nTo add a new one, write +{key}=<value>."
+
+
+def _old_name(key: str) -> str:
+    return f"{key} is a setting of Lightning 1. Use {OLD_NAMES[key.rpartition('.')[2]]}."
 
 
 def known_keys(config_name: str, overrides: list[str]) -> list[str]:
@@ -118,27 +132,75 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
         raise UserError(
             "checkpoint has no value. Add checkpoint=<run folder>/checkpoints/best.ckpt."
         )
+    for key in ("data", "model", "trainer", "callbacks", "logger"):
+        # What is left of ~trainer is the strategy's part of it.
+        if not OmegaConf.is_dict(cfg.get(key)) or (key == "trainer" and "_target_" not in cfg[key]):
+            raise UserError(f"{key} was removed, and nothing runs without it. Leave out ~{key}.")
     for key in OmegaConf.missing_keys(cfg):
         raise UserError(f"{key} has no value. Add {key}=<value>.")
+    for override in overrides:
+        name = override.lstrip("+~").partition("=")[0]
+        if override.startswith("+") and name.rpartition(".")[2] in OLD_NAMES:
+            raise UserError(_old_name(name))
     _check_kinds(task, overrides)
-    _check_number(cfg, "data.batch_size", 1)
-    _check_number(cfg, "data.max_samples_per_device", 1)
-    _check_number(cfg, "data.num_workers", 0)
-    _check_number(cfg, "trainer.num_nodes", 1)
-    _check_number(cfg, "trainer.accumulate_grad_batches", 1)
-    _check_number(cfg, "trainer.max_epochs", -1)
-    _check_number(cfg, "seed", 0)
+    for key, least in WHOLE_NUMBERS.items():
+        _check_number(cfg, key, least)
+    if cfg.seed >= 2**32:
+        raise UserError(f"seed={cfg.seed} must be smaller than 2^32.")
+    if OmegaConf.select(cfg, "data.pin_memory", default="auto") not in (True, False, "auto"):
+        raise UserError(f"data.pin_memory={cfg.data.pin_memory} must be true, false or auto.")
+    if task == "train":
+        _check_names(cfg)
     _check_devices(cfg.trainer)
     if task != "train":
         check_checkpoint(Path(cfg.checkpoint))
+    if cfg.get("output") is not None:
+        _check_output(Path(cfg.output))
+
+
+# The least value of each; a key that a config does not have is not checked.
+WHOLE_NUMBERS = {
+    "seed": 0,
+    "data.batch_size": 1,
+    "data.max_samples_per_device": 1,
+    "data.num_workers": 0,
+    "data.prefetch_factor": 1,
+    "trainer.num_nodes": 1,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.log_every_n_steps": 1,
+    "trainer.max_epochs": -1,
+    "trainer.max_steps": -1,
+}
+MAY_BE_NULL = {"data.max_samples_per_device", "trainer.max_epochs"}
 
 
 def _check_number(cfg: DictConfig, key: str, least: int) -> None:
-    value = OmegaConf.select(cfg, key)
-    if value is None:
+    value = OmegaConf.select(cfg, key, default=least)
+    if value is None and key in MAY_BE_NULL:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{key}={value} must be a whole number, {least} or more.")
+        shown = "null" if value is None else value
+        raise UserError(f"{key}={shown} must be a whole number, {least} or more.")
+
+
+def _check_names(cfg: DictConfig) -> None:
+    """A run's folder lies below output_dir."""
+    if not cfg.output_dir:
+        raise UserError("output_dir has no value. Use output_dir=<folder>, such as outputs.")
+    name = str(cfg.name or "")
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise UserError(f"name={name} must be a folder below output_dir, without '..'.")
+
+
+def _check_output(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"output={path} is a folder. Use output={path / 'predictions.csv'}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(f"{path.name}.part").touch()
+        path.with_name(f"{path.name}.part").unlink()
+    except OSError as error:
+        raise UserError(f"output={path} cannot be written: {error.strerror}.") from error
 
 
 def _check_kinds(config_name: str, overrides: list[str]) -> None:
@@ -171,13 +233,26 @@ def _is_text(value: Any) -> bool:
 
 
 def _check_devices(trainer: DictConfig) -> None:
+    if not {"accelerator", "devices", "strategy"} <= trainer.keys():
+        raise UserError(
+            "The strategy was removed, and nothing runs without one. Leave out ~strategy."
+        )
     accelerator, devices = trainer.accelerator, trainer.devices
     if accelerator in ("dp", "ddp", "ddp2", "ddp_spawn", "ddp_cpu"):
         raise UserError(
             f"trainer.accelerator={accelerator} is a setting of Lightning 1. "
             f"Use strategy={accelerator.replace('_cpu', '')}."
         )
-    if accelerator not in ("auto", "gpu", "cuda"):
+    if accelerator not in ("auto", "cpu", "gpu", "cuda", "mps"):
+        raise UserError(
+            f"trainer.accelerator={accelerator} is unknown: auto, cpu, gpu, cuda or mps."
+        )
+    is_count = str(devices).isdigit() and int(devices) > 0
+    if not is_count and devices not in ("auto", -1) and _device_indices(devices) is None:
+        raise UserError(
+            f"trainer.devices={devices} must be a number from 1, a list such as [0,1], or auto."
+        )
+    if accelerator == "cpu":
         return
     available = num_gpus()
     if accelerator != "auto" and available == 0:
@@ -216,7 +291,7 @@ def training_config(checkpoint: Path) -> Path:
         there = sorted(str(path) for path in checkpoint.parent.glob("*.ckpt"))
         hint = f" There is {', '.join(there)}." if there else ""
         raise UserError(f"checkpoint={checkpoint}: there is no such file.{hint}")
-    config = checkpoint.resolve().parents[1] / "config.yaml"
+    config = checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise UserError(
             f"checkpoint={checkpoint}: there is no {config}, which says how to build its model.\n"

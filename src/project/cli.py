@@ -43,7 +43,8 @@ def main(task: str) -> None:
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        sys.exit(str(error))
+        # Under torchrun and srun every process finds the mistake; the first one tells.
+        sys.exit(str(error) if run_folder.global_rank() == 0 else 1)
 
 
 @dataclass
@@ -91,12 +92,25 @@ def compose_and_start(task: str) -> None:
         single.append(command)
         return None
 
+    # Hydra takes "seed=1 -m model=mlp" only with the flag in front.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    sweeps = run_folder.sweeps(overrides)
+    before = set(sweeps.glob("*"))
     try:
         with hydra_raises():
             hydra.main(config_path=str(CONF), config_name=task, version_base="1.3")(take)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        run_folder.remove_unstarted(set(sweeps.glob("*")) - before)
         raise UserError(checks.explain(error, task, overrides)) from error
+    except UserError:
+        run_folder.remove_unstarted(set(sweeps.glob("*")) - before)
+        raise
+    except OSError as error:
+        raise UserError(
+            f"The sweep's folder cannot be made: {error}.\n"
+            "Choose a folder that you may write to with output_dir=<folder>."
+        ) from error
     for command in single:
         if isinstance(command, UserError):
             raise command
@@ -121,8 +135,9 @@ def take_training_config(argv: list[str]) -> None:
     for i, argument in enumerate(argv):
         key, _, value = argument.partition("=")
         if key == "checkpoint":
-            path = value.strip("'\"")
-            argv[i] = f"checkpoint='{path}'"  # Hydra wants quotes around names like epoch=3.ckpt
+            path = value[1:-1] if value[:1] in ("'", '"') and value[-1:] == value[:1] else value
+            # Hydra wants quotes around names like epoch=3.ckpt.
+            argv[i] = "checkpoint='{}'".format(path.replace("'", "\\'"))
             store_training_config(checks.training_config(Path(path)))
 
 
@@ -134,7 +149,7 @@ def start(command: Command) -> Any:
     """
     cfg = command.cfg
     if command.task == "train":
-        cfg.name = cfg.name or command.choices.get("experiment") or "default"
+        cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
         if run_dir := resume.find(cfg, is_sweep=command.sweep_dir is not None):
             return go_on(command, run_dir)
         cfg.resume = None

@@ -7,8 +7,11 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from project.devices import num_gpus
+from project.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
@@ -32,9 +35,12 @@ def store_training_config(file: Path | None) -> None:
     """
     node: dict[str, Any] = {"data": {}, "model": {}}
     if file is not None:
-        trained: Any = OmegaConf.load(file)
-        node = {key: trained[key] for key in ("data", "model", "seed", "name")}
-        node["trainer"] = {"precision": trained.trainer.precision}
+        try:
+            trained: Any = OmegaConf.load(file)
+            node = {key: trained[key] for key in ("data", "model", "seed", "name")}
+            node["trainer"] = {"precision": trained.trainer.precision}
+        except (OmegaConfBaseException, YAMLError, OSError) as error:
+            raise UserError(f"{file} is not the config of a training run: {error}") from error
     ConfigStore.instance().store(name="run", node=node, package="_global_")
 
 

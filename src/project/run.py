@@ -4,20 +4,21 @@ The only place that knows both the config and the Trainer; everything that is bu
 plain values.
 """
 
-import difflib
-import importlib
 import json
 import logging
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -36,6 +37,7 @@ from project.loggers.rewind import rewind_logs
 from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
 from project.processes.leaving import AgreedExit
 from project.run_log import RunLog
+from project.targets import check_targets
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +50,13 @@ def train(cfg: DictConfig) -> dict[str, float]:
         rewind(Path(cfg.run_dir), cfg.resume)
     with user_errors(), leaving_together(trainer):
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
-    metrics = scalars(trainer)
-    if cfg.test and not trainer.interrupted:
-        # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
-        if best := getattr(trainer.checkpoint_callback, "best_model_path", ""):
-            load_weights(model, Path(best))
-        trainer.test(model, data, verbose=False)
-        metrics |= scalars(trainer)
+        metrics = scalars(trainer)
+        if cfg.test and not trainer.interrupted:
+            # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
+            if best := getattr(trainer.checkpoint_callback, "best_model_path", ""):
+                load_weights(model, Path(best))
+            trainer.test(model, data, verbose=False)
+            metrics |= scalars(trainer)
     finish(trainer, cfg, metrics)
     return metrics
 
@@ -71,7 +73,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Test a checkpoint and return the metrics."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
-    trainer.test(model, data, verbose=False)
+    with user_errors():
+        trainer.test(model, data, verbose=False)
     metrics = scalars(trainer)
     finish(trainer, cfg, metrics)
     return metrics
@@ -82,9 +85,10 @@ def predict(cfg: DictConfig) -> None:
     path = Path(cfg.output or Path(cfg.run_dir, "predictions.csv"))
     trainer, model, data = build(cfg, PredictionTable(path))
     load_weights(model, Path(cfg.checkpoint))
-    trainer.predict(model, data, return_predictions=False)
+    with user_errors():
+        trainer.predict(model, data, return_predictions=False)
     close_process_group()
-    if trainer.is_global_zero:
+    if trainer.is_global_zero and path.exists():
         summary.show_predictions(path)
 
 
@@ -126,7 +130,28 @@ def build(
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in configured),
             _convert_="all",
         )
+    check_processes(trainer)
     return trainer, model, data
+
+
+def check_processes(trainer: pl.Trainer) -> None:
+    """Refuse a launch that would wait for processes that nobody starts, or train several times.
+
+    dp and ddp2 look themselves.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    if started > 1 and trainer.world_size == 1:
+        raise UserError(
+            f"{started} processes were started, and each would train alone. Add strategy=ddp."
+        )
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    alone = isinstance(environment, LightningEnvironment) and "MASTER_ADDR" not in os.environ
+    if trainer.num_nodes > 1 and alone:
+        raise UserError(
+            f"trainer.num_nodes={trainer.num_nodes}, but nothing starts processes elsewhere.\n"
+            f"Use torchrun --nnodes={trainer.num_nodes} or srun, or set MASTER_ADDR, MASTER_PORT "
+            "and NODE_RANK on each machine."
+        )
 
 
 def safe_points(cfg: DictConfig) -> list[pl.Callback]:
@@ -141,57 +166,27 @@ def make(node: DictConfig) -> Any:
     return instantiate(node, _convert_="all")
 
 
-class user_errors:  # noqa: N801  # reads as a block, like contextlib's own
+@contextmanager
+def user_errors() -> Iterator[None]:
     """Turn what Hydra, Lightning and torch say of wrong settings into a ``UserError``.
 
-    A bug inside a user's class keeps its traceback.
+    A bug inside a class keeps its traceback: only what was raised on purpose is shortened, not
+    what Python itself stumbled over.
     """
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        """Raise a ``UserError`` instead where the settings are to blame."""
-        if isinstance(error, MisconfigurationException):
-            raise UserError(str(error)) from error
-        if not isinstance(error, InstantiationException) or error.__cause__ is None:
-            return
-        cause = error.__cause__
-        where = str(error).partition("full_key: ")[2].strip() or "the config"
-        frames = traceback.extract_tb(cause.__traceback__)
-        called_wrongly = isinstance(cause, TypeError) and "hydra" in frames[-1].filename
-        if called_wrongly or isinstance(cause, (ValueError, MisconfigurationException)):
-            raise UserError(f"{where}: {cause}") from error
-        raise cause
-
-
-def check_targets(node: Any, key: str = "") -> None:
-    """Find every ``_target_``, so that a typo is told by its key and its name."""
-    if OmegaConf.is_list(node):
-        for i, child in enumerate(node):
-            check_targets(child, f"{key}[{i}]")
-    elif OmegaConf.is_dict(node):
-        target = node.get("_target_")
-        if target is not None:
-            try:
-                get_object(target)
-            except ImportError as error:
-                raise UserError(
-                    f"{key}._target_: {target} does not exist.{_near(target)}"
-                ) from error
-        for name, child in node.items():
-            check_targets(child, f"{key}.{name}" if key else str(name))
-
-
-def _near(target: str) -> str:
-    """A guess at what a misspelled import path should have been."""
-    module_name, _, name = target.rpartition(".")
     try:
-        names = vars(importlib.import_module(module_name))
-    except ImportError:
-        return f" There is no module {module_name}."
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" Did you mean {module_name}.{close[0]}?" if close else ""
+        yield
+    except MisconfigurationException as error:
+        raise UserError(str(error)) from error
+    except InstantiationException as error:
+        cause = error.__cause__
+        if cause is None:
+            raise UserError(" ".join(str(error).split())) from error
+        where = str(error).partition("full_key: ")[2].strip() or "the config"
+        raised_at = traceback.extract_tb(cause.__traceback__)[-1]
+        on_purpose = (raised_at.line or "").lstrip().startswith("raise")
+        if isinstance(cause, (ValueError, MisconfigurationException)) and on_purpose:
+            raise UserError(f"{where}: {cause}") from error
+        raise cause from None
 
 
 def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
@@ -214,9 +209,12 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
         UserError: if they are not the model's.
     """
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(checkpoint["state_dict"])
-    except (RuntimeError, KeyError) as error:
+        weights = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    except (RuntimeError, KeyError, TypeError, UnpicklingError) as error:
+        raise UserError(f"checkpoint={path} is not a checkpoint of a training run.") from error
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
         reason = str(error).strip().splitlines()
         raise UserError(
             f"checkpoint={path} does not fit the model: {' '.join(reason[:2])}\n"

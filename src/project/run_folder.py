@@ -77,6 +77,21 @@ def remove_unused(path: Path) -> None:
         path.parent.rmdir()
 
 
+def sweeps(overrides: list[str]) -> Path:
+    """Where a command's sweeps go, as conf/command.yaml says."""
+    given = dict(override.partition("=")[::2] for override in overrides)
+    return Path(given.get("output_dir", "outputs"), "sweeps")
+
+
+def remove_unstarted(folders: set[Path]) -> None:
+    """Remove folders that sweeps were given but in which no run has started."""
+    for folder in folders:
+        if not any(folder.glob("*/config.yaml")):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not any(folder.parent.iterdir()):
+                folder.parent.rmdir()
+
+
 def _make(path: Path, exist_ok: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

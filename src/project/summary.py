@@ -1,6 +1,8 @@
 """What a person reads on the screen at the start and at the end of a run."""
 
+import os
 import platform
+import sys
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -35,16 +37,19 @@ def show_start(
 @rank_zero_only
 def show_end(run_dir: Path, metrics: dict[str, float]) -> None:
     """Say what came out, where it is, and what to type next."""
-    rows = {name: f"{metrics[name]:.4f}" for name in sorted(metrics) if name.startswith("test/")}
-    rows |= {name: f"{metrics[name]:.4f}" for name in sorted(metrics) if name.startswith("val/")}
+    # The test is of the best checkpoint; other metrics are of the last epoch.
+    tested = [name for name in sorted(metrics) if name.startswith("test/")]
+    shown = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
+    rows = {name: f"{metrics[name]:.4f}" for name in shown}
     rows["results"] = _short(run_dir / "results.json")
     if (run_dir / "tensorboard").exists():
-        rows["learning curves"] = f"tensorboard --logdir {_short(run_dir.parent)}"
+        rows["learning curves"] = f"{_program('tensorboard')} --logdir {_short(run_dir.parent)}"
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
         rows["best checkpoint"] = _short(checkpoint)
-        rows["test again"] = f"python evaluate.py checkpoint={_short(checkpoint)}"
-        rows["weights only"] = f"python scripts/convert_checkpoint.py {_short(checkpoint)}"
+        rows["test again"] = f"{_program('python')} evaluate.py checkpoint={_short(checkpoint)}"
+        convert = f"{_program('python')} scripts/convert_checkpoint.py"
+        rows["weights only"] = f"{convert} {_short(checkpoint)}"
     _print_table(rows)
 
 
@@ -72,9 +77,16 @@ def _device_name(device: torch.device) -> str:
     return f"{device} ({torch.get_num_threads()} threads, {platform.machine()})"
 
 
+def _program(name: str) -> str:
+    """How to call a program of this environment: by its path where it is not activated."""
+    if "VIRTUAL_ENV" in os.environ or sys.prefix == sys.base_prefix:
+        return name
+    return _short(Path(sys.executable).with_name(name))
+
+
 def _short(path: Path) -> str:
     """The path as seen from here, which is what a user types."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
         return str(path)

@@ -95,6 +95,10 @@ class Digits(DataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if min(test_fraction, val_fraction) <= 0 or test_fraction + val_fraction >= 1:
+            raise ValueError("test_fraction and val_fraction must be above 0 and below 1 in sum.")
+        if not 0 <= max_shift < SIDE:
+            raise ValueError(f"max_shift={max_shift} must be a number of pixels below {SIDE}.")
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
         self.split_seed = split_seed
         self.max_shift = max_shift

@@ -1,5 +1,6 @@
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from project.errors import UserError
 
 
 class Classifier(pl.LightningModule):
@@ -40,6 +43,10 @@ class Classifier(pl.LightningModule):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
+        if scheduler_interval not in ("step", "epoch"):
+            raise ValueError(f"scheduler_interval={scheduler_interval} must be step or epoch.")
+        if class_weights is not None and len(class_weights) != num_classes:
+            raise ValueError(f"class_weights has {len(class_weights)} numbers, not {num_classes}.")
         # Only plain values: a checkpoint must load where this code does not exist.
         self.save_hyperparameters("num_classes", "class_weights", "label_smoothing")
         self.net = net
@@ -125,20 +132,23 @@ class Classifier(pl.LightningModule):
         inputs, labels = batch
         probabilities = self(inputs).softmax(dim=1)  # (B, num_classes)
         confidence, prediction = probabilities.max(dim=1)
-        columns = {f"p{i}": column for i, column in enumerate(probabilities.unbind(dim=1))}
-        return {"label": labels, "prediction": prediction, "confidence": confidence, **columns}
+        columns = {"prediction": prediction, "confidence": confidence}
+        if (labels >= 0).all():
+            columns = {"label": labels, **columns}  # new data has none
+        return columns | {f"p{i}": column for i, column in enumerate(probabilities.unbind(dim=1))}
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        optimizer = self.make_optimizer(self.parameters())
+        optimizer = configured("model.optimizer", self.make_optimizer, self.parameters())
         if self.make_scheduler is None:
             return optimizer
         arguments = inspect.signature(self.make_scheduler).parameters
         if "total_steps" in arguments and arguments["total_steps"].default is None:
             steps = int(self.trainer.estimated_stepping_batches)
-            scheduler = self.make_scheduler(optimizer, total_steps=steps)
+            make = partial(self.make_scheduler, total_steps=steps)
+            scheduler = configured("model.scheduler", make, optimizer)
         else:
-            scheduler = self.make_scheduler(optimizer)
+            scheduler = configured("model.scheduler", self.make_scheduler, optimizer)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {
@@ -147,6 +157,14 @@ class Classifier(pl.LightningModule):
                 "monitor": self.scheduler_monitor,
             },
         }
+
+
+def configured(key: str, make: Callable[..., Any], argument: Any) -> Any:
+    """Call what the configuration gave; name its key where it refuses its arguments."""
+    try:
+        return make(argument)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{key}: {error}") from error
 
 
 def metrics(num_classes: int) -> MetricCollection:
