@@ -144,7 +144,10 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
             raise UserError(_old_name(name))
     _check_kinds(task, overrides)
     for key, least in WHOLE_NUMBERS.items():
-        _check_number(cfg, key, least)
+        if not key.startswith("checkpoint.") or task == "train":  # elsewhere it is a path
+            _check_number(cfg, key, least)
+    if cfg.get("on_full_disk", "stop") not in ("continue", "stop"):
+        raise UserError(f"on_full_disk={cfg.on_full_disk}: use continue or stop.")
     if cfg.seed >= 2**32:
         raise UserError(f"seed={cfg.seed} must be smaller than 2^32.")
     if OmegaConf.select(cfg, "data.pin_memory", default="auto") not in (True, False, "auto"):
@@ -165,13 +168,19 @@ WHOLE_NUMBERS = {
     "data.max_samples_per_device": 1,
     "data.num_workers": 0,
     "data.prefetch_factor": 1,
+    "checkpoint.every_n_steps": 1,
+    "checkpoint.num_kept": 2,  # one of them may be damaged
     "trainer.num_nodes": 1,
     "trainer.accumulate_grad_batches": 1,
     "trainer.log_every_n_steps": 1,
     "trainer.max_epochs": -1,
     "trainer.max_steps": -1,
 }
-MAY_BE_NULL = {"data.max_samples_per_device", "trainer.max_epochs"}
+MAY_BE_NULL = {
+    "checkpoint.every_n_steps",
+    "data.max_samples_per_device",
+    "trainer.max_epochs",
+}
 
 
 def _check_number(cfg: DictConfig, key: str, least: int) -> None:
