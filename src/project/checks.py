@@ -154,6 +154,10 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
         raise UserError(f"data.pin_memory={cfg.data.pin_memory} must be true, false or auto.")
     if task == "train":
         _check_names(cfg)
+        if cfg.resume is not None and cfg.checkpoint is None:
+            raise UserError(
+                f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
+            )
     _check_devices(cfg.trainer)
     if task != "train":
         check_checkpoint(Path(cfg.checkpoint))
