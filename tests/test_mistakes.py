@@ -39,6 +39,8 @@ MISTAKES = {
     "negative workers": ("data.num_workers=-1", "must be a whole number, 0 or more"),
     "text for a truth value": ("test=perhaps", "test takes true or false"),
     "unknown interpolation": ("seed=${nope}", "nope"),
+    "one checkpoint kept": ("checkpoint.num_kept=1", "must be a whole number, 2 or more"),
+    "unknown choice for a full disk": ("on_full_disk=wait", "use continue or stop"),
     "no GPU": ("strategy=gpu", "strategy=cpu"),
     "more GPUs than there are": ("strategy=gpu trainer.devices=64", "strategy=cpu"),
     "Lightning 1: gpus": ("gpus=2", "strategy=ddp trainer.devices=<number of GPUs>"),

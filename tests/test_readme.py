@@ -46,6 +46,9 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
         result = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True)
         assert result.returncode == 0
         return
+    if words[1] == "-m":
+        assert command(*words[1:3], "--help").returncode == 0
+        return
     script = next(i for i, word in enumerate(words) if word.endswith(".py"))
     arguments = words[script + 1 :]
     if words[script] in ("train.py", "evaluate.py", "predict.py"):

@@ -3,7 +3,6 @@
 import difflib
 import os
 import re
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from project.checkpoints.files import damage
 from project.composition import GROUPS, compose
 from project.devices import num_gpus
 from project.errors import UserError
@@ -145,13 +145,20 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
             raise UserError(_old_name(name))
     _check_kinds(task, overrides)
     for key, least in WHOLE_NUMBERS.items():
-        _check_number(cfg, key, least)
+        if not key.startswith("checkpoint.") or task == "train":  # elsewhere it is a path
+            _check_number(cfg, key, least)
+    if cfg.get("on_full_disk", "stop") not in ("continue", "stop"):
+        raise UserError(f"on_full_disk={cfg.on_full_disk}: use continue or stop.")
     if cfg.seed >= 2**32:
         raise UserError(f"seed={cfg.seed} must be smaller than 2^32.")
     if OmegaConf.select(cfg, "data.pin_memory", default="auto") not in (True, False, "auto"):
         raise UserError(f"data.pin_memory={cfg.data.pin_memory} must be true, false or auto.")
     if task == "train":
         _check_names(cfg)
+        if cfg.resume is not None and cfg.checkpoint is None:
+            raise UserError(
+                f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
+            )
     _check_devices(cfg.trainer)
     _check_launch(cfg)
     if task != "train":
@@ -167,13 +174,19 @@ WHOLE_NUMBERS = {
     "data.max_samples_per_device": 1,
     "data.num_workers": 0,
     "data.prefetch_factor": 1,
+    "checkpoint.every_n_steps": 1,
+    "checkpoint.num_kept": 2,  # one of them may be damaged
     "trainer.num_nodes": 1,
     "trainer.accumulate_grad_batches": 1,
     "trainer.log_every_n_steps": 1,
     "trainer.max_epochs": -1,
     "trainer.max_steps": -1,
 }
-MAY_BE_NULL = {"data.max_samples_per_device", "trainer.max_epochs"}
+MAY_BE_NULL = {
+    "checkpoint.every_n_steps",
+    "data.max_samples_per_device",
+    "trainer.max_epochs",
+}
 
 
 def _check_number(cfg: DictConfig, key: str, least: int) -> None:
@@ -340,16 +353,9 @@ def check_checkpoint(path: Path) -> None:
 
     ``torch.load`` itself would not notice a flipped bit.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    reason = damage(path)
+    if reason:
         raise UserError(
-            f"checkpoint={path} is not a checkpoint, or is cut off ({error})."
-            " Use another checkpoint of the run, such as last.ckpt."
-        ) from error
-    if damaged:
-        raise UserError(
-            f"checkpoint={path} is damaged in {damaged}."
+            f"checkpoint={path} is not a checkpoint, or is damaged ({reason})."
             " Use another checkpoint of the run, such as last.ckpt."
         )

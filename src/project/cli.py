@@ -20,20 +20,26 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from project import checks, run_folder
+from project import checks, resume, run_folder
 from project.composition import CONF, store_training_config
 from project.errors import UserError
+from project.processes import orphans
+from project.processes.leaving import AgreedExit, leave
 
 
 def main(task: str) -> None:
     """Run ``train``, ``evaluate`` or ``predict`` with the command line's overrides."""
     try:
         if run_folder.VARIABLE in os.environ:
+            if orphans.has_launched_itself():
+                orphans.die_with_parent()
             # A run has started this process: it takes that run's config, and composes no second.
             config = Path(os.environ[run_folder.VARIABLE], "config.yaml")
             execute(task, OmegaConf.load(config))
         else:
             compose_and_start(task)
+    except AgreedExit as agreed:
+        leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -144,6 +150,9 @@ def start(command: Command) -> Any:
     cfg = command.cfg
     if command.task == "train":
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
+        if run_dir := resume.find(cfg, is_sweep=command.sweep_dir is not None):
+            return go_on(command, run_dir)
+        cfg.resume = None
         parent = Path(cfg.output_dir, cfg.name)
     else:
         trained = checks.training_config(Path(cfg.checkpoint)).parent
@@ -155,7 +164,7 @@ def start(command: Command) -> Any:
     cfg.run_dir = str(run_dir)
     frozen = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     if run_folder.global_rank() == 0:
-        OmegaConf.save(frozen, run_dir / "config.yaml")
+        run_folder.save_config(frozen, run_dir)
         OmegaConf.save(OmegaConf.create(command.overrides), run_dir / "overrides.yaml")
     os.environ[run_folder.VARIABLE] = cfg.run_dir  # for the processes of this run
     try:
@@ -163,6 +172,32 @@ def start(command: Command) -> Any:
     except UserError:
         if run_folder.global_rank() == 0:
             run_folder.remove_unused(run_dir)
+        raise
+    finally:
+        del os.environ[run_folder.VARIABLE]
+
+
+def go_on(command: Command, run_dir: Path) -> Any:
+    """Continue a run in its own folder, with its own config.
+
+    Raises:
+        UserError: if the command asks for another result, or no whole checkpoint is left; the
+            folder stays as it was.
+    """
+    frozen = resume.config(command.cfg, command.overrides, run_dir)
+    if resume.is_finished(frozen, run_dir):
+        print(resume.finished(run_dir))
+        return None
+    before = (run_dir / "config.yaml").read_text()
+    if run_folder.global_rank() == 0:
+        (run_dir / "results.json").unlink(missing_ok=True)
+        run_folder.save_config(frozen, run_dir)
+    os.environ[run_folder.VARIABLE] = str(run_dir)
+    try:
+        return execute("train", frozen)
+    except UserError:
+        if run_folder.global_rank() == 0:
+            (run_dir / "config.yaml").write_text(before)
         raise
     finally:
         del os.environ[run_folder.VARIABLE]

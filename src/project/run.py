@@ -23,29 +23,49 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from project import run_folder, summary
+from project.callbacks.dead_ranks import DeadRanks
 from project.callbacks.exact_evaluation import ExactEvaluation
 from project.callbacks.prediction_table import PredictionTable
+from project.callbacks.seeded_steps import SeededSteps
 from project.callbacks.uneven_batches import UnevenBatches
+from project.checkpoints import files
+from project.checkpoints.durable import DurableCheckpointIO
+from project.checkpoints.safe_point import SafePoint
 from project.errors import UserError
+from project.loggers.rewind import rewind_logs
 from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
+from project.processes.leaving import AgreedExit
 from project.run_log import RunLog
 from project.targets import check_targets
+
+log = logging.getLogger(__name__)
 
 
 def train(cfg: DictConfig) -> dict[str, float]:
     """Fit, test the best checkpoint, and return the metrics."""
     trainer, model, data = build(cfg)
     summary.show_start(trainer, model, data)
-    with user_errors():
-        trainer.fit(model, data)
+    if run_folder.global_rank() == 0:
+        rewind(Path(cfg.run_dir), cfg.resume)
+    with user_errors(), leaving_together(trainer):
+        trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
         if cfg.test and not trainer.interrupted:
             # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
-            best = getattr(trainer.checkpoint_callback, "best_model_path", "") or None
-            trainer.test(model, data, ckpt_path=best, verbose=False, weights_only=True)
+            if best := getattr(trainer.checkpoint_callback, "best_model_path", ""):
+                load_weights(model, Path(best))
+            trainer.test(model, data, verbose=False)
             metrics |= scalars(trainer)
     finish(trainer, cfg, metrics)
     return metrics
+
+
+def rewind(run_dir: Path, checkpoint: str | None) -> None:
+    """Take back what came after the checkpoint that a run goes on from."""
+    rewind_logs(run_dir, checkpoint)
+    if checkpoint is not None:
+        files.set_aside_newer(Path(checkpoint))
+        log.info("Going on from %s.", checkpoint)
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -93,15 +113,18 @@ def build(
         idle += [pl.callbacks.ProgressBar] * (not cfg.trainer.enable_progress_bar)
         idle += [pl.callbacks.LearningRateMonitor] * (not loggers)
         configured = [c for c in configured if not isinstance(c, tuple(idle))]
-        plugins = {}
+        own = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
+        own += [UnevenBatches(), ExactEvaluation(), DeadRanks()]
+        checkpoint_io = DurableCheckpointIO(cfg.on_full_disk if "on_full_disk" in cfg else "stop")
+        plugins: dict[str, Any] = {"plugins": [checkpoint_io]}
         on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
         if cfg.trainer.sync_batchnorm and on_cpu:
             # torch's own layer runs on GPUs only.
-            plugins = {"plugins": [SyncBatchNormAnywhere()], "sync_batchnorm": False}
+            plugins = {"plugins": [checkpoint_io, SyncBatchNormAnywhere()], "sync_batchnorm": False}
         trainer = instantiate(
             cfg.trainer,
             **plugins,
-            callbacks=[run_log, UnevenBatches(), ExactEvaluation(), *configured, *callbacks],
+            callbacks=[*own, *configured, *callbacks],
             logger=loggers,
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in configured),
@@ -118,6 +141,13 @@ def check_processes(trainer: pl.Trainer) -> None:
         raise UserError(
             f"{started} processes were started, and each would train alone. Add strategy=ddp."
         )
+
+
+def safe_points(cfg: DictConfig) -> list[pl.Callback]:
+    """What writes checkpoints to go on from: in training, unless it is a dry run."""
+    if "resume" not in cfg or cfg.checkpoint is None or cfg.trainer.fast_dev_run:
+        return []
+    return [SafePoint(Path(cfg.run_dir, "checkpoints"), **cfg.checkpoint)]
 
 
 def make(node: DictConfig) -> Any:
@@ -193,6 +223,18 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         Path(cfg.run_dir, "results.json").write_text(json.dumps(metrics, indent=2) + "\n")
         summary.show_end(Path(cfg.run_dir), metrics)
     close_process_group()
+
+
+@contextmanager
+def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
+    """Where all processes have agreed to leave, end the process group and wait for the others."""
+    try:
+        yield
+    except AgreedExit:
+        close_process_group()
+        for process in getattr(trainer.strategy.launcher, "procs", []):
+            process.wait()
+        raise
 
 
 def close_process_group() -> None:

@@ -4,6 +4,9 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from project.errors import UserError
 
@@ -56,6 +59,13 @@ def make(parent: Path) -> Path:
             attempt += 1
         else:
             return path.resolve()
+
+
+def save_config(config: Any, run_dir: Path) -> None:
+    """Write ``config.yaml``; who reads it meanwhile gets the old one or the new one."""
+    part = run_dir / ".config.yaml.part"
+    OmegaConf.save(config, part)
+    part.replace(run_dir / "config.yaml")
 
 
 def remove_unused(path: Path) -> None:

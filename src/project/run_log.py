@@ -8,6 +8,8 @@ import pytorch_lightning as pl
 QUIET = (
     r".*isinstance\(treespec, LeafSpec\)",  # Lightning 2.6 on torch 2.13
     r".*does not have many workers which may be a bottleneck",  # said without measuring
+    r".*You're resuming from a checkpoint that ended before the epoch ended",  # exactly so
+    r"Checkpoint directory .* exists and is not empty",  # a run that goes on
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
 

@@ -88,6 +88,7 @@ class GlobalBatchSampler(Sampler[Batch]):
         self.num_ranks, self.rank, self.num_micro_batches = num_ranks, rank, num_micro_batches
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
         self.epoch = 0
+        self.start = (0, 0)
         # Lightning announces the epoch to `loader.batch_sampler.sampler`.
         self.sampler = self
         if batch_size < num_ranks * num_micro_batches:
@@ -115,6 +116,14 @@ class GlobalBatchSampler(Sampler[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next ``iter``."""
         self.epoch = epoch
+
+    def start_at(self, epoch: int, step: int) -> None:
+        """Let ``epoch`` begin at one of its steps; what lies before is never read.
+
+        The length stays that of a whole epoch: Lightning counts on from where it was.
+        """
+        self.start = (epoch, step)
+        self.epoch = epoch  # Lightning asks for the first batches before it announces the epoch
 
     def order(self, epoch: int) -> torch.Tensor:
         """The data set's indices in the order of ``epoch``, shape (num_samples,)."""
@@ -144,7 +153,9 @@ class GlobalBatchSampler(Sampler[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch
         order = self.order(epoch)
-        for batch_idx in range(len(self)):
+        first_epoch, first_step = self.start
+        first = first_step * self.num_micro_batches if epoch == first_epoch else 0
+        for batch_idx in range(first, len(self)):
             low, high, _ = self._share(batch_idx)
             share = order[low:high] if high > low else order[:1]
             yield Batch(share.tolist(), epoch)

@@ -2,11 +2,15 @@ from abc import abstractmethod
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+from lightning_fabric.utilities.seed import pl_worker_init_function
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from project.data.batches import BatchedDataset, EvaluationBatchSampler, GlobalBatchSampler
 from project.data.seeded_samples import SeededSamples
 from project.errors import UserError
+from project.processes.orphans import die_with_parent
+from project.processes.peers import close_inherited
+from project.processes.signals import ignore_signals
 
 
 class DataModule(pl.LightningDataModule):
@@ -48,6 +52,7 @@ class DataModule(pl.LightningDataModule):
         self.max_samples_per_device = max_samples_per_device
         self.seed = seed
         self.datasets: dict[str, Dataset[Any]] = {}
+        self.start = (0, 0)  # epoch, and step in it, at which training begins
 
     @abstractmethod
     def make_dataset(self, split: str) -> Dataset[Any]:
@@ -85,7 +90,40 @@ class DataModule(pl.LightningDataModule):
             )
         except ValueError as error:
             raise UserError(str(error)) from error
+        sampler.start_at(*self.start)
         return self._loader(dataset, sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position between two steps, and what it means anything with."""
+        loop = self.trainer.fit_loop  # type: ignore[union-attr]
+        epochs: Any = loop.epoch_progress.current
+        batches: Any = loop.epoch_loop.batch_progress.current
+        is_inside = epochs.ready > epochs.processed
+        step = batches.processed // self.trainer.accumulate_grad_batches if is_inside else 0  # type: ignore[union-attr]
+        return {"epoch": epochs.processed, "step": step, **self._order()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin where the run has stopped.
+
+        Raises:
+            UserError: if the batches to come would be others.
+        """
+        for name, now in self._order().items():
+            if state_dict[name] != now:
+                raise UserError(
+                    f"The checkpoint's run had {name}={state_dict[name]}, and now it is {now}: "
+                    "the batches would be others.\nUse the data that the run began with."
+                )
+        self.start = state_dict["epoch"], state_dict["step"]
+
+    def _order(self) -> dict[str, Any]:
+        """What the global batches follow from."""
+        return {
+            "num_samples": len(self.dataset("train")),  # type: ignore[arg-type]
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+        }
 
     def collate(self, samples: list[Any]) -> Any:
         """Make a batch of samples; override it for samples of different sizes."""
@@ -157,9 +195,18 @@ class DataModule(pl.LightningDataModule):
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
             persistent_workers=has_workers and self.persistent_workers,
             prefetch_factor=self.prefetch_factor if has_workers else None,
+            worker_init_fn=start_worker if has_workers else None,
             collate_fn=_as_it_is,  # whole batches come collated
         )
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def start_worker(worker_id: int) -> None:
+    """Prepare a data worker: seeds as Lightning gives them; it ends with its process only."""
+    pl_worker_init_function(worker_id)
+    die_with_parent()
+    ignore_signals()
+    close_inherited()

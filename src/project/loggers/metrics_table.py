@@ -59,6 +59,11 @@ class MetricsTable(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Write all rows."""
+        self.write_all()
+
+    @rank_zero_only
+    def write_all(self) -> None:
+        """Write the last row as well: nothing is to come for its step."""
         self._write(self.rows)
         self.rows = []
 

@@ -1,0 +1,155 @@
+"""What it costs to be able to stop: per step, and per checkpoint.
+
+    python benchmarks/checkpoint.py [--repeats 7] [--megabytes 64] [--json checkpoint.json]
+
+Steps of 50 ms (they wait) with the callbacks that make a run resumable, and without them; and a
+checkpoint's stall against one write of its bytes with sync. Contenders are interleaved, so that a
+busy machine slows all of them alike: read the ratios.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins import TorchCheckpointIO
+from torch.utils.data import DataLoader, TensorDataset
+
+from project.callbacks.seeded_steps import SeededSteps
+from project.checkpoints.durable import DurableCheckpointIO
+from project.checkpoints.safe_point import SafePoint
+
+STEP_SECONDS, STEPS = 0.05, 40
+GOAL_STEP, GOAL_STALL = 0.01, 1.0
+
+
+class Timed(pl.Callback):
+    """Measure what one callback adds to each step: the time that its hooks take."""
+
+    def __init__(self, callback: pl.Callback) -> None:
+        self.callback, self.seconds = callback, 0.0
+
+    def timed(self, hook: str) -> Callable[..., None]:
+        """The hook, with a clock around it."""
+        function = getattr(self.callback, hook)
+
+        def call(*arguments: Any, **kwargs: Any) -> None:
+            started = time.perf_counter()
+            function(*arguments, **kwargs)
+            self.seconds += time.perf_counter() - started
+
+        return call
+
+
+class Waiting(pl.LightningModule):
+    """A step that takes 50 ms of another device's time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        """Wait."""
+        time.sleep(STEP_SECONDS)
+        return self.layer(batch[0]).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One that changes nothing."""
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def bookkeeping(folder: Path) -> float:
+    """Seconds per step spent in the hooks that make a run resumable."""
+    timed = []
+    for callback in (SafePoint(folder, every_minutes=10), SeededSteps(seed=0)):
+        measured = Timed(callback)
+        for hook in ("on_train_batch_start", "on_train_batch_end"):
+            setattr(callback, hook, measured.timed(hook))
+        timed.append(measured)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_steps=STEPS,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[measured.callback for measured in timed],
+        plugins=[DurableCheckpointIO()],
+        default_root_dir=folder,
+    )
+    trainer.fit(Waiting(), DataLoader(TensorDataset(torch.zeros(STEPS, 2))))
+    return sum(measured.seconds for measured in timed) / STEPS
+
+
+def write_once(data: bytes, path: Path) -> None:
+    """The least that a durable file needs."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def seconds(function: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def summary(values: list[float], unit: float) -> str:
+    median, low, high = statistics.median(values), min(values), max(values)
+    return f"{median / unit:9.2f}   ({low / unit:.2f} - {high / unit:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    # As a model of several layers with its optimizer's two moments has them.
+    values = arguments.megabytes * 2**20 // 4
+    checkpoint = {f"tensor_{i}": torch.randn(values // 24) for i in range(24)}
+    times: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        durable, lightning = DurableCheckpointIO(), TorchCheckpointIO()
+        durable.save_checkpoint(checkpoint, folder / "a.ckpt")
+        data = (folder / "a.ckpt").read_bytes()
+        contenders = {
+            "one write with sync": lambda: write_once(data, folder / "plain"),
+            "durable checkpoint": lambda: durable.save_checkpoint(checkpoint, folder / "a.ckpt"),
+            "Lightning's, no sync": lambda: lightning.save_checkpoint(
+                checkpoint, folder / "b.ckpt"
+            ),
+        }
+        for _ in range(arguments.repeats):
+            times.setdefault("bookkeeping per step", []).append(bookkeeping(folder))
+            for contender, function in contenders.items():
+                times.setdefault(contender, []).append(seconds(function))
+    steps = times["bookkeeping per step"]
+    share = statistics.median(steps) / STEP_SECONDS
+    print(f"bookkeeping per step, microseconds {summary(steps, 1e-6)}")
+    print(f"share of a 50 ms step {share:.4f}, goal {GOAL_STEP}\n")
+    print(f"{arguments.megabytes} MB, milliseconds")
+    baseline = times["one write with sync"]
+    for contender in contenders:
+        pairs = zip(times[contender], baseline, strict=True)
+        ratio = statistics.median(mine / other for mine, other in pairs)
+        print(f"{contender:22} {summary(times[contender], 1e-3):34} ratio {ratio:.2f}")
+    print(f"goal of the durable checkpoint: ratio {GOAL_STALL}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(times, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Checkpoint files in a run's folder: which are whole, which is the newest, which may go.
+
+Imports no torch: a command finds its checkpoint before the framework is there.
+"""
+
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+NEWEST = "last.ckpt"  # a link to the newest
+PART = ".part"  # the end of a name under which a file is still being written
+END_RECORD = 22  # bytes; torch writes archives without a comment behind it
+
+
+def damage(path: Path) -> str | None:
+    """Say what is wrong with a checkpoint, or ``None`` where every checksum holds.
+
+    Reads the file once. ``torch.load`` itself takes a flipped bit for a weight, and the archive's
+    checksums do not cover bytes behind its end.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(END_RECORD, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            end = file.read()
+            if len(end) < END_RECORD or not (end.startswith(b"PK\5\6") and end.endswith(b"\0\0")):
+                return "it is cut off, or has bytes behind its end"
+            with zipfile.ZipFile(file) as archive:
+                member = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError) as error:
+        return str(error)
+    except (NotImplementedError, RuntimeError) as error:  # flags that only damage can have set
+        return str(error)
+    return f"the checksum of {member} does not hold" if member else None
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"step_{step}.ckpt"
+
+
+def by_step(folder: Path) -> list[Path]:
+    """The checkpoints that a run can go on from, the newest last."""
+    steps = {path: re.fullmatch(r"step_(\d+)\.ckpt", path.name) for path in folder.glob("step_*")}
+    return sorted((path for path in steps if steps[path]), key=lambda path: int(steps[path][1]))  # type: ignore[index]
+
+
+def newest_whole(
+    folder: Path, find_damage: Callable[[Path], str | None] = damage
+) -> tuple[Path | None, list[str]]:
+    """Find the newest checkpoint that is not damaged.
+
+    Args:
+        folder: where they are.
+        find_damage: says what is wrong with one, or ``None``.
+
+    Returns:
+        Its path, or ``None`` where there is none; and a line for each newer one that is damaged.
+    """
+    skipped: list[str] = []
+    for path in reversed(by_step(folder)):
+        reason = find_damage(path)
+        if reason is None:
+            return path, skipped
+        skipped.append(f"{path} is damaged and was skipped: {reason}.")
+    return None, skipped
+
+
+def link_newest(path: Path) -> None:
+    """Let ``last.ckpt`` point to ``path``, which is in the same folder; never to nothing."""
+    part = path.with_name(f".{NEWEST}{PART}")
+    part.unlink(missing_ok=True)
+    part.symlink_to(path.name)
+    part.replace(path.with_name(NEWEST))
+
+
+def remove_old(folder: Path, num_kept: int) -> None:
+    """Remove all but the newest; call it when the newest is safe."""
+    for path in by_step(folder)[:-num_kept]:
+        path.unlink(missing_ok=True)
+
+
+def set_aside_newer(path: Path) -> None:
+    """Rename the damaged checkpoints that are newer than ``path``: they count no more."""
+    paths = by_step(path.parent)
+    for newer in paths[paths.index(path) + 1 :]:
+        newer.replace(newer.with_name(newer.name + ".damaged"))
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what was being written when an earlier process ended."""
+    for part in folder.glob(f".*{PART}"):
+        part.unlink(missing_ok=True)

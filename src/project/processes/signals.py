@@ -1,0 +1,81 @@
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import pytorch_lightning as pl
+
+from project.processes import leaving
+from project.processes.leaving import AgreedExit, leave
+
+log = logging.getLogger(__name__)
+
+ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+PATIENCE_SECONDS = 5.0  # schedulers kill ten or more seconds after they have asked
+
+
+class Signals:
+    """Note a signal and finish the step; a second Ctrl-C leaves at once.
+
+    The handler does nothing else, because it may run inside a collective operation.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.received_time = 0.0
+        self.wait_for_step = False  # else there is nothing to save
+        self.before: dict[int, Any] = {}
+        self.pid = os.getpid()
+
+    def install(self, trainer: pl.Trainer) -> None:
+        """Handle the signals in this process, and keep Lightning from it."""
+        # Lightning's own handler of SIGTERM broadcasts, and waits for ranks that got no signal.
+        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+        if self.before or threading.current_thread() is not threading.main_thread():
+            return
+        self.pid = os.getpid()
+        self.before = {signum: signal.signal(signum, self._note) for signum in ASKED_TO_LEAVE}
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        for signum, handler in self.before.items():
+            signal.signal(signum, handler)
+        self.before = {}
+        self.wait_for_step = False
+        self.received = leaving.received = 0
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self.pid:
+            return  # a worker that has just been forked
+        is_second = signum == signal.SIGINT and self.received == signal.SIGINT
+        self.received, self.received_time = signum, time.monotonic()
+        leaving.received = signum
+        if is_second or not self.wait_for_step:
+            leave(128 + signum)
+
+    def leave_if_late(self) -> None:
+        """Leave without a checkpoint where no safe point has come in time."""
+        if self.received and time.monotonic() - self.received_time > PATIENCE_SECONDS:
+            log.warning("The run goes on from its last checkpoint: validation took too long.")
+            leave(128 + self.received)
+
+    def leave_together(self, trainer: pl.Trainer, signum: int, folder: Path) -> NoReturn:
+        """End this process when all of them have agreed and the checkpoint is safe."""
+        if trainer.is_global_zero:
+            log.warning(
+                "%s: saved step %d. Go on with resume=%s",
+                signal.Signals(signum).name,
+                trainer.global_step,
+                folder.parent,
+            )
+        raise AgreedExit(128 + signum)
+
+
+def ignore_signals() -> None:
+    """Let a data worker live until its process ends it, though a signal goes to the whole group."""
+    for signum in ASKED_TO_LEAVE:
+        signal.signal(signum, signal.SIG_IGN)

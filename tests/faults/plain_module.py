@@ -1,0 +1,59 @@
+"""A module that logs in every way that Lightning offers, and depends on all generators."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.collections import MetricCollection
+
+
+class PlainModule(pl.LightningModule):
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3)
+        )
+        self.head = nn.Linear(16, 10)
+        classes = {"num_classes": 10, "average": "micro"}
+        self.scores = MetricCollection(
+            {"accuracy": MulticlassAccuracy(**classes), "f1": MulticlassF1Score(**classes)},
+            prefix="epoch/",
+        )
+        self.running = MulticlassAccuracy(10)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        inputs, labels = batch
+        noise = 0.01 * (random.random() + np.random.rand())
+        logits = self.head(self.net(inputs + noise))
+        loss = F.cross_entropy(logits, labels)
+        self.scores.update(logits, labels)
+        self.running(logits, labels)
+        self.log("running", self.running, on_step=True, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        self.log("largest", logits.max(), reduce_fx="max", on_step=False, on_epoch=True)
+        self.log("total", loss, reduce_fx="sum", on_step=False, on_epoch=True)
+        if batch_idx == 1:
+            self.log("second", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log_dict(self.scores.compute())
+        self.scores.reset()
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        inputs, labels = batch
+        logits = self.head(self.net(inputs + 0.01 * torch.randn(1)))
+        self.log("val/loss", F.cross_entropy(logits, labels), sync_dist=True)
+        self.log("val/accuracy", (logits.argmax(1) == labels).float().mean(), sync_dist=True)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        inputs, labels = batch
+        self.log("test/loss", F.cross_entropy(self.head(self.net(inputs)), labels))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)

@@ -1,0 +1,24 @@
+"""Makes a run's progress visible from outside, and its steps slow enough to hit."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+
+class Trace(pl.Callback):
+    """Write each process's id, and a byte per batch, below ``folder``."""
+
+    def __init__(self, folder: str, seconds_per_batch: float = 0.0) -> None:
+        self.folder, self.seconds_per_batch = Path(folder), seconds_per_batch
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / f"pid_{trainer.global_rank}").write_text(str(os.getpid()))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        with (self.folder / f"steps_{trainer.global_rank}").open("a") as file:
+            file.write(".")
+        time.sleep(self.seconds_per_batch)

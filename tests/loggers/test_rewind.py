@@ -1,0 +1,41 @@
+"""Logs are cut back to a checkpoint: no step is missing, none is there twice."""
+
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from project.loggers.metrics_table import MetricsTable
+from project.loggers.rewind import rewind_events, rewind_table
+from tests.faults.run_folder import curves
+
+
+def test_table_keeps_the_rows_before_the_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n0,3.5\n9,2.5\n10,1.5\n1")  # the last row was cut off
+    rewind_table(path, 10)
+    assert path.read_text().splitlines() == ["step,loss", "0,3.5", "9,2.5"]
+    table = MetricsTable(path)
+    table.log_metrics({"loss": 1.5}, 10)
+    table.finalize("success")
+    assert path.read_text().splitlines()[-1] == "10,1.5"
+
+
+def test_curves_end_before_the_step_in_all_files(tmp_path: Path) -> None:
+    for steps in (range(0, 6), range(6, 12)):
+        writer = SummaryWriter(str(tmp_path))
+        for step in steps:
+            writer.add_scalar("loss", 0.5 * step, step)
+        writer.close()
+    newest = max(tmp_path.iterdir(), key=lambda path: (path.name[:30], int(path.suffix[1:])))
+    newest.write_bytes(newest.read_bytes()[:-3])  # as a killed process leaves it
+    rewind_events(tmp_path, 8)
+    assert [step for step, _, _ in curves(tmp_path)] == list(range(8))
+    rewind_events(tmp_path, 3)
+    assert [step for step, _, _ in curves(tmp_path)] == [0, 1, 2]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_no_logs_are_no_trouble(tmp_path: Path) -> None:
+    rewind_table(tmp_path / "metrics.csv", 0)
+    rewind_events(tmp_path / "tensorboard", 0)
+    assert list(tmp_path.iterdir()) == []
