@@ -127,7 +127,7 @@ def _jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]
 
 def _below(folder: Path) -> list[Path]:
     """Return the checkpoints below a folder, without what this command wrote beside them."""
-    paths = sorted(filter(_is_input, folder.rglob("*")))
+    paths = sorted(path for path in folder.rglob("*") if _is_input(path, folder))
     outputs = {
         path.with_name(f"{name}.weights{suffix}")
         for path in paths
@@ -142,8 +142,9 @@ def _is_checkpoint(path: Path) -> bool:
     return is_folder or (path.exists() and not path.is_dir())
 
 
-def _is_input(path: Path) -> bool:
-    if any((parent / ".metadata").is_file() for parent in path.parents):
+def _is_input(path: Path, folder: Path) -> bool:
+    parents = (parent for parent in path.parents if parent.is_relative_to(folder))
+    if any((parent / ".metadata").is_file() for parent in parents):
         return False
     return (path.is_file() and path.suffix in SUFFIXES) or (path.is_dir() and _is_checkpoint(path))
 
