@@ -298,3 +298,11 @@ def test_what_two_ranks_saved_is_joined(tmp_path: Path) -> None:
     state = torch.load(tmp_path / "out.pt")
     assert state.keys() == {"rows", "columns", "whole"}
     assert all(same(tensor, full) for tensor in state.values())
+
+
+def test_equal_views_of_which_one_is_negated_do_not_share(tmp_path: Path) -> None:
+    view = torch.randn(9, dtype=torch.complex64)[::2]
+    state = {"plain": view, "conj": view.conj(), "again": view.conj()}
+    loaded = converted(state, tmp_path)
+    assert all(same(loaded[name], value.resolve_conj()) for name, value in state.items())
+    assert loaded["conj"].data_ptr() == loaded["again"].data_ptr()
