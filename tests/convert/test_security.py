@@ -211,7 +211,7 @@ def test_a_list_of_storages_without_end_is_refused(audited: Audited, tmp_path: P
 
 
 class Reduced:
-    """Pickled as a call of `torch.thing` with a state."""
+    """Pickled as a call of its class, and a state."""
 
     def __init__(self, **state: object) -> None:
         self.state = state

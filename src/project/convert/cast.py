@@ -1,4 +1,7 @@
-"""Convert between floating types block by block, bit for bit as torch's `Tensor.to` does."""
+"""Convert between floating types block by block: the numbers of torch's `Tensor.to`.
+
+A NaN stays a NaN, though not always with the same bits.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

@@ -121,7 +121,8 @@ class Names:
                 self.new[name], owners[new] = new, name
         if not self.new:
             groups = ", ".join(sorted({path[0] for path in paths.values()})[:20])
-            raise CheckpointError(f"nothing is called {prefix}.*; there is: {groups}")
+            wanted = "no tensor has a name" if prefix == "auto" else f"nothing is called {prefix}.*"
+            raise CheckpointError(f"{wanted}; there is: {groups}")
 
     def _below_prefix(self, path: Path) -> Path | None:
         depth = len(self.prefix)
