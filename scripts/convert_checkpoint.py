@@ -26,6 +26,7 @@ from pathlib import Path
 
 from project.convert import DTYPES, CheckpointError, Report, convert
 from project.convert.conversion import SUFFIXES, default_output, stem_of
+from project.convert.read import is_checkpoint_folder
 from project.convert.report import printable
 from project.errors import UserError
 
@@ -138,8 +139,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    is_folder = (path / ".metadata").is_file() or (path / "latest").is_file()
-    return is_folder or (path.exists() and not path.is_dir())
+    return is_checkpoint_folder(path) if path.is_dir() else path.exists()
 
 
 def _is_input(path: Path, folder: Path) -> bool:

@@ -13,6 +13,12 @@ _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 _DEEPSPEED = "a DeepSpeed folder; run its zero_to_fp32.py and convert the file which that writes"
 
 
+def is_checkpoint_folder(path: Path) -> bool:
+    """Whether a folder as a whole is one checkpoint, be it of a kind that is refused."""
+    has_index = (path / ".metadata").is_file() or (path / "latest").is_file()
+    return has_index or any(path.glob("*zero_pp_rank*"))
+
+
 class Checkpoint:
     """An opened checkpoint; a context manager that closes its files.
 
@@ -76,6 +82,6 @@ class Checkpoint:
             rest = self.path / "meta.pt"  # where Lightning keeps what is not a tensor
             entries = read_zip(self.open(rest)) if rest.is_file() else {}
             return "torch.distributed.checkpoint", {**entries, **read_dcp(self.path, self.open)}
-        if (self.path / "latest").is_file() or list(self.path.glob("*zero_pp_rank*")):
+        if is_checkpoint_folder(self.path):
             raise CheckpointError(_DEEPSPEED)
         raise CheckpointError("a folder without checkpoints: no .metadata, no checkpoint files")
