@@ -47,6 +47,10 @@ def main() -> None:
     parser.add_argument("--folder", help="where to make the files; by default the temporary one")
     parser.add_argument("--json", type=Path, help="write every measurement here")
     options = parser.parse_args()
+    if not 1e-6 <= options.gigabytes <= 1e4 or options.rounds < 1:
+        parser.exit(2, "error: --gigabytes is from 0.000001 to 10000, --rounds at least 1\n")
+    if options.folder and not Path(options.folder).is_dir():
+        parser.exit(2, f"error: {options.folder} is not a folder\n")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         make_checkpoint(Path(folder), options.gigabytes)
         runs = measure(Path(folder), options.rounds)

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -44,15 +45,43 @@ def test_kill_at_any_moment_leaves_no_partial_file(checkpoint: Path, tmp_path: P
     assert checkpoint.read_bytes() == content
 
 
-def test_sigterm_leaves_no_temporary(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_leaves_neither_a_temporary_nor_a_traceback(
+    number: signal.Signals, checkpoint: Path, tmp_path: Path
+) -> None:
     command = [sys.executable, str(SCRIPT), str(checkpoint), "-o", str(tmp_path / "out.pt")]
-    for _ in range(5):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    statuses = set()
+    for _ in range(4):
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
             while process.poll() is None and not list(tmp_path.glob("out.pt*")):
                 time.sleep(0.001)
-            process.terminate()
+            process.send_signal(number)
+            assert process.stderr
+            assert process.stderr.read() == b""
+        statuses.add(process.returncode)
         assert not list(tmp_path.glob("*.tmp"))
         (tmp_path / "out.pt").unlink(missing_ok=True)
+    assert 128 + number in statuses
+
+
+def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def fsync(fd: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+
+    def replace(source: Path, target: Path) -> None:
+        calls.append("name")
+        os.rename(source, target)
+
+    monkeypatch.setattr(conversion.os, "fsync", fsync)
+    monkeypatch.setattr(conversion.os, "replace", replace)
+    convert(checkpoint, tmp_path / "out.pt")
+    assert calls == ["file", "name", "folder"]
 
 
 @pytest.mark.parametrize("num_writes", [0, 1, 2, 5, 9])

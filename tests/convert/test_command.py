@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .checkpoint_matrix import Net, lightning, prefixed, trained
+from .checkpoint_matrix import Net, lightning, prefixed, save_distributed, trained
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_checkpoint.py"
 
@@ -128,3 +129,90 @@ def test_memory_does_not_grow_with_the_checkpoint(options: list[str], folder: Pa
     command = [sys.executable, "-c", code, sys.executable, str(SCRIPT), "large.ckpt", *options]
     result = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
     assert int(result.stdout.splitlines()[-1]) <= 64 * 1024
+
+
+def test_an_input_is_never_overwritten_by_the_output_of_another(folder: Path) -> None:
+    (folder / "last.weights.pt").write_bytes((folder / "runs" / "best.ckpt").read_bytes())
+    (folder / "last.ckpt").write_bytes((folder / "runs" / "last.ckpt").read_bytes())
+    os.link(folder / "last.weights.pt", folder / "linked.pt")
+    before = (folder / "last.weights.pt").read_bytes()
+    for arguments in (["last.weights.pt"], ["linked.pt", "--dtype", "float16"]):
+        result = run("last.ckpt", *arguments, "--force", folder=folder)
+        assert result.returncode == 1
+        assert "last.weights.pt, for last.ckpt, is also an input" in result.stderr
+    assert (folder / "last.weights.pt").read_bytes() == before
+
+
+def test_a_distributed_checkpoint_is_converted_from_within(tmp_path: Path) -> None:
+    source = tmp_path / "step=1-loss=0.12"
+    save_distributed({"weight": torch.ones(3)}, source)
+    assert run(".", folder=source).returncode == 0
+    assert (tmp_path / "step=1-loss=0.12.weights.pt").is_file()
+    result = run(".", "-o", "meta.pt", "--force", folder=source)
+    assert result.returncode == 1
+    assert "meta.pt is inside the checkpoint" in result.stderr
+    assert run("..", "--force", folder=source).stdout.count("wrote") == 1
+
+
+def test_a_folder_search_finds_all_but_its_own_outputs(tmp_path: Path) -> None:
+    save_distributed({"weight": torch.ones(3)}, tmp_path / "runs" / "step_100")
+    for name in ("best.weights.ckpt", "x.pt", "x.ckpt", "alone.weights.pt"):
+        torch.save({"weight": torch.ones(3)}, tmp_path / "runs" / name)
+    expected = [
+        "alone.weights.weights.pt",
+        "best.weights.weights.pt",
+        "step_100.weights.pt",
+        "x.ckpt.weights.pt",
+        "x.pt.weights.pt",
+    ]
+    for _ in range(2):
+        result = run("runs", "--force", folder=tmp_path)
+        assert result.stdout.count("wrote") == 5
+        outputs = {path.name for path in (tmp_path / "runs").glob("*.weights.pt")}
+        assert sorted(outputs - {"alone.weights.pt"}) == expected
+    result = run("runs", "-o", "{stem}.pt", folder=tmp_path)
+    assert "for runs/x.ckpt and for runs/x.pt; convert one at a time" in result.stderr
+
+
+def test_looking_does_not_need_a_free_output(folder: Path) -> None:
+    (folder / "runs" / "last.weights.pt").write_text("mine")
+    for option in ("--list", "--dry-run"):
+        assert run("runs/last.ckpt", option, folder=folder).returncode == 0
+    assert (folder / "runs" / "last.weights.pt").read_text() == "mine"
+
+
+def test_programs_get_json_of_mistakes_too(folder: Path) -> None:
+    for arguments, status in ((["runs", "-o", "a.pt"], 1), (["runs", "--nothing"], 2)):
+        result = run(*arguments, "--json", folder=folder)
+        assert result.returncode == status
+        assert json.loads(result.stdout)[0]["status"] == status
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    torch.save({"é": torch.ones(1)}, tmp_path / "é.pt")
+    result = run("é.pt", "--list", folder=tmp_path)
+    assert result.returncode == 0
+    assert r"\xe9" in result.stdout
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    torch.save({f"layer{i}": torch.ones(1) for i in range(5000)}, tmp_path / "a.pt")
+    command = [sys.executable, str(SCRIPT), "a.pt", "--list"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize("prefix", ["net", "net.", "net._orig_mod"])
+def test_a_prefix_may_be_written_as_it_is_in_the_file(prefix: str, folder: Path) -> None:
+    assert run("runs/last.ckpt", "-o", "a.pt", "--prefix", prefix, folder=folder).returncode == 0
+    Net().load_state_dict(torch.load(folder / "a.pt"))

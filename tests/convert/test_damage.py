@@ -1,6 +1,7 @@
 """What is not a checkpoint, or no longer one, is named in one line, and nothing is written."""
 
 import io
+import json
 import os
 import random
 import zipfile
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from project.convert import CheckpointError, convert
+from project.convert.dcp import _tile
 from project.convert.read import Checkpoint
 
 from .checkpoint_matrix import save_distributed
@@ -208,3 +210,90 @@ def test_a_zip_directory_that_points_outside_the_file_is_named(offset: int, tmp_
     content[entry : entry + 8] = offset.to_bytes(8, "little")
     (tmp_path / "last.pt").write_bytes(content)
     assert "data.pkl is not inside the file" in refusal(tmp_path / "last.pt")
+
+
+def safetensors(path: Path, header: dict[str, object], content: bytes = bytes(8)) -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+    return path
+
+
+def test_a_safetensors_file_is_known_whatever_the_length_of_its_header(tmp_path: Path) -> None:
+    """The length comes first, and can look like the beginning of another format."""
+    for length in range(1, 260):
+        entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+        path = safetensors(tmp_path / "a.safetensors", {"n" * length: entry})
+        assert len(convert(path, tmp_path / "out.pt", dry_run=True).tensors) == 1
+
+
+@pytest.mark.parametrize(
+    ("offsets", "shape"),
+    [
+        ([0.0, 8.0], [2]),
+        ([False, 8], [2]),
+        ([0, float("nan")], [2]),
+        ([0, 8], [2.0]),
+        ([0, 8], [1, -2]),
+        ([-8, 0], [2]),
+        ([0, 4], [2]),
+    ],
+)
+def test_safetensors_places_are_whole_numbers(
+    offsets: list[float], shape: list[float], tmp_path: Path
+) -> None:
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
+    refusal(safetensors(tmp_path / "a.safetensors", {"a": entry}))
+
+
+@pytest.mark.parametrize("second", [[0, 4], [2, 6], [5, 9]])
+def test_safetensors_neither_overlap_nor_leave_gaps(second: list[int], tmp_path: Path) -> None:
+    entries = {
+        name: {"dtype": "U8", "shape": [4], "data_offsets": offsets}
+        for name, offsets in {"a": [0, 4], "b": second}.items()
+    }
+    path = safetensors(tmp_path / "a.safetensors", entries, bytes(second[1]))
+    assert "bytes of b are not where they should be" in refusal(path)
+
+
+def test_a_huge_safetensors_header_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.safetensors").open("wb") as file:
+        file.write((200_000_000).to_bytes(8, "little") + b"{")
+        file.truncate(300_000_000)  # of which the disk holds nothing
+    assert "header would be too large" in refusal(tmp_path / "a.safetensors")
+
+
+def test_a_name_that_is_no_text_is_refused_for_safetensors(tmp_path: Path) -> None:
+    torch.save({"a\ud800": torch.ones(1)}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match="safetensors cannot hold this name"):
+        convert(tmp_path / "a.ckpt", tmp_path / "out.safetensors")
+    assert os.listdir(tmp_path) == ["a.ckpt"]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_zip_with_two_entries_of_a_name_is_refused(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "last.ckpt")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(archive.infolist()[-1].filename, b"another")
+    assert "not one that torch.save writes" in refusal(path)
+
+
+def test_a_local_zip_header_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "last.ckpt")
+    with zipfile.ZipFile(path) as archive:
+        at = next(i.header_offset for i in archive.infolist() if i.filename.endswith("data/0"))
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    assert "no zip header where data/0 should be" in refusal(path)
+
+
+def test_shards_that_overlap_are_refused() -> None:
+    assert _tile((4, 2), [((0, 0), (2, 2)), ((2, 0), (2, 2))])
+    assert not _tile((4, 2), [((0, 0), (2, 2)), ((1, 0), (2, 2))])
+    assert not _tile((4, 2), [((0, 0), (2, 2)), ((3, 0), (2, 2))])
+
+
+def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
+    """Opening a pipe would wait for somebody to write into it."""
+    os.mkfifo(tmp_path / "pipe.ckpt")
+    assert "pipe.ckpt is not a regular file" in refusal(tmp_path / "pipe.ckpt")

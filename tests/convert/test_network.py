@@ -132,3 +132,20 @@ def test_a_config_that_is_not_yaml_is_reported(tmp_path: Path) -> None:
     path = run_with(nn.Linear(3, 2), LINEAR, tmp_path)
     (tmp_path / "run" / "config.yaml").write_text("a: [1")
     assert len(convert(path, tmp_path / "out.pt").notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\nmodel: {net: *b}", "aliases"),
+        ("# " + "x" * 200_000, "too large"),
+        ("model: {net: " + "[" * 5_000 + "]" * 5_000 + "}", "recursion"),
+    ],
+)
+def test_a_config_that_would_take_for_ever_is_not_read(
+    text: str, reason: str, tmp_path: Path
+) -> None:
+    path = run_with(nn.Linear(3, 2), LINEAR, tmp_path)
+    (tmp_path / "run" / "config.yaml").write_text(text)
+    (note,) = convert(path, tmp_path / "out.pt").notes
+    assert reason in note

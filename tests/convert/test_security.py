@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,6 +111,10 @@ class Evil:
 HOWS = ["system", "exec", "eval", "popen", "getattr", "load", "import"]
 
 
+# A tensor of one number without a storage: torch's odd ones are named, not taken.
+TENSOR = b"ctorch._utils\n_rebuild_sparse_tensor\n)R"
+
+
 def opcodes(mark: Path) -> dict[str, bytes]:
     """Pickles that call through each opcode that can call."""
     text = f"touch {mark}".encode()
@@ -146,6 +151,21 @@ def opcodes(mark: Path) -> dict[str, bytes]:
         "huge_bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 50) + b"x.",
         "huge_bytearray": b"\x80\x05\x96" + struct.pack("<Q", 1 << 31) + b"x.",
         "huge_frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b".",
+        # What a few bytes repeat must not be copied: each of these would take gigabytes.
+        "size_bomb": b"\x80\x02(" + b"N" * 60_000 + b"lq\x00]("
+        b"ctorch\nSize\nq\x01" + b"h\x01h\x00\x85R" * 20_000 + b"e.",
+        "dict_bomb": b"\x80\x02(" + b"NN\x86" * 60_000 + b"lq\x00]("
+        b"ccollections\nOrderedDict\nq\x01" + b"h\x01h\x00\x85R" * 20_000 + b"e.",
+        "global_bomb": b"\x80\x04X"
+        + struct.pack("<I", 1 << 20)
+        + b"m" * (1 << 20)
+        + b"q\x00]q\x010"
+        + b"h\x00h\x00\x93" * 20_000
+        + b".",
+        "device_bomb": b"\x80\x02ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(NK\x01"
+        + b"2\x86" * 60
+        + b"X\x03\x00\x00\x00cpu\x89tR.",
+        "dots": b"\x80\x02}X" + struct.pack("<I", 60_000) + b"." * 60_000 + TENSOR + b"s.",
         "nothing": b"\x80\x02.",
         "deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
     }
@@ -175,8 +195,64 @@ def in_zip(data: bytes) -> bytes:
 
 
 def in_legacy(data: bytes) -> bytes:
-    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}]
-    return b"".join(pickle.dumps(x, 2) for x in head) + data + pickle.dumps([], 2)
+    return LEGACY_HEAD + data + pickle.dumps([], 2)
+
+
+LEGACY_HEAD = b"".join(
+    pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})
+)
+
+
+def test_a_list_of_storages_without_end_is_refused(audited: Audited, tmp_path: Path) -> None:
+    """Its text would have 2 ** 60 characters."""
+    endless = b"\x80\x02]K\x01" + b"2\x86" * 60 + b"a."
+    (tmp_path / "a").write_bytes(LEGACY_HEAD + pickle.dumps({}, 2) + endless)
+    assert "list of storages" in audited.convert(tmp_path / "a")[0]
+
+
+class Reduced:
+    """Pickled as a call of its class, and a state."""
+
+    def __init__(self, **state: object) -> None:
+        self.state = state
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Reduced, (), self.state
+
+
+@pytest.mark.parametrize("where", ["fqn", "offset", "sizes"])
+def test_a_place_of_a_shard_without_end_is_refused(
+    where: str, audited: Audited, tmp_path: Path
+) -> None:
+    """Hashing it would take 2 ** 60 steps."""
+    endless: object = 1
+    for _ in range(60):
+        endless = (endless, endless)
+    index = Reduced(fqn="a", offset=None)
+    size: object = [3]
+    if where == "fqn":
+        index.state["fqn"] = endless
+    elif where == "offset":
+        index.state["offset"] = [endless]
+    else:
+        size = [endless]
+    entry = Reduced(size=size, properties=Reduced(), chunks=[])
+    metadata = Reduced(
+        storage_data=Items(((index, Reduced()),)),
+        planner_data={},
+        state_dict_metadata={"a": entry},
+    )
+    (tmp_path / "dcp").mkdir()
+    data = pickle.dumps(metadata, 2).replace(b"Reduced", b"TensorStorageMetadata")
+    (tmp_path / "dcp" / ".metadata").write_bytes(data)
+    assert ".metadata cannot be read (TypeError)" in audited.convert(tmp_path / "dcp")[0]
+
+
+class Items(tuple):
+    """Pickled as an OrderedDict of these pairs."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OrderedDict, (list(self),)
 
 
 @pytest.mark.parametrize("container", [in_zip, in_legacy, "metadata", "shard"])

@@ -1,8 +1,9 @@
 """Turn any training checkpoint into a plain state_dict that loads on a CPU.
 
 `convert(source, output)` is all of it; `scripts/convert_checkpoint.py` is the command. It reads
-torch.save's formats, safetensors and torch.distributed.checkpoint folders as data: neither torch
-nor the code that the file names is imported.
+torch.save's formats, safetensors and torch.distributed.checkpoint folders as data: no code that the
+file names is imported, nor torch, unless a run's config.yaml says which network to hold the result
+against.
 """
 
 from .conversion import DTYPES, convert

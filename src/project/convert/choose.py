@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
+from .names import bare_names
 from .tensors import CheckpointError, Tensor, parsing
 from .unpickle import Inert
 
 _KEYS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network")
 _EMA_KEYS = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
+WHOLE = "the whole file"
 _MAX_MODULES, _MAX_NAME = 1_000_000, 5_000  # no network is as large
+_MAX_TEXT = 100_000_000  # characters of all names
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "AveragedModel")
 
 
@@ -49,26 +52,55 @@ def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
 
 
 def _choose(root: Any, key: str | None, ema: bool) -> Chosen:
-    entries = root if isinstance(root, dict) else {}
+    root = _plain(root)
+    entries = {k: _plain(v) for k, v in root.items()} if isinstance(root, dict) else {}
     if "ds_version" in entries and not key:
         raise CheckpointError("a part of a DeepSpeed checkpoint; run its zero_to_fp32.py first")
-    names = [*_EMA_KEYS, *_KEYS] if ema else [*_KEYS]
-    if "current_model_state" in entries:  # Lightning's WeightAveraging: state_dict is the average
-        names = ["state_dict" if ema else "current_model_state"]
-    found: dict[str, Any] = {name: entries.get(name) for name in names}
     if key:
-        found = {key: _lookup(root, key.split("."))}
-    elif not any(map(_is_weights, found.values())):
-        dicts = {k: v for k, v in entries.items() if isinstance(v, dict) and _is_weights(v)}
-        found = {"the whole file": root} if _is_weights(root) or len(dicts) != 1 else dicts
-    for name, value in found.items():
-        if _is_weights(value):
-            return _chosen(value, name, entries)
+        name, value = key, _plain(_lookup(root, key.split(".")))
+    else:
+        name, value = _usual(root, entries, ema)
+    if _is_weights(value):
+        return _chosen(value, name, entries)
     inside = ", ".join(f"{k} ({_describe(v)})" for k, v in list(entries.items())[:20])
     wanted = (
         f"no weights at --key {key}" if key else "no weights in a usual place; name it with --key"
     )
     raise CheckpointError(f"{wanted}; it holds: {inside or _describe(root)}")
+
+
+def _usual(root: Any, entries: dict[str, Any], ema: bool) -> tuple[str, Any]:
+    """Return the name and the value of the usual entry, or of the only possible one."""
+    if "current_model_state" in entries:  # Lightning's WeightAveraging: state_dict is the average
+        name = "state_dict" if ema else "current_model_state"
+        return name, entries.get(name)
+    weights = {name: value for name, value in entries.items() if _is_weights(value)}
+    averaged = [name for name in _EMA_KEYS if ema and name in weights]
+    usual = [name for name in _KEYS if name in weights]
+    others = [name for name in weights if name not in _EMA_KEYS]
+    if usual or (len(others) == 1 and not _is_weights(root)):
+        raw = (usual or others)[0]
+        # An average of the parameters alone, or what holds the average, is not the weights.
+        same = (n for n in averaged if _tensor_names(weights[n]) == _tensor_names(weights[raw]))
+        name = next(same, raw)
+        return name, weights[name]
+    if averaged and not others and not _is_weights(root):
+        return averaged[0], weights[averaged[0]]
+    return WHOLE, root
+
+
+def _tensor_names(weights: Any) -> set[str]:
+    state = module_state(weights) if isinstance(weights, Inert) else weights
+    tensors = (n for n, v in state.items() if isinstance(v, Tensor) or is_odd_tensor(v))
+    return bare_names(str(name) for name in tensors)
+
+
+def _plain(value: Any) -> Any:
+    """Return a dict of a class that is not known as a dict."""
+    is_dict = isinstance(value, Inert) and not is_module(value) and value.items
+    if is_dict and all(isinstance(item, tuple) and len(item) == 2 for item in value.items):
+        return {name: item for name, item in value.items if isinstance(name, str)}
+    return value
 
 
 def _chosen(value: Any, key: str, entries: dict[str, Any]) -> Chosen:
@@ -77,9 +109,9 @@ def _chosen(value: Any, key: str, entries: dict[str, Any]) -> Chosen:
     is_lightning = (
         "prepare_data_per_node" in _fields(value)
         if is_pickled
-        else value is not entries and "pytorch-lightning_version" in entries
+        else key != WHOLE and "pytorch-lightning_version" in entries
     )
-    rest = [] if value is entries else [str(name) for name in entries if name != key]
+    rest = [] if key == WHOLE else [str(name) for name in entries if name != key]
     if not all(isinstance(name, str) for name in state):
         raise CheckpointError(f"{key} holds names that are not text")
     metadata = getattr(value, "_metadata", None)
@@ -128,9 +160,37 @@ def _inner(module: Inert) -> Inert:
     inside = None
     if name == "OptimizedModule" and isinstance(module.args, tuple) and module.args:
         inside = module.args[0]
-    elif name in _WRAPPERS and module.name.startswith("torch."):
+    elif (name in _WRAPPERS and module.name.startswith("torch.")) or _is_subclass(module):
         inside = (_fields(module).get("_modules") or {}).get("module")
     return inside if isinstance(inside, Inert) else module
+
+
+def _is_subclass(module: Inert) -> bool:
+    """Whether it is of a class that somebody derived from a wrapper, by what wrappers keep."""
+    fields = _fields(module)
+    children, buffers = fields.get("_modules"), fields.get("_buffers")
+    is_only = isinstance(children, dict) and list(children) == ["module"]
+    is_average = isinstance(buffers, dict) and "n_averaged" in buffers
+    return is_only and ("device_ids" in fields or is_average)
+
+
+def holds_tensors(value: Any, seen: set[int]) -> bool:
+    """Whether tensors are anywhere in the value, except in what was `seen`, by its id."""
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor) or is_odd_tensor(value):
+            return True
+        if isinstance(value, Inert):
+            todo += [value.args, value.state, value.items]
+        elif isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, list | tuple):
+            todo += value
+    return False
 
 
 def module_state(root: Inert) -> dict[str, Any]:
@@ -140,7 +200,7 @@ def module_state(root: Inert) -> dict[str, Any]:
         CheckpointError: there is no end to it, because modules contain themselves or each other.
     """
     state: dict[str, Any] = {}
-    todo = [("", root)]
+    todo, num_chars = [("", root)], 0
     for _ in range(_MAX_MODULES):
         if not todo:
             return state
@@ -150,12 +210,14 @@ def module_state(root: Inert) -> dict[str, Any]:
             continue
         fields = _fields(module)
         hidden = fields.get("_non_persistent_buffers_set") or ()
-        for name, value in (fields.get("_parameters") or {}).items():
-            state[f"{prefix}{name}"] = value
-        for name, value in (fields.get("_buffers") or {}).items():
-            if name not in hidden:
-                state[f"{prefix}{name}"] = value
+        values = list((fields.get("_parameters") or {}).items())
+        buffers = (fields.get("_buffers") or {}).items()
+        values += [(name, value) for name, value in buffers if name not in hidden]
         children = list((fields.get("_modules") or {}).items())
+        num_chars += sum(len(prefix) + len(name) for name, _ in values + children)
+        if num_chars > _MAX_TEXT:
+            break
+        state.update({f"{prefix}{name}": value for name, value in values})
         todo += [(f"{prefix}{n}.", c) for n, c in reversed(children) if isinstance(c, Inert)]
         if len(prefix) > _MAX_NAME or len(state) > _MAX_MODULES:
             break

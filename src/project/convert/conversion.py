@@ -9,7 +9,7 @@ from pathlib import Path
 from project.errors import UserError
 
 from . import network
-from .choose import Chosen, choose, is_odd_tensor
+from .choose import WHOLE, Chosen, choose, holds_tensors, is_odd_tensor
 from .layout import target_dtype
 from .names import Names
 from .read import Checkpoint
@@ -19,6 +19,7 @@ from .verify import verify as verify_copy
 from .write import write_pt, write_safetensors
 
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
+SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
 DTYPES = ("keep", "float32", "float16", "bfloat16")
 
 
@@ -39,7 +40,8 @@ def convert(
 
     Args:
         source: a file or a torch.distributed.checkpoint folder.
-        output: ends in .pt, .pth or .safetensors; by default `<source's stem>.weights.pt`.
+        output: ends in .pt, .pth or .safetensors; by default `<source's stem>.weights.pt`
+            beside the source.
         dtype: what floating tensors become: keep, float32, float16 or bfloat16.
         key: the entry of the file to take, dotted where it is nested; by default the usual ones.
         prefix: the submodule that is the network, "" for the whole, "auto" to find it.
@@ -57,8 +59,8 @@ def convert(
         OSError: the system refuses to read or write.
     """
     source = Path(source)
-    output = Path(output) if output else source.with_name(f"{source.stem}.weights.pt")
-    _check_arguments(source, output, dtype, force)
+    output = Path(output) if output else default_output(source)
+    _check_arguments(source, output, dtype, force or dry_run)
     try:
         with Checkpoint(source) as checkpoint:
             chosen = choose(checkpoint.root, key, ema)
@@ -96,6 +98,18 @@ def convert(
         raise CheckpointError(printable(f"{source}: {error}")) from error
 
 
+def stem_of(source: Path) -> str:
+    """Return the name without a checkpoint's suffix; the dots in `loss=0.12` are no suffix."""
+    path = source if source.name not in ("", "..") else source.resolve()
+    return path.stem if path.suffix in SUFFIXES else path.name
+
+
+def default_output(source: Path) -> Path:
+    """Return where the weights go if nobody says."""
+    path = source if source.name not in ("", "..") else source.resolve()
+    return path.with_name(f"{stem_of(path)}.weights.pt")
+
+
 def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> None:
     if not source.exists():
         raise UserError(f"{source} does not exist.")
@@ -107,6 +121,8 @@ def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> Non
         raise UserError(f"{output.parent} is not a folder; create it first.")
     if output.exists() and (output.is_dir() or output.samefile(source)):
         raise UserError(f"{output} is the source or a folder; name another output.")
+    if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{output} is inside the checkpoint {source}; name another output.")
     if output.exists() and not force:
         raise UserError(f"{output} exists; --force replaces it.")
 
@@ -115,6 +131,7 @@ def _select(chosen: Chosen, names: Names) -> tuple[dict[str, Tensor], list[str]]
     """Return the network's tensors under their new names, and what else there was, in words."""
     tensors: dict[str, Tensor] = {}
     left_out: Counter[str] = Counter()
+    seen: set[int] = set()
     for old, value in chosen.state.items():
         new = names.new.get(old)
         if new is None:
@@ -123,8 +140,15 @@ def _select(chosen: Chosen, names: Names) -> tuple[dict[str, Tensor], list[str]]
             tensors[new] = value
         elif is_odd_tensor(value):
             raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
+        elif holds_tensors(value, seen) and not old.endswith("_extra_state"):
+            path = old if chosen.key == WHOLE else f"{chosen.key}.{old}"
+            raise CheckpointError(
+                f"{chosen.key} holds tensors, and {old} in it others; --key {path} takes those"
+            )
         else:
             left_out[f"{old} (not a tensor)"] += 1
+    if not tensors:
+        raise CheckpointError("what would be taken holds no tensor; --prefix and --key choose")
     return tensors, [f"{name} ({num})" if num > 1 else name for name, num in left_out.items()]
 
 

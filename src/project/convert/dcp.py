@@ -17,6 +17,7 @@ from .tensors import DTYPES, CheckpointError, Tensor, parsing, row_major
 from .unpickle import no_storage, unpickle
 
 Shard = tuple[tuple[int, ...], Tensor]
+_MAX_DEPTH = 100  # of names and of shapes
 
 
 def read_dcp(folder: Path, open_file: Callable[[Path], Window]) -> Any:
@@ -29,12 +30,15 @@ def read_dcp(folder: Path, open_file: Callable[[Path], Window]) -> Any:
     root: OrderedDict[str, Any] = OrderedDict()
     with parsing(".metadata"):
         places = {
-            (index.state["fqn"], *(index.state.get("offset") or ())): info.state
+            (_part(index.state["fqn"]), *_numbers(index.state.get("offset") or ())): info.state
             for index, info in metadata.state["storage_data"].items()
         }
         paths = metadata.state["planner_data"] or {}
         for name, entry in metadata.state["state_dict_metadata"].items():
-            *parents, leaf = (_part(part) for part in paths.get(name, (name,)))
+            path = paths.get(name, (name,))
+            if len(path) > _MAX_DEPTH:
+                raise TypeError("not a name")
+            *parents, leaf = map(_part, path)
             target = root
             for parent in parents:
                 target = target.setdefault(parent, OrderedDict())
@@ -46,8 +50,15 @@ def read_dcp(folder: Path, open_file: Callable[[Path], Window]) -> Any:
 
 def _part(part: Any) -> str:
     if not isinstance(part, str | int):
-        raise TypeError(part)
+        raise TypeError("not a name")
     return str(part)
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    """Return a place or a size: without a limit, hashing nested tuples could take for ever."""
+    if len(values) > _MAX_DEPTH or not all(type(value) is int for value in values):
+        raise TypeError("not a place or a size")
+    return tuple(values)
 
 
 def _tensor(
@@ -57,11 +68,11 @@ def _tensor(
     folder: Path,
     open_file: Callable[[Path], Window],
 ) -> Tensor:
-    shape = tuple(entry["size"])
+    shape = _numbers(entry["size"])
     dtype = entry["properties"].state[0].removeprefix("torch.")
     if dtype not in DTYPES:
         raise CheckpointError(f"{name}: element type {dtype} is not known")
-    chunks = [(tuple(c.state["offsets"]), tuple(c.state["sizes"])) for c in entry["chunks"]]
+    chunks = [(_numbers(c.state["offsets"]), _numbers(c.state["sizes"])) for c in entry["chunks"]]
     chunks = [chunk for chunk in chunks if math.prod(chunk[1])]  # a rank may have had nothing
 
     @functools.cache

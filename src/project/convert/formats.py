@@ -119,6 +119,8 @@ def read_legacy(window: Window) -> Any:
 
     root = unpickle(file, record_of)
     keys, offset = unpickle(file, no_storage), file.tell()
+    if not all(isinstance(key, str | int) for key in keys):  # the text of others can be endless
+        raise CheckpointError("damaged: its list of storages holds something else")
     if sorted(map(str, keys)) != sorted(records):
         raise CheckpointError("damaged, or holds quantized tensors, which cannot be located")
     for key in map(str, keys):
@@ -143,6 +145,8 @@ def read_safetensors(window: Window) -> Any:
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = entry["data_offsets"]
             shape = tuple(entry["shape"])
+            if type(start) is not int or type(stop) is not int:
+                raise CheckpointError(f"damaged: the place of {name} is not in whole bytes")
             if entry["dtype"] not in _SAFETENSORS:
                 raise CheckpointError(f"{name}: element type {entry['dtype']} is not known")
             record = Record(window.fd, base + start, stop - start)

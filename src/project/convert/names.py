@@ -11,6 +11,7 @@ from .tensors import CheckpointError
 _PRIVATE = frozenset(
     ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 )
+_MAX_DEPTH = 100  # segments of a name; the work grows with their square
 _NETWORKS = ("net", "model", "network")  # what a LightningModule usually calls its network
 _AVERAGE = re.compile(r"(^|_)(ema|swa|average|averaged|avg)(_|$)")
 Path = tuple[str, ...]
@@ -27,6 +28,9 @@ class Wrappers:
 
     def __init__(self, names: Iterable[str], keep_module: bool, known: Collection[str]) -> None:
         self._passes: list[set[Path]] = []
+        names = list(names)
+        if any(name.count(".") >= _MAX_DEPTH for name in names):
+            raise CheckpointError(f"damaged: it holds names of more than {_MAX_DEPTH} parts")
         paths = {self.strip(tuple(name.split(".")), is_tensor=True) for name in names}
         while not keep_module and (parents := _module_parents(paths, known)):
             self._passes.append(parents)
@@ -69,6 +73,14 @@ def _without_module(path: Path, parents: set[Path]) -> Path:
     return path
 
 
+def bare_names(names: Iterable[str]) -> set[str]:
+    """Return the names without wrappers and their counters, to compare two sets of them."""
+    names = list(names)
+    wrappers = Wrappers(names, keep_module=False, known=())
+    paths = (wrappers.strip(tuple(name.split(".")), is_tensor=True) for name in names)
+    return {".".join(path) for path in paths if not wrappers.is_counter(path)}
+
+
 class Names:
     """The new name of each weight, and what is left out.
 
@@ -99,7 +111,7 @@ class Names:
         paths = {n: path for n, path in paths.items() if not self._wrappers.is_counter(path)}
         self.prefix = _auto_prefix(paths.values(), ema) if prefix == "auto" and is_lightning else ()
         if prefix not in ("auto", ""):
-            self.prefix = tuple(prefix.split("."))
+            self.prefix = self._wrappers.strip(tuple(prefix.rstrip(".").split(".")), False)
         self.new: dict[str, str] = {}
         owners: dict[str, str] = {}
         for name, path in paths.items():
@@ -109,7 +121,8 @@ class Names:
                 self.new[name], owners[new] = new, name
         if not self.new:
             groups = ", ".join(sorted({path[0] for path in paths.values()})[:20])
-            raise CheckpointError(f"nothing is called {prefix}.*; there is: {groups}")
+            wanted = "no tensor has a name" if prefix == "auto" else f"nothing is called {prefix}.*"
+            raise CheckpointError(f"{wanted}; there is: {groups}")
 
     def _below_prefix(self, path: Path) -> Path | None:
         depth = len(self.prefix)
@@ -122,7 +135,8 @@ class Names:
         """
         renamed: dict[str, Any] = {}
         for name, entries in metadata.items():
-            if not isinstance(name, str) or not isinstance(entries, dict):
+            is_name = isinstance(name, str) and name.count(".") < _MAX_DEPTH
+            if not is_name or not isinstance(entries, dict):
                 continue
             stripped = self._wrappers.strip(tuple(name.split(".")) if name else (), False)
             path = self._below_prefix(stripped)

@@ -4,6 +4,7 @@ Building runs code, so the config may only name networks: classes of this packag
 that are `torch.nn.Module`s. A config that came with a foreign checkpoint can start nothing else.
 """
 
+import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _PREFIX = "net"  # where the LightningModules of this project hold their network
+_MAX_CONFIG = 100_000  # characters; a run's config has some 5,000
 _OURS = (f"{__package__.partition('.')[0]}.", "torch.nn.")
 
 
@@ -46,7 +48,7 @@ def build_network(config: Path) -> "torch.nn.Module":
     from omegaconf import OmegaConf
 
     try:
-        saved: Any = OmegaConf.to_container(OmegaConf.load(config))
+        saved: Any = OmegaConf.to_container(OmegaConf.load(io.StringIO(_text(config))))
         node = saved["model"]["net"]
         _check_targets(node)
         with torch.device("meta"), warnings.catch_warnings():
@@ -59,6 +61,19 @@ def build_network(config: Path) -> "torch.nn.Module":
     if not isinstance(network, torch.nn.Module):
         raise UnbuildableError("model.net is not a torch.nn.Module")
     return network
+
+
+def _text(config: Path) -> str:
+    """Return the config's text unless reading it could take for ever."""
+    import yaml
+
+    with config.open(encoding="utf-8") as file:
+        text = file.read(_MAX_CONFIG + 1)
+    if len(text) > _MAX_CONFIG:
+        raise UnbuildableError("config.yaml is too large for a run's config")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise UnbuildableError("config.yaml holds aliases")  # ten of ten of ten ...
+    return text
 
 
 def _check_targets(node: Any) -> None:

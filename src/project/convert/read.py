@@ -1,6 +1,7 @@
 """Open a checkpoint of any format, and know whether it changed while it was read."""
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,12 @@ from .tensors import CheckpointError, parsing
 
 _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 _DEEPSPEED = "a DeepSpeed folder; run its zero_to_fp32.py and convert the file which that writes"
+
+
+def is_checkpoint_folder(path: Path) -> bool:
+    """Whether a folder as a whole is one checkpoint, be it of a kind that is refused."""
+    has_index = (path / ".metadata").is_file() or (path / "latest").is_file()
+    return has_index or any(path.glob("*zero_pp_rank*"))
 
 
 class Checkpoint:
@@ -40,10 +47,12 @@ class Checkpoint:
     def open(self, path: Path) -> Window:
         """Open a file once: all reads go through this descriptor, whatever the path becomes."""
         if path not in self._files:
-            fd = os.open(path, os.O_RDONLY)
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
             self._files[path] = fd, os.fstat(fd)
-        fd, stat = self._files[path]
-        return Window(fd, 0, stat.st_size)
+        fd, status = self._files[path]
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path.name} is not a regular file")
+        return Window(fd, 0, status.st_size)
 
     def check_unchanged(self) -> None:
         """Raise if a file was written to or replaced since it was opened."""
@@ -59,12 +68,13 @@ class Checkpoint:
         head = os.pread(window.fd, 16, 0)
         if not window.size:
             raise CheckpointError("the file is empty; its copy or its training was interrupted")
+        # Before the others: a safetensors file begins with a length, which can be any bytes.
+        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= window.size:
+            return "safetensors", read_safetensors(window)
         if head.startswith(b"PK\x03\x04"):
             return "torch.save", read_zip(window)
         if head.startswith(b"\x80"):
             return "torch.save (legacy)", read_legacy(window)
-        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= window.size:
-            return "safetensors", read_safetensors(window)
         raise CheckpointError("not a checkpoint: neither torch.save's format nor safetensors")
 
     def _read_folder(self) -> tuple[str, Any]:
@@ -72,6 +82,6 @@ class Checkpoint:
             rest = self.path / "meta.pt"  # where Lightning keeps what is not a tensor
             entries = read_zip(self.open(rest)) if rest.is_file() else {}
             return "torch.distributed.checkpoint", {**entries, **read_dcp(self.path, self.open)}
-        if (self.path / "latest").is_file() or list(self.path.glob("*zero_pp_rank*")):
+        if is_checkpoint_folder(self.path):
             raise CheckpointError(_DEEPSPEED)
         raise CheckpointError("a folder without checkpoints: no .metadata, no checkpoint files")

@@ -28,7 +28,7 @@ class Report:
         kind: the source's format.
         key: the entry of the source that held the weights.
         tensors: by their new names.
-        num_bytes: of all tensors in the source.
+        num_bytes: of the tensors that are taken, as they are in the source.
         dropped: what else the source held.
         verified: what the result was compared with; empty if it was not.
         notes: what a user should know besides.

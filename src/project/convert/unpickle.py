@@ -12,6 +12,11 @@ _STORAGES["UntypedStorage"] = "uint8"
 _BITS = {(): "", ("conj",): "imag", ("neg",): "all", ("conj", "neg"): "real"}
 
 
+# A few bytes of a pickle can repeat what came before, so whatever copies needs a limit.
+_MAX_NAME = 1_000  # characters of a global
+_MAX_COPIED = 1_000_000  # items of all OrderedDicts that are made of a list, as Python 2 did
+
+
 class Global(str):
     """The name of a class or function, "module.name"."""
 
@@ -22,7 +27,8 @@ class Inert:
     """What calling a Global would have made: the name, the arguments, the state, the items."""
 
     def __init__(self, name: Any, args: Any = ()) -> None:
-        self.name, self.args = str(name) if isinstance(name, Global) else "?", args
+        self.name = name[:_MAX_NAME] if isinstance(name, Global) else "?"
+        self.args = args
         self.state: Any = None
         self.items: list[Any] = []
         self.append, self.extend = self.items.append, self.items.extend
@@ -70,12 +76,14 @@ def _tensor_v3(storage: Any, *rest: Any) -> Tensor | Inert:
     return _tensor((storage[0], name), *geometry, *rest[6:])
 
 
-def _device_tensor(tensor: Tensor, dtype: str, *rest: Any) -> Tensor | Inert:
+def _device_tensor(tensor: Tensor, dtype: Any, *rest: Any) -> Tensor | Inert:
+    if not isinstance(dtype, str):  # its text could be endless
+        raise CheckpointError("damaged: a tensor without an element type")
     as_saved = dtype == f"torch.{tensor.dtype}"
     return tensor if as_saved else Inert(Global(f"torch._utils._rebuild_device_tensor of {dtype}"))
 
 
-def _first(value: Any, *rest: Any) -> Any:
+def _first(value: Any = (), *rest: Any) -> Any:
     return value
 
 
@@ -83,9 +91,9 @@ def _first(value: Any, *rest: Any) -> Any:
 _CALLS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": _ordered_dict,
     "collections.defaultdict": lambda *args: OrderedDict(),
-    "builtins.set": list,
-    "__builtin__.set": list,
-    "torch.Size": tuple,
+    "builtins.set": _first,
+    "__builtin__.set": _first,
+    "torch.Size": _first,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
@@ -93,13 +101,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter_with_state": _first,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _device_tensor,
     "torch.nn.parameter.Parameter": _first,
-    "torch._tensor._rebuild_from_type_v2": lambda func, cls, args, state: _call(func, args),
 }
-
-
-def _call(func: Any, args: Any) -> Any:
-    known = _CALLS.get(func) if isinstance(func, Global) else None
-    return known(*args) if known else Inert(func, args)
 
 
 class InertUnpickler(pickle._Unpickler):
@@ -121,9 +123,12 @@ class InertUnpickler(pickle._Unpickler):
     def __init__(self, file: Any, record_of: Callable[[str, int, int], Record]) -> None:
         super().__init__(file, encoding="latin1")
         self.record_of = record_of
+        self._num_copied = 0
 
     def find_class(self, module: str, name: str) -> Global:
         """Return the name alone."""
+        if len(module) + len(name) > _MAX_NAME:
+            raise CheckpointError("damaged: it names a class that no code can have")
         return Global(f"{module}.{name}")
 
     def get_extension(self, code: int) -> None:
@@ -135,19 +140,30 @@ class InertUnpickler(pickle._Unpickler):
         if pid[0] == "module":  # a legacy file's class, with its source text
             return pid[1]
         _, storage, key, _, numel, *view = pid
-        if not isinstance(key, str | int) or type(numel) is not int or numel < 0:
-            raise CheckpointError("damaged: a storage without a name or a length")
+        is_named = isinstance(key, str | int) and isinstance(storage, Global)
+        if not is_named or type(numel) is not int or numel < 0:
+            raise CheckpointError("damaged: a storage without a name, a type or a length")
         dtype = _STORAGES.get(storage.rpartition(".")[2])
         if dtype is None or any(view):  # quantized, or a view as torch 0.3 saved it
-            return Inert(Global(storage))
+            return Inert(storage)
         return self.record_of(str(key), DTYPES[dtype].size, numel), dtype
 
     def _instantiate(self, cls: Any, args: Any) -> None:
-        self.append(_call(cls, args))
+        self.append(self._call(cls, args))
 
     def _reduce(self) -> None:
         args = self.stack.pop()
-        self.append(_call(self.stack.pop(), args))
+        self.append(self._call(self.stack.pop(), args))
+
+    def _call(self, func: Any, args: Any) -> Any:
+        if func == "torch._tensor._rebuild_from_type_v2":
+            func, _cls, args, _state = args
+        if func == "collections.OrderedDict" and args:
+            self._num_copied += len(args[0])
+            if self._num_copied > _MAX_COPIED:
+                raise CheckpointError("damaged: its dicts hold more than any checkpoint does")
+        known = _CALLS.get(func) if isinstance(func, Global) else None
+        return known(*args) if known else Inert(func, args)
 
     def _newobj_ex(self) -> None:
         self.stack.pop()  # keyword arguments

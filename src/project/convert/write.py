@@ -72,6 +72,8 @@ def write_safetensors(
         code, name = DTYPES[blob.dtype].safetensors, blob.name
         if code is None or name == "__metadata__":
             raise CheckpointError(f"{name}: safetensors cannot hold {blob.dtype}; write a .pt")
+        if any("\ud800" <= c <= "\udfff" for c in name):
+            raise CheckpointError(f"{name}: safetensors cannot hold this name; write a .pt")
         shape = list(blob.tensor.shape)
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
