@@ -44,7 +44,8 @@ class ExactEvaluation(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self.kept: dict[Metric, dict[str, Any]] | None = None
+        # Not a dict: the hash of a metric changes with its state.
+        self.kept: list[tuple[Metric, dict[str, Any]]] | None = None
         self.averaged: list[Any] = []
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -127,20 +128,21 @@ class ExactEvaluation(pl.Callback):
     ) -> None:
         """Before a filler, remember the states of all metrics and logged values."""
         if is_filler(trainer, batch_idx, dataloader_idx):
-            self.kept = {
-                metric: {name: _copy(value) for name, value in metric.metric_state.items()}
+            self.kept = [
+                (metric, {name: _copy(value) for name, value in metric.metric_state.items()})
                 for metric in [*metrics_of(pl_module), *logged_means(trainer)]
-            }
+            ]
 
     def put_back(self, trainer: pl.Trainer) -> None:
         """After a filler, restore them; a value that was logged for the first time starts anew."""
         if self.kept is None:
             return
-        for metric, state in self.kept.items():
+        known = {id(metric) for metric, _ in self.kept}
+        for metric, state in self.kept:
             for name, value in state.items():
                 setattr(metric, name, value)
         for logged in logged_means(trainer):
-            if logged not in self.kept:
+            if id(logged) not in known:
                 logged.reset()
                 logged.has_reset = False  # otherwise Lightning leaves it out of the collectives
         self.kept = None
