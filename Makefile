@@ -21,8 +21,8 @@ check: $(TEST_INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
+# Two workers, one thread each: tests that start processes of their own share the same cores.
 test: check
-	# Two workers, one thread each: tests that start processes of their own share the same cores.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 # The new lock takes its place only after the tests have passed with it. Platform parts of torch
