@@ -90,7 +90,8 @@ def config(cfg: DictConfig, overrides: list[str], run_dir: Path) -> DictConfig:
         if asked == was or is_below(key, NOT_COMPARED):
             continue
         if is_below(key, FREE) or (key in FREE_UPWARD and is_more(asked, was)):
-            OmegaConf.update(saved, key, asked, force_add=True)
+            # Not merged: a strategy's settings are of no use to another.
+            OmegaConf.update(saved, key, asked, merge=False, force_add=True)
         else:
             refused.append(f"{key}={asked} (it has {was})")
     if refused:
