@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+from project import resume
+from project.composition import compose
 from tests.conftest import ROOT, command
 
 SHORT = ("model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
@@ -196,3 +199,13 @@ def test_faults_lose_nothing(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(json.loads(figures.read_text())) == 10
+
+
+@pytest.mark.parametrize(("before", "after"), [("ddp", "dp"), ("dp", "ddp"), ("ddp_spawn", "ddp")])
+def test_another_strategy_keeps_nothing_of_the_one_before(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    """Its class would refuse the other's settings, or follow them."""
+    OmegaConf.save(compose("train", [f"strategy={before}"]), tmp_path / "config.yaml", resolve=True)
+    asked = compose("train", [f"strategy={after}"])
+    assert resume.config(asked, [f"strategy={after}"], tmp_path).trainer == asked.trainer

@@ -52,9 +52,7 @@ class ExactEvaluation(pl.Callback):
         """Refuse what cannot be exact."""
         refuse_few_samples(trainer, pl_module)
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse what cannot be exact."""
-        refuse_few_samples(trainer, pl_module)
+    on_test_start = on_validation_start
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -96,28 +94,15 @@ class ExactEvaluation(pl.Callback):
         if batch_idx + 1 == num_batches[dataloader_idx]:
             self.averaged += average_over_processes(trainer)
 
-    def on_test_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Do the same in a test."""
-        arguments = (trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
-        self.on_validation_batch_end(*arguments)
+    on_test_batch_end = on_validation_batch_end
 
-    def on_validation_epoch_end(self, *_: Any) -> None:
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the logged values as the module has declared them."""
         for meta in self.averaged:
             meta.sync.should = False
         self.averaged = []
 
-    def on_test_epoch_end(self, *_: Any) -> None:
-        """Do the same after a test."""
-        self.on_validation_epoch_end()
+    on_test_epoch_end = on_validation_epoch_end
 
     def keep(
         self,
