@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from project import resume
+from project import cli, resume, run_folder
 from project.composition import compose
+from project.errors import UserError
 from tests.conftest import ROOT, command
 
 SHORT = ("model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
@@ -45,6 +47,12 @@ def wait_for_steps(folder: Path, number: int) -> None:
     path = folder / "trace" / "steps_0"
     while not (path.exists() and path.stat().st_size >= number) and time.monotonic() < end:
         time.sleep(0.01)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files but the lock, which names the last command that held it."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != run_folder.LOCK)
+    return {path: path.read_bytes() for path in paths}
 
 
 def weights(output_dir: Path) -> dict[str, torch.Tensor]:
@@ -115,11 +123,18 @@ def test_finished_run_says_so(run_copy: Path) -> None:
     assert len(list(run_copy.parent.iterdir())) == 1
 
 
-def test_finished_run_takes_more_epochs(run_copy: Path) -> None:
+def test_copy_of_a_finished_run_takes_more_epochs(run_copy: Path, finished_run: Path) -> None:
+    """The original, which the copy's checkpoints and config were made in, stays as it is."""
+    before = contents(finished_run)
     result = command("train.py", f"resume={run_copy}", "trainer.max_epochs=3")
     assert result.returncode == 0, result.stderr
+    assert "dirpath has changed" not in result.stderr
+    assert contents(finished_run) == before
     last = torch.load(run_copy / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["epoch"] == 3
+    (state,) = [state for key, state in last["callbacks"].items() if "ModelCheckpoint" in key]
+    assert state["best_model_path"] == str(run_copy / "checkpoints" / "best.ckpt")
+    assert len(state["best_k_models"]) == 1
     assert "max_epochs: 3" in (run_copy / "config.yaml").read_text()
 
 
@@ -136,7 +151,7 @@ def test_finished_run_takes_more_epochs(run_copy: Path) -> None:
 def test_another_result_is_refused_with_the_difference(
     overrides: str, hint: str, run_copy: Path, tmp_path: Path
 ) -> None:
-    before = {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()}
+    before = contents(run_copy)
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     result = command(
         "train.py",
@@ -148,13 +163,10 @@ def test_another_result_is_refused_with_the_difference(
     assert hint in result.stderr
     assert "Leave that out" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 2
-    assert {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()} == before
+    assert contents(run_copy) == before
 
 
 def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
-    from project import resume
-    from project.composition import compose
-
     words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "resume=auto"]
     config = resume.config(compose("train", words), words, run_copy)
     assert config.trainer.devices == 2
@@ -171,7 +183,7 @@ def test_run_without_a_whole_checkpoint_is_refused(run_copy: Path) -> None:
     result = command("train.py", f"resume={run_copy}")
     assert result.returncode == 1
     assert "is damaged and was skipped" in result.stderr
-    assert "No checkpoint in" in result.stderr
+    assert "none that is whole is left" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -203,9 +215,138 @@ def test_faults_lose_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("ddp", "dp"), ("dp", "ddp"), ("ddp_spawn", "ddp")])
 def test_another_strategy_keeps_nothing_of_the_one_before(
-    before: str, after: str, tmp_path: Path
+    before: str, after: str, saved_run: Callable[..., Path]
 ) -> None:
     """Its class would refuse the other's settings, or follow them."""
-    OmegaConf.save(compose("train", [f"strategy={before}"]), tmp_path / "config.yaml", resolve=True)
-    asked = compose("train", [f"strategy={after}"])
-    assert resume.config(asked, [f"strategy={after}"], tmp_path).trainer == asked.trainer
+    folder = saved_run(f"strategy={before}")
+    assert (
+        go_on(folder, f"strategy={after}").trainer
+        == compose("train", [f"strategy={after}"]).trainer
+    )
+
+
+@pytest.fixture
+def saved_run(tmp_path: Path) -> Callable[..., Path]:
+    """Save the config of a run that was started with these words."""
+
+    def save(*words: str) -> Path:
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        run_folder.save_config(run_folder.freeze(compose("train", list(words)), folder), folder)
+        OmegaConf.save(OmegaConf.create(list(words)), folder / "overrides.yaml")
+        return folder
+
+    return save
+
+
+def go_on(folder: Path, *words: str) -> DictConfig:
+    return resume.config(compose("train", list(words)), list(words), folder)
+
+
+def test_another_experiment_is_refused_where_it_keeps_the_defaults(
+    saved_run: Callable[..., Path],
+) -> None:
+    """digits_cnn chooses the default model, which is not this run's."""
+    folder = saved_run("experiment=digits_mlp")
+    with pytest.raises(UserError, match=r"model.net._target_=project.models.cnn.CNN \(it has"):
+        go_on(folder, "experiment=digits_cnn")
+
+
+def test_the_same_experiment_goes_on_with_what_was_changed_at_its_start(
+    saved_run: Callable[..., Path],
+) -> None:
+    folder = saved_run("experiment=digits_mlp", "seed=3", "data.batch_size=32")
+    assert go_on(folder, "experiment=digits_mlp").seed == 3
+    folder = saved_run("model=cnn", "model.optimizer.lr=0.005", "strategy=ddp")
+    assert go_on(folder, "experiment=digits_cnn").trainer.devices == 2  # equal in all that counts
+
+
+@pytest.mark.parametrize("word", ["model=cnn", "callbacks=none", "logger=none"])
+def test_refusal_of_a_group_is_short(word: str, saved_run: Callable[..., Path]) -> None:
+    folder = saved_run("model=mlp")
+    with pytest.raises(UserError, match=rf"with {word}: .* and \d+ more\.\n") as refused:
+        go_on(folder, word)
+    assert str(refused.value).count("(it has ") == 3
+
+
+def test_group_that_is_the_runs_own_is_taken(saved_run: Callable[..., Path]) -> None:
+    """What is below it names the run's folder."""
+    words = ("callbacks=default", "logger=default", "debug=profile")
+    config = go_on(saved_run(*words), *words)
+    assert str(config.callbacks.checkpoint.dirpath).endswith("run/checkpoints")
+    assert "${run_dir}" in OmegaConf.to_yaml(config.trainer.profiler)
+
+
+def test_progress_bar_can_be_left_out(saved_run: Callable[..., Path]) -> None:
+    assert go_on(saved_run(), "callbacks.progress_bar=null").callbacks.progress_bar is None
+
+
+@pytest.mark.parametrize(
+    ("was", "asked", "is_taken"),
+    [
+        ("2", "null", True),
+        ("2", "-1", True),
+        ("null", "-1", True),
+        ("-1", "null", False),
+        ("null", "20", False),
+        ("-1", "20", False),
+        ("2000", "null", False),  # Lightning takes 1,000
+    ],
+)
+def test_limits_without_a_number(
+    was: str, asked: str, is_taken: bool, saved_run: Callable[..., Path]
+) -> None:
+    folder = saved_run(f"trainer.max_epochs={was}")
+    if is_taken:
+        go_on(folder, f"trainer.max_epochs={asked}")
+    else:
+        with pytest.raises(UserError, match=rf"max_epochs={asked} \(it has {was}\)"):
+            go_on(folder, f"trainer.max_epochs={asked}")
+
+
+def test_run_without_a_checkpoint_yet_begins_anew_and_says_so(
+    saved_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved_run()
+    (folder / "metrics.csv").write_text("step,loss\n0,1.0\n")
+    assert go_on(folder).resume is None
+    assert "before its first checkpoint: it begins anew at step 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trace", ["last.ckpt", "step_3.ckpt.damaged", "results.json", "resume"])
+def test_run_that_has_lost_its_checkpoints_is_refused(
+    trace: str, saved_run: Callable[..., Path]
+) -> None:
+    folder = saved_run()
+    (folder / "checkpoints").mkdir()
+    if trace == "last.ckpt":
+        (folder / "checkpoints" / trace).symlink_to("step_3.ckpt")  # which is gone
+    elif trace == "resume":
+        config = run_folder.load_config(folder)
+        config.resume = "step_3.ckpt"
+        run_folder.save_config(config, folder)
+    else:
+        name = trace if trace == "results.json" else f"checkpoints/{trace}"
+        (folder / name).touch()
+    with pytest.raises(UserError, match="has had checkpoints, and none that is whole is left"):
+        go_on(folder)
+
+
+def test_refused_command_leaves_the_run_as_it_was(
+    saved_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved_run()
+    (folder / "results.json").write_text("{}")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(resume, "checkpoint", lambda *_: None)
+
+    def refuse(task: str, cfg: DictConfig) -> None:
+        assert not (folder / "results.json").exists()
+        raise UserError("The data are others.")
+
+    monkeypatch.setattr(cli, "execute", refuse)
+    words = ["trainer.max_epochs=50"]
+    with pytest.raises(UserError, match="others"):
+        cli.go_on(cli.Command("train", compose("train", words), words, {}, None), folder)
+    (folder / run_folder.LOCK).unlink()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from project import cli, run, run_folder
@@ -212,8 +211,7 @@ def test_sweep_looks_at_the_objective(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "results.json").write_text('{"val/accuracy": 0.5, "val/loss": 2.0}')
     done = subprocess.CompletedProcess([], 0)
     monkeypatch.setattr(cli.subprocess, "run", lambda *_, **__: done)
-    cfg = OmegaConf.create({"run_dir": str(tmp_path), "objective": "val/loss"})
-    assert cli.execute_apart(cfg) == 2.0
+    assert cli.execute_apart(tmp_path, "val/loss") == 2.0
 
 
 def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:

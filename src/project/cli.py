@@ -7,11 +7,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -21,21 +22,28 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from project import checks, resume, run_folder
+from project.checkpoints import files
 from project.composition import CONF, store_training_config
 from project.errors import UserError
-from project.processes import orphans
+from project.processes import leaving, orphans
 from project.processes.leaving import AgreedExit, leave
+
+# Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
+TELL_SECONDS = 1.0
 
 
 def main(task: str) -> None:
     """Run ``train``, ``evaluate`` or ``predict`` with the command line's overrides."""
     try:
         if run_folder.VARIABLE in os.environ:
+            # A run has started this process: it takes that run's config, and composes no second.
+            run_dir = Path(os.environ[run_folder.VARIABLE])
             if orphans.has_launched_itself():
                 orphans.die_with_parent()
-            # A run has started this process: it takes that run's config, and composes no second.
-            config = Path(os.environ[run_folder.VARIABLE], "config.yaml")
-            execute(task, OmegaConf.load(config))
+                execute(task, run_folder.load_config(run_dir))
+            else:  # a job of a sweep
+                with run_folder.locked(run_dir):
+                    execute(task, run_folder.load_config(run_dir))
         else:
             compose_and_start(task)
     except AgreedExit as agreed:
@@ -43,8 +51,19 @@ def main(task: str) -> None:
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        # Under torchrun and srun every process finds the mistake; the first one tells.
-        sys.exit(str(error) if run_folder.global_rank() == 0 else 1)
+        tell_once(str(error))
+
+
+def tell_once(message: str) -> NoReturn:
+    """Exit with a message; of several processes that find the same mistake the first one tells.
+
+    Its end ends the others, by torchrun or by the kernel. A process that lives on has found
+    something of its own.
+    """
+    if rank := run_folder.global_rank():
+        time.sleep(TELL_SECONDS)
+        message = f"Rank {rank}: {message}"
+    sys.exit(message)
 
 
 @dataclass
@@ -161,20 +180,20 @@ def start(command: Command) -> Any:
         run_dir = Path(command.sweep_dir)
     else:
         run_dir = run_folder.choose(parent, cfg.trainer.num_nodes)
-    cfg.run_dir = str(run_dir)
-    frozen = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
+    frozen = run_folder.freeze(cfg, run_dir)
     if run_folder.global_rank() == 0:
         run_folder.save_config(frozen, run_dir)
-        OmegaConf.save(OmegaConf.create(command.overrides), run_dir / "overrides.yaml")
-    os.environ[run_folder.VARIABLE] = cfg.run_dir  # for the processes of this run
+        words = OmegaConf.to_yaml(OmegaConf.create(command.overrides))
+        files.write_durably(run_dir / "overrides.yaml", words.encode())
     try:
-        return execute_apart(cfg) if command.sweep_dir else execute(command.task, frozen)
+        if command.sweep_dir:
+            return execute_apart(run_dir, cfg.get("objective"))
+        with run_folder.locked(run_dir):
+            return execute_here(command.task, frozen)
     except UserError:
         if run_folder.global_rank() == 0:
             run_folder.remove_unused(run_dir)
         raise
-    finally:
-        del os.environ[run_folder.VARIABLE]
 
 
 def go_on(command: Command, run_dir: Path) -> Any:
@@ -184,42 +203,60 @@ def go_on(command: Command, run_dir: Path) -> Any:
         UserError: if the command asks for another result, or no whole checkpoint is left; the
             folder stays as it was.
     """
-    frozen = resume.config(command.cfg, command.overrides, run_dir)
-    if resume.is_finished(frozen, run_dir):
-        print(resume.finished(run_dir))
-        return None
-    before = (run_dir / "config.yaml").read_text()
-    if run_folder.global_rank() == 0:
-        (run_dir / "results.json").unlink(missing_ok=True)
-        run_folder.save_config(frozen, run_dir)
-    os.environ[run_folder.VARIABLE] = str(run_dir)
+    with run_folder.locked(run_dir):
+        frozen = resume.config(command.cfg, command.overrides, run_dir)
+        if resume.is_finished(frozen, run_dir):
+            print(resume.finished(run_dir))
+            return None
+        with kept_if_refused(run_dir / "config.yaml", run_dir / "results.json"):
+            if run_folder.global_rank() == 0:
+                # In this order: another process may still ask whether the run has finished.
+                (run_dir / "results.json").unlink(missing_ok=True)
+                run_folder.save_config(frozen, run_dir)
+            return execute_here("train", frozen)
+
+
+@contextmanager
+def kept_if_refused(*paths: Path) -> Iterator[None]:
+    """Give files back what was in them, should the command turn out to be a mistake."""
+    before = {path: path.read_bytes() for path in paths if path.exists()}
     try:
-        return execute("train", frozen)
+        yield
     except UserError:
         if run_folder.global_rank() == 0:
-            (run_dir / "config.yaml").write_text(before)
+            for path, data in before.items():
+                files.write_durably(path, data)
         raise
-    finally:
-        del os.environ[run_folder.VARIABLE]
 
 
-def execute_apart(cfg: DictConfig) -> Any:
+def execute_apart(run_dir: Path, objective: str | None) -> Any:
     """Execute one job of a sweep in a process of its own, and return what the sweep optimises.
 
     A fresh process starts with free devices and no process group of the job before; and the
     processes that it starts in turn re-run a job, not the sweep.
     """
     environment = {key: os.environ[key] for key in os.environ if key != "HYDRA_FULL_ERROR"}
+    environment[run_folder.VARIABLE] = str(run_dir)
     script = os.path.abspath(sys.argv[0])
     code = subprocess.run([sys.executable, script], env=environment).returncode
     if code:
-        raise UserError(f"The run in {cfg.run_dir} ended with exit status {code}.")
-    results = json.loads(Path(cfg.run_dir, "results.json").read_text())
-    return results.get(cfg.get("objective"))
+        raise UserError(f"The run in {run_dir} ended with exit status {code}.")
+    results = json.loads((run_dir / "results.json").read_text())
+    return results.get(objective)
 
 
-def execute(task: str, cfg: Any) -> Any:
+def execute_here(task: str, frozen: DictConfig) -> Any:
+    """Execute a run whose further processes find its folder in the environment."""
+    os.environ[run_folder.VARIABLE] = frozen.run_dir
+    try:
+        return execute(task, frozen)
+    finally:
+        del os.environ[run_folder.VARIABLE]
+
+
+def execute(task: str, frozen: DictConfig) -> Any:
     """Train, evaluate or predict with a frozen config."""
+    leaving.answer_signals()
     from project import run  # torch and Lightning; seconds
 
-    return getattr(run, task)(cfg)
+    return getattr(run, task)(run_folder.resolved(frozen))

@@ -7,11 +7,9 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from project import run_folder
 from project.devices import num_gpus
-from project.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
@@ -35,12 +33,9 @@ def store_training_config(file: Path | None) -> None:
     """
     node: dict[str, Any] = {"data": {}, "model": {}}
     if file is not None:
-        try:
-            trained: Any = OmegaConf.load(file)
-            node = {key: trained[key] for key in ("data", "model", "seed", "name")}
-            node["trainer"] = {"precision": trained.trainer.precision}
-        except (OmegaConfBaseException, YAMLError, OSError) as error:
-            raise UserError(f"{file} is not the config of a training run: {error}") from error
+        trained = run_folder.resolved(run_folder.load_config(file.parent))
+        node = {key: trained.get(key) for key in ("data", "model", "seed", "name")}
+        node["trainer"] = {"precision": trained.trainer.precision}
     ConfigStore.instance().store(name="run", node=node, package="_global_")
 
 

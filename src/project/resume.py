@@ -5,13 +5,18 @@ change the result, and refused where it would.
 """
 
 import json
+import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from project import run_folder
 from project.checkpoints import files
 from project.composition import compose
 from project.errors import UserError
@@ -40,6 +45,7 @@ FREE = (
 )
 FREE_UPWARD = ("trainer.max_epochs", "trainer.max_steps")  # -1 has no end
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
+NUM_SHOWN = 3  # differences of one word
 STRATEGY = ("trainer.accelerator", "trainer.devices", "trainer.strategy")  # the group's keys
 
 
@@ -59,7 +65,7 @@ def find(cfg: DictConfig, is_sweep: bool) -> Path | None:
     if cfg.resume == "auto":
         return runs[-1] if runs else None
     run_dir = Path(cfg.resume)
-    if not (run_dir / "config.yaml").is_file():
+    if not any((run_dir / name).exists() for name in ("config.yaml", "overrides.yaml")):
         hint = f"such as {runs[-1]}" if runs else "as <output_dir>/<name>/<date>_<time>"
         raise UserError(
             f"resume={cfg.resume}: there is no run, which would have a config.yaml.\n"
@@ -82,61 +88,112 @@ def config(cfg: DictConfig, overrides: list[str], run_dir: Path) -> DictConfig:
     Raises:
         UserError: if the command would change the result, or no whole checkpoint is left.
     """
-    saved: Any = OmegaConf.load(run_dir / "config.yaml")
-    composed: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
-    refused = []
-    for key in sorted(asked_for(composed, saved, overrides)):
+    saved = run_folder.load_config(run_dir)
+    composed = run_folder.freeze(cfg, run_dir)
+    refused: dict[str, list[str]] = {}
+    for key, word in sorted(asked_for(composed, saved, overrides, typed_first(run_dir)).items()):
         asked, was = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
         if asked == was or is_below(key, NOT_COMPARED):
             continue
-        if is_below(key, FREE) or (key in FREE_UPWARD and is_more(asked, was)):
-            # Not merged: a strategy's settings are of no use to another.
-            OmegaConf.update(saved, key, asked, merge=False, force_add=True)
+        if is_below(key, FREE) or (key in FREE_UPWARD and is_more(key, asked, was)):
+            take(saved, composed, key)
         else:
-            refused.append(f"{key}={asked} (it has {was})")
+            refused.setdefault(word, []).append(f"{key}={shown(asked)} (it has {shown(was)})")
     if refused:
+        words = "; ".join(difference(word, keys) for word, keys in refused.items())
         raise UserError(
-            f"The run in {run_dir} would not go on as the same run with {', '.join(refused)}.\n"
+            f"The run in {run_dir} would not go on as the same run with {words}.\n"
             "Leave that out to go on with it, or leave out resume= to start another."
         )
-    saved.run_dir = str(run_dir)
-    saved.resume = checkpoint(run_dir)
-    return saved  # type: ignore[no-any-return]
+    saved.resume = checkpoint(run_dir, saved.get("resume"))
+    return saved
 
 
-def checkpoint(run_dir: Path) -> str | None:
+def difference(word: str, keys: list[str]) -> str:
+    """One word of the command with what it would change; a group changes many keys."""
+    if len(keys) == 1 and keys[0].startswith(f"{word} "):
+        return keys[0]
+    more = f" and {len(keys) - NUM_SHOWN} more" if len(keys) > NUM_SHOWN else ""
+    return f"{word}: {', '.join(keys[:NUM_SHOWN])}{more}"
+
+
+def shown(value: Any) -> str:
+    """A value as a person types it; what is not there has none."""
+    return "null" if value is None else str(value)
+
+
+def take(saved: DictConfig, composed: DictConfig, key: str) -> None:
+    """Let a saved config have a value of another one, as it is written there."""
+    parent, _, leaf = key.rpartition(".")
+    ours: Any = OmegaConf.select(composed, parent) if parent else composed
+    theirs: Any = OmegaConf.select(saved, parent) if parent else saved
+    if OmegaConf.is_dict(ours) and leaf in ours:
+        value = OmegaConf.to_container(ours)[leaf]  # type: ignore[call-overload,index]
+        # Not merged: a strategy's settings are of no use to another.
+        OmegaConf.update(saved, key, value, merge=False, force_add=True)
+    elif OmegaConf.is_dict(theirs):
+        theirs.pop(leaf, None)
+
+
+def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     """The newest whole checkpoint; ``None`` where the run was stopped before its first.
 
+    Args:
+        run_dir: of the run.
+        last_resume: the checkpoint from which it has gone on before.
+
     Raises:
-        UserError: if all of them are damaged.
+        UserError: if it has had checkpoints, and none of them is whole.
     """
     folder = run_dir / "checkpoints"
-    if not files.by_step(folder):
-        return None
-    from project.checkpoints.durable import unreadable  # torch, which will be needed in any case
+    path = None
+    skipped: list[str] = []
+    if files.by_step(folder):
+        from project.checkpoints.durable import unreadable  # torch, needed in any case
 
-    path, skipped = files.newest_whole(folder, unreadable)
-    for line in skipped:
-        print(line, file=sys.stderr)
-    if path is None:
+        path, skipped = files.newest_whole(folder, unreadable)
+    # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
+    traces = [folder / files.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
+    had_some = last_resume is not None or any(os.path.lexists(trace) for trace in traces)
+    if run_folder.global_rank() == 0:
+        for line in skipped:
+            print(line, file=sys.stderr)
+        if path is None and not had_some:
+            print(
+                f"The run in {run_dir} was stopped before its first checkpoint: "
+                "it begins anew at step 0.",
+                file=sys.stderr,
+            )
+    if path is None and had_some:
         raise UserError(
-            f"No checkpoint in {folder} is whole.\n"
-            "Leave out resume= to start another run; this one can only begin anew."
+            f"The run in {run_dir} has had checkpoints, and none that is whole is left in "
+            f"{folder}.\nBring one back from a copy, or leave out resume= to start another run."
         )
-    return str(path)
+    return None if path is None else str(path)
+
+
+def typed_first(run_dir: Path) -> list[str]:
+    """What was typed when the run was started."""
+    try:
+        return list(OmegaConf.load(run_dir / "overrides.yaml"))
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError):
+        return []
 
 
 def is_finished(cfg: DictConfig, run_dir: Path) -> bool:
     """Whether the run has ended, and the command asks for no more of it."""
     if not (run_dir / "results.json").exists():
         return False
-    before: Any = OmegaConf.load(run_dir / "config.yaml")
+    before = run_folder.load_config(run_dir)
     return all(OmegaConf.select(before, key) == OmegaConf.select(cfg, key) for key in FREE_UPWARD)
 
 
 def finished(run_dir: Path) -> str:
     """What to say of a run that has ended."""
-    results = json.loads((run_dir / "results.json").read_text())
+    try:
+        results = json.loads((run_dir / "results.json").read_text())
+    except (OSError, ValueError):
+        results = {}  # damaged, and of no importance here
     scores = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if k.startswith("test/"))
     return (
         f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
@@ -144,20 +201,40 @@ def finished(run_dir: Path) -> str:
     )
 
 
-def asked_for(composed: DictConfig, saved: DictConfig, overrides: list[str]) -> set[str]:
-    """The keys that the command's words set, down to single values and lists."""
+def asked_for(
+    composed: DictConfig, saved: DictConfig, overrides: list[str], first: list[str]
+) -> dict[str, str]:
+    """The keys that the command's words set, down to single values and lists, each with its word.
+
+    Args:
+        composed: what the command describes.
+        saved: what the run is made of.
+        overrides: the command's words.
+        first: those with which the run was started.
+    """
     ours, theirs = flat(composed), flat(saved)
-    keys: set[str] = set()
+    keys: dict[str, str] = {}
     for override in OverridesParser.create().parse_overrides(overrides):
-        name = override.key_or_group
+        name, word = override.key_or_group, str(override.input_line)
         if name == "strategy":
-            keys |= {key for key in ours.keys() | theirs.keys() if is_below(key, STRATEGY)}
+            mine = {key for key in ours.keys() | theirs.keys() if is_below(key, STRATEGY)}
         elif name in ("experiment", "debug"):
             defaults = flat(compose("train", []))
-            keys |= {key for key, value in ours.items() if defaults.get(key) != value}
+            mine = {key for key, value in ours.items() if defaults.get(key) != value}
+            if name == "experiment" and word not in first:
+                # Another one: what it leaves as it is by default is part of it as well.
+                mine |= {
+                    key
+                    for key in ours.keys() | theirs.keys()
+                    if not is_below(key, (*FREE, *FREE_UPWARD))
+                }
         else:  # a value, all of a node, or a group, which fills the node of its name
-            keys |= {key for key in ours.keys() | theirs.keys() if is_below(key, (name,))}
-    return {"trainer.strategy" if is_below(key, ("trainer.strategy",)) else key for key in keys}
+            mine = {key for key in ours.keys() | theirs.keys() if is_below(key, (name,))}
+        keys |= dict.fromkeys(mine, word)
+    return {
+        "trainer.strategy" if is_below(key, ("trainer.strategy",)) else key: word
+        for key, word in keys.items()
+    }
 
 
 def flat(node: DictConfig, prefix: str = "") -> dict[str, Any]:
@@ -176,6 +253,12 @@ def is_below(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def is_more(asked: Any, was: Any) -> bool:
+def is_more(key: str, asked: Any, was: Any) -> bool:
     """Whether a limit allows more than another."""
-    return bool(asked == -1 or (was != -1 and asked > was))
+
+    def limit(value: Any) -> float:
+        if value is None and key == "trainer.max_epochs":
+            return 1000  # Lightning's own
+        return math.inf if value in (None, -1) else value
+
+    return limit(asked) > limit(was)

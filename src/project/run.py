@@ -45,8 +45,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
     """Fit, test the best checkpoint, and return the metrics."""
     trainer, model, data = build(cfg)
     summary.show_start(trainer, model, data)
-    if run_folder.global_rank() == 0:
-        rewind(Path(cfg.run_dir), cfg.resume)
+    if cfg.resume is None and run_folder.global_rank() == 0:
+        rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
     with user_errors(), leaving_together(trainer):
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
@@ -58,14 +58,6 @@ def train(cfg: DictConfig) -> dict[str, float]:
             metrics |= scalars(trainer)
     finish(trainer, cfg, metrics)
     return metrics
-
-
-def rewind(run_dir: Path, checkpoint: str | None) -> None:
-    """Take back what came after the checkpoint that a run goes on from."""
-    rewind_logs(run_dir, checkpoint)
-    if checkpoint is not None:
-        files.set_aside_newer(Path(checkpoint))
-        log.info("Going on from %s.", checkpoint)
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -220,7 +212,8 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     """Write the results, once, and end the process group."""
     if trainer.is_global_zero:
         log_hyperparameters(trainer, cfg, metrics)
-        Path(cfg.run_dir, "results.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        results = json.dumps(metrics, indent=2) + "\n"
+        files.write_durably(Path(cfg.run_dir, "results.json"), results.encode())
         summary.show_end(Path(cfg.run_dir), metrics)
     close_process_group()
 

@@ -1,17 +1,26 @@
 """The one folder of a run, shared by all its processes."""
 
+import errno
+import fcntl
 import os
+import platform
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from project.checkpoints import files
 from project.errors import UserError
 
 # Set in processes that a run has started: they take its folder and its frozen config.
 VARIABLE = "TRAIN_RUN_DIR"
+LOCK = ".lock"
 
 
 def global_rank() -> int:
@@ -61,11 +70,81 @@ def make(parent: Path) -> Path:
             return path.resolve()
 
 
-def save_config(config: Any, run_dir: Path) -> None:
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keep other commands from a run's folder; the system ends that with this process.
+
+    Of several processes the first one does it.
+
+    Raises:
+        UserError: if another command computes this run.
+    """
+    if global_rank() > 0:
+        yield
+        return
+    with (run_dir / LOCK).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                file.seek(0)
+                raise UserError(
+                    f"The run in {run_dir} is alive: {file.read().strip() or 'a process'} computes "
+                    "it.\nLet it end, or leave out resume= to start another."
+                ) from error
+            # Some network file systems have no locks.
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield
+
+
+def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:
+    """Fill in all values but the run's folder: a copy of it must not name the original."""
+    cfg.run_dir = r"\${run_dir}"
+    frozen: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
+    frozen.run_dir = cfg.run_dir = str(run_dir)
+    return frozen  # type: ignore[no-any-return]
+
+
+def resolved(frozen: DictConfig) -> DictConfig:
+    """The same with the folder filled in."""
+    return OmegaConf.create(OmegaConf.to_container(frozen, resolve=True))  # type: ignore[return-value]
+
+
+def save_config(frozen: DictConfig, run_dir: Path) -> None:
     """Write ``config.yaml``; who reads it meanwhile gets the old one or the new one."""
-    part = run_dir / ".config.yaml.part"
-    OmegaConf.save(config, part)
-    part.replace(run_dir / "config.yaml")
+    files.write_durably(run_dir / "config.yaml", OmegaConf.to_yaml(frozen).encode())
+
+
+def load_config(run_dir: Path) -> DictConfig:
+    """Read a run's frozen ``config.yaml``, wherever its folder is now.
+
+    Raises:
+        UserError: if it is missing or damaged.
+    """
+    path = run_dir / "config.yaml"
+    try:
+        frozen: Any = OmegaConf.load(path)
+        missing = {"data", "model", "seed", "trainer"} - frozen.keys()
+        if missing:
+            raise KeyError(f"it has no {' and no '.join(sorted(missing))}")
+        frozen.run_dir = str(run_dir)
+        resolved(frozen)
+    except (
+        OmegaConfBaseException,
+        YAMLError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ) as error:
+        reason = error.args[0] if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise UserError(
+            f"{path} is not the config of a run: {reason}.\n"
+            "Bring it back from a copy, or start another run."
+        ) from error
+    return frozen  # type: ignore[no-any-return]
 
 
 def remove_unused(path: Path) -> None:

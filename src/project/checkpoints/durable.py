@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from project.checkpoints.files import PART, damage
+from project.checkpoints.files import PART, damage, sync
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class DurableCheckpointIO(CheckpointIO):
             with part.open("wb", buffering=0) as file:
                 write(checkpoint, file)
             part.replace(path)
-            sync_folder(path.parent)
+            sync(path.parent)
         except OSError as error:
             part.unlink(missing_ok=True)
             if error.errno not in FULL:
@@ -120,12 +120,3 @@ def write(checkpoint: dict[str, Any], file: FileIO) -> None:
             raise cause from error
         raise
     os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as safe as the files that bear them."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

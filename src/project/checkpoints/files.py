@@ -1,4 +1,4 @@
-"""Checkpoint files in a run's folder: which are whole, which is the newest, which may go.
+"""Files in a run's folder: written durably; which checkpoints are whole, which is the newest.
 
 Imports no torch: a command finds its checkpoint before the framework is there.
 """
@@ -13,6 +13,29 @@ from pathlib import Path
 NEWEST = "last.ckpt"  # a link to the newest
 PART = ".part"  # the end of a name under which a file is still being written
 END_RECORD = 22  # bytes; torch writes archives without a comment behind it
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Give a file its contents so that it has the old ones or the new ones, whenever power goes."""
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        part.write_bytes(data)
+        sync(part)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def damage(path: Path) -> str | None:

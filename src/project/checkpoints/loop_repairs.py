@@ -5,6 +5,7 @@ begun. All names with an underscore are private to Lightning; ``tests/checkpoint
 fails where they change their meaning.
 """
 
+import os
 from copy import deepcopy
 from typing import Any
 
@@ -59,6 +60,27 @@ def repair_current_scores(trainer: pl.Trainer, states: dict[str, Any]) -> None:
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
             callback.current_score = states[callback.state_key]["current_score"]
+
+
+def repair_paths(trainer: pl.Trainer, states: dict[str, Any]) -> None:
+    """Let ``ModelCheckpoint`` find its files where the run's folder is now.
+
+    Else it forgets its scores where the folder has been moved, and changes files of the original
+    where it has been copied.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
+            before, now = states[callback.state_key]["dirpath"], callback.dirpath
+            states[callback.state_key] = moved(states[callback.state_key], str(before), str(now))
+
+
+def moved(value: Any, before: str, now: str) -> Any:
+    """A tree of values whose paths in one folder are in another one."""
+    if isinstance(value, dict):
+        return {moved(k, before, now): moved(v, before, now) for k, v in value.items()}
+    if isinstance(value, str) and (value == before or value.startswith(before + os.sep)):
+        return now + value[len(before) :]
+    return value
 
 
 def end_restart(trainer: pl.Trainer) -> None:

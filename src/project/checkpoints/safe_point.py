@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import WeightAveraging
 from project.checkpoints import files, loop_repairs, running_values
 from project.checkpoints.durable import DurableCheckpointIO
 from project.loggers.metrics_table import MetricsTable
+from project.loggers.rewind import rewind_logs, sync_logs
 from project.processes.agreement import Agreement
 from project.processes.leaving import AgreedExit
 from project.processes.signals import Signals
@@ -150,10 +151,20 @@ class SafePoint(pl.Callback):
         if not trainer.training:
             return
         self.loaded = checkpoint["safe_point"]
+        if trainer.is_global_zero:
+            self._rewind(Path(str(trainer.ckpt_path)), checkpoint)
+        loop_repairs.repair_paths(trainer, checkpoint["callbacks"])
         loop_repairs.repair_current_scores(trainer, checkpoint["callbacks"])
         for schedule in checkpoint["lr_schedulers"]:
             if schedule.get("total_steps") == self.loaded["num_steps_planned"]:
                 self._stretch(trainer, schedule)
+
+    def _rewind(self, path: Path, checkpoint: dict[str, Any]) -> None:
+        """Take back what came after a checkpoint; now that nothing can refuse it any more."""
+        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+        rewind_logs(self.folder.parent, loop["_batches_that_stepped"])
+        files.set_aside_newer(path)
+        log.info("Going on from %s.", path)
 
     def _stretch(self, trainer: pl.Trainer, schedule: dict[str, Any]) -> None:
         """Leave a schedule's length to the one that this run has made."""
@@ -189,9 +200,13 @@ class SafePoint(pl.Callback):
         step = trainer.global_step
         if step == self.saved_step and not is_end:
             return
-        for logger in trainer.loggers:
+        for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
             if isinstance(logger, MetricsTable):
-                logger.write_all()  # what is logged before the checkpoint must not be lost
+                logger.write_all()
+            else:
+                logger.save()
+        if trainer.is_global_zero:
+            sync_logs(self.folder.parent)
         path = files.path_of(self.folder, step)
         self.is_writing, self.is_end = True, is_end
         trainer.save_checkpoint(path, weights_only=False)

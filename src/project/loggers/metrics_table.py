@@ -1,10 +1,13 @@
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
+
+from project.checkpoints import files
 
 
 class MetricsTable(Logger):
@@ -80,14 +83,15 @@ class MetricsTable(Logger):
         new = [name for row in rows for name in row if name not in self.columns]
         self.columns += dict.fromkeys(new)
         # A new column changes the rows above it, which happens in the first epochs only.
-        rewrite = bool(new)
-        part = self.path.with_name(self.path.name + ".part") if rewrite else self.path
-        part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w" if rewrite else "a", newline="") as file:
-            table = csv.DictWriter(file, self.columns)
-            if rewrite:
-                table.writeheader()
-                table.writerows(before)
-            table.writerows(rows)
+        rewrite = bool(new) or not self.path.exists()
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, self.columns)
         if rewrite:
-            part.replace(self.path)
+            table.writeheader()
+            table.writerows(before)
+        table.writerows(rows)
+        if rewrite:
+            files.write_durably(self.path, text.getvalue().encode())
+        else:
+            with self.path.open("a", newline="") as file:
+                file.write(text.getvalue())

@@ -1,57 +1,82 @@
 import csv
+import io
+import logging
 import os
 import struct
 from pathlib import Path
 from typing import Any
 
-import torch
+from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-HEADER, CHECKSUM = (
-    struct.Struct("<Q4x"),
-    4,
-)  # of a TFRecord: length with its checksum, data, another
+from project.checkpoints import files
+
+log = logging.getLogger(__name__)
+
+LENGTH = struct.Struct("<Q")  # a TFRecord is a length with its checksum, data, another checksum
+CHECKSUM = struct.Struct("<I")
 
 
-def rewind_logs(run_dir: Path, checkpoint: str | None) -> None:
-    """Take out of a run's logs what it logged after ``checkpoint``, and will log again."""
-    step = 0
-    if checkpoint is not None:
-        loops = torch.load(checkpoint, mmap=True, map_location="cpu", weights_only=True)["loops"]
-        step = loops["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+def sync_logs(run_dir: Path) -> None:
+    """Make what is logged as safe as the checkpoint that is about to be written."""
+    for path in (run_dir / "metrics.csv", *run_dir.glob("tensorboard/events.out.tfevents.*")):
+        if path.exists():
+            files.sync(path)
+
+
+def rewind_logs(run_dir: Path, step: int) -> None:
+    """Take out of a run's logs what it has logged at ``step`` and later, and will log again."""
     rewind_table(run_dir / "metrics.csv", step)
     rewind_events(run_dir / "tensorboard", step)
 
 
 def rewind_table(path: Path, step: int) -> None:
-    """Keep the rows of steps below ``step``; a last row that was cut off is not one of them."""
+    """Keep the rows of steps below ``step``; rows that were cut off or damaged are none of them."""
     if not path.exists():
         return
-    with path.open(newline="") as file:
-        text = file.read()
-    whole = text[: text.rfind("\n") + 1].splitlines()  # no row that was cut off
-    reader = csv.DictReader(whole)
-    columns = list(reader.fieldnames or ["step"])
-    rows = [row for row in reader if int(row["step"]) < step]
-    part = path.with_name(path.name + ".part")
-    with part.open("w", newline="") as file:
-        table = csv.DictWriter(file, columns)
-        table.writeheader()
-        table.writerows(rows)
-    part.replace(path)
+    text = path.read_bytes().decode(errors="replace")
+    lines = (
+        text[: text.rfind("\n") + 1].replace("\0", "").split("\n")[:-1]
+    )  # no row that was cut off
+    columns = next(csv.reader(lines[:1]), ["step"])
+    if "step" not in columns:
+        path.replace(path.with_name(f"{path.name}.damaged"))
+        log.warning("%s had lost its first line, and was set aside as .damaged.", path)
+        return
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    writer.writerow(columns)
+    num_damaged = 0
+    for line in lines[1:]:
+        row = line.rstrip("\r").split(",")
+        number = row[columns.index("step")] if len(row) == len(columns) else ""
+        if not (number.isascii() and number.isdigit()):
+            num_damaged += 1
+        elif int(number) < step:
+            writer.writerow(row)
+    if num_damaged:
+        log.warning("%d damaged rows were taken out of %s.", num_damaged, path)
+    files.write_durably(path, table.getvalue().encode())
 
 
 def rewind_events(folder: Path, step: int) -> None:
     """Cut TensorBoard's files off at the first value of ``step`` or later.
 
     A process writes several files, one after another, and the values' steps only grow; what was
-    written after the cut goes, whichever file it is in.
+    written after the cut goes, whichever file it is in. Files without values stay: one of them
+    is this process's own.
     """
-    files = {path: read_events(path) for path in folder.glob("events.out.tfevents.*")}
+    found = {path: read_events(path) for path in folder.glob("events.out.tfevents.*")}
+    written = {
+        path: events
+        for path, events in found.items()
+        if any(event.HasField("summary") for _, event in events)
+    }
     is_cut = False
-    for path in sorted(files, key=lambda path: files[path][0][1].wall_time if files[path] else 0):
+    for path in sorted(written, key=lambda path: written[path][0][1].wall_time):
         keep = 0
-        for end, event in files[path]:
+        for end, event in written[path]:
             is_cut = is_cut or (event.HasField("summary") and event.step >= step)
             if is_cut:
                 break
@@ -63,15 +88,19 @@ def rewind_events(folder: Path, step: int) -> None:
 
 
 def read_events(path: Path) -> list[tuple[int, Any]]:
-    """The whole records of a file with the positions of their ends."""
+    """The whole records of a file with the positions of their ends, up to the first damage."""
     data = path.read_bytes()
     events = []
     start = 0
-    while start + HEADER.size <= len(data):
-        (length,) = HEADER.unpack_from(data, start)
-        body = start + HEADER.size
-        start = body + length + CHECKSUM
-        if start > len(data):
+    while (body := start + LENGTH.size + CHECKSUM.size) <= len(data):
+        header = data[start : start + LENGTH.size]
+        start = body + LENGTH.unpack(header)[0] + CHECKSUM.size
+        (checksum,) = CHECKSUM.unpack_from(data, body - CHECKSUM.size)
+        if start > len(data) or checksum != masked_crc32c(header):
             break  # it was being written when the process ended
-        events.append((start, Event.FromString(data[body : body + length])))
+        try:
+            event = Event.FromString(data[body : start - CHECKSUM.size])
+        except DecodeError:
+            break
+        events.append((start, event))
     return events
