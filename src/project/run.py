@@ -21,6 +21,7 @@ from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 
 from project import run_folder, summary
 from project.callbacks.dead_ranks import DeadRanks
@@ -34,7 +35,9 @@ from project.checkpoints.safe_point import SafePoint
 from project.errors import UserError
 from project.loggers.rewind import rewind_logs
 from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
+from project.processes import spawned
 from project.processes.leaving import AgreedExit
+from project.processes.starting import observe_start
 from project.run_log import RunLog
 from project.targets import check_targets
 
@@ -123,6 +126,7 @@ def build(
             _convert_="all",
         )
     check_processes(trainer)
+    observe_start()
     return trainer, model, data
 
 
@@ -221,6 +225,10 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
 @contextmanager
 def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
     """Where all processes have agreed to leave, end the process group and wait for the others."""
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        with spawned.answering():
+            yield
+        return
     try:
         yield
     except AgreedExit:

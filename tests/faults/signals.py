@@ -16,6 +16,7 @@ STRATEGIES = {
     "dp": 1,
     "ddp": 2,
     "ddp2": 1,
+    "ddp_spawn": 2,
 }
 
 

@@ -1,8 +1,11 @@
+import multiprocessing
+
 import pytorch_lightning as pl
 
 from project.processes.leaving import AgreedExit
-from project.processes.orphans import die_with_parent, dismiss_observer
+from project.processes.orphans import die_with_parent
 from project.processes.peers import Peers
+from project.processes.starting import connected
 
 
 class DeadRanks(pl.Callback):
@@ -15,6 +18,9 @@ class DeadRanks(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Connect the processes."""
+        is_spawned = multiprocessing.parent_process() is not None
+        if is_spawned:
+            die_with_parent()
         if trainer.world_size == 1:
             return
         self.close()
@@ -25,8 +31,9 @@ class DeadRanks(pl.Callback):
             environment.main_address,
             trainer.strategy.broadcast,
         )
-        die_with_parent(0)  # from here on the connections tell
-        dismiss_observer()
+        connected.set()
+        if not is_spawned:  # the first process is the parent, and its connection tells
+            die_with_parent(0)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Part."""

@@ -55,6 +55,20 @@ def repair_validation(trainer: pl.Trainer, counters: dict[str, Any]) -> None:
     trainer.fit_loop.epoch_loop.val_loop.batch_progress.load_state_dict(counters)
 
 
+def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether a validation comes after the step that begins here, but for one by the clock."""
+    loop = trainer.fit_loop.epoch_loop
+    if not loop._should_check_val_epoch():
+        return False
+    every, num_batches = trainer.val_check_batch, trainer.num_training_batches
+    batches = min(trainer.accumulate_grad_batches, int(min(num_batches, 2**62)) - batch_idx)
+    if every is None or every == float("inf"):
+        return batch_idx + batches >= num_batches
+    counts_epochs = trainer.check_val_every_n_epoch is not None
+    first = batch_idx if counts_epochs else loop.total_batch_idx
+    return any((first + i) % every == 0 for i in range(1, batches + 1))
+
+
 def repair_current_scores(trainer: pl.Trainer, states: dict[str, Any]) -> None:
     """Load the one value of ``ModelCheckpoint`` that it saves and does not load."""
     for callback in trainer.checkpoint_callbacks:

@@ -1,7 +1,10 @@
 import logging
+import math
+import multiprocessing
+import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import WeightAveraging
@@ -11,10 +14,13 @@ from project.checkpoints.durable import DurableCheckpointIO
 from project.loggers.metrics_table import MetricsTable
 from project.loggers.rewind import rewind_logs, sync_logs
 from project.processes.agreement import Agreement
-from project.processes.leaving import AgreedExit
+from project.processes.leaving import AgreedExit, leave
 from project.processes.signals import Signals
 
 log = logging.getLogger(__name__)
+
+
+LONG_SECONDS = 2.0  # less than processes.signals.PATIENCE_SECONDS
 
 
 class SafePoint(pl.Callback):
@@ -47,6 +53,9 @@ class SafePoint(pl.Callback):
         self.saved_step = 0
         self.saved_time = time.monotonic()
         self.is_writing = False
+        # Before a validation that takes long a checkpoint is written, since the run may be asked
+        # to leave in the middle of it. How long the first one takes is not known.
+        self.validation_seconds = math.inf
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take over the signals; Lightning's handlers would wait for other processes inside."""
@@ -81,15 +90,24 @@ class SafePoint(pl.Callback):
                 loop_repairs.repair_validation(trainer, self.loaded["validation"])
                 running_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
             self.loaded = {}
-        is_due, signum, is_full = self.agreement.ask(
-            self._minutes_passed(), self.signals.received, self._must_stop(trainer)
+        is_due, signum, is_full, validates_long = self.agreement.ask(
+            self._minutes_passed(),
+            self.signals.received,
+            self._must_stop(trainer),
+            self.validation_seconds > LONG_SECONDS,
         )
+        is_due |= validates_long and loop_repairs.validation_follows(trainer, batch_idx)
         if is_due or signum or self._passed_multiple(trainer.global_step):
             self._save(trainer)
-        if signum:
-            self.signals.leave_together(trainer, signum, self.folder)
-        if is_full:
-            raise AgreedExit(1)  # the writing process has said why
+        if signum and trainer.is_global_zero:
+            log.warning(
+                "%s: saved step %d. Go on with resume=%s",
+                signal.Signals(signum).name,
+                trainer.global_step,
+                self.folder.parent,
+            )
+        if signum or is_full:  # of which the writing process has told
+            self._leave(trainer, 128 + signum if signum else 1)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
@@ -97,11 +115,16 @@ class SafePoint(pl.Callback):
         """End the restart."""
         loop_repairs.end_restart(trainer)
 
-    def on_validation_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
-    ) -> None:
-        """Leave a validation that takes longer than whoever sent a signal may wait."""
-        self.signals.leave_if_late()
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Measure how long it takes, and be ready to leave it."""
+        self.signals.begin_validation()
+        self.validation_started = time.monotonic()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Know for the next one how long it takes."""
+        self.signals.end_validation()
+        if not trainer.sanity_checking:
+            self.validation_seconds = time.monotonic() - self.validation_started
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end: a run with more epochs goes on from here."""
@@ -195,6 +218,13 @@ class SafePoint(pl.Callback):
             and io.full_disk is not None
             and io.on_full_disk == "stop"
         )
+
+    def _leave(self, trainer: pl.Trainer, status: int) -> NoReturn:
+        """End this process; all of them have agreed to."""
+        trainer.strategy.barrier()
+        if multiprocessing.parent_process() is not None:
+            leave(status)  # a spawned process has nobody above that would end it well
+        raise AgreedExit(status)
 
     def _save(self, trainer: pl.Trainer, is_end: bool = False) -> None:
         step = trainer.global_step

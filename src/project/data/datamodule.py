@@ -1,3 +1,4 @@
+import multiprocessing
 from abc import abstractmethod
 from typing import Any, Literal
 
@@ -195,9 +196,16 @@ class DataModule(pl.LightningDataModule):
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
             persistent_workers=has_workers and self.persistent_workers,
             prefetch_factor=self.prefetch_factor if has_workers else None,
+            multiprocessing_context=_start_method() if has_workers else None,
             worker_init_fn=start_worker if has_workers else None,
             collate_fn=_as_it_is,  # whole batches come collated
         )
+
+
+def _start_method() -> str | None:
+    """In a spawned process workers would be spawned as well, which takes each of them seconds."""
+    is_spawned = multiprocessing.parent_process() is not None
+    return multiprocessing.get_all_start_methods()[0] if is_spawned else None
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -16,18 +16,20 @@ class Agreement:
         is_alone = trainer.world_size == 1 or not dist.is_initialized()
         self.group = None if is_alone else dist.new_group(backend="gloo")
         self.work: Any = None
-        self.votes = torch.zeros(3, dtype=torch.int32)
+        self.votes = torch.empty(0)
 
-    def ask(self, is_due: bool, signum: int, must_stop: bool) -> tuple[bool, int, bool]:
-        """Whether a checkpoint is due, which signal has come, whether to stop: for any process."""
+    def ask(self, *values: int) -> list[int]:
+        """The largest of each value among all processes, as it was at the step before.
+
+        One process gets its own values as they are.
+        """
         if self.group is None:
-            return is_due, signum, must_stop
-        answer = (False, 0, False)
+            return list(values)
+        answer = [0] * len(values)
         if self.work is not None:
             self.work.wait()
-            due, signum_of_any, stop = self.votes.tolist()
-            answer = (bool(due), signum_of_any, bool(stop))
-        self.votes = torch.tensor([is_due, signum, must_stop], dtype=torch.int32)
+            answer = self.votes.tolist()
+        self.votes = torch.tensor(values, dtype=torch.int32)
         self.work = dist.all_reduce(self.votes, dist.ReduceOp.MAX, self.group, async_op=True)
         return answer
 

@@ -4,9 +4,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NoReturn
 
 received = 0  # the last signal that asked this process to leave
@@ -14,7 +16,7 @@ received = 0  # the last signal that asked this process to leave
 
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # What is called with the status before this process ends: others may have to be told.
-FAREWELLS: list[Callable[[int], None]] = []
+FAREWELLS: set[Callable[[int], None]] = set()
 
 
 class AgreedExit(SystemExit):
@@ -22,17 +24,35 @@ class AgreedExit(SystemExit):
 
 
 def answer_signals() -> None:
-    """Leave at once when asked to, with 128 + the signal's number, while nothing needs saving."""
-    if threading.current_thread() is threading.main_thread():
-        for signum in ASKED_TO_LEAVE:
-            signal.signal(signum, lambda signum, _: leave(128 + signum))
+    """Leave at once when asked to, with 128 + the signal's number, while nothing needs saving.
+
+    A thread does it: the main thread may be inside of an import, or wait for other processes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for signum in ASKED_TO_LEAVE:
+        signal.signal(signum, unclaimed)
+    threading.Thread(target=_answer, args=(reader,), name="signals", daemon=True).start()
+
+
+def unclaimed(signum: int, frame: FrameType | None) -> None:
+    """Stand for the thread's answer; who installs another handler answers instead."""
+
+
+def _answer(reader: socket.socket) -> None:
+    while received := reader.recv(1):
+        if signal.getsignal(received[0]) is unclaimed:
+            leave(128 + received[0])
 
 
 def leave(status: Any) -> NoReturn:
     """End this process and its workers now, whatever it is waiting for."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises where a worker is killed
-    for farewell in FAREWELLS:
+    for farewell in list(FAREWELLS):
         farewell(status)
     for worker in multiprocessing.active_children():
         worker.kill()

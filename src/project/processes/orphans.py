@@ -4,8 +4,6 @@ import ctypes
 import os
 import signal
 import sys
-import threading
-from typing import Any
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -14,18 +12,6 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
     """Let the kernel end this process when its parent ends; 0 lets it live."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
-
-
-def dismiss_observer() -> None:
-    """End Lightning's watch over the processes that it has started.
-
-    It looks every five seconds, and kills the first process when another has left, also when all
-    of them leave as agreed.
-    """
-    threads: list[Any] = threading.enumerate()
-    for thread in threads:
-        if thread.name == "child-process-observer":
-            thread._child_processes = []
 
 
 def has_launched_itself() -> bool:

@@ -56,6 +56,7 @@ class Peers:
         for connection in self.connections.values():
             keep_alive(connection)
         OPEN.update(self.connections.values())
+        leaving.FAREWELLS.add(self.part)
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def _accept(self, num_ranks: int, broadcast: Callable[[Any], Any]) -> None:
@@ -65,9 +66,7 @@ class Peers:
             broadcast((server.getsockname()[1], token))
             while len(self.connections) < num_ranks - 1:
                 connection = server.accept()[0]
-                connection.settimeout(CONNECT_SECONDS)
-                introduction = connection.makefile().readline().split()
-                connection.settimeout(None)
+                introduction = read_line(connection).split()
                 if introduction[:1] == [token]:
                     self.connections[int(introduction[1])] = connection
                 else:
@@ -82,56 +81,79 @@ class Peers:
     def close(self) -> None:
         """Say goodbye: this process leaves as agreed."""
         self.is_closing = True
+        leaving.FAREWELLS.discard(self.part)
+        self._tell("bye")
         for connection in self.connections.values():
             with suppress(OSError):  # the other end has left as well
-                connection.sendall(b"bye")
                 connection.shutdown(socket.SHUT_WR)
             OPEN.discard(connection)
 
     def fail(self) -> None:
         """Say that an error ends this process, unless it is another one's end."""
-        for connection in self.connections.values():
-            with suppress(OSError):
-                connection.sendall(f"{self.rank} failed".encode())
+        self._tell(f"{self.rank} failed")
         time.sleep(NEWS_SECONDS)
         self.is_closing = True
+
+    def part(self, status: int) -> None:
+        """Say that this process leaves at once, because it was asked to."""
+        self._tell(f"{self.rank} left {status}")
+
+    def _tell(self, message: str, but: int | None = None) -> None:
+        for rank, connection in self.connections.items():
+            if rank != but:
+                with suppress(OSError):  # dead as well
+                    connection.sendall(f"{message}\n".encode())
 
     def _watch(self) -> None:
         selector = selectors.DefaultSelector()
         for rank, connection in self.connections.items():
             selector.register(connection, selectors.EVENT_READ, rank)
+        begun = dict.fromkeys(self.connections, b"")  # lines that have not arrived as a whole
         while selector.get_map():
             for key, _ in selector.select():
                 end: Any = key.fileobj
                 try:
-                    message = end.recv(64).decode()
+                    data = end.recv(4096)
                 except OSError:  # no answer from its host
-                    message = ""
-                if message == "bye":
+                    data = b""
+                *lines, begun[key.data] = (begun[key.data] + data).split(b"\n")
+                if b"bye" in lines:
                     selector.unregister(end)
                 elif self.is_closing:
                     return
-                else:
-                    who, _, what = (message or f"{key.data} has ended").partition(" ")
+                elif lines or not data:
+                    news = lines[0].decode() if lines else f"{key.data} has ended"
+                    who, _, what = news.partition(" ")
                     self._end(int(who), what)
 
-    def _end(self, dead_rank: int, what: str) -> None:
-        """Tell the others, and leave without the dead."""
-        for rank, connection in self.connections.items():
-            if self.rank == 0 and rank != dead_rank:
-                with suppress(OSError):  # dead as well
-                    connection.sendall(f"{dead_rank} {what}".encode())
+    def _end(self, rank: int, what: str) -> None:
+        """Tell the others, and leave without the one that has ended."""
+        if self.rank == 0:
+            self._tell(f"{rank} {what}", but=rank)
+        if what.startswith("left "):
+            leaving.leave(int(what.split()[1]))
         if what == "failed":
             time.sleep(GRACE_SECONDS)
         if not self.is_closing:
             log.error(
                 "The process of rank %d %s; rank %d leaves, it cannot go on without it.\n"
                 "resume=auto goes on from the last checkpoint.",
-                dead_rank,
+                rank,
                 what,
                 self.rank,
             )
             leaving.leave(128 + leaving.received if leaving.received else 1)
+
+
+def read_line(connection: socket.socket) -> str:
+    """The first line that arrives, and nothing of what follows it; empty if none does."""
+    connection.settimeout(CONNECT_SECONDS)
+    line = b""
+    with suppress(OSError):
+        while not line.endswith(b"\n") and len(line) < 64 and (byte := connection.recv(1)):
+            line += byte
+    connection.settimeout(None)
+    return line.decode(errors="replace") if line.endswith(b"\n") else ""
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -3,18 +3,16 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
 
 from project.processes import leaving
-from project.processes.leaving import AgreedExit, leave
+from project.processes.leaving import ASKED_TO_LEAVE, leave
 
 log = logging.getLogger(__name__)
 
-ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 PATIENCE_SECONDS = 5.0  # schedulers kill ten or more seconds after they have asked
 
 
@@ -28,6 +26,7 @@ class Signals:
         self.received = 0
         self.received_time = 0.0
         self.wait_for_step = False  # else there is nothing to save
+        self.is_validating = False
         self.before: dict[int, Any] = {}
         self.pid = os.getpid()
 
@@ -56,23 +55,28 @@ class Signals:
         leaving.received = signum
         if is_second or not self.wait_for_step:
             leave(128 + signum)
+        later = threading.Timer(PATIENCE_SECONDS, self.leave_if_late)
+        later.daemon = True
+        later.start()
+
+    def begin_validation(self) -> None:
+        """From now on the next safe point may be far away; what is lost will be done again."""
+        self.is_validating = True
+        self.leave_if_late()
+
+    def end_validation(self) -> None:
+        """From now on there may be something to save."""
+        self.is_validating = False
 
     def leave_if_late(self) -> None:
-        """Leave without a checkpoint where no safe point has come in time."""
-        if self.received and time.monotonic() - self.received_time > PATIENCE_SECONDS:
-            log.warning("The run goes on from its last checkpoint: validation took too long.")
-            leave(128 + self.received)
-
-    def leave_together(self, trainer: pl.Trainer, signum: int, folder: Path) -> NoReturn:
-        """End this process when all of them have agreed and the checkpoint is safe."""
-        if trainer.is_global_zero:
+        """Leave a validation without a checkpoint where no safe point has come in time."""
+        is_late = self.received and time.monotonic() - self.received_time >= PATIENCE_SECONDS
+        if is_late and self.is_validating and self.wait_for_step:
             log.warning(
-                "%s: saved step %d. Go on with resume=%s",
-                signal.Signals(signum).name,
-                trainer.global_step,
-                folder.parent,
+                "%s: left in the middle of a validation. The run goes on from its last checkpoint.",
+                signal.Signals(self.received).name,
             )
-        raise AgreedExit(128 + signum)
+            leave(128 + self.received)
 
 
 def ignore_signals() -> None:
