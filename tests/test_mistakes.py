@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from project import cli
+from project.processes import peers
 from tests.conftest import command
 
 MISTAKES = {
@@ -189,3 +191,16 @@ def test_answers_do_not_import_torch(tmp_path: Path) -> None:
     assert "Did you mean" in command("train.py", "trainer.devcies=2", environment=blocked).stderr
     # The block works: a run does import torch.
     assert "torch was imported" in command("train.py", environment=blocked).stderr
+
+
+def test_mistake_of_one_rank_only_is_told_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of all ranks is told by the first, whose end ends the others before they speak."""
+    waited: list[float] = []
+    monkeypatch.setattr(cli.time, "sleep", waited.append)
+    for rank, message in (("0", "This disk is full."), ("3", "Rank 3: This disk is full.")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as stop:
+            cli.tell_once("This disk is full.")
+        assert stop.value.code == message
+    assert waited == [cli.TELL_SECONDS]
+    assert cli.TELL_SECONDS < peers.GRACE_SECONDS - peers.NEWS_SECONDS  # before others give up

@@ -39,11 +39,11 @@ def main(task: str) -> None:
             # A run has started this process: it takes that run's config, and composes no second.
             run_dir = Path(os.environ[run_folder.VARIABLE])
             if orphans.has_launched_itself():
-                orphans.die_with_parent()
+                orphans.die_with_parent(parent=int(os.environ[run_folder.LAUNCHER]))
                 execute(task, run_folder.load_config(run_dir))
             else:  # a job of a sweep
                 with run_folder.locked(run_dir):
-                    execute(task, run_folder.load_config(run_dir))
+                    execute_here(task, run_folder.load_config(run_dir))
         else:
             compose_and_start(task)
     except AgreedExit as agreed:
@@ -248,10 +248,11 @@ def execute_apart(run_dir: Path, objective: str | None) -> Any:
 def execute_here(task: str, frozen: DictConfig) -> Any:
     """Execute a run whose further processes find its folder in the environment."""
     os.environ[run_folder.VARIABLE] = frozen.run_dir
+    os.environ[run_folder.LAUNCHER] = str(os.getpid())
     try:
         return execute(task, frozen)
     finally:
-        del os.environ[run_folder.VARIABLE]
+        del os.environ[run_folder.VARIABLE], os.environ[run_folder.LAUNCHER]
 
 
 def execute(task: str, frozen: DictConfig) -> Any:

@@ -20,6 +20,7 @@ from project.errors import UserError
 
 # Set in processes that a run has started: they take its folder and its frozen config.
 VARIABLE = "TRAIN_RUN_DIR"
+LAUNCHER = "TRAIN_LAUNCHER_PID"
 LOCK = ".lock"
 
 

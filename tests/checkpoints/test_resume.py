@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from project.callbacks import seeded_steps
-from project.checkpoints import files, loop_repairs, running_values
+from project.checkpoints import files, loop_repairs, running_values, safe_point
 from project.checkpoints.durable import DurableCheckpointIO
+from project.checkpoints.safe_point import SafePoint
 from project.composition import compose
 from tests.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
 
@@ -153,3 +154,58 @@ def test_full_disk_stops_a_run_that_asks_for_it(
     assert stop.value.code == 1
     # One more is tried; the disk may have room again.
     assert files.by_step(tmp_path / "checkpoints")[-1].stem == "step_4"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("trainer.val_check_interval=2",),
+        ("trainer.val_check_interval=0.4", "trainer.accumulate_grad_batches=3"),
+        ("trainer.val_check_interval=3", "trainer.check_val_every_n_epoch=null"),
+        ("trainer.check_val_every_n_epoch=2", "trainer.limit_train_batches=3"),
+    ],
+)
+def test_step_before_a_validation_is_known(
+    settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is written there, for a signal in the middle of a long validation."""
+    told, done = set(), set()
+    follows = loop_repairs.validation_follows
+
+    def tell(trainer: Any, batch_idx: int) -> bool:
+        if answer := follows(trainer, batch_idx):
+            told.add(trainer.global_step + 1)
+        return answer
+
+    def validate(self: Any, trainer: Any, *_: Any) -> None:
+        done.add(trainer.global_step)
+
+    monkeypatch.setattr(loop_repairs, "validation_follows", tell)
+    monkeypatch.setattr(SafePoint, "on_validation_start", validate)
+    monkeypatch.setattr(SafePoint, "on_validation_end", nothing)
+    cfg = compose("train", [*COMMON, *settings, f"run_dir={tmp_path}", "checkpoint.num_kept=2"])
+    cfg.checkpoint.every_n_steps, cfg.test = None, False
+    train(cfg)
+    assert len(done) >= 1
+    assert told == done
+
+
+def test_checkpoint_is_written_before_a_validation_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long the first one takes is not known; the second one was measured."""
+    monkeypatch.setattr(safe_point, "LONG_SECONDS", 0.0)
+    cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "test=false"])
+    cfg.checkpoint.every_n_steps = None
+    train(cfg)
+    steps = [path.stem for path in files.by_step(tmp_path / "checkpoints")]
+    assert steps == ["step_4", "step_9", "step_14", "step_15"]
+
+
+def test_short_validations_cost_one_checkpoint(tmp_path: Path) -> None:
+    cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "test=false"])
+    cfg.checkpoint.every_n_steps = None
+    train(cfg)
+    steps = [path.stem for path in files.by_step(tmp_path / "checkpoints")]
+    assert steps == ["step_4", "step_15"]

@@ -112,13 +112,34 @@ def asked(folder: Path, num: int, seed: int, only: str) -> Rows:
         slowest = max(slowest, outcome.seconds)
         if not is_good or outcome.status != 128 + signum:
             bad.append((strategy, num_workers, victim, signum.name, outcome.status))
+    rows = {}
+    for moment in ("validation", "test"):
+        cases_there = [
+            (strategy, victim)
+            for strategy, num_processes in signals.STRATEGIES.items()
+            for victim in ["group", *range(num_processes)]
+        ]
+        random.Random(seed).shuffle(cases_there)
+        cases_there = cases_there[: max(2, num // 5)]
+        failed, longest = [], 0.0
+        for strategy, victim in cases_there:
+            outcome = signals.hit(folder, strategy, signal.SIGTERM, victim, moment=moment)
+            longest = max(longest, outcome.seconds)
+            is_good = outcome.is_saved and outcome.is_gone and outcome.seconds < FINISH_SECONDS
+            if not is_good or outcome.status != 128 + signal.SIGTERM:
+                failed.append((strategy, victim, outcome.status, f"{outcome.seconds:.1f} s"))
+        rows[f"SIGTERM in the middle of a {moment} of {signals.SLOW_SECONDS} s"] = (
+            not failed,
+            f"{len(cases_there) - len(failed)} of {len(cases_there)} left with the step before it "
+            f"saved, status 143, nobody left, slowest {longest:.1f} s {failed or ''}",
+        )
     twice = signals.hit(folder, "ddp", signal.SIGINT, "group", 2, twice=True)
-    return {
+    return rows | {
         "Ctrl-C twice": (
             twice.status == 130 and twice.is_gone,
             f"status {twice.status}, nobody left, {twice.seconds:.1f} s",
         ),
-        "SIGTERM, SIGINT, SIGUSR1, SIGUSR2 to the group or a rank; cpu, dp, ddp, ddp2; "
+        "SIGTERM, SIGINT, SIGUSR1, SIGUSR2 to the group or a rank; cpu, dp, ddp, ddp2, ddp_spawn; "
         "0 or 2 workers": (
             not bad,
             f"{len(cases) - len(bad)} of {len(cases)} saved, status 128+n, nobody left, "

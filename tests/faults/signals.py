@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from project.checkpoints import files
-from tests.faults.fast_command import start, wait_until_gone
+from tests.faults.fast_command import Forked, start, wait_until_gone
 from tests.faults.kills import command, run_dir, wait_for_step
 
 STRATEGIES = {
@@ -18,6 +18,9 @@ STRATEGIES = {
     "ddp2": 1,
     "ddp_spawn": 2,
 }
+
+
+SLOW_SECONDS = 30
 
 
 @dataclass
@@ -38,14 +41,25 @@ def hit(
     victim: str | int,
     num_workers: int = 0,
     twice: bool = False,
+    moment: str = "step",
 ) -> Outcome:
-    """Send a signal to a run that trains."""
+    """Send a signal to a run that trains, or is in a slow validation or in a slow test."""
     shutil.rmtree(folder, ignore_errors=True)
+    num_ranks = STRATEGIES[strategy]
     devices = [] if strategy == "cpu" else ["trainer.devices=2"]
     settings = [f"strategy={strategy}", *devices, f"data.num_workers={num_workers}"]
     slow = ["trainer.max_epochs=500", "checkpoint.every_n_steps=null"]
+    if moment != "step":
+        slow = [
+            "trainer.max_epochs=1",
+            "checkpoint.every_n_steps=null",
+            f"+callbacks.trace.seconds_per_{moment}={SLOW_SECONDS}",
+        ]
     process = start(command(folder, 1, *settings, *slow), folder / "log")
-    wait_for_step(process, folder, 3)
+    if moment == "step":
+        wait_for_step(process, folder, 3)
+    else:
+        wait_for_files(process, [folder / "trace" / f"{moment}_{r}" for r in range(num_ranks)])
     started = time.monotonic()
     for _ in range(1 + twice):
         if victim == "group":
@@ -57,5 +71,16 @@ def hit(
     seconds = time.monotonic() - started
     if not is_gone:
         os.killpg(process.pid, signal.SIGKILL)
-    saved = files.newest_whole(run_dir(folder) / "checkpoints")[0] is not None
+    newest, _ = files.newest_whole(run_dir(folder) / "checkpoints")
+    expected = {"validation": "step_4", "test": "step_13"}.get(moment)  # of 5 and 13 steps
+    saved = newest is not None and expected in (None, newest.stem)
     return Outcome(status, seconds, saved, is_gone, (folder / "log").read_text())
+
+
+def wait_for_files(process: Forked, paths: list[Path], seconds: float = 90) -> None:
+    """Wait until all of them are there."""
+    end = time.monotonic() + seconds
+    while not all(path.exists() for path in paths) and process.poll() is None:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.01)

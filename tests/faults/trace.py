@@ -11,8 +11,16 @@ import pytorch_lightning as pl
 class Trace(pl.Callback):
     """Write each process's id, and a byte per batch, below ``folder``."""
 
-    def __init__(self, folder: str, seconds_per_batch: float = 0.0) -> None:
+    def __init__(
+        self,
+        folder: str,
+        seconds_per_batch: float = 0.0,
+        seconds_per_validation: float = 0.0,
+        seconds_per_test: float = 0.0,
+    ) -> None:
         self.folder, self.seconds_per_batch = Path(folder), seconds_per_batch
+        self.seconds_per_validation = seconds_per_validation
+        self.seconds_per_test = seconds_per_test
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -22,3 +30,14 @@ class Trace(pl.Callback):
         with (self.folder / f"steps_{trainer.global_rank}").open("a") as file:
             file.write(".")
         time.sleep(self.seconds_per_batch)
+
+    def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.be_slow(trainer, "validation", self.seconds_per_validation)
+
+    def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.be_slow(trainer, "test", self.seconds_per_test)
+
+    def be_slow(self, trainer: pl.Trainer, name: str, seconds: float) -> None:
+        (self.folder / f"pid_{trainer.global_rank}").write_text(str(os.getpid()))  # spawned anew
+        (self.folder / f"{name}_{trainer.global_rank}").touch()
+        time.sleep(seconds)

@@ -8,10 +8,17 @@ import sys
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
-def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Let the kernel end this process when its parent ends; 0 lets it live."""
+def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
+    """Let the kernel end this process when its parent ends.
+
+    Args:
+        signum: what ends it; 0 lets it live.
+        parent: process that may have ended already, which the kernel does not tell any more.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
+        if parent not in (None, os.getppid()):
+            os._exit(1)
 
 
 def has_launched_itself() -> bool:

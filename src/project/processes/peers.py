@@ -124,7 +124,7 @@ class Peers:
                 elif lines or not data:
                     news = lines[0].decode() if lines else f"{key.data} has ended"
                     who, _, what = news.partition(" ")
-                    self._end(int(who), what)
+                    return self._end(int(who), what)
 
     def _end(self, rank: int, what: str) -> None:
         """Tell the others, and leave without the one that has ended."""
