@@ -33,14 +33,18 @@ def first(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         threading.Thread(target=introduce).start()
         made.append(Peers(0, 2, "localhost", address.put))
-        opened.extend([other, *made[0].connections.values()])
+        ends.append(other)
         return made[0], other, heard
 
     made: list[Peers] = []
-    opened: list[socket.socket] = []
+    ends: list[socket.socket] = []
     yield connect
     made[0].close()
-    for connection in opened:
+    ends[0].close()
+    for thread in threading.enumerate():
+        if thread.name == "peers":
+            thread.join(10)
+    for connection in made[0].connections.values():
         connection.close()
 
 
