@@ -127,7 +127,12 @@ def main() -> None:
         data = (folder / "a.ckpt").read_bytes()
         contenders = {
             "one write with sync": lambda: write_once(data, folder / "plain"),
-            "durable checkpoint": lambda: durable.save_checkpoint(checkpoint, folder / "a.ckpt"),
+            "durable, training waits": lambda: durable.save_checkpoint(
+                checkpoint, folder / "a.ckpt", lambda: None
+            ),
+            "durable, until it is safe": lambda: durable.save_checkpoint(
+                checkpoint, folder / "a.ckpt"
+            ),
             "Lightning's, no sync": lambda: lightning.save_checkpoint(
                 checkpoint, folder / "b.ckpt"
             ),
@@ -136,6 +141,7 @@ def main() -> None:
             times.setdefault("bookkeeping per step", []).append(bookkeeping(folder))
             for contender, function in contenders.items():
                 times.setdefault(contender, []).append(seconds(function))
+                durable.finish()
     steps = times["bookkeeping per step"]
     share = statistics.median(steps) / STEP_SECONDS
     print(f"bookkeeping per step, microseconds {summary(steps, 1e-6)}")
@@ -145,8 +151,8 @@ def main() -> None:
     for contender in contenders:
         pairs = zip(times[contender], baseline, strict=True)
         ratio = statistics.median(mine / other for mine, other in pairs)
-        print(f"{contender:22} {summary(times[contender], 1e-3):34} ratio {ratio:.2f}")
-    print(f"goal of the durable checkpoint: ratio {GOAL_STALL}")
+        print(f"{contender:25} {summary(times[contender], 1e-3):34} ratio {ratio:.2f}")
+    print(f"goal of what training waits for: ratio {GOAL_STALL}")
     if arguments.json:
         arguments.json.write_text(json.dumps(times, indent=2) + "\n")
 

@@ -2,6 +2,7 @@
 
 import errno
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,51 @@ def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     assert kill_while_writing(tmp_path / "checkpoints", num_kills=10, seed=0) == 0
 
 
+def test_values_may_change_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on; the link and the removal of the oldest wait for the file."""
+    goes_on, order = threading.Event(), []
+    write = durable.write
+
+    def write_late(file: Any, pieces: Any) -> None:
+        assert goes_on.wait(20)
+        write(file, pieces)
+        order.append("written")
+
+    monkeypatch.setattr(durable, "write", write_late)
+    io, weights = DurableCheckpointIO(), torch.zeros(1000)
+    path = files.path_of(tmp_path, 1)
+    io.save_checkpoint({"weights": weights}, path, lambda: order.append("safe"))
+    weights += 1
+    assert not path.exists()
+    goes_on.set()
+    io.finish()
+    assert order == ["written", "safe"]
+    assert torch.load(path)["weights"].sum() == 0
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_failed_write_does_not_stop_what_is_larger_than_the_queue(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(durable, "MOST_BYTES", 2000)
+
+    def fail(file: Any, pieces: Any) -> None:
+        if moment == "after":
+            list(pieces)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(durable, "write", fail)
+    io = DurableCheckpointIO()
+    io.save_checkpoint({"weights": torch.zeros(9000)}, tmp_path / "a.ckpt", lambda: None)
+    with pytest.raises(OSError, match="Input/output"):
+        io.finish()
+    io.finish()  # told once
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("on_full_disk", ["continue", "stop"])
 def test_full_disk_is_said_and_the_last_checkpoint_stands(
     on_full_disk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,13 +119,14 @@ def test_full_disk_is_said_and_the_last_checkpoint_stands(
     path = files.path_of(tmp_path, 1)
     io.save_checkpoint({"step": 1}, path)
 
-    def write_half(checkpoint: dict[str, Any], file: Any) -> None:
+    def write_half(file: Any, pieces: Any) -> None:
         file.write(b"half of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(durable, "write", write_half)
     io.save_checkpoint({"step": 1}, path)
-    assert "No space left on device" in str(io.full_disk)
+    assert io.met_full_disk
+    assert io.must_stop == (on_full_disk == "stop")
     assert [file.name for file in tmp_path.iterdir()] == ["step_1.ckpt"]
     assert files.damage(path) is None
 

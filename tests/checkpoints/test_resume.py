@@ -1,5 +1,6 @@
 """A run goes on from any step as if it had never stopped."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,7 @@ import pytest
 import torch
 
 from project.callbacks import seeded_steps
-from project.checkpoints import files, loop_repairs, running_values, safe_point
-from project.checkpoints.durable import DurableCheckpointIO
+from project.checkpoints import durable, files, loop_repairs, running_values, safe_point
 from project.checkpoints.safe_point import SafePoint
 from project.composition import compose
 from tests.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
@@ -141,19 +141,19 @@ def test_full_disk_stops_a_run_that_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "on_full_disk=stop"])
-    original = DurableCheckpointIO.save_checkpoint
+    original = durable.write
 
-    def save(self: DurableCheckpointIO, *arguments: Any, **_: Any) -> None:
-        original(self, *arguments)
-        if str(arguments[1]).endswith("step_3.ckpt"):
-            self.full_disk = "full"
+    def write(file: Any, pieces: Any) -> None:
+        if "step_3.ckpt" in file.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(file, pieces)
 
-    monkeypatch.setattr(DurableCheckpointIO, "save_checkpoint", save)
+    monkeypatch.setattr(durable, "write", write)
     with pytest.raises(SystemExit) as stop:
         train(cfg)
     assert stop.value.code == 1
-    # One more is tried; the disk may have room again.
-    assert files.by_step(tmp_path / "checkpoints")[-1].stem == "step_4"
+    # One or two more are tried; the disk may have room again.
+    assert files.by_step(tmp_path / "checkpoints")[-1].stem in ("step_4", "step_5")
 
 
 @pytest.mark.parametrize(

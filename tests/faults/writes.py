@@ -20,9 +20,14 @@ def write_for_ever(folder: Path, step: int) -> None:
     io = DurableCheckpointIO()
     while True:
         path = files.path_of(folder, step)
-        io.save_checkpoint({"step": step, "values": torch.full((NUM_VALUES,), float(step))}, path)
-        files.link_newest(path)
-        files.remove_old(folder, 2)
+        values = torch.full((NUM_VALUES,), float(step))
+
+        def keep(path: Path = path) -> None:
+            files.link_newest(path)
+            files.remove_old(folder, 2)
+
+        io.save_checkpoint({"step": step, "values": values}, path, keep)
+        values.zero_()  # as training changes them while they are written
         step += 1
 
 

@@ -3,6 +3,7 @@ import math
 import multiprocessing
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +64,9 @@ class SafePoint(pl.Callback):
         if stage == "fit":
             loop_repairs.repair_precision(trainer, pl_module)
             self.agreement = Agreement(trainer)
+            assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
+            self.io = trainer.strategy.checkpoint_io
+            self.signals.before_leaving = self.io.finish
             if trainer.is_global_zero:
                 files.remove_parts(self.folder)
 
@@ -93,16 +97,18 @@ class SafePoint(pl.Callback):
         is_due, signum, is_full, validates_long = self.agreement.ask(
             self._minutes_passed(),
             self.signals.received,
-            self._must_stop(trainer),
+            self.io.must_stop,
             self.validation_seconds > LONG_SECONDS,
         )
         is_due |= validates_long and loop_repairs.validation_follows(trainer, batch_idx)
         if is_due or signum or self._passed_multiple(trainer.global_step):
             self._save(trainer)
         if signum and trainer.is_global_zero:
+            self.io.finish()
             log.warning(
-                "%s: saved step %d. Go on with resume=%s",
+                "%s: %s step %d. Go on with resume=%s",
                 signal.Signals(signum).name,
+                "could not save" if self.io.met_full_disk else "saved",
                 trainer.global_step,
                 self.folder.parent,
             )
@@ -211,16 +217,9 @@ class SafePoint(pl.Callback):
             return False
         return step // self.every_n_steps > self.saved_step // self.every_n_steps
 
-    def _must_stop(self, trainer: pl.Trainer) -> bool:
-        io = trainer.strategy.checkpoint_io
-        return (
-            isinstance(io, DurableCheckpointIO)
-            and io.full_disk is not None
-            and io.on_full_disk == "stop"
-        )
-
     def _leave(self, trainer: pl.Trainer, status: int) -> NoReturn:
         """End this process; all of them have agreed to."""
+        self.io.finish()
         trainer.strategy.barrier()
         if multiprocessing.parent_process() is not None:
             leave(status)  # a spawned process has nobody above that would end it well
@@ -239,11 +238,13 @@ class SafePoint(pl.Callback):
             sync_logs(self.folder.parent)
         path = files.path_of(self.folder, step)
         self.is_writing, self.is_end = True, is_end
-        trainer.save_checkpoint(path, weights_only=False)
+        trainer.save_checkpoint(path, weights_only=False, storage_options=partial(self._keep, path))
         self.is_writing = False
         self.saved_step, self.saved_time = step, time.monotonic()
-        io = trainer.strategy.checkpoint_io
-        is_written = not (isinstance(io, DurableCheckpointIO) and io.full_disk)
-        if trainer.is_global_zero and is_written:
-            files.link_newest(path)
-            files.remove_old(self.folder, self.num_kept)
+        if is_end:
+            self.io.finish()
+
+    def _keep(self, path: Path) -> None:
+        """Count on a checkpoint that has become safe, and not on those before it any more."""
+        files.link_newest(path)
+        files.remove_old(self.folder, self.num_kept)

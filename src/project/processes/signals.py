@@ -3,6 +3,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,7 @@ class Signals:
         self.received_time = 0.0
         self.wait_for_step = False  # else there is nothing to save
         self.is_validating = False
+        self.before_leaving: Callable[[], None] | None = None  # what is under way and must be done
         self.before: dict[int, Any] = {}
         self.pid = os.getpid()
 
@@ -76,6 +78,8 @@ class Signals:
                 "%s: left in the middle of a validation. The run goes on from its last checkpoint.",
                 signal.Signals(self.received).name,
             )
+            if self.before_leaving is not None:
+                self.before_leaving()
             leave(128 + self.received)
 
 
