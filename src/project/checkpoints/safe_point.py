@@ -14,6 +14,7 @@ from project.checkpoints import files, loop_repairs, running_values
 from project.checkpoints.durable import DurableCheckpointIO
 from project.loggers.metrics_table import MetricsTable
 from project.loggers.rewind import rewind_logs, sync_logs
+from project.loggers.tensorboard import TensorBoard
 from project.processes.agreement import Agreement
 from project.processes.leaving import AgreedExit, leave
 from project.processes.signals import Signals
@@ -229,11 +230,9 @@ class SafePoint(pl.Callback):
         step = trainer.global_step
         if step == self.saved_step and not is_end:
             return
-        for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
-            if isinstance(logger, MetricsTable):
-                logger.write_all()
-            else:
-                logger.save()
+        for logger in trainer.loggers:
+            if isinstance(logger, (MetricsTable, TensorBoard)):
+                logger.write_all()  # what is logged before the checkpoint must not be lost
         if trainer.is_global_zero:
             sync_logs(self.folder.parent)
         path = files.path_of(self.folder, step)
