@@ -201,16 +201,16 @@ def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_pat
     assert "Traceback" not in result.stderr
 
 
-def test_faults_lose_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("faults", "num_rows"), [(("kill", "storm", "write", "damage"), 7), (("signal", "dead"), 5)]
+)
+def test_faults_lose_nothing(faults: tuple[str, ...], num_rows: int, tmp_path: Path) -> None:
     """A few of every kind, by the program that docs/reliability.md was made with."""
     figures = tmp_path / "figures.json"
-    result = command(
-        *("-W", "ignore", "-m", "tests.faults", "kill", "storm", "write", "damage"),
-        *("signal", "dead", "--num", "5", "--json", figures),
-        timeout=170,
-    )
+    words = ("-W", "ignore", "-m", "tests.faults", *faults, "--num", "5", "--json", figures)
+    result = command(*words, timeout=170)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert len(json.loads(figures.read_text())) == 10
+    assert len(json.loads(figures.read_text())) == num_rows
 
 
 @pytest.mark.parametrize(("before", "after"), [("ddp", "dp"), ("dp", "ddp"), ("ddp_spawn", "ddp")])
@@ -350,3 +350,19 @@ def test_refused_command_leaves_the_run_as_it_was(
         cli.go_on(cli.Command("train", compose("train", words), words, {}, None), folder)
     (folder / run_folder.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_run_refused_by_its_model_keeps_its_logs_and_results(run_copy: Path) -> None:
+    """The model is asked late: its checkpoint has been loaded already."""
+    before = contents(run_copy)
+    result = command("train.py", f"resume={run_copy}", "trainer.max_epochs=-1")
+    assert result.returncode == 1
+    assert "model.scheduler needs to know when the run ends" in result.stderr
+    assert "Traceback" not in result.stderr
+    after = contents(run_copy)
+    for name in ("config.yaml", "results.json", "metrics.csv"):
+        assert after[run_copy / name] == before[run_copy / name]
+    checkpoints = {path for path in before if path.suffix == ".ckpt"}
+    assert {path: after[path] for path in checkpoints} == {
+        path: before[path] for path in checkpoints
+    }

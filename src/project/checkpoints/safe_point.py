@@ -72,8 +72,16 @@ class SafePoint(pl.Callback):
                 files.remove_parts(self.folder)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Bring back the values that callbacks look at."""
+        """Bring back the values that callbacks look at, and take back what came afterwards.
+
+        Here nothing can refuse the command any more, and nothing is logged yet.
+        """
         if self.loaded:
+            path = Path(str(trainer.ckpt_path))
+            if trainer.is_global_zero:
+                rewind_logs(self.folder.parent, self.num_steps_logged)
+                files.set_aside_newer(path)
+                log.info("Going on from %s.", path)
             running_values.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
 
@@ -181,20 +189,13 @@ class SafePoint(pl.Callback):
         if not trainer.training:
             return
         self.loaded = checkpoint["safe_point"]
-        if trainer.is_global_zero:
-            self._rewind(Path(str(trainer.ckpt_path)), checkpoint)
+        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+        self.num_steps_logged = loop["_batches_that_stepped"]
         loop_repairs.repair_paths(trainer, checkpoint["callbacks"])
         loop_repairs.repair_current_scores(trainer, checkpoint["callbacks"])
         for schedule in checkpoint["lr_schedulers"]:
             if schedule.get("total_steps") == self.loaded["num_steps_planned"]:
                 self._stretch(trainer, schedule)
-
-    def _rewind(self, path: Path, checkpoint: dict[str, Any]) -> None:
-        """Take back what came after a checkpoint; now that nothing can refuse it any more."""
-        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
-        rewind_logs(self.folder.parent, loop["_batches_that_stepped"])
-        files.set_aside_newer(path)
-        log.info("Going on from %s.", path)
 
     def _stretch(self, trainer: pl.Trainer, schedule: dict[str, Any]) -> None:
         """Leave a schedule's length to the one that this run has made."""
@@ -203,7 +204,7 @@ class SafePoint(pl.Callback):
         for key in ("total_steps", "_schedule_phases"):  # as OneCycleLR has them
             schedule.pop(key, None)
         log.warning(
-            "The learning rate's schedule now ends at step %d; the steps before followed a "
+            "The learning rate's schedule now ends at step %s; the steps before followed a "
             "shorter one.",
             trainer.estimated_stepping_batches,
         )

@@ -145,8 +145,14 @@ class Classifier(pl.LightningModule):
             return optimizer
         arguments = inspect.signature(self.make_scheduler).parameters
         if "total_steps" in arguments and arguments["total_steps"].default is None:
-            steps = int(self.trainer.estimated_stepping_batches)
-            make = partial(self.make_scheduler, total_steps=steps)
+            steps = self.trainer.estimated_stepping_batches
+            if steps == float("inf"):
+                raise UserError(
+                    "model.scheduler needs to know when the run ends, to plan its steps.\n"
+                    "Set trainer.max_epochs or trainer.max_steps, or leave it out with "
+                    "~model.scheduler +model.scheduler=null."
+                )
+            make = partial(self.make_scheduler, total_steps=int(steps))
             scheduler = configured("model.scheduler", make, optimizer)
         else:
             scheduler = configured("model.scheduler", self.make_scheduler, optimizer)
