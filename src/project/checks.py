@@ -17,9 +17,10 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from project import run_folder
 from project.checkpoints.files import damage
 from project.composition import GROUPS, compose
-from project.devices import num_gpus
+from project.devices.visible import num_gpus
 from project.errors import UserError
 
 # Settings of earlier Lightning versions and of the scripts of that time.
@@ -29,7 +30,7 @@ OLD_NAMES = {
     "distributed_backend": "strategy=<ddp, ddp_spawn, ...>",
     "accelerator": "strategy=cpu or strategy=gpu",
     "num_processes": "strategy=ddp trainer.devices=<number of processes>",
-    "auto_select_gpus": "strategy=gpu",
+    "auto_select_gpus": "gpus=emptiest",
     "tpu_cores": "strategy=cpu or strategy=gpu; TPUs are not supported here",
     "auto_lr_find": "model.optimizer.lr=<rate>",
     "auto_scale_batch_size": "data.batch_size=<samples>",
@@ -71,6 +72,12 @@ def explain(error: Exception, config_name: str, overrides: list[str]) -> str:
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {lines[0]}"
     return "\n".join(lines[:2])
+
+
+def refuse_numbers_of_gpus(overrides: list[str]) -> None:
+    """``gpus=2`` of Lightning 1: today the word is a group, and Hydra would look for a file."""
+    if any(re.fullmatch(r"\+?gpus=[-\d,\[\]]+", override) for override in overrides):
+        raise UserError(_old_name("gpus"))
 
 
 def _unknown_choice(error: MissingConfigException) -> str:
@@ -160,6 +167,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
                 f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
             )
     _check_devices(cfg.trainer)
+    check_gpus(cfg)
     _check_launch(cfg)
     if task != "train":
         check_checkpoint(Path(cfg.checkpoint))
@@ -285,6 +293,44 @@ def _check_devices(trainer: DictConfig) -> None:
             f"{'s' if available > 1 else ''} (numbered from 0).\n"
             f"Use trainer.devices={available} or fewer, or strategy=cpu."
         )
+
+
+def check_gpus(cfg: DictConfig) -> None:
+    """Refuse a choice of GPUs that cannot be made, or would not be the one that counts.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    order, least = cfg.gpus.order, cfg.gpus.min_free_gib
+    if order not in ("visible", "emptiest"):
+        raise UserError(f"gpus.order={order}: use gpus=visible or gpus=emptiest.")
+    if order == "visible":
+        if least is not None:
+            raise UserError(f"gpus.min_free_gib={least} is looked at by gpus=emptiest. Add that.")
+        return
+    if isinstance(least, bool) or not isinstance(least, (int, float)) or least < 0:
+        raise UserError(f"gpus.min_free_gib={least} must be a number of GiB, 0 or more.")
+    accelerator, devices = cfg.trainer.accelerator, cfg.trainer.devices
+    if accelerator in ("cpu", "mps"):
+        raise UserError(
+            f"gpus=emptiest chooses NVIDIA GPUs, and trainer.accelerator={accelerator} uses none.\n"
+            "Leave out one of them."
+        )
+    if (indices := _device_indices(devices)) is not None:
+        raise UserError(
+            f"trainer.devices={devices} names GPUs, and gpus=emptiest chooses them.\n"
+            f"Use trainer.devices={len(indices)}, or leave out gpus=emptiest."
+        )
+    if run_folder.num_processes_here() > 1:
+        raise UserError(
+            f"gpus=emptiest chooses in one process, and {run_folder.num_processes_here()} were "
+            "started on this machine.\n"
+            "Start one (python train.py strategy=ddp trainer.devices=<number>) which starts the "
+            "others, or name GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    from project.devices import choice  # Linux only, as its locks
+
+    choice.check()
 
 
 def _check_launch(cfg: DictConfig) -> None:
