@@ -48,7 +48,7 @@ def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
         if not chosen or len(chosen) < (num_wanted or 1):
             for gpu in chosen:
                 locks.release(gpu.uuids[0])
-            raise UserError(_too_few(gpus, states, num_wanted, len(chosen)))
+            raise UserError(_too_few(gpus, states, num_wanted, len(chosen), min_free_gib))
     # NVML counts by PCI bus as well; it may know a GPU that CUDA is not given, and then only
     # UUIDs are sure.
     by_uuid = chosen[0].is_mig or not all(gpu.uuids for gpu in gpus)
@@ -135,7 +135,11 @@ def _obstacle(gpu: Gpu, num_wanted: int | None, min_free_gib: float) -> str:
 
 
 def _too_few(
-    gpus: Sequence[Gpu], states: dict[Gpu, str], num_wanted: int | None, num_found: int
+    gpus: Sequence[Gpu],
+    states: dict[Gpu, str],
+    num_wanted: int | None,
+    num_found: int,
+    min_free_gib: float,
 ) -> str:
     wanted = f"{num_wanted} GPU{'s' if num_wanted != 1 else ''}" if num_wanted else "a GPU"
     hidden = f"hidden by CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
@@ -146,6 +150,9 @@ def _too_few(
         memory = f"{gib(gpu.free):>6} of {gib(gpu.total):>6} GiB free"
         state = states.get(gpu, hidden) or "free"
         lines.append(f"  GPU {gpu.number:<4} {gpu.name:<{width}}  {memory}  {state}")
-    fewer = f"Use trainer.devices={num_found}, wait" if num_found else "Wait"
-    lines.append(f"{fewer} for other runs to end, or ask for less with gpus.min_free_gib.")
+    ways = [f"use trainer.devices={num_found}"] if num_found else []
+    ways += ["ask for less with gpus.min_free_gib"] if min_free_gib else []
+    last = "wait for other runs to end."
+    advice = f"{', '.join(ways)}, or {last}" if ways else last
+    lines.append(advice[0].upper() + advice[1:])
     return "\n".join(lines)

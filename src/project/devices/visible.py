@@ -39,25 +39,27 @@ def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[list[Gpu], str]:
     known = [part for gpu in gpus for part in gpu.parts] if kind == "MIG-" else gpus
     names: list[str] = []
     shown: list[Gpu] = []
-    rest = ""  # CUDA ignores the first entry that it does not know, and all that follow
+    unknown: str | None = None  # CUDA ignores the first such entry, and all that follow
     for entry in value.split(","):
         number = re.match(r"\s*\+?(\d+)", entry)  # "2x" is read as 2
         name = entry if kind else number[1].lstrip("0") or "0" if number else ""
         if name in names:
             return [], f"{entry.strip()!r} is in it twice, and CUDA then shows no GPU"
         if not name.startswith(kind) or not name:
-            rest = rest or entry
+            unknown = entry if unknown is None else unknown
             break
         names.append(name)
+        if unknown is not None:
+            continue
         matches = [gpu for gpu in known if _is_called(gpu, name)]
         if len(matches) != 1:
-            rest = rest or entry
-        elif matches[0] in shown and not rest:
+            unknown = entry
+        elif matches[0] in shown:
             return [], f"{entry.strip()!r} is in it twice, and CUDA then shows no GPU"
-        elif not rest:
+        else:
             shown.append(matches[0])
-    if rest:
-        return shown, f"{rest.strip()!r} names no GPU, and CUDA ignores what follows"
+    if unknown is not None:
+        return shown, f"{unknown.strip()!r} names no GPU, and CUDA ignores it and what follows"
     return shown, ""
 
 
