@@ -328,7 +328,7 @@ def check_gpus(cfg: DictConfig) -> None:
             "Start one (python train.py strategy=ddp trainer.devices=<number>) which starts the "
             "others, or name GPUs with CUDA_VISIBLE_DEVICES."
         )
-    from project.devices import choice  # Linux only, as its locks
+    from project.devices import choice  # asked for by few
 
     choice.check()
 

@@ -335,7 +335,7 @@ def test_real_gpu_is_chosen_and_becomes_cuda_0(lock_folder: Path) -> None:
 
 @pytest.mark.multi_gpu
 def test_real_gpus_are_in_the_order_of_their_free_memory(lock_folder: Path) -> None:
-    before = {gpu.uuids[0]: gpu.free for gpu in nvml.gpus()}
+    before = {gpu.uuids[0]: gpu.free_bytes for gpu in nvml.gpus()}
     found = choice.take_emptiest(2)
     free = [before[gpu.uuids[0]] for gpu in found]
     assert free == sorted(free, reverse=True)

@@ -18,8 +18,8 @@ def test_gpu_is_described(machine) -> None:
     library = machine(FakeGpu(free=79.5), FakeGpu(free=3, name="NVIDIA T4", utilisation=97))
     first, second = nvml.gpus()
     assert (first.number, first.uuids, first.problem) == ("0", ("GPU-00ab-cdef",), "")
-    assert (first.total, first.free) == (80 * GIB, 79.5 * GIB)
-    assert (second.name, second.utilisation) == ("NVIDIA T4", 97)
+    assert (first.total_bytes, first.free_bytes) == (80 * GIB, 79.5 * GIB)
+    assert (second.name, second.utilisation_percent) == ("NVIDIA T4", 97)
     assert library.num_open == 0
 
 
@@ -80,15 +80,15 @@ def test_gpu_on_which_nothing_can_start_says_why(gpu, problem, machine) -> None:
 def test_mig_parts_have_their_own_memory_and_both_names(machine) -> None:
     machine(FakeGpu(free=80), FakeGpu(free=60, parts=[9.5, 4], utilisation=None))
     gpu = nvml.gpus()[1]
-    assert gpu.utilisation is None
+    assert gpu.utilisation_percent is None
     assert [part.number for part in gpu.parts] == ["1:0", "1:1"]
-    assert [part.free for part in gpu.parts] == [9.5 * GIB, 4 * GIB]
+    assert [part.free_bytes for part in gpu.parts] == [9.5 * GIB, 4 * GIB]
     assert gpu.parts[1].uuids == ("MIG-11aa-part", "MIG-GPU-11ab-cdef/8/0")
 
 
 def test_unknown_memory_is_no_error(machine) -> None:
     machine(FakeGpu(free=0, memory_unknown=True))
-    assert nvml.gpus()[0].total == 0
+    assert nvml.gpus()[0].total_bytes == 0
 
 
 @pytest.mark.gpu
@@ -97,6 +97,6 @@ def test_real_library_describes_the_first_gpu() -> None:
 
     gpu = nvml.gpus()[0]
     assert gpu.uuids[0].startswith("GPU-")
-    assert gpu.total >= torch.cuda.get_device_properties(0).total_memory * 0.9
-    assert 0 < gpu.free <= gpu.total
+    assert gpu.total_bytes >= torch.cuda.get_device_properties(0).total_memory * 0.9
+    assert 0 < gpu.free_bytes <= gpu.total_bytes
     assert nvml.driver().cuda >= (11, 0)

@@ -38,7 +38,7 @@ def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
         chosen: list[Gpu] = []
         states: dict[Gpu, str] = {}
         # Python's sort is stable: of equals, the first is taken.
-        for gpu in sorted(candidates(gpus), key=lambda gpu: -gpu.free):
+        for gpu in sorted(candidates(gpus), key=lambda gpu: -gpu.free_bytes):
             states[gpu] = _obstacle(gpu, num_wanted, min_free_gib)
             if not states[gpu] and len(chosen) != num_wanted:
                 if locks.take(gpu.uuids[0]):
@@ -129,7 +129,7 @@ def _obstacle(gpu: Gpu, num_wanted: int | None, min_free_gib: float) -> str:
         return gpu.problem
     if gpu.is_mig and num_wanted != 1:
         return "a MIG part, of which CUDA shows a process only one"
-    if gpu.free < min_free_gib * GIB:
+    if gpu.free_bytes < min_free_gib * GIB:
         return f"less free than gpus.min_free_gib={min_free_gib:g}"
     return ""
 
@@ -147,7 +147,7 @@ def _too_few(
     width = max(len(gpu.name) for gpu in rows)
     lines = [f"gpus=emptiest looked for {wanted}, and {num_found} can be had:"]
     for gpu in rows:
-        memory = f"{gib(gpu.free):>6} of {gib(gpu.total):>6} GiB free"
+        memory = f"{gib(gpu.free_bytes):>6} of {gib(gpu.total_bytes):>6} GiB free"
         state = states.get(gpu, hidden) or "free"
         lines.append(f"  GPU {gpu.number:<4} {gpu.name:<{width}}  {memory}  {state}")
     ways = [f"use trainer.devices={num_found}"] if num_found else []

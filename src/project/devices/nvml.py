@@ -13,9 +13,9 @@ class Gpu:
     Attributes:
         number: as nvidia-smi counts, ``"2"``; the first MIG part of that GPU is ``"2:0"``.
         uuids: its names for ``CUDA_VISIBLE_DEVICES``; a MIG part has a second, older one.
-        total: memory in bytes; 0 where NVML cannot tell, as of memory shared with the CPU.
-        free: memory in bytes.
-        utilisation: percent of the last second or less in which it computed.
+        total_bytes: of memory; 0 where NVML cannot tell, as of memory shared with the CPU.
+        free_bytes: of memory.
+        utilisation_percent: of the last second or less, in which it computed.
         problem: why no run can start on it; empty if one can.
         parts: its MIG parts; CUDA shows those instead of the GPU.
     """
@@ -23,9 +23,9 @@ class Gpu:
     number: str
     uuids: tuple[str, ...]
     name: str
-    total: int = 0
-    free: int = 0
-    utilisation: int | None = None
+    total_bytes: int = 0
+    free_bytes: int = 0
+    utilisation_percent: int | None = None
     problem: str = ""
     parts: tuple["Gpu", ...] = ()
 
