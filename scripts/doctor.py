@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from project.devices.choice import taken
+from project.devices import choice
 from project.devices.nvml import Gpu
 from project.doctor.examine import Report, examine
-from project.doctor.section import gib
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +45,8 @@ def show(report: Report) -> None:
             console.print(f"{section.name if i == 0 else '':<15}", style="bold", end="")
             console.print(line, style="red" if section.problems else None)
         if section.name == "GPUs" and report.gpus:
-            console.print(table(report.gpus))
+            rows = {gpu: state(gpu, name) for gpu, name in report.gpus.items()}
+            console.print("\n".join(choice.table(rows)))
     console.print()
     for problem in report.problems:
         console.print(f"BROKEN         {problem.what}.", style="red")
@@ -58,21 +57,11 @@ def show(report: Report) -> None:
     console.print(f"python train.py {' '.join(report.overrides)}")
 
 
-def table(gpus: Sequence[tuple[Gpu, str]]) -> Table:
-    """A row per GPU: CUDA's name, nvidia-smi's number, and how busy it is."""
-    rows = Table(box=None, pad_edge=False, padding=(0, 2))
-    for heading in ("", "CUDA", "GPU", "name", "free", "of", "busy", ""):
-        rows.add_column(heading, justify="right" if heading in ("free", "of", "busy") else "left")
-    for gpu, name in gpus:
-        busy = "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} %"
-        memory = (gib(gpu.free_bytes), gib(gpu.total_bytes))
-        rows.add_row(" " * 11, name or "hidden", gpu.number, gpu.name, *memory, busy, state(gpu))
-    return rows
-
-
-def state(gpu: Gpu) -> str:
-    """What keeps runs away from a GPU, if anything does."""
-    return gpu.problem or taken(gpu)
+def state(gpu: Gpu, name: str) -> str:
+    """What a GPU does, what CUDA calls it, and what keeps runs away from it."""
+    busy = "" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} % busy"
+    words = (busy, name or "hidden", gpu.problem or choice.taken(gpu))
+    return ", ".join(word for word in words if word)
 
 
 if __name__ == "__main__":

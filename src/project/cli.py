@@ -237,11 +237,11 @@ def choose_gpus(cfg: Any) -> None:
     if "gpus" not in cfg or cfg.gpus.order == "visible":  # a run of before there was a choice
         return
     checks.check_gpus(cfg)
-    from project.devices import choice
+    from project.devices import choice, nvml
 
     devices = cfg.trainer.devices
     num_wanted = None if devices in (-1, "auto") else int(devices)
     chosen = choice.take_emptiest(num_wanted, cfg.gpus.min_free_gib)
     for index, gpu in enumerate(chosen):
-        memory = f"{choice.gib(gpu.free_bytes)} of {choice.gib(gpu.total_bytes)} GiB free"
-        print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {memory}")
+        free = f"{nvml.gib(gpu.free_bytes)} of {nvml.gib(gpu.total_bytes)} free"
+        print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")

@@ -103,11 +103,11 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, lock_folder: Pa
         choice.take_emptiest(2, 20)
     assert str(caught.value).splitlines() == [
         "gpus=emptiest looked for 2 GPUs, and 1 can be had:",
-        "  GPU 0    NVIDIA H100    79.1 of   80.0 GiB free  free",
-        "  GPU 1    NVIDIA H100     3.2 of   80.0 GiB free  less free than gpus.min_free_gib=20",
-        f"  GPU 2    NVIDIA H100    79.0 of   80.0 GiB free  taken by the run of process {pid}",
-        "  GPU 3    NVIDIA H100    80.0 of   80.0 GiB free  computing is prohibited on it",
-        "  GPU 4    NVIDIA H100    78.0 of   80.0 GiB free  hidden by CUDA_VISIBLE_DEVICES=0,1,2,3",
+        "  GPU 0    NVIDIA H100    79.1 GiB of   80.0 GiB free  free",
+        "  GPU 1    NVIDIA H100     3.2 GiB of   80.0 GiB free  less free than gpus.min_free_gib=20",
+        f"  GPU 2    NVIDIA H100    79.0 GiB of   80.0 GiB free  taken by the run of process {pid}",
+        "  GPU 3    NVIDIA H100    80.0 GiB of   80.0 GiB free  computing is prohibited on it",
+        "  GPU 4    NVIDIA H100    78.0 GiB of   80.0 GiB free  hidden by CUDA_VISIBLE_DEVICES=0,1,2,3",
         "Use trainer.devices=1, ask for less with gpus.min_free_gib, or wait for other runs to "
         "end.",
     ]
@@ -257,12 +257,14 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_ddp_processes_inherit_the_choice(commands) -> None:
+def test_ddp_processes_inherit_the_choice(commands, tmp_path: Path) -> None:
     result, spied = commands("strategy=ddp", "trainer.devices=2")
     assert result.returncode == 0, result.stderr
     assert spied == ["0 3,1 PCI_BUS_ID", "1 3,1 PCI_BUS_ID"]
+    (run_log,) = (tmp_path / "out").rglob("run.log")
+    assert "CUDA_VISIBLE_DEVICES=3,1" in run_log.read_text()
     assert result.stdout.count("cuda:") == 2  # one process chose and said so
-    assert "cuda:0 is GPU 3: NVIDIA H100, 80.0 of 80.0 GiB free" in result.stdout
+    assert "cuda:0 is GPU 3: NVIDIA H100, 80.0 GiB of 80.0 GiB free" in result.stdout
     assert "cuda:1 is GPU 1" in result.stdout
 
 

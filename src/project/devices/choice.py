@@ -5,11 +5,9 @@ import sys
 from collections.abc import Sequence
 
 from project.devices import locks, nvml
-from project.devices.nvml import Gpu
+from project.devices.nvml import Gpu, gib
 from project.devices.visible import visible
 from project.errors import UserError
-
-GIB = 2**30
 
 
 def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
@@ -37,7 +35,7 @@ def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
         gpus = _gpus()
         chosen: list[Gpu] = []
         states: dict[Gpu, str] = {}
-        # Python's sort is stable: of equals, the first is taken.
+        # Python's sort is stable: of equals, the first is first.
         for gpu in sorted(candidates(gpus), key=lambda gpu: -gpu.free_bytes):
             states[gpu] = _obstacle(gpu, num_wanted, min_free_gib)
             if not states[gpu] and len(chosen) != num_wanted:
@@ -79,7 +77,7 @@ def candidates(gpus: Sequence[Gpu]) -> list[Gpu]:
             "this machine has different ones.\n"
             "Set CUDA_DEVICE_ORDER=PCI_BUS_ID as well to count as nvidia-smi does, or name UUIDs."
         )
-    return [part for gpu in shown for part in gpu.parts or (gpu,)]
+    return parts(shown)
 
 
 def is_order_unknown(gpus: Sequence[Gpu]) -> bool:
@@ -111,9 +109,19 @@ def taken(gpu: Gpu) -> str:
     return f"taken by the run of process {process}" if process else "taken by another run"
 
 
-def gib(num_bytes: int) -> str:
-    """Bytes in GiB."""
-    return f"{num_bytes / GIB:.1f}"
+def parts(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """What a run can have: the GPUs, or their MIG parts where they have some."""
+    return [part for gpu in gpus for part in gpu.parts or (gpu,)]
+
+
+def table(states: dict[Gpu, str]) -> list[str]:
+    """A line per GPU: its number, name and memory, and what there is to say of it."""
+    width = max((len(gpu.name) for gpu in states), default=0)
+    return [
+        f"  GPU {gpu.number:<4} {gpu.name:<{width}}  "
+        f"{gib(gpu.free_bytes):>10} of {gib(gpu.total_bytes):>10} free  {state}"
+        for gpu, state in states.items()
+    ]
 
 
 def _gpus() -> list[Gpu]:
@@ -129,7 +137,7 @@ def _obstacle(gpu: Gpu, num_wanted: int | None, min_free_gib: float) -> str:
         return gpu.problem
     if gpu.is_mig and num_wanted != 1:
         return "a MIG part, of which CUDA shows a process only one"
-    if gpu.free_bytes < min_free_gib * GIB:
+    if gpu.free_bytes < min_free_gib * 2**30:
         return f"less free than gpus.min_free_gib={min_free_gib:g}"
     return ""
 
@@ -143,13 +151,8 @@ def _too_few(
 ) -> str:
     wanted = f"{num_wanted} GPU{'s' if num_wanted != 1 else ''}" if num_wanted else "a GPU"
     hidden = f"hidden by CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
-    rows = [part for gpu in gpus for part in gpu.parts or (gpu,)]
-    width = max(len(gpu.name) for gpu in rows)
-    lines = [f"gpus=emptiest looked for {wanted}, and {num_found} can be had:"]
-    for gpu in rows:
-        memory = f"{gib(gpu.free_bytes):>6} of {gib(gpu.total_bytes):>6} GiB free"
-        state = states.get(gpu, hidden) or "free"
-        lines.append(f"  GPU {gpu.number:<4} {gpu.name:<{width}}  {memory}  {state}")
+    rows = {part: states.get(part, hidden) or "free" for part in parts(gpus)}
+    lines = [f"gpus=emptiest looked for {wanted}, and {num_found} can be had:", *table(rows)]
     ways = [f"use trainer.devices={num_found}"] if num_found else []
     ways += ["ask for less with gpus.min_free_gib"] if min_free_gib else []
     last = "wait for other runs to end."

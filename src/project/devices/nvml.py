@@ -94,6 +94,11 @@ def _explain(nvml: Any, error: Any) -> NoDriverError:
     )
 
 
+def gib(num_bytes: float) -> str:
+    """Bytes, in the unit that nvidia-smi counts in."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
 def driver() -> Driver:
     """The driver of this machine.
 

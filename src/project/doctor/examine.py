@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from project.devices import choice
 from project.devices.nvml import Gpu
 from project.doctor import gpus, machine, process_groups, recommend, versions
 from project.doctor.section import Problem, Section
@@ -22,7 +23,7 @@ class Report:
     """
 
     sections: list[Section]
-    gpus: list[tuple[Gpu, str]]
+    gpus: dict[Gpu, str]
     overrides: list[str]
 
     @property
@@ -34,7 +35,7 @@ class Report:
         """The report for a program."""
         return {
             **{section.name.lower().replace(" ", "_"): section.values for section in self.sections},
-            "cuda_to_physical": {name: gpu.number for gpu, name in self.gpus if name},
+            "cuda_to_physical": {name: gpu.number for gpu, name in self.gpus.items() if name},
             "recommended": self.overrides,
             "problems": [asdict(problem) for problem in self.problems],
         }
@@ -51,22 +52,22 @@ def examine(output_dir: Path, say: Callable[[str], None] = lambda _: None) -> Re
     found, there, shown = gpus.gpus()
     driver_section, driver = gpus.driver()
     say("torch")
-    torch_section, working = gpus.torch_on_gpus(there, shown, driver, gpus.ask_torch())
+    torch_section, places, working = gpus.torch_on_gpus(there, shown, driver, gpus.ask_torch())
     say("all-reduce of two processes")
     gloo = process_groups.gloo()
     nccl = process_groups.nccl([f"cuda:{index}" for index in working])
     cores, shared_memory = machine.cores(), machine.shared_memory()
-    places = working or dict(enumerate(shown))
     names = {gpu: f"cuda:{index}" for index, gpu in places.items()}
     return Report(
         [
             *(found, driver_section, torch_section, cores, machine.memory(), shared_memory),
             *(machine.disk(output_dir), versions.versions(ROOT), gloo, nccl),
         ],
-        [(part, names.get(part, "")) for gpu in there for part in gpu.parts or (gpu,)],
+        {gpu: names.get(gpu, "") for gpu in choice.parts(there)},
         recommend.recommend(
+            num_visible=len(shown),
             num_gpus=len(working),
-            num_busy=sum(recommend.is_busy(gpu) for gpu in working.values()),
+            num_busy=sum(recommend.is_busy(gpu) for gpu in (places[index] for index in working)),
             nccl_works=nccl.values["works"] is True,
             num_cores=cores.values["usable"],
             workers_can_share=not shared_memory.problems,

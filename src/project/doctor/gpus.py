@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from project.devices import nvml
+from project.devices import choice, nvml
 from project.devices.nvml import Driver, Gpu
 from project.devices.visible import visible
 from project.doctor.section import Problem, Section
@@ -54,7 +54,7 @@ def gpus() -> tuple[Section, list[Gpu], list[Gpu]]:
     if order is not None:
         section.text += f", CUDA_DEVICE_ORDER={order}"
     # CUDA shows the parts of a GPU in its place.
-    return section, there, [part for gpu in shown for part in gpu.parts or (gpu,)]
+    return section, there, choice.parts(shown)
 
 
 def driver() -> tuple[Section, Driver | None]:
@@ -70,7 +70,7 @@ def driver() -> tuple[Section, Driver | None]:
 
 def torch_on_gpus(
     there: list[Gpu], shown: list[Gpu], driver: Driver | None, probe: dict[str, Any] | None
-) -> tuple[Section, dict[int, Gpu]]:
+) -> tuple[Section, dict[int, Gpu], list[int]]:
     """Whether this torch fits the driver and computes on each visible GPU.
 
     Args:
@@ -80,19 +80,20 @@ def torch_on_gpus(
         probe: the answer of torch_probe.py; ``None`` if it had none.
 
     Returns:
-        What was seen, and the GPUs that compute by CUDA's number, which may follow another order
-        than NVML's: see ``choice.is_order_unknown``.
+        What was seen; the GPUs by CUDA's number, which may follow another order than NVML's, see
+        ``choice.is_order_unknown``; and the numbers of those that compute.
     """
+    places = dict(enumerate(shown))
     if probe is None:
         what = "torch does not answer: it cannot be imported, or waits for a GPU"
         remedy = "Run `python -m project.doctor.torch_probe`, and mend what it says."
-        return Section("torch on GPUs", "no answer", None, [Problem(what, remedy)]), {}
+        return Section("torch on GPUs", "no answer", None, [Problem(what, remedy)]), places, []
     cuda, errors = probe["cuda"], list[Problem]()
     text = f"torch is built for CUDA {cuda}" if cuda else "torch is built for CPUs"
     if probe["mps"]:
-        return Section("torch on GPUs", "torch uses Apple's GPU", probe), {}
+        return Section("torch on GPUs", "torch uses Apple's GPU", probe), places, []
     if not shown:
-        return Section("torch on GPUs", f"{text}; no GPU is visible", probe), {}
+        return Section("torch on GPUs", f"{text}; no GPU is visible", probe), places, []
     if cuda is None:
         errors.append(
             Problem(
@@ -111,13 +112,15 @@ def torch_on_gpus(
             )
         errors.append(Problem(what, remedy))
     by_uuid = {uuid.removeprefix("GPU-"): gpu for gpu in (*there, *shown) for uuid in gpu.uuids}
-    working: dict[int, Gpu] = {}
+    if probe["devices"]:
+        # A MIG part may have another UUID in CUDA: its place tells which it is.
+        names = [device["uuid"] for device in probe["devices"]]
+        places = {i: by_uuid.get(name, places.get(i, shown[0])) for i, name in enumerate(names)}
+    working = []
     for index, device in enumerate(probe["devices"]):
-        # A MIG part has another UUID in CUDA: its place tells which it is.
-        gpu = by_uuid.get(device["uuid"]) or shown[min(index, len(shown) - 1)]
         if not device["error"]:
-            working[index] = gpu
-        elif "out of memory" in device["error"] or gpu.problem:
+            working.append(index)
+        elif "out of memory" in device["error"] or places[index].problem:
             text += f"; cuda:{index} is busy"
         else:
             errors.append(
@@ -129,7 +132,7 @@ def torch_on_gpus(
             )
     if working:
         text += f"; computes on {', '.join(f'cuda:{index}' for index in working)}"
-    return Section("torch on GPUs", text, probe, errors), working
+    return Section("torch on GPUs", text, probe, errors), places, working
 
 
 def ask_torch() -> dict[str, Any] | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from project.cgroups import cpu_quota, memory_limit
 from project.cores import usable_cores
-from project.doctor.section import Problem, Section, gib
+from project.devices.nvml import gib
+from project.doctor.section import Problem, Section
 
 SHARED_MEMORY = Path("/dev/shm")
 MEMINFO = Path("/proc/meminfo")

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from project.doctor.section import Problem, Section
 
@@ -60,27 +61,34 @@ def add_up(backend: str, devices: Sequence[str], environment: dict[str, str] | N
         port = server.getsockname()[1]
     variables = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     variables |= {"WORLD_SIZE": str(len(devices)), **(environment or {})}
-    with tempfile.TemporaryFile("w+") as errors:
+    with ExitStack() as stack:
+        said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in devices]
         processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "project.doctor.all_reduce", backend, device],
                 env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=errors,
-                stderr=errors,
+                stdout=said[rank],
+                stderr=said[rank],
             )
             for rank, device in enumerate(devices)
         ]
+        for process in processes:
+            stack.callback(_end, process)
         deadline = time.monotonic() + LIMIT_SECONDS
-        try:
-            codes = [process.wait(deadline - time.monotonic()) for process in processes]
-        except subprocess.TimeoutExpired:
-            return f"no sum after {LIMIT_SECONDS:.0f} seconds"
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        if not any(codes):
-            return ""
-        errors.seek(0)
-        lines = [line.strip() for line in errors if line.strip()]
-        return lines[-1] if lines else f"exit statuses {codes}"
+        while time.monotonic() < deadline:
+            codes = [process.poll() for process in processes]
+            if codes == [0] * len(codes):
+                return ""
+            # The others would wait for the one that has failed.
+            for code, file in zip(codes, said, strict=True):
+                if code:
+                    file.seek(0)
+                    lines = [line.strip() for line in file if line.strip()]
+                    return lines[-1] if lines else f"a process has ended with status {code}"
+            time.sleep(0.05)
+    return f"no sum after {LIMIT_SECONDS:.0f} seconds"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

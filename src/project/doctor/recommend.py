@@ -7,19 +7,27 @@ MOST_WORKERS = 8  # of one process; what is best, only a measurement tells
 
 
 def recommend(
-    num_gpus: int, num_busy: int, nccl_works: bool, num_cores: int, workers_can_share: bool
+    num_visible: int,
+    num_gpus: int,
+    num_busy: int,
+    nccl_works: bool,
+    num_cores: int,
+    workers_can_share: bool,
 ) -> list[str]:
     """Overrides for the command line.
 
     Args:
-        num_gpus: CUDA devices on which torch computes.
-        num_busy: of these, those that others use.
+        num_visible: CUDA devices.
+        num_gpus: of these, those on which torch computes.
+        num_busy: of those, the ones that others use.
         nccl_works: whether several GPUs can add up their gradients.
         num_cores: usable ones.
         workers_can_share: whether there is shared memory for data workers.
     """
     num_devices = max(1, num_gpus - num_busy) if nccl_works else 1
-    words = ["strategy=ddp" if num_devices > 1 else "strategy=gpu" if num_gpus else "strategy=auto"]
+    # auto would try a GPU that does not work.
+    alone = "gpu" if num_gpus else "cpu" if num_visible else "auto"
+    words = ["strategy=ddp" if num_devices > 1 else f"strategy={alone}"]
     if num_devices < num_gpus:
         words.append("gpus=emptiest")
     # On CPUs the network itself takes the cores.

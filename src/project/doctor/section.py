@@ -25,8 +25,3 @@ class Section:
     text: str
     values: Any = None
     problems: list[Problem] = field(default_factory=list)
-
-
-def gib(num_bytes: float) -> str:
-    """Bytes, in the unit that nvidia-smi, Docker and the kernel count in."""
-    return f"{num_bytes / 2**30:.1f} GiB"
