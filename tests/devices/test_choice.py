@@ -92,22 +92,22 @@ def test_numbers_in_an_order_that_nobody_knows_are_refused(machine, monkeypatch)
 
 def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, lock_folder: Path) -> None:
     machine(
-        FakeGpu(79.1),
-        FakeGpu(3.2),
-        FakeGpu(79),
-        FakeGpu(80, compute_mode=FakeNvml.NVML_COMPUTEMODE_PROHIBITED),
-        FakeGpu(78),
+        FakeGpu(79.1, name="T4"),
+        FakeGpu(3.2, name="T4"),
+        FakeGpu(79, name="T4"),
+        FakeGpu(80, name="T4", compute_mode=FakeNvml.NVML_COMPUTEMODE_PROHIBITED),
+        FakeGpu(78, name="T4"),
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     with held("GPU-22ab-cdef", lock_folder) as pid, pytest.raises(UserError) as caught:
         choice.take_emptiest(2, 20)
     assert str(caught.value).splitlines() == [
         "gpus=emptiest looked for 2 GPUs, and 1 can be had:",
-        "  GPU 0    NVIDIA H100    79.1 GiB of   80.0 GiB free  free",
-        "  GPU 1    NVIDIA H100     3.2 GiB of   80.0 GiB free  less free than gpus.min_free_gib=20",
-        f"  GPU 2    NVIDIA H100    79.0 GiB of   80.0 GiB free  taken by the run of process {pid}",
-        "  GPU 3    NVIDIA H100    80.0 GiB of   80.0 GiB free  computing is prohibited on it",
-        "  GPU 4    NVIDIA H100    78.0 GiB of   80.0 GiB free  hidden by CUDA_VISIBLE_DEVICES=0,1,2,3",
+        "  GPU 0    T4    79.1 GiB of   80.0 GiB free  free",
+        "  GPU 1    T4     3.2 GiB of   80.0 GiB free  less free than gpus.min_free_gib=20",
+        f"  GPU 2    T4    79.0 GiB of   80.0 GiB free  taken by the run of process {pid}",
+        "  GPU 3    T4    80.0 GiB of   80.0 GiB free  computing is prohibited on it",
+        "  GPU 4    T4    78.0 GiB of   80.0 GiB free  hidden by CUDA_VISIBLE_DEVICES=0,1,2,3",
         "Use trainer.devices=1, ask for less with gpus.min_free_gib, or wait for other runs to "
         "end.",
     ]

@@ -2,12 +2,13 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 
 from project.doctor import gpus, process_groups
 from tests.conftest import ROOT, command
-from tests.devices.fake_nvml import FakeGpu
+from tests.devices.fake_nvml import FakeGpu, FakeNvml
 from tests.doctor.test_gpus import answer
 
 SCRIPT = ROOT / "scripts" / "doctor.py"
@@ -90,3 +91,17 @@ def test_unknown_option_is_status_2(doctor) -> None:
     with pytest.raises(SystemExit) as caught:
         doctor.main(["--nope"])
     assert caught.value.code == 2
+
+
+@pytest.mark.usefixtures("lock_folder")
+def test_readme_shows_the_screen_of_a_machine_without_gpus(doctor, machine, capsys, monkeypatch):
+    machine(error=FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(gpus, "ask_torch", lambda: answer(cuda=None))
+    monkeypatch.setattr(process_groups, "add_up", lambda *_: "")
+    doctor.main([])
+    seen = capsys.readouterr().out.splitlines()
+    (shown,) = re.findall(r"```\n(GPUs .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    # Numbers and versions are those of the machine.
+    assert [re.sub(r"[\d.]+(\+cpu)?", "", line) for line in shown.splitlines()] == [
+        re.sub(r"[\d.]+(\+cpu)?", "", line) for line in seen
+    ]
