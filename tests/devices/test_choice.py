@@ -90,6 +90,32 @@ def test_numbers_in_an_order_that_nobody_knows_are_refused(machine, monkeypatch)
     assert chosen(3) == "1 0 2"  # of equals, the first that it names
 
 
+def test_uuids_need_no_order(machine, monkeypatch) -> None:
+    machine(FakeGpu(80, name="NVIDIA T4"), FakeGpu(80), FakeGpu(20))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-22")
+    assert chosen(1) == "2"
+
+
+def test_minimum_counts_in_gib(machine) -> None:
+    machine(FakeGpu(20))
+    assert chosen(1, 20) == "0"
+    machine(FakeGpu(19.9))
+    with pytest.raises(UserError, match="less free than"):
+        choice.take_emptiest(1, 20)
+
+
+def test_one_run_at_a_time_chooses(machine, monkeypatch, lock_folder: Path) -> None:
+    """Else two that want all GPUs could each get a part of them, and neither start."""
+    machine(FakeGpu(80))
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.0)
+    with (
+        held("choice", lock_folder),
+        pytest.raises(UserError, match="has been choosing"),
+    ):
+        choice.take_emptiest(1)
+    assert chosen(1) == "0"
+
+
 def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, lock_folder: Path) -> None:
     machine(
         FakeGpu(79.1, name="T4"),
