@@ -20,7 +20,7 @@ from omegaconf.errors import (
 from project import run_folder
 from project.checkpoints.files import damage
 from project.composition import GROUPS, compose
-from project.devices.visible import num_gpus
+from project.devices import num_gpus
 from project.errors import UserError
 
 # Settings of earlier Lightning versions and of the scripts of that time.

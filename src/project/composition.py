@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from project.devices.visible import num_gpus
+from project.devices import num_gpus
 from project.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
