@@ -26,6 +26,7 @@ MISTAKES = {
     "unknown accelerator": ("trainer.accelerator=tpu", "cpu, gpu, cuda or mps"),
     "no strategy": ("~strategy", "Leave out ~strategy"),
     "no trainer": ("~trainer", "Leave out ~trainer"),
+    "no gpus": ("~gpus", "Leave out ~gpus"),
     "empty strategy": ("strategy=null", "must be a string"),
     "name outside": ("name=../x", "without '..'"),
     "Lightning 1, added": ("+num_gpus=2", "trainer.devices="),

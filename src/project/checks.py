@@ -140,7 +140,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
         raise UserError(
             "checkpoint has no value. Add checkpoint=<run folder>/checkpoints/best.ckpt."
         )
-    for key in ("data", "model", "trainer", "callbacks", "logger"):
+    for key in ("data", "model", "trainer", "gpus", "callbacks", "logger"):
         # What is left of ~trainer is the strategy's part of it.
         if not OmegaConf.is_dict(cfg.get(key)) or (key == "trainer" and "_target_" not in cfg[key]):
             raise UserError(f"{key} was removed, and nothing runs without it. Leave out ~{key}.")
@@ -301,7 +301,7 @@ def check_gpus(cfg: DictConfig) -> None:
     Raises:
         UserError: with what to type instead.
     """
-    order, least = cfg.gpus.order, cfg.gpus.min_free_gib
+    order, least = cfg.gpus.get("order"), cfg.gpus.get("min_free_gib")
     if order not in ("visible", "emptiest"):
         raise UserError(f"gpus.order={order}: use gpus=visible or gpus=emptiest.")
     if order == "visible":

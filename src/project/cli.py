@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from project import checks, resume, run_folder
 from project.composition import CONF, store_training_config
-from project.errors import UserError
+from project.errors import MachineError, UserError
 from project.processes import orphans
 from project.processes.leaving import AgreedExit, leave
 
@@ -44,7 +44,8 @@ def main(task: str) -> None:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         # Under torchrun and srun every process finds the mistake; the first one tells.
-        sys.exit(str(error) if run_folder.global_rank() == 0 else 1)
+        is_first = run_folder.global_rank() == 0
+        sys.exit(str(error) if is_first or isinstance(error, MachineError) else 1)
 
 
 @dataclass

@@ -329,6 +329,15 @@ def test_choice_that_cannot_be_made_is_refused_and_leaves_nothing(
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").rglob("config.yaml"))
 
 
+def test_each_machine_of_a_run_tells_what_it_lacks(commands, tmp_path: Path) -> None:
+    """Other mistakes are told by the first process only, as all of them find the same one."""
+    second = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    result, _ = commands(**second, CUDA_VISIBLE_DEVICES="")
+    assert "which shows none" in result.stderr
+    result, _ = commands("trainer.devices=0", **second)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
 @pytest.mark.parametrize("launched", [{}, {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1(x2)"}])
 def test_process_that_is_alone_on_its_machine_may_choose(launched, monkeypatch) -> None:
     from project import run_folder
