@@ -249,7 +249,7 @@ def test_runs_that_start_together_take_different_gpus(tmp_path: Path, lock_folde
     answers = sorted(run.stdout.readline().strip() for run in runs)
     for run in runs:
         run.communicate("\n")
-    assert answers == ["0", "1", "2", "3", "UserError", "UserError"]
+    assert answers == ["0", "1", "2", "3", "MachineError", "MachineError"]
 
 
 # The commands: a model that writes down what its process may see.
