@@ -168,6 +168,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
             )
     _check_devices(cfg.trainer)
     check_gpus(cfg)
+    _check_clipping(cfg)
     _check_launch(cfg)
     if task != "train":
         check_checkpoint(Path(cfg.checkpoint))
@@ -331,6 +332,17 @@ def check_gpus(cfg: DictConfig) -> None:
     from project.devices import choice  # asked for by few
 
     choice.check()
+
+
+def _check_clipping(cfg: DictConfig) -> None:
+    """Refuse what Lightning would refuse at the first step."""
+    clip, precision = cfg.trainer.get("gradient_clip_val"), cfg.trainer.get("precision")
+    is_fused = OmegaConf.select(cfg, "model.optimizer.fused", default=False)
+    if clip and is_fused and str(precision).endswith("-mixed"):
+        raise UserError(
+            f"trainer.gradient_clip_val={clip} with trainer.precision={precision} needs gradients "
+            "that a fused optimizer does not show.\nAdd model.optimizer.fused=false."
+        )
 
 
 def _check_launch(cfg: DictConfig) -> None:

@@ -32,6 +32,7 @@ from project.checkpoints import files
 from project.checkpoints.durable import DurableCheckpointIO
 from project.checkpoints.safe_point import SafePoint
 from project.errors import UserError
+from project.idle_hooks import skip_idle_hooks
 from project.loggers.rewind import rewind_logs
 from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
 from project.processes.leaving import AgreedExit
@@ -106,6 +107,7 @@ def build(
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    skip_idle_hooks()
     with user_errors():
         data, model = make(cfg.data), make(cfg.model)
         loggers = [make(node) for node in cfg.logger.values() if node is not None]
