@@ -35,6 +35,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("2.6.0", ""),
         ("2.13.1", ""),
         ("2.14.0", "torch 2.14.0 is installed, and the project takes <2.14,>=2.6"),
+        ("2.14.0.dev20260101+cpu", "torch 2.14.0.dev20260101+cpu is installed"),
         ("2.5.1+cu121", "torch 2.5.1+cu121 is installed"),
         (None, "torch is not installed"),
     ],

@@ -6,7 +6,6 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 from project.doctor.section import Problem, Section
 
@@ -26,7 +25,7 @@ def versions(root: Path) -> Section:
     for requirement in bounds(root / "pyproject.toml"):
         name, version = requirement.name, _installed(requirement.name)
         is_within = version is not None and requirement.specifier.contains(
-            Version(version).base_version, prereleases=True
+            version, prereleases=True
         )
         if name in SHOWN:
             lines.append(f"{name} {version} (tested: {tested.get(name)})")
