@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from project import checks, resume, run_folder
 from project.checkpoints import files
 from project.composition import CONF, store_training_config
-from project.errors import UserError
+from project.errors import MachineError, UserError
 from project.processes import leaving, orphans
 from project.processes.leaving import AgreedExit, leave
 
@@ -51,6 +51,8 @@ def main(task: str) -> None:
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
+        if isinstance(error, MachineError):
+            sys.exit(str(error))  # each machine has its own
         tell_once(str(error))
 
 
@@ -114,6 +116,7 @@ def compose_and_start(task: str) -> None:
     # Hydra takes "seed=1 -m model=mlp" only with the flag in front.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    checks.refuse_numbers_of_gpus(overrides)
     sweeps = run_folder.sweeps(overrides)
     before = set(sweeps.glob("*"))
     try:
@@ -258,6 +261,28 @@ def execute_here(task: str, frozen: DictConfig) -> Any:
 def execute(task: str, frozen: DictConfig) -> Any:
     """Train, evaluate or predict with a frozen config."""
     leaving.answer_signals()
+    cfg = run_folder.resolved(frozen)
+    if not orphans.has_launched_itself():  # else the first process has chosen for this one
+        choose_gpus(cfg)
     from project import run  # torch and Lightning; seconds
 
-    return getattr(run, task)(run_folder.resolved(frozen))
+    return getattr(run, task)(cfg)
+
+
+def choose_gpus(cfg: Any) -> None:
+    """Take the GPUs that the config asks for, and say which they are.
+
+    Raises:
+        UserError: if they cannot be had.
+    """
+    if "gpus" not in cfg or cfg.gpus.order == "visible":  # a run of before there was a choice
+        return
+    checks.check_gpus(cfg)
+    from project.devices import choice, nvml
+
+    devices = cfg.trainer.devices
+    num_wanted = None if devices in (-1, "auto") else int(devices)
+    chosen = choice.take_emptiest(num_wanted, cfg.gpus.min_free_gib)
+    for index, gpu in enumerate(chosen):
+        free = f"{nvml.gib(gpu.free_bytes)} of {nvml.gib(gpu.total_bytes)} free"
+        print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")

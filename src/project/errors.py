@@ -4,3 +4,7 @@ class UserError(Exception):
     The entry points print its message without a traceback and exit with status 1. The message
     says what was set, why it cannot be, and what to type instead.
     """
+
+
+class MachineError(UserError):
+    """One that may be of this machine alone: each machine of a run tells its own."""

@@ -31,6 +31,7 @@ FREE = (
     "data.persistent_workers",
     "data.pin_memory",
     "data.prefetch_factor",
+    "gpus",
     "objective",
     "test",
     "trainer.accelerator",
