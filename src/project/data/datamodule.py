@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from project.data.batches import BatchedDataset, EvaluationBatchSampler, GlobalBatchSampler
 from project.data.seeded_samples import SeededSamples
+from project.data.watched_loader import WatchedLoader
 from project.errors import UserError
 from project.processes.orphans import die_with_parent
 from project.processes.peers import close_inherited
@@ -188,7 +189,7 @@ class DataModule(pl.LightningDataModule):
             dataset = SeededSamples(dataset, self.seed, self.collate)
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         has_workers = self.num_workers > 0
-        return DataLoader(
+        return WatchedLoader(
             dataset,
             batch_sampler=sampler,
             num_workers=self.num_workers,
