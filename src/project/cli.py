@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from project import checks, resume, run_folder
 from project.composition import CONF, store_training_config
-from project.errors import UserError
+from project.errors import TrainingError, UserError
 from project.processes import orphans
 from project.processes.leaving import AgreedExit, leave
 
@@ -40,6 +40,8 @@ def main(task: str) -> None:
             compose_and_start(task)
     except AgreedExit as agreed:
         leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
+    except TrainingError:
+        leave(1)  # it was logged where it was found; other processes may wait for this one
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise

@@ -26,6 +26,7 @@ from project import run_folder, summary
 from project.callbacks.dead_ranks import DeadRanks
 from project.callbacks.exact_evaluation import ExactEvaluation
 from project.callbacks.prediction_table import PredictionTable
+from project.callbacks.replicas import Replicas
 from project.callbacks.seeded_steps import SeededSteps
 from project.callbacks.throughput import Throughput
 from project.callbacks.uneven_batches import UnevenBatches
@@ -132,6 +133,8 @@ def build(
             _convert_="all",
         )
     check_processes(trainer)
+    if trainer.world_size == 1:  # each callback costs some microseconds in every step
+        trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
     return trainer, model, data
 
 

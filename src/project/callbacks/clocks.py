@@ -34,7 +34,7 @@ class CudaClock(HostClock):
 
     def mark(self) -> Any:
         """When the device gets here."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

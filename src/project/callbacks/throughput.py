@@ -1,7 +1,7 @@
 import logging
 import math
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -90,13 +90,12 @@ class Throughput(pl.Callback):
         """Watch the epoch's loader; until its first batch is there, the run waits for data."""
         loader = trainer.train_dataloader
         sampler = getattr(loader, "batch_sampler", None)
-        self.is_watching = isinstance(loader, WatchedLoader) and isinstance(
-            sampler, GlobalBatchSampler
-        )
-        if not self.is_watching:
-            return
+        self.is_watching = False
+        if not isinstance(loader, WatchedLoader) or not isinstance(sampler, GlobalBatchSampler):
+            return  # a loader that the project's DataModule has not made
+        self.is_watching = True
         loader.when_asked, loader.when_there = self._asked, self._there
-        self.sampler: GlobalBatchSampler = sampler
+        self.loader, self.sampler = loader, sampler
         self.spent, self.pending = Spent(), deque[tuple[Any, ...]]()
         self.first_batch: int | None = None
         self.end = self.asked = self.clock.mark()
@@ -179,8 +178,7 @@ class Throughput(pl.Callback):
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_ranks_here)
-            num_workers = trainer.train_dataloader.num_workers
-            self.verdict = verdict(self.total, num_workers, max_workers)
+            self.verdict = verdict(self.total, self.loader.num_workers, max_workers)
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
 
@@ -197,7 +195,7 @@ def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
     )
     everyone = trainer.strategy.all_gather(mine)  # (ranks, 4)
     slowest = everyone[everyone[:, 0].argmax()].tolist()
-    return Spent(*slowest, spent.num_steps, spent.num_samples)
+    return replace(spent, **dict(zip(PARTS, slowest, strict=True)))
 
 
 def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
