@@ -86,12 +86,12 @@ class Replicas(pl.Callback):
         first = int(differs.any(dim=0).nonzero()[0])
         ranks = differs[:, first].nonzero().flatten().tolist()
         num_differing = int(differs.any(dim=0).sum())
+        others = f" ({num_differing - 1} more tensors differ)" if num_differing > 1 else ""
         message = (
             f"Step {self.checked_step}: the replicas differ. {named[first][0]} on rank "
-            f"{', '.join(map(str, ranks))} is not that of rank 0"
-            + (f"; so are {num_differing - 1} more tensors.\n" if num_differing > 1 else ".\n")
-            + "Something changes the model in one process alone, as code under `if rank == 0` "
-            "does, or a parameter that DDP does not know."
+            f"{', '.join(map(str, ranks))} is not that of rank 0{others}.\n"
+            "Something changes the model in one process alone, such as code under `if rank == 0`, "
+            "or a parameter that DDP does not know."
         )
         if trainer.is_global_zero:
             log.error(message)
