@@ -11,14 +11,13 @@ from project.callbacks.clocks import HostClock, clock_of
 from project.cores import usable_cores
 from project.data.batches import GlobalBatchSampler
 from project.data.watched_loader import WatchedLoader
+from project.data.workers import RECEIVING_SECONDS
 from project.loggers.metrics_table import MetricsTable
 
 log = logging.getLogger(__name__)
 
 # A smaller share is not worth a change.
 WORTH_MENDING = 0.1
-# What it costs a process to take a batch from a worker, about.
-RECEIVING_SECONDS = 0.001
 
 
 @dataclass

@@ -94,6 +94,7 @@ class Peers:
 
         With ``is_told`` the log says why the run stops: the others leave first, and say nothing.
         """
+        self.is_closing = is_told
         for connection in self.connections.values():
             with suppress(OSError):
                 connection.sendall(f"{self.rank} {STOPS if is_told else 'failed'}".encode())
