@@ -72,12 +72,12 @@ def test_run_without_a_checkpoint_says_so(make_cfg) -> None:
         train(make_cfg, *words)
 
 
-@pytest.mark.parametrize("what", ["batch", "gradient"])
-def test_all_processes_end_when_one_has_found_it(what: str, tmp_path: Path) -> None:
-    words = [*disturb(what=what, name=WEIGHT, rank=1), "callbacks.replicas=null"]
+def test_all_processes_end_when_one_has_found_it(tmp_path: Path) -> None:
+    words = [*disturb(what="batch", rank=1), "callbacks.replicas=null"]
     result = command("train.py", *DDP, *SHORT, *words, f"output_dir={tmp_path}", timeout=60)
     assert result.returncode == 1, result.stderr
-    assert "Step 3 on rank 1: the " in result.stderr
+    assert result.stderr.count("ERROR") == 1
+    assert "Step 3 on rank 1: the loss is nan" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -37,12 +37,12 @@ def disturb(**settings: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "every_n_steps", "found_at"),
-    [("net.layers.1.weight", 1, 4), ("net.layers.3.bias", "null", 5), ("class_weights", 1, 4)],
+    [("class_weights", 1, 4), ("net.layers.3.bias", "null", 5)],
 )
 def test_rank_that_drifts_by_one_bit_stops_the_run(
     name: str, every_n_steps: int | str, found_at: int, tmp_path: Path
 ) -> None:
-    """Also at the end of training only, and in a buffer that training does not change."""
+    """In a buffer that training does not change, and with a check at the end only."""
     result = command(
         "train.py", *DDP, *SHORT, f"output_dir={tmp_path}",
         f"callbacks.replicas.every_n_steps={every_n_steps}",
@@ -57,18 +57,18 @@ def test_rank_that_drifts_by_one_bit_stops_the_run(
     assert message in (run_dir / "run.log").read_text()
 
 
-def test_whose_statistics_are_computed_over_all_processes_are_compared(tmp_path: Path) -> None:
+def test_statistics_that_are_computed_over_all_processes_are_compared(tmp_path: Path) -> None:
     result = command(
         "train.py", *DDP, *SHORT, *NORM, f"output_dir={tmp_path}", "trainer.sync_batchnorm=true",
         *disturb(what="drift", name="net.2.running_var", rank=1),
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
-    assert "net.2.running_var on rank 1" in result.stderr
+    # The first statistics that differ are those: the steps before were in order.
+    assert "Step 4: the replicas differ. net.2.running_var on rank 1" in result.stderr
 
 
-@pytest.mark.parametrize("settings", [(), ("trainer.sync_batchnorm=true",)], ids=["own", "sync"])
-def test_run_that_is_in_order_goes_on(settings: tuple[str, ...], tmp_path: Path) -> None:
-    result = command("train.py", *DDP, *SHORT, *NORM, *settings, f"output_dir={tmp_path}")
+def test_run_that_is_in_order_goes_on(tmp_path: Path) -> None:
+    result = command("train.py", *DDP, *SHORT, *NORM, f"output_dir={tmp_path}")
     assert result.returncode == 0, result.stderr
 
 

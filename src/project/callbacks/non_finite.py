@@ -124,5 +124,7 @@ def first_bad_weight(module: nn.Module) -> str | None:
     named = [(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad]
     if not named:
         return None
-    is_good = torch.stack([weight.isfinite().all() for _, weight in named]).tolist()
-    return next((name for (name, _), good in zip(named, is_good, strict=True) if not good), None)
+    # A sum is fast, and not finite where an element is not; large elements may make it so as well.
+    sums = torch.stack([weight.sum().to(torch.float64) for _, weight in named]).tolist()
+    suspects = [pair for pair, total in zip(named, sums, strict=True) if not math.isfinite(total)]
+    return next((name for name, weight in suspects if not weight.isfinite().all()), None)

@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from project import checks, run
+from project import checks, run, run_log
 from project.composition import compose
 from project.devices import num_gpus
 from project.errors import UserError
@@ -76,4 +76,7 @@ def one_process(cfg: Any) -> Iterator[Parts]:
         cfg.trainer.strategy, cfg.trainer.devices = "auto", [devices[0]] if is_list else 1
     with tempfile.TemporaryDirectory() as folder, run.user_errors():
         cfg.run_dir = folder
-        yield run.build(cfg)
+        try:
+            yield run.build(cfg)
+        finally:
+            run_log.stop()

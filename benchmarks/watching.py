@@ -1,0 +1,217 @@
+"""What the callbacks that watch a run cost per step, and the worker tuner on images.
+
+    python benchmarks/watching.py [--repeats 15] [--json watching.json] [--images]
+
+The tiny MLP (784-64-128-64-10 with BatchNorm, batches of 128 on one thread of a CPU) is trained
+for an epoch of 100 steps with nothing, with a callback that does nothing, and with each of ours,
+interleaved: processor time of the training thread, medians of the differences to the run beside
+it. "itself" is without what Lightning spends on any callback. The checks of the replicas and of the weights are timed alone. --images
+measures the table of ``scripts/tune.py workers`` on a data set that decodes PNG files.
+"""
+
+import argparse
+import io
+import json
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from project.callbacks.non_finite import NonFinite, first_bad_weight
+from project.callbacks.replicas import hashes
+from project.callbacks.throughput import Throughput
+from project.cores import usable_cores
+from project.data.batches import BatchedDataset
+from project.data.datamodule import DataModule
+from project.data.workers import candidates, knee, measure_all
+from project.tuning.worker_curve import table
+
+NUM_STEPS, BATCH_SIZE = 100, 128
+CONTENDERS: dict[str, Callable[[], list[pl.Callback]]] = {
+    "nothing": list,
+    "a callback that does nothing": lambda: [pl.Callback()],
+    "Throughput": lambda: [Throughput()],
+    "NonFinite": lambda: [NonFinite("nowhere")],
+    "NonFinite, every gradient": lambda: [NonFinite("nowhere", every_gradient=True)],
+}
+
+
+class Digits(BatchedDataset):
+    """Images in memory, as large as those of MNIST."""
+
+    def __init__(self) -> None:
+        self.images = torch.randint(0, 256, (NUM_STEPS * BATCH_SIZE, 784), dtype=torch.uint8)
+        self.labels = torch.randint(0, 10, (NUM_STEPS * BATCH_SIZE,))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return self.images[indices].float() / 255, self.labels[indices]
+
+
+class Data(DataModule):
+    def make_dataset(self, split: str) -> Dataset[Any]:
+        return Digits()
+
+
+class Images(DataModule):
+    """Decodes and crops, as a data set of photographs does."""
+
+    def __init__(self, folder: Path, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.folder = folder
+
+    def make_dataset(self, split: str) -> Dataset[Any]:
+        return Decoded(sorted(self.folder.glob("*.png")))
+
+
+class Decoded(Dataset[Any]):
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        image = Image.open(io.BytesIO(self.paths[index].read_bytes())).convert("RGB")
+        left, top = torch.randint(0, 33, (2,)).tolist()
+        pixels = np.asarray(image.resize((256, 256)).crop((left, top, left + 224, top + 224)))
+        return torch.from_numpy(pixels.copy()).movedim(-1, 0).float() / 255
+
+
+class MLP(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for wide, narrow in ((784, 64), (64, 128), (128, 64)):
+            layers += [nn.Linear(wide, narrow), nn.BatchNorm1d(narrow), nn.ReLU()]
+        self.net = nn.Sequential(*layers, nn.Linear(64, 10))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+class StepTimer(pl.Callback):
+    """Processor seconds per step of an epoch, without its first ones."""
+
+    seconds = 0.0
+
+    def on_train_batch_start(self, *arguments: Any) -> None:
+        if arguments[-1] == 5:
+            self.start = time.thread_time()
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        if arguments[-1] == NUM_STEPS - 1:
+            self.seconds = (time.thread_time() - self.start) / (NUM_STEPS - 5)
+
+
+def step_seconds(callbacks: list[pl.Callback]) -> float:
+    timer = StepTimer()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        limit_val_batches=0,
+        logger=False,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[*callbacks, timer],
+    )
+    trainer.fit(MLP(), Data(batch_size=BATCH_SIZE))
+    return timer.seconds
+
+
+def seconds(function: Callable[[], object], times: int = 5) -> list[float]:
+    function()
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        function()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def checks() -> dict[str, list[float]]:
+    """The checks that are not made in every step, on a small and on a large network."""
+    cpu = torch.device("cpu")
+    small = MLP()
+    large = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(25)))
+    found = {}
+    for name, network in (("64 thousand weights", small), ("25 million weights", large)):
+        weights = list(network.parameters())
+        found[f"hashes of the replica check, {name}"] = seconds(lambda w=weights: hashes(w, cpu))
+        found[f"weights before a checkpoint, {name}"] = seconds(
+            lambda n=network: first_bad_weight(n)
+        )
+    return found
+
+
+def images() -> str:
+    """The table of the worker tuner on 512 PNG files of 320 x 320 pixels."""
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(512):
+            coarse = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(coarse).resize((320, 320)).save(Path(folder, f"{i:04}.png"))
+        data = Images(Path(folder), batch_size=32)
+        numbers = [*candidates(usable_cores()), 2 * usable_cores()]  # more than there are cores
+        found = measure_all(lambda n: data.endless_loader(n, "train"), numbers, seconds=3.0)
+    return table(found, knee(found), 32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--images", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    if arguments.images:
+        print(images())
+        return
+    found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    step_seconds([])
+    for _ in range(arguments.repeats):
+        for name, make in CONTENDERS.items():
+            found[name].append(step_seconds(make()))
+    step = statistics.median(found["nothing"])
+    print(f"a step of the tiny MLP: {step * 1e3:.2f} ms\n")
+    print(f"{'':32} us per step (min - max)   share   itself")
+    extra = {
+        name: [a - b for a, b in zip(values, found["nothing"], strict=True)]
+        for name, values in found.items()
+    }
+    idle = statistics.median(extra["a callback that does nothing"])
+    for name, values in list(extra.items())[1:]:
+        median = statistics.median(values)
+        spread = f"({min(values) * 1e6:.0f} - {max(values) * 1e6:.0f})"
+        own = (median - idle) * 1e6
+        print(f"{name:32} {median * 1e6:6.1f} {spread:16} {median / step:7.2%} {own:7.1f}")
+    print(f"\n{'':55} ms (min - max)")
+    for name, values in (alone := checks()).items():
+        spread = f"({min(values) * 1e3:.1f} - {max(values) * 1e3:.1f})"
+        print(f"{name:55} {statistics.median(values) * 1e3:6.2f} {spread}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"steps": found, "checks": alone}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
