@@ -1,12 +1,13 @@
-"""What the callbacks that watch a run cost per step, and the worker tuner on images.
+"""What the callbacks that watch a run cost, and the worker tuner on images.
 
-    python benchmarks/watching.py [--repeats 15] [--json watching.json] [--images]
+    python benchmarks/watching.py [--repeats 15] [--json watching.json]
+    python benchmarks/watching.py --images
 
-The tiny MLP (784-64-128-64-10 with BatchNorm, batches of 128 on one thread of a CPU) is trained
-for an epoch of 100 steps with nothing, with a callback that does nothing, and with each of ours,
-interleaved: processor time of the training thread, medians of the differences to the run beside
-it. "itself" is without what Lightning spends on any callback. The checks of the replicas and of the weights are timed alone. --images
-measures the table of ``scripts/tune.py workers`` on a data set that decodes PNG files.
+In every step: what the callback does itself, its hooks called as the loop calls them, and what
+Lightning spends on calling any callback, measured with twenty that do nothing. Beside the step of
+the tiny MLP: 784-64-128-64-10 with BatchNorm, batches of 128, one thread. All of it interleaved,
+in processor time of the training thread. Then the checks that are made now and then. --images
+shows the table of ``scripts/tune.py workers`` for a data set that decodes PNG files.
 """
 
 import argparse
@@ -38,13 +39,7 @@ from project.data.workers import candidates, knee, measure_all
 from project.tuning.worker_curve import table
 
 NUM_STEPS, BATCH_SIZE = 100, 128
-CONTENDERS: dict[str, Callable[[], list[pl.Callback]]] = {
-    "nothing": list,
-    "a callback that does nothing": lambda: [pl.Callback()],
-    "Throughput": lambda: [Throughput()],
-    "NonFinite": lambda: [NonFinite("nowhere")],
-    "NonFinite, every gradient": lambda: [NonFinite("nowhere", every_gradient=True)],
-}
+NUM_IDLE = 20
 
 
 class Digits(BatchedDataset):
@@ -120,9 +115,9 @@ class StepTimer(pl.Callback):
             self.seconds = (time.thread_time() - self.start) / (NUM_STEPS - 5)
 
 
-def step_seconds(callbacks: list[pl.Callback]) -> float:
-    timer = StepTimer()
-    trainer = pl.Trainer(
+def trainer_with(callbacks: list[pl.Callback]) -> pl.Trainer:
+    """One epoch on the CPU, with nothing else."""
+    return pl.Trainer(
         accelerator="cpu",
         max_epochs=1,
         limit_val_batches=0,
@@ -131,9 +126,14 @@ def step_seconds(callbacks: list[pl.Callback]) -> float:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[*callbacks, timer],
+        callbacks=callbacks,
     )
-    trainer.fit(MLP(), Data(batch_size=BATCH_SIZE))
+
+
+def step_seconds(callbacks: list[pl.Callback]) -> float:
+    """Train with these callbacks; what a step takes."""
+    timer = StepTimer()
+    trainer_with([*callbacks, timer]).fit(MLP(), Data(batch_size=BATCH_SIZE))
     return timer.seconds
 
 
@@ -144,6 +144,39 @@ def seconds(function: Callable[[], object], times: int = 5) -> list[float]:
         start = time.perf_counter()
         function()
         found.append(time.perf_counter() - start)
+    return found
+
+
+def own_seconds() -> dict[str, float]:
+    """Seconds per step of the callbacks' own hooks, after a short training that sets them up."""
+    watching, guard = Throughput(), NonFinite("nowhere")
+    strict = NonFinite("nowhere", every_gradient=True)
+    trainer = trainer_with([watching, guard, strict])
+    model = MLP()
+    trainer.fit(model, Data(batch_size=BATCH_SIZE))
+    loss = torch.ones((), requires_grad=True) * 2
+
+    def throughput(k: int) -> None:
+        watching.loader.when_asked()
+        watching.loader.when_there()
+        watching.on_train_batch_start(trainer, model, None, k)
+        watching.on_train_batch_end(trainer, model, None, None, k)
+
+    hooks: dict[str, Callable[[int], object]] = {
+        "Throughput": throughput,
+        "NonFinite": lambda _: guard.on_before_backward(trainer, model, loss),
+        "NonFinite, every gradient": lambda _: strict.on_before_optimizer_step(
+            trainer, model, trainer.optimizers[0]
+        ),
+    }
+    found = {}
+    for name, hook in hooks.items():
+        for k in range(100):
+            hook(k)
+        start = time.thread_time()
+        for k in range(1000):
+            hook(k)
+        found[name] = (time.thread_time() - start) / 1000
     return found
 
 
@@ -187,30 +220,36 @@ def main() -> None:
     if arguments.images:
         print(images())
         return
-    found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+
     step_seconds([])
     for _ in range(arguments.repeats):
-        for name, make in CONTENDERS.items():
-            found[name].append(step_seconds(make()))
-    step = statistics.median(found["nothing"])
+        alone = step_seconds([])
+        note("step", alone)
+        idle = [pl.Callback() for _ in range(NUM_IDLE)]
+        note("being called", (step_seconds(idle) - alone) / NUM_IDLE)
+        for name, value in own_seconds().items():
+            note(name, value)
+    step = statistics.median(found["step"])
+    called = statistics.median(found["being called"])
     print(f"a step of the tiny MLP: {step * 1e3:.2f} ms\n")
-    print(f"{'':32} us per step (min - max)   share   itself")
-    extra = {
-        name: [a - b for a, b in zip(values, found["nothing"], strict=True)]
-        for name, values in found.items()
-    }
-    idle = statistics.median(extra["a callback that does nothing"])
-    for name, values in list(extra.items())[1:]:
+    print(f"{'':28} us per step (min - max)   share   with being called")
+    for name, values in list(found.items())[1:]:
         median = statistics.median(values)
-        spread = f"({min(values) * 1e6:.0f} - {max(values) * 1e6:.0f})"
-        own = (median - idle) * 1e6
-        print(f"{name:32} {median * 1e6:6.1f} {spread:16} {median / step:7.2%} {own:7.1f}")
+        spread = f"({min(values) * 1e6:.1f} - {max(values) * 1e6:.1f})"
+        total = "" if name == "being called" else f"{(median + called) / step:7.2%}"
+        print(f"{name:28} {median * 1e6:6.1f} {spread:16} {median / step:7.2%}   {total}")
     print(f"\n{'':55} ms (min - max)")
-    for name, values in (alone := checks()).items():
+    for name, values in (now_and_then := checks()).items():
         spread = f"({min(values) * 1e3:.1f} - {max(values) * 1e3:.1f})"
         print(f"{name:55} {statistics.median(values) * 1e3:6.2f} {spread}")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"steps": found, "checks": alone}, indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps({"per step": found, "checks": now_and_then}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":
