@@ -1,6 +1,7 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
 # make test    make check, and run the tests                make test ARGS="-k digits"
+# make bench   set up if needed, and measure, briefly; docs/performance.md has the whole figures
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/installed
 TEST_INSTALLED := $(VENV)/installed-test
 
-.PHONY: train check test lock
+.PHONY: train check test bench lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
@@ -24,6 +25,14 @@ check: $(TEST_INSTALLED)
 # Two workers, one thread each: tests that start processes of their own share the same cores.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+
+bench: $(INSTALLED)
+	cd benchmarks && for short in "startup.py --repeats 2" "exactness.py --repeats 3" \
+	    "overhead.py --repeats 3 --num-train 12800" \
+	    "overhead.py --repeats 2 --num-train 3840 --network cnn" \
+	    "ddp.py --repeats 1 --num-train 12800" \
+	    "memory.py --repeats 1 --sizes 20000 80000"; do \
+	    echo; echo "python benchmarks/$$short"; $(abspath $(BIN))/python $$short || exit 1; done
 
 # The new lock takes its place only after the tests have passed with it. Platform parts of torch
 # (CUDA libraries, "+cpu") are left to the platform that installs.
