@@ -4,7 +4,7 @@
     python benchmarks/watching.py --images
 
 In every step: what the callback does itself, its hooks called as the loop calls them, and what
-Lightning spends on calling any callback, measured with twenty that do nothing. Beside the step of
+the loop spends on any callback, measured with twenty that do nothing. Beside the step of
 the tiny MLP: 784-64-128-64-10 with BatchNorm, batches of 128, one thread. All of it interleaved,
 in processor time of the training thread. Then the checks that are made now and then. --images
 shows the table of ``scripts/tune.py workers`` for a data set that decodes PNG files.
@@ -36,6 +36,7 @@ from project.cores import usable_cores
 from project.data.batches import BatchedDataset
 from project.data.datamodule import DataModule
 from project.data.workers import candidates, knee, measure_all
+from project.idle_hooks import skip_idle_hooks
 from project.tuning.worker_curve import table
 
 NUM_STEPS, BATCH_SIZE = 100, 128
@@ -225,6 +226,7 @@ def main() -> None:
     def note(name: str, value: float) -> None:
         found.setdefault(name, []).append(value)
 
+    skip_idle_hooks()  # as in every run
     step_seconds([])
     for _ in range(arguments.repeats):
         alone = step_seconds([])
