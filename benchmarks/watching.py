@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from images import ImageData, mlp
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -33,7 +34,6 @@ from project.callbacks.non_finite import NonFinite, first_bad_weight
 from project.callbacks.replicas import hashes
 from project.callbacks.throughput import Throughput
 from project.cores import usable_cores
-from project.data.batches import BatchedDataset
 from project.data.datamodule import DataModule
 from project.data.workers import candidates, knee, measure_all
 from project.idle_hooks import skip_idle_hooks
@@ -43,27 +43,8 @@ NUM_STEPS, BATCH_SIZE = 100, 128
 NUM_IDLE = 20
 
 
-class Digits(BatchedDataset):
-    """Images in memory, as large as those of MNIST."""
-
-    def __init__(self) -> None:
-        self.images = torch.randint(0, 256, (NUM_STEPS * BATCH_SIZE, 784), dtype=torch.uint8)
-        self.labels = torch.randint(0, 10, (NUM_STEPS * BATCH_SIZE,))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return self.images[indices].float() / 255, self.labels[indices]
-
-
-class Data(DataModule):
-    def make_dataset(self, split: str) -> Dataset[Any]:
-        return Digits()
-
-
-class Images(DataModule):
-    """Decodes and crops, as a data set of photographs does."""
+class Photographs(DataModule):
+    """Decodes and crops."""
 
     def __init__(self, folder: Path, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -87,13 +68,10 @@ class Decoded(Dataset[Any]):
         return torch.from_numpy(pixels.copy()).movedim(-1, 0).float() / 255
 
 
-class MLP(pl.LightningModule):
+class Module(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        for wide, narrow in ((784, 64), (64, 128), (128, 64)):
-            layers += [nn.Linear(wide, narrow), nn.BatchNorm1d(narrow), nn.ReLU()]
-        self.net = nn.Sequential(*layers, nn.Linear(64, 10))
+        self.net = mlp()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -134,7 +112,9 @@ def trainer_with(callbacks: list[pl.Callback]) -> pl.Trainer:
 def step_seconds(callbacks: list[pl.Callback]) -> float:
     """Train with these callbacks; what a step takes."""
     timer = StepTimer()
-    trainer_with([*callbacks, timer]).fit(MLP(), Data(batch_size=BATCH_SIZE))
+    trainer_with([*callbacks, timer]).fit(
+        Module(), ImageData(NUM_STEPS * BATCH_SIZE, batch_size=BATCH_SIZE)
+    )
     return timer.seconds
 
 
@@ -153,8 +133,8 @@ def own_seconds() -> dict[str, float]:
     watching, guard = Throughput(), NonFinite("nowhere")
     strict = NonFinite("nowhere", every_gradient=True)
     trainer = trainer_with([watching, guard, strict])
-    model = MLP()
-    trainer.fit(model, Data(batch_size=BATCH_SIZE))
+    model = Module()
+    trainer.fit(model, ImageData(NUM_STEPS * BATCH_SIZE, batch_size=BATCH_SIZE))
     loss = torch.ones((), requires_grad=True) * 2
 
     def throughput(k: int) -> None:
@@ -184,7 +164,7 @@ def own_seconds() -> dict[str, float]:
 def checks() -> dict[str, list[float]]:
     """The checks that are not made in every step, on a small and on a large network."""
     cpu = torch.device("cpu")
-    small = MLP()
+    small = Module()
     large = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(25)))
     found = {}
     for name, network in (("64 thousand weights", small), ("25 million weights", large)):
@@ -203,9 +183,9 @@ def images() -> str:
         for i in range(512):
             coarse = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
             Image.fromarray(coarse).resize((320, 320)).save(Path(folder, f"{i:04}.png"))
-        data = Images(Path(folder), batch_size=32)
+        data = Photographs(Path(folder), batch_size=32)
         numbers = [*candidates(usable_cores()), 2 * usable_cores()]  # more than there are cores
-        found = measure_all(lambda n: data.endless_loader(n, "train"), numbers, seconds=3.0)
+        found = measure_all(lambda n: data.endless_loader(n, "train"), numbers, seconds=2.0)
     return table(found, knee(found), 32)
 
 
