@@ -155,8 +155,13 @@ def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
     from project import resume
     from project.composition import compose
 
-    words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "resume=auto"]
+    saved = OmegaConf.load(run_copy / "config.yaml")
+    del saved.gpus  # as of a run of before there was a choice
+    OmegaConf.save(saved, run_copy / "config.yaml")
+    words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "gpus=emptiest"]
+    words += ["gpus.min_free_gib=20", "resume=auto"]
     config = resume.config(compose("train", words), words, run_copy)
+    assert config.gpus == {"order": "emptiest", "min_free_gib": 20}
     assert config.trainer.devices == 2
     assert config.trainer.strategy._target_.endswith("DDPStrategy")
     assert config.data.num_workers == 1

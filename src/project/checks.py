@@ -17,6 +17,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from project import run_folder
 from project.checkpoints.files import damage
 from project.composition import GROUPS, compose
 from project.devices import num_gpus
@@ -29,7 +30,7 @@ OLD_NAMES = {
     "distributed_backend": "strategy=<ddp, ddp_spawn, ...>",
     "accelerator": "strategy=cpu or strategy=gpu",
     "num_processes": "strategy=ddp trainer.devices=<number of processes>",
-    "auto_select_gpus": "strategy=gpu",
+    "auto_select_gpus": "gpus=emptiest",
     "tpu_cores": "strategy=cpu or strategy=gpu; TPUs are not supported here",
     "auto_lr_find": "model.optimizer.lr=<rate>",
     "auto_scale_batch_size": "data.batch_size=<samples>",
@@ -71,6 +72,12 @@ def explain(error: Exception, config_name: str, overrides: list[str]) -> str:
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {lines[0]}"
     return "\n".join(lines[:2])
+
+
+def refuse_numbers_of_gpus(overrides: list[str]) -> None:
+    """``gpus=2`` of Lightning 1: today the word is a group, and Hydra would look for a file."""
+    if any(re.fullmatch(r"\+?gpus=[-\d,\[\]]+", override) for override in overrides):
+        raise UserError(_old_name("gpus"))
 
 
 def _unknown_choice(error: MissingConfigException) -> str:
@@ -133,7 +140,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
         raise UserError(
             "checkpoint has no value. Add checkpoint=<run folder>/checkpoints/best.ckpt."
         )
-    for key in ("data", "model", "trainer", "callbacks", "logger"):
+    for key in ("data", "model", "trainer", "gpus", "callbacks", "logger"):
         # What is left of ~trainer is the strategy's part of it.
         if not OmegaConf.is_dict(cfg.get(key)) or (key == "trainer" and "_target_" not in cfg[key]):
             raise UserError(f"{key} was removed, and nothing runs without it. Leave out ~{key}.")
@@ -160,6 +167,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
                 f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
             )
     _check_devices(cfg.trainer)
+    check_gpus(cfg)
     _check_clipping(cfg)
     _check_launch(cfg)
     if task != "train":
@@ -293,6 +301,44 @@ def _check_devices(trainer: DictConfig) -> None:
             f"{'s' if available > 1 else ''} (numbered from 0).\n"
             f"Use trainer.devices={available} or fewer, or strategy=cpu."
         )
+
+
+def check_gpus(cfg: DictConfig) -> None:
+    """Refuse a choice of GPUs that cannot be made, or would not be the one that counts.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    order, least = cfg.gpus.get("order"), cfg.gpus.get("min_free_gib")
+    if order not in ("visible", "emptiest"):
+        raise UserError(f"gpus.order={order}: use gpus=visible or gpus=emptiest.")
+    if order == "visible":
+        if least is not None:
+            raise UserError(f"gpus.min_free_gib={least} is looked at by gpus=emptiest. Add that.")
+        return
+    if isinstance(least, bool) or not isinstance(least, (int, float)) or least < 0:
+        raise UserError(f"gpus.min_free_gib={least} must be a number of GiB, 0 or more.")
+    accelerator, devices = cfg.trainer.accelerator, cfg.trainer.devices
+    if accelerator in ("cpu", "mps"):
+        raise UserError(
+            f"gpus=emptiest chooses NVIDIA GPUs, and trainer.accelerator={accelerator} uses none.\n"
+            "Leave out one of them."
+        )
+    if (indices := _device_indices(devices)) is not None:
+        raise UserError(
+            f"trainer.devices={devices} names GPUs, and gpus=emptiest chooses them.\n"
+            f"Use trainer.devices={len(indices)}, or leave out gpus=emptiest."
+        )
+    if run_folder.num_processes_here() > 1:
+        raise UserError(
+            f"gpus=emptiest chooses in one process, and {run_folder.num_processes_here()} were "
+            "started on this machine.\n"
+            "Start one (python train.py strategy=ddp trainer.devices=<number>) which starts the "
+            "others, or name GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    from project.devices import choice  # asked for by few
+
+    choice.check()
 
 
 def _check_clipping(cfg: DictConfig) -> None:

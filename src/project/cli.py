@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from project import checks, resume, run_folder
 from project.composition import CONF, store_training_config
-from project.errors import TrainingError, UserError
+from project.errors import MachineError, TrainingError, UserError
 from project.processes import orphans
 from project.processes.leaving import AgreedExit, leave
 
@@ -46,7 +46,8 @@ def main(task: str) -> None:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         # Under torchrun and srun every process finds the mistake; the first one tells.
-        sys.exit(str(error) if run_folder.global_rank() == 0 else 1)
+        is_first = run_folder.global_rank() == 0
+        sys.exit(str(error) if is_first or isinstance(error, MachineError) else 1)
 
 
 @dataclass
@@ -97,6 +98,7 @@ def compose_and_start(task: str) -> None:
     # Hydra takes "seed=1 -m model=mlp" only with the flag in front.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    checks.refuse_numbers_of_gpus(overrides)
     sweeps = run_folder.sweeps(overrides)
     before = set(sweeps.glob("*"))
     try:
@@ -222,6 +224,27 @@ def execute_apart(cfg: DictConfig) -> Any:
 
 def execute(task: str, cfg: Any) -> Any:
     """Train, evaluate or predict with a frozen config."""
+    if not orphans.has_launched_itself():  # else the first process has chosen for this one
+        choose_gpus(cfg)
     from project import run  # torch and Lightning; seconds
 
     return getattr(run, task)(cfg)
+
+
+def choose_gpus(cfg: Any) -> None:
+    """Take the GPUs that the config asks for, and say which they are.
+
+    Raises:
+        UserError: if they cannot be had.
+    """
+    if "gpus" not in cfg or cfg.gpus.order == "visible":  # a run of before there was a choice
+        return
+    checks.check_gpus(cfg)
+    from project.devices import choice, nvml
+
+    devices = cfg.trainer.devices
+    num_wanted = None if devices in (-1, "auto") else int(devices)
+    chosen = choice.take_emptiest(num_wanted, cfg.gpus.min_free_gib)
+    for index, gpu in enumerate(chosen):
+        free = f"{nvml.gib(gpu.free_bytes)} of {nvml.gib(gpu.total_bytes)} free"
+        print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")

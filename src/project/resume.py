@@ -29,6 +29,7 @@ FREE = (
     "data.persistent_workers",
     "data.pin_memory",
     "data.prefetch_factor",
+    "gpus",
     "objective",
     "test",
     "trainer.accelerator",

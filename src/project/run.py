@@ -106,6 +106,8 @@ def build(
     check_targets(cfg)
     run_log = RunLog(Path(cfg.run_dir, "run.log"))
     run_log.start(is_first_process=run_folder.global_rank() == 0)
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     skip_idle_hooks()
     with user_errors():

@@ -22,6 +22,19 @@ def global_rank() -> int:
     return 0
 
 
+def num_processes_here() -> int:
+    """Processes of the run that a launcher has started on this machine; 1 if none did."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    if "SLURM_JOB_ID" in os.environ:
+        # Of the step that srun has started, else of the job: "2(x3),1" is three times 2, then 1.
+        tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get(
+            "SLURM_TASKS_PER_NODE", "1"
+        )
+        return max(int(count.partition("(")[0]) for count in tasks.split(","))
+    return 1
+
+
 def choose(parent: Path, num_nodes: int = 1) -> Path:
     """Return the run's folder below ``parent``; the first process makes it.
 

@@ -1,0 +1,189 @@
+"""What NVIDIA's management library (NVML) says of the GPUs, without starting CUDA or torch."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or a MIG part of one.
+
+    Attributes:
+        number: as nvidia-smi counts, ``"2"``; the first MIG part of that GPU is ``"2:0"``.
+        uuids: its names for ``CUDA_VISIBLE_DEVICES``; a MIG part has a second, older one.
+        total_bytes: of memory; 0 where NVML cannot tell, as of memory shared with the CPU.
+        free_bytes: of memory.
+        utilisation_percent: of the last second or less, in which it computed.
+        problem: why no run can start on it; empty if one can.
+        parts: its MIG parts; CUDA shows those instead of the GPU.
+    """
+
+    number: str
+    uuids: tuple[str, ...]
+    name: str
+    total_bytes: int = 0
+    free_bytes: int = 0
+    utilisation_percent: int | None = None
+    problem: str = ""
+    parts: tuple["Gpu", ...] = ()
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a part of a GPU."""
+        return ":" in self.number
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The version of the driver, and the newest CUDA that it runs."""
+
+    version: str
+    cuda: tuple[int, int]
+
+
+class NoDriverError(Exception):
+    """NVML does not answer.
+
+    Args:
+        reason: why.
+        remedy: what to do; empty where there is nothing to repair.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """Open the library.
+
+    Raises:
+        NoDriverError: where there is no driver, or a broken one.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise _explain(pynvml, error) from error
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _explain(nvml: Any, error: Any) -> NoDriverError:
+    if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        return NoDriverError("no NVIDIA driver is installed here")
+    if error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
+        return NoDriverError(
+            "an NVIDIA driver is installed, but not loaded",
+            "Load it with `sudo modprobe nvidia`, or restart the machine; give a container its "
+            "GPUs with `docker run --gpus all`.",
+        )
+    if error.value == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return NoDriverError(
+            "the NVIDIA driver was updated while the old one is still loaded",
+            "Restart the machine.",
+        )
+    return NoDriverError(
+        f"the NVIDIA driver does not answer: {error}", "Look at `sudo dmesg | grep -i nv`."
+    )
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes, in the unit that nvidia-smi counts in."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def driver() -> Driver:
+    """The driver of this machine.
+
+    Raises:
+        NoDriverError: where there is none.
+    """
+    with session() as nvml:
+        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
+        return Driver(nvml.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10))
+
+
+def gpus() -> list[Gpu]:
+    """All GPUs of this machine, in the order of their PCI bus ids.
+
+    Raises:
+        NoDriverError: where there is no driver.
+    """
+    with session() as nvml:
+        return [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+        total, free = _memory(nvml, handle)
+        parts, problem = _parts(nvml, handle, index), _problem(nvml, handle)
+    except nvml.NVMLError as error:  # fallen off the bus, or not ours
+        return Gpu(str(index), (), "unknown", problem=str(error))
+    utilisation = _supported(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    if parts is not None and not parts:
+        problem = "MIG is on, without parts"
+    return Gpu(
+        str(index),
+        (uuid,),
+        name,
+        total,
+        free,
+        None if utilisation is None else utilisation.gpu,
+        problem,
+        parts or (),
+    )
+
+
+def _parts(nvml: Any, handle: Any, index: int) -> tuple[Gpu, ...] | None:
+    """The MIG parts of a GPU; ``None`` where MIG is off."""
+    mode = _supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    parts: list[Gpu] = []
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_NOT_FOUND:
+                continue
+            raise
+        instances = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
+        legacy = "MIG-{}/{}/{}".format(nvml.nvmlDeviceGetUUID(handle), *instances)
+        uuids = (nvml.nvmlDeviceGetUUID(part), legacy)
+        name, memory = nvml.nvmlDeviceGetName(part), _memory(nvml, part)
+        parts.append(Gpu(f"{index}:{len(parts)}", uuids, name, *memory))
+    return tuple(parts)
+
+
+def _problem(nvml: Any, handle: Any) -> str:
+    mode = _supported(nvml, nvml.nvmlDeviceGetComputeMode, handle)
+    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+        return "computing is prohibited on it"
+    exclusive = (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
+    if mode in exclusive and nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        return "in use, and for one process only"
+    return ""
+
+
+def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
+    memory = _supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return (0, 0) if memory is None else (int(memory.total), int(memory.free))
+
+
+def _supported(nvml: Any, question: Callable[[Any], Any], handle: Any) -> Any:
+    """The answer, or ``None`` from a GPU that does not know the question."""
+    try:
+        return question(handle)
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
+            return None
+        raise
