@@ -74,7 +74,7 @@ def test_run_without_a_checkpoint_says_so(make_cfg) -> None:
 
 def test_all_processes_end_when_one_has_found_it(tmp_path: Path) -> None:
     words = [*disturb(what="batch", rank=1), "callbacks.replicas=null"]
-    result = command("train.py", *DDP, *SHORT, *words, f"output_dir={tmp_path}", timeout=60)
+    result = command("train.py", *DDP, *SHORT, *words, f"output_dir={tmp_path}")
     assert result.returncode == 1, result.stderr
     assert result.stderr.count("ERROR") == 1
     assert "Step 3 on rank 1: the loss is nan" in result.stderr
