@@ -44,6 +44,8 @@ def test_screen_shows_start_end_and_next_commands(finished_run: Path) -> None:
     screen = (finished_run / "screen.txt").read_text()
     for text in ("strategy", "parameters", "batch", "test/accuracy", "tensorboard --logdir"):
         assert text in screen
+    assert "-bound: " in next(line for line in screen.splitlines() if line.startswith("speed"))
+    assert "Epoch 1: " in (finished_run / "run.log").read_text()
     checkpoint = finished_run / "checkpoints" / "best.ckpt"
     assert f"evaluate.py checkpoint={checkpoint}" in screen
     assert "WARNING" not in screen
@@ -57,6 +59,9 @@ def test_tensorboard_shows_curves_settings_and_pictures(finished_run: Path) -> N
     assert set(tags["scalars"]) >= curves
     assert set(tags["images"]) == {"test/confusion_matrix", "test/worst_mistakes"}
     assert "_hparams_/experiment" in events.summary_metadata
+    # What differs from run to run is not in the table, which a run that goes on repeats by bit.
+    assert set(tags["scalars"]) >= {"throughput/data", "throughput/samples_per_second"}
+    assert "throughput" not in (finished_run / "metrics.csv").read_text()
 
 
 def test_evaluate_repeats_the_test_of_the_run(finished_run: Path) -> None:

@@ -181,7 +181,7 @@ WHOLE_NUMBERS = {
     "seed": 0,
     "data.batch_size": 1,
     "data.max_samples_per_device": 1,
-    "data.num_workers": 0,
+    "data.num_workers": 0,  # or auto
     "data.prefetch_factor": 1,
     "checkpoint.every_n_steps": 1,
     "checkpoint.num_kept": 2,  # one of them may be damaged
@@ -198,13 +198,17 @@ MAY_BE_NULL = {
 }
 
 
+WORDS = {"data.num_workers": "auto"}  # that may stand for a number
+
+
 def _check_number(cfg: DictConfig, key: str, least: int) -> None:
     value = OmegaConf.select(cfg, key, default=least)
-    if value is None and key in MAY_BE_NULL:
+    if (value is None and key in MAY_BE_NULL) or (value is not None and value == WORDS.get(key)):
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         shown = "null" if value is None else value
-        raise UserError(f"{key}={shown} must be a whole number, {least} or more.")
+        word = f", or {WORDS[key]}" if key in WORDS else ""
+        raise UserError(f"{key}={shown} must be a whole number, {least} or more{word}.")
 
 
 def _check_names(cfg: DictConfig) -> None:
@@ -245,8 +249,11 @@ def _check_kinds(config_name: str, overrides: list[str]) -> None:
     for key, override in suspects.items():
         default = OmegaConf.select(defaults, key, throw_on_resolution_failure=False)
         number = isinstance(default, (int, float)) and not isinstance(default, bool)
+        if override.value() == WORDS.get(key):
+            continue
         if number or (isinstance(default, bool) and _is_text(override.value())):
             kind = "a number" if number else "true or false"
+            kind += f" or {WORDS[key]}" if key in WORDS else ""
             raise UserError(
                 f"{override.input_line}: {key} takes {kind}, for example {key}={default}."
             )

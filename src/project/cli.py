@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from project import checks, resume, run_folder
 from project.checkpoints import files
 from project.composition import CONF, store_training_config
-from project.errors import MachineError, UserError
+from project.errors import MachineError, TrainingError, UserError
 from project.processes import leaving, orphans
 from project.processes.leaving import AgreedExit, leave
 
@@ -48,6 +48,8 @@ def main(task: str) -> None:
             compose_and_start(task)
     except AgreedExit as agreed:
         leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
+    except TrainingError:
+        leave(1)  # it was logged where it was found; other processes may wait for this one
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise

@@ -25,7 +25,10 @@ from project.errors import UserError
 FREE = (
     "checkpoint",
     "on_full_disk",
+    "callbacks.non_finite",
     "callbacks.progress_bar",
+    "callbacks.replicas",
+    "callbacks.throughput",
     "data.max_samples_per_device",
     "data.num_workers",
     "data.persistent_workers",

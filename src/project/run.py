@@ -27,7 +27,9 @@ from project import run_folder, summary
 from project.callbacks.dead_ranks import DeadRanks
 from project.callbacks.exact_evaluation import ExactEvaluation
 from project.callbacks.prediction_table import PredictionTable
+from project.callbacks.replicas import Replicas
 from project.callbacks.seeded_steps import SeededSteps
+from project.callbacks.throughput import Throughput
 from project.callbacks.uneven_batches import UnevenBatches
 from project.checkpoints import files
 from project.checkpoints.durable import DurableCheckpointIO
@@ -123,7 +125,7 @@ def build(
         trainer = instantiate(
             cfg.trainer,
             **plugins,
-            callbacks=[*own, *configured, *callbacks],
+            callbacks=sorted([*own, *configured, *callbacks], key=comes_later),
             logger=loggers,
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in configured),
@@ -131,7 +133,14 @@ def build(
         )
     check_processes(trainer)
     observe_start()
+    if trainer.world_size == 1:  # each callback costs some microseconds in every step
+        trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
     return trainer, model, data
+
+
+def comes_later(callback: pl.Callback) -> bool:
+    """Sorts what takes the time of the others before them."""
+    return not isinstance(callback, Throughput)
 
 
 def check_processes(trainer: pl.Trainer) -> None:
@@ -216,13 +225,20 @@ def scalars(trainer: pl.Trainer) -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
+def speed(trainer: pl.Trainer) -> str | None:
+    """What was seen of the run's speed; nothing where it was not watched."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+    seen = [c for c in callbacks if isinstance(c, Throughput) and c.verdict is not None]
+    return f"{seen[0].total.samples_per_second:,.0f} samples/s, {seen[0].verdict}" if seen else None
+
+
 def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Write the results, once, and end the process group."""
     if trainer.is_global_zero:
         log_hyperparameters(trainer, cfg, metrics)
         results = json.dumps(metrics, indent=2) + "\n"
         files.write_durably(Path(cfg.run_dir, "results.json"), results.encode())
-        summary.show_end(Path(cfg.run_dir), metrics)
+        summary.show_end(Path(cfg.run_dir), metrics, speed(trainer))
     close_process_group()
 
 

@@ -12,6 +12,7 @@ QUIET = (
     r"Checkpoint directory .* exists and is not empty",  # a run that goes on
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
+LOGGERS = ("project", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings")
 
 
 class RunLog(pl.Callback):
@@ -43,16 +44,19 @@ class RunLog(pl.Callback):
             file = logging.FileHandler(self.path, delay=True)
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             handlers.append(file)
-        for name in (
-            "project",
-            "pytorch_lightning",
-            "lightning",
-            "lightning_fabric",
-            "py.warnings",
-        ):
+        for name in LOGGERS:
             logger = logging.getLogger(name)
             logger.setLevel(logging.INFO)
             logger.propagate = False
             for handler in logger.handlers:  # of an earlier run in this process
                 handler.close()
             logger.handlers = handlers
+
+
+def stop() -> None:
+    """Direct the log records of this process nowhere: the run's folder goes."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers = []

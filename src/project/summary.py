@@ -35,12 +35,14 @@ def show_start(
 
 
 @rank_zero_only
-def show_end(run_dir: Path, metrics: dict[str, float]) -> None:
+def show_end(run_dir: Path, metrics: dict[str, float], speed: str | None = None) -> None:
     """Say what came out, where it is, and what to type next."""
     # The test is of the best checkpoint; other metrics are of the last epoch.
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
     shown = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
     rows = {name: f"{metrics[name]:.4f}" for name in shown}
+    if speed is not None:
+        rows["speed"] = speed
     rows["results"] = _short(run_dir / "results.json")
     if (run_dir / "tensorboard").exists():
         rows["learning curves"] = f"{_program('tensorboard')} --logdir {_short(run_dir.parent)}"

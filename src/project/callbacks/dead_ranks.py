@@ -2,6 +2,7 @@ import multiprocessing
 
 import pytorch_lightning as pl
 
+from project.errors import TrainingError
 from project.processes.leaving import AgreedExit
 from project.processes.orphans import die_with_parent
 from project.processes.peers import Peers
@@ -46,7 +47,7 @@ class DeadRanks(pl.Callback):
         if isinstance(exception, AgreedExit):
             self.close()
         elif self.peers is not None:
-            self.peers.fail()
+            self.peers.fail(is_told=isinstance(exception, TrainingError))
 
     def close(self) -> None:
         """Say goodbye to the others."""

@@ -141,6 +141,13 @@ class GlobalBatchSampler(Sampler[Batch]):
         low, high = bounds(size, part, self.num_micro_batches * self.num_ranks)
         return start + low, start + high, size
 
+    def num_before(self, batch_idx: int) -> int:
+        """Samples of all processes in the batches of an epoch before this one."""
+        step, micro = divmod(batch_idx, self.num_micro_batches)
+        start = min(step * self.batch_size, self.num_samples)
+        size = min(self.batch_size, self.num_samples - start)
+        return start + bounds(size, micro, self.num_micro_batches)[0]
+
     def weight(self, batch_idx: int) -> float:
         """Factor that turns this batch's mean gradient into its part of the global mean.
 

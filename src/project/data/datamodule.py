@@ -1,3 +1,4 @@
+import logging
 import multiprocessing
 from abc import abstractmethod
 from typing import Any, Literal
@@ -6,12 +7,18 @@ import pytorch_lightning as pl
 from lightning_fabric.utilities.seed import pl_worker_init_function
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from project.cores import usable_cores
 from project.data.batches import BatchedDataset, EvaluationBatchSampler, GlobalBatchSampler
 from project.data.seeded_samples import SeededSamples
+from project.data.watched_loader import WatchedLoader
+from project.data.workers import Endless, candidates, knee, measure_briefly
 from project.errors import UserError
 from project.processes.orphans import die_with_parent
 from project.processes.peers import close_inherited
 from project.processes.signals import ignore_signals
+
+log = logging.getLogger(__name__)
+SPLITS = {"fit": "train", "validate": "val"}  # other functions have the names of theirs
 
 
 class DataModule(pl.LightningDataModule):
@@ -22,7 +29,8 @@ class DataModule(pl.LightningDataModule):
 
     Args:
         batch_size: samples per optimizer step, summed over all processes.
-        num_workers: worker processes that load data, per training process; 0 loads in it.
+        num_workers: worker processes that load data, per training process; 0 loads in it, and
+            ``"auto"`` measures some seconds to choose.
         pin_memory: page-locked batches, faster to copy to a GPU; ``"auto"`` pins only for CUDA.
         persistent_workers: keep workers from one epoch to the next.
         prefetch_factor: batches that each worker keeps ready.
@@ -35,7 +43,7 @@ class DataModule(pl.LightningDataModule):
     def __init__(
         self,
         batch_size: int,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         pin_memory: bool | Literal["auto"] = "auto",
         persistent_workers: bool = True,
         prefetch_factor: int = 2,
@@ -184,15 +192,50 @@ class DataModule(pl.LightningDataModule):
         kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}  # type: ignore[union-attr]
         return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
 
-    def _loader(self, dataset: Dataset[Any], sampler: Any) -> DataLoader[Any]:
+    def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
+        """One process's share of batches, without end, to measure with; needs no trainer."""
+        dataset = self.dataset(split)
+        sampler = GlobalBatchSampler(
+            len(dataset),  # type: ignore[arg-type]
+            max(self.batch_size, num_ranks),
+            num_ranks=num_ranks,
+            seed=self.seed,
+        )
+        return self._loader(dataset, Endless(sampler), num_workers)
+
+    def _choose_workers(self) -> int:
+        """Let the first process measure; its node's others wait, and share the cores with it."""
+        trainer = self.trainer
+        assert trainer is not None
+        chosen = 0
+        if trainer.is_global_zero:
+            num_ranks, _ = self._processes()
+            function = trainer.state.fn.value  # type: ignore[union-attr]
+            split = SPLITS.get(function, function)
+            numbers = candidates(max(1, usable_cores() * trainer.num_nodes // num_ranks))
+            found = measure_briefly(lambda n: self.endless_loader(n, split, num_ranks), numbers)
+            chosen = knee(found)
+            speeds = ", ".join(f"{m.num_workers}: {1 / m.seconds_per_batch:.3g}" for m in found)
+            line = f"data.num_workers=auto chose {chosen} (batches per second with {speeds})"
+            log.info("%s", line)
+            print(line, flush=True)
+        return int(trainer.strategy.broadcast(chosen))
+
+    def _loader(
+        self, dataset: Dataset[Any], sampler: Any, num_workers: int | None = None
+    ) -> DataLoader[Any]:
+        if num_workers is None:
+            if self.num_workers == "auto":
+                self.num_workers = self._choose_workers()
+            num_workers = self.num_workers
         if not isinstance(dataset, BatchedDataset):
             dataset = SeededSamples(dataset, self.seed, self.collate)
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        has_workers = self.num_workers > 0
-        return DataLoader(
+        has_workers = num_workers > 0
+        return WatchedLoader(
             dataset,
             batch_sampler=sampler,
-            num_workers=self.num_workers,
+            num_workers=num_workers,
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
             persistent_workers=has_workers and self.persistent_workers,
             prefetch_factor=self.prefetch_factor if has_workers else None,

@@ -17,6 +17,7 @@ GRACE_SECONDS = 2.0
 # And a process that fails because another is dead gets this long to learn of it.
 NEWS_SECONDS = 0.5
 CONNECT_SECONDS = 30.0
+STOPS = "stops the run"
 # A host that is gone is noticed after 5 + 3 * 5 seconds without an answer.
 IDLE_SECONDS, PROBE_SECONDS, NUM_PROBES = 5, 5, 3
 # Sockets that a data worker inherits would hide the end of its process.
@@ -88,10 +89,14 @@ class Peers:
                 connection.shutdown(socket.SHUT_WR)
             OPEN.discard(connection)
 
-    def fail(self) -> None:
-        """Say that an error ends this process, unless it is another one's end."""
-        self._tell(f"{self.rank} failed")
-        time.sleep(NEWS_SECONDS)
+    def fail(self, is_told: bool = False) -> None:
+        """Say that an error ends this process, unless it is another one's end.
+
+        With ``is_told`` the log says why the run stops: the others leave first, and say nothing.
+        """
+        self.is_closing = is_told
+        self._tell(f"{self.rank} {STOPS if is_told else 'failed'}")
+        time.sleep(GRACE_SECONDS + NEWS_SECONDS if is_told else NEWS_SECONDS)
         self.is_closing = True
 
     def part(self, status: int) -> None:
@@ -132,16 +137,17 @@ class Peers:
             self._tell(f"{rank} {what}", but=rank)
         if what.startswith("left "):
             leaving.leave(int(what.split()[1]))
-        if what == "failed":
+        if what in ("failed", STOPS):
             time.sleep(GRACE_SECONDS)
         if not self.is_closing:
-            log.error(
-                "The process of rank %d %s; rank %d leaves, it cannot go on without it.\n"
-                "resume=auto goes on from the last checkpoint.",
-                rank,
-                what,
-                self.rank,
-            )
+            if what != STOPS:
+                log.error(
+                    "The process of rank %d %s; rank %d leaves, it cannot go on without it.\n"
+                    "resume=auto goes on from the last checkpoint.",
+                    rank,
+                    what,
+                    self.rank,
+                )
             leaving.leave(128 + leaving.received if leaving.received else 1)
 
 

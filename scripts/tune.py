@@ -1,0 +1,129 @@
+"""Find settings of an experiment by trying them; nothing of the trials is kept.
+
+    python scripts/tune.py workers experiment=digits_cnn       data.num_workers
+    python scripts/tune.py batch-size experiment=digits_cnn    data.batch_size that fits in memory
+    python scripts/tune.py lr experiment=digits_cnn            model.optimizer.lr
+
+What follows the first word is what train.py takes. The last line on the screen is for pasting
+behind train.py; pictures go to <output_dir>/tune/. Exit status: 0 found; 1 a mistake in the
+command, or nothing found; 2 unknown options.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from project.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tune what the arguments name and return the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_subparsers(required=True, metavar="{workers,batch-size,lr}")
+    workers = what.add_parser("workers", help="how many processes read the data")
+    workers.add_argument("--seconds", type=_positive, default=1.0, help="for each, three times")
+    workers.set_defaults(run=tune_workers)
+    batch_size = what.add_parser("batch-size", help="how many samples fit in memory")
+    batch_size.set_defaults(run=tune_batch_size)
+    lr = what.add_parser("lr", help="at which learning rate the loss falls the fastest")
+    lr.add_argument("--lowest", type=_positive, default=1e-6)
+    lr.add_argument("--highest", type=_positive, default=1.0)
+    lr.add_argument("--steps", type=int, default=100, help="at growing rates")
+    lr.set_defaults(run=tune_learning_rate)
+    for command in (workers, batch_size, lr):
+        command.add_argument("overrides", nargs="*", metavar="key=value", help="as of train.py")
+    return parser
+
+
+def _positive(text: str) -> float:
+    if (value := float(text)) <= 0:
+        raise ValueError
+    return value
+
+
+def tune_workers(options: argparse.Namespace) -> int:
+    """Measure the data set with 0, 1, 2, 4, … workers."""
+    from project.cores import usable_cores
+    from project.data.workers import candidates, knee, measure_all
+    from project.run import make, user_errors
+    from project.tuning import worker_curve
+    from project.tuning.command import composed, num_processes
+
+    cfg = composed(options.overrides)
+    num_ranks = num_processes(cfg.trainer)
+    num_ranks_here = max(1, num_ranks // cfg.trainer.num_nodes)
+    with user_errors():
+        data = make(cfg.data)
+        found = measure_all(
+            lambda number: data.endless_loader(number, "train", num_ranks),
+            candidates(max(1, usable_cores() // num_ranks_here)),
+            options.seconds,
+        )
+    chosen = knee(found)
+    print(worker_curve.table(found, chosen, cfg.data.batch_size // num_ranks))
+    _save(worker_curve.picture(found, chosen), cfg, "workers")
+    if chosen == 0:
+        print("Reading costs a step no more than to take batches over from workers would.")
+    print(f"data.num_workers={chosen}")
+    return 0
+
+
+def tune_batch_size(options: argparse.Namespace) -> int:
+    """Find the largest batch that fits."""
+    from project.tuning.command import composed
+    from project.tuning.searches import LARGEST, find_batch_size
+
+    cfg = composed(options.overrides)
+    found = find_batch_size(cfg)
+    where = " in each process" if found.num_processes > 1 else ""
+    print(f"{found.per_process} samples fit{where}", end="; ")
+    if found.is_out_of_memory:
+        print(f"{2 * found.per_process} do not.")
+    elif 2 * found.per_process > found.num_samples:
+        print(f"the data set has no more than {found.num_samples}, and memory was not the limit.")
+    else:
+        print(f"the search ends at {LARGEST}, and memory was not the limit.")
+    if found.num_processes > 1:
+        print(f"data.batch_size counts those of all {found.num_processes} processes.")
+    print(f"data.batch_size={found.of_all_processes}")
+    return 0
+
+
+def tune_learning_rate(options: argparse.Namespace) -> int:
+    """Find the learning rate at which the loss falls the fastest."""
+    from project.tuning.command import composed
+    from project.tuning.searches import find_learning_rate
+
+    if not options.lowest < options.highest:
+        raise UserError(f"--lowest {options.lowest} must be below --highest {options.highest}.")
+    if options.steps < 20:
+        raise UserError(f"--steps {options.steps} are too few to see a slope: use 20 or more.")
+    cfg = composed(options.overrides)
+    found = find_learning_rate(cfg, options.lowest, options.highest, options.steps)
+    _save(found.picture, cfg, "lr")
+    print(f"model.optimizer.lr={found.suggestion:.2g}")
+    return 0
+
+
+def _save(picture: Any, cfg: Any, name: str) -> None:
+    path = Path(cfg.output_dir, "tune", f"{name}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=150)
+    print(f"picture: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
