@@ -12,9 +12,7 @@ from pytorch_lightning.callbacks import WeightAveraging
 
 from project.checkpoints import files, loop_repairs, running_values
 from project.checkpoints.durable import DurableCheckpointIO
-from project.loggers.metrics_table import MetricsTable
 from project.loggers.rewind import rewind_logs, sync_logs
-from project.loggers.tensorboard import TensorBoard
 from project.processes.agreement import Agreement
 from project.processes.leaving import AgreedExit, leave
 from project.processes.signals import Signals
@@ -58,6 +56,7 @@ class SafePoint(pl.Callback):
         # Before a validation that takes long a checkpoint is written, since the run may be asked
         # to leave in the middle of it. How long the first one takes is not known.
         self.validation_seconds = math.inf
+        self.validates_long = 1  # as the processes have agreed
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take over the signals; Lightning's handlers would wait for other processes inside."""
@@ -103,13 +102,16 @@ class SafePoint(pl.Callback):
                 loop_repairs.repair_validation(trainer, self.loaded["validation"])
                 running_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
             self.loaded = {}
-        is_due, signum, is_full, validates_long = self.agreement.ask(
+        is_due, signum, is_full = 0, 0, 0
+        answer = self.agreement.ask(
             self._minutes_passed(),
             self.signals.received,
             self.io.must_stop,
             self.validation_seconds > LONG_SECONDS,
         )
-        is_due |= validates_long and loop_repairs.validation_follows(trainer, batch_idx)
+        if answer is not None:
+            is_due, signum, is_full, self.validates_long = answer
+        is_due |= self.validates_long and loop_repairs.validation_follows(trainer, batch_idx)
         if is_due or signum or self._passed_multiple(trainer.global_step):
             self._save(trainer)
         if signum and trainer.is_global_zero:
@@ -231,9 +233,8 @@ class SafePoint(pl.Callback):
         step = trainer.global_step
         if step == self.saved_step and not is_end:
             return
-        for logger in trainer.loggers:
-            if isinstance(logger, (MetricsTable, TensorBoard)):
-                logger.write_all()  # what is logged before the checkpoint must not be lost
+        for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
+            getattr(logger, "write_all", logger.save)()
         if trainer.is_global_zero:
             sync_logs(self.folder.parent)
         path = files.path_of(self.folder, step)

@@ -1,15 +1,20 @@
+import time
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
+SECONDS_BETWEEN = 0.1  # a question costs a small network some tenths of a millisecond
+MOST_STEPS_BETWEEN = 100
+
 
 class Agreement:
     """Let the processes of a run decide together, without waiting for each other.
 
-    Each step's question travels beside the training, in a gloo group of its own, and its answer is
-    used at the next step: every process then has the same one. One process decides at once.
+    A question travels beside the training, in a gloo group of its own, and its answer is used
+    when the next one is asked: every process then has the same one. The answer also says after
+    how many steps that is. One process decides at once.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
@@ -17,19 +22,34 @@ class Agreement:
         self.group = None if is_alone else dist.new_group(backend="gloo")
         self.work: Any = None
         self.votes = torch.empty(0)
+        self.num_steps = self.steps_left = 1
+        self.asked_time = time.monotonic()
 
-    def ask(self, *values: int) -> list[int]:
-        """The largest of each value among all processes, as it was at the step before.
+    def ask(self, *values: int) -> list[int] | None:
+        """The largest of each value among all processes, as it was when last asked.
 
-        One process gets its own values as they are.
+        To be called at every step.
+
+        Returns:
+            ``None`` at a step without an answer; one process always gets its own values.
         """
         if self.group is None:
             return list(values)
-        answer = [0] * len(values)
+        self.steps_left -= 1
+        if self.steps_left:
+            return None
+        now = time.monotonic()
+        fitting = int(SECONDS_BETWEEN * self.num_steps / max(now - self.asked_time, 1e-9))
+        self.asked_time = now
+        answer = None
         if self.work is not None:
             self.work.wait()
-            answer = self.votes.tolist()
-        self.votes = torch.tensor(values, dtype=torch.int32)
+            *answer, most_missing = self.votes.tolist()
+            self.num_steps = MOST_STEPS_BETWEEN - most_missing
+        self.steps_left = self.num_steps
+        # The slowest process decides: the largest number of steps that it leaves out.
+        missing = MOST_STEPS_BETWEEN - min(max(fitting, 1), MOST_STEPS_BETWEEN)
+        self.votes = torch.tensor([*values, missing], dtype=torch.int32)
         self.work = dist.all_reduce(self.votes, dist.ReduceOp.MAX, self.group, async_op=True)
         return answer
 
