@@ -44,7 +44,7 @@ class RunLog(pl.Callback):
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             handlers.append(file)
         for name in (
-            "project",
+            __name__.partition(".")[0],  # this package
             "pytorch_lightning",
             "lightning",
             "lightning_fabric",
