@@ -39,8 +39,8 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
     if inner := re.match(r'eval "\$\((.*)\)"', line):
         line = inner[1]
     line = line.replace("outputs/default/<run>", str(finished_run))
-    line = re.sub(r"\bexperiment=mine\b", "experiment=digits_cnn", line)
-    line = re.sub(r"\bmodel=linear\b", "model=mlp", line)
+    line = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", line)
+    line = re.sub(r"\bmodel=linear\b", "data=synthetic model=mlp", line)
     words = shlex.split(line)
     if words[0] == "make":
         result = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True)
@@ -75,7 +75,12 @@ def test_readme_network_trains(tmp_path: Path) -> None:
     result = command(
         "train.py",
         *("--config-dir", tmp_path / "conf"),
-        *("model=linear", "trainer.max_epochs=1", f"output_dir={tmp_path / 'outputs'}"),
+        *(
+            "data=synthetic",
+            "model=linear",
+            "trainer.max_epochs=1",
+            f"output_dir={tmp_path / 'outputs'}",
+        ),
         environment={"PYTHONPATH": str(tmp_path)},
     )
     assert result.returncode == 0, result.stderr
