@@ -1,6 +1,6 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
-# make test    make check, and run the tests                make test ARGS="-k digits"
+# make test    make check, and run the tests                make test ARGS="-k resume"
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 PYTHON ?= python3
 VENV ?= .venv

@@ -80,7 +80,7 @@ def check_name(name: str, files: Files, old: str) -> None:
     if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?", name):
         sys.exit(
             f"{name!r} is not a name that Python can import and pip can install: "
-            "use letters, digits and underscores, such as my_study."
+            "use letters, numbers and underscores, such as my_study."
         )
     if keyword.iskeyword(name):
         sys.exit(f"{name} is a keyword of Python. Use another name, such as {name}_study.")
