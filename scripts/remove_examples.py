@@ -1,4 +1,4 @@
-"""Take the examples (digits, contrastive) out; the skeleton that is left trains and passes its tests.
+"""Take the examples (digits, contrastive) out; what is left trains and passes its tests.
 
     python scripts/remove_examples.py            what goes is printed
     python scripts/remove_examples.py --force    also over changes that are not committed
