@@ -55,7 +55,7 @@ def test_noise_stays_within_its_bound() -> None:
     assert 0 < (noisy - images).abs().max() <= 0.1
 
 
-def test_synthetic_data_trains(make_cfg, tmp_path: Path) -> None:
+def test_synthetic_trains(make_cfg, tmp_path: Path) -> None:
     """One epoch through the configs, with the test after it."""
     cfg = make_cfg("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1")
     cfg.trainer.enable_progress_bar = False
