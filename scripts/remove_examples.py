@@ -152,7 +152,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
             gap = "\n\n"
         else:
             # A table and a list stay whole; their rows and items go one by one.
-            goes_on = lines and lines[0].startswith(line[:2])
+            goes_on = lines and lines[0][0] == line[0]
             if fence or (line.startswith(MEMBERS) and not goes_on):
                 end()
             lines.append(line)

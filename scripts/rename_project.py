@@ -89,7 +89,8 @@ def check_name(name: str, files: Files, old: str) -> None:
             f"{name} is a module of Python's standard library. "
             f"Use another name, such as {name}_study."
         )
-    if name.lower() in {module.lower() for module in taken(files) - {old}}:
+    merged = {name} if f"src/{name}/__init__.py" in files else set()
+    if name.lower() in {module.lower() for module in taken(files) - {old} - merged}:
         sys.exit(
             f"{name} is a dependency, or a file or folder of this repository, which it would hide. "
             f"Use another name, such as {name}_study."

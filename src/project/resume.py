@@ -113,7 +113,8 @@ def checkpoint(run_dir: Path) -> str | None:
     folder = run_dir / "checkpoints"
     if not files.by_step(folder):
         return None
-    from project.checkpoints.durable import unreadable  # torch, which will be needed in any case
+    # This takes torch, which will be needed in any case.
+    from project.checkpoints.durable import unreadable
 
     path, skipped = files.newest_whole(folder, unreadable)
     for line in skipped:
