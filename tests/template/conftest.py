@@ -5,12 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import work_tree
 
 from tests.conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import work_tree
 
 IDENTITY = {
     f"GIT_{role}_{what}": value

@@ -88,7 +88,7 @@ def test_an_import_that_gets_too_long_is_wrapped() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["ab", "my_new_study", "zebra_crossings_of_two_cities"])
+@pytest.mark.parametrize("name", ["ab", "my_new_study", "zebras_of_two_cities"])
 def test_renamed_repository_is_clean_and_renaming_again_changes_nothing(name: str, clone) -> None:
     """Whether the name is short or long, and wherever it stands in the alphabet."""
     folder = clone()
