@@ -9,14 +9,14 @@ Needs Python 3.10 and git; nothing has to be installed.
 """
 
 import argparse
-import ast
 import io
 import keyword
 import re
 import sys
 import tokenize
-from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import work_tree
 from work_tree import File, Files
@@ -58,6 +58,7 @@ def main() -> None:
         print(f"The package is called {new} already.")
         return
     check_name(new, before, old)
+    check_installed(new, root)
     work_tree.refuse_changes(root, arguments.force)
     changed = work_tree.write(root, before, rename(before, old, new))
     for left in (root / "src").glob(f"{old}.egg-info/*"):
@@ -98,22 +99,21 @@ def check_name(name: str, files: Files, old: str) -> None:
 
 
 def taken(files: Files) -> set[str]:
-    """Names of modules that are installed, locked or imported, and of what stands in the root."""
+    """Names of modules that are locked or imported, and of what stands in the root."""
     names = {path.partition("/")[0].removesuffix(".py") for path in files}
-    installed = packages_distributions()
-    own = distribution(files)
-    names |= {module for module, owners in installed.items() if set(owners) != {own}}
     if "requirements.lock" in files:
         locked = files["requirements.lock"].data.decode()
         names |= {name.replace("-", "_") for name in re.findall(r"(?m)^([\w.-]+)==", locked)}
-    for path, file in files.items():
-        if path.endswith(".py"):
-            for node in ast.walk(ast.parse(file.data)):
-                if isinstance(node, ast.Import):
-                    names |= {alias.name.partition(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    names.add(node.module.partition(".")[0])
-    return names
+    imports = re.compile(rb"(?m)^\s*(?:from|import)\s+(\w+)")
+    code = [file.data for path, file in files.items() if path.endswith(".py")]
+    return names | {name.decode() for data in code for name in imports.findall(data)}
+
+
+def check_installed(name: str, root: Path) -> None:
+    """Exit where Python finds a module of that name elsewhere than in the repository."""
+    spec = find_spec(name)
+    if spec is not None and not str(spec.origin).startswith(f"{root}/"):
+        sys.exit(f"{name} is installed already. Use another name, such as {name}_study.")
 
 
 def distribution(files: Files) -> str:
@@ -140,6 +140,37 @@ def rename(files: Files, old: str, new: str) -> Files:
             sys.exit(f"{path} and {target} both exist and differ. Keep one of them.")
         renamed[target] = File(data, file.mode)
     return renamed
+
+
+class Token(NamedTuple):
+    """A piece of Python, and where it is."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+def split(code: str) -> list[Token]:
+    """The tokens of Python code; an f-string is one of them, as it was before Python 3.12."""
+    lines = [0]
+    for line in code.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line))
+    tokens: list[Token] = []
+    depth, f_start = 0, 0
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        kind = tokenize.tok_name[token.type]
+        start, end = (lines[row - 1] + column for row, column in (token.start, token.end))
+        if kind == "FSTRING_START":
+            f_start = f_start if depth else start
+            depth += 1
+        elif kind == "FSTRING_END":
+            depth -= 1
+            kind, start = "STRING", f_start
+        if not depth and kind in ("NAME", "OP", "STRING", "COMMENT", "NEWLINE"):
+            text = "\n" if kind == "NEWLINE" else code[start:end]
+            tokens.append(Token(kind, text, start, end))
+    return tokens
 
 
 class Renamer:
@@ -209,92 +240,51 @@ class Renamer:
             lines.append(line)
         return "".join(lines)
 
-    def python(self, text: str) -> str:
+    def python(self, code: str) -> str:
         """Rename imports, uses of what they bind, and names in strings and comments."""
-        starts = [0]
-        for line in text.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
-        edits: list[tuple[int, int, str]] = []
-        for kind, first, last, new in self._edits(text):
-            start, end = (starts[row - 1] + column for row, column in (first, last))
-            edits.append((start, end, new or (self.string if kind else self.text)(text[start:end])))
-        for start, end, new in sorted(edits, reverse=True):
-            text = text[:start] + new + text[end:]
-        return self.wrap_imports(text)
-
-    def _edits(self, text: str):  # type: ignore[no-untyped-def]
-        """Yield (whether a string, start, end, new text or "" to be rewritten by rule)."""
-        skipped = {tokenize.NL, tokenize.INDENT, tokenize.DEDENT}
-        tokens = [
-            t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type not in skipped
-        ]
-        is_bound = re.search(
-            rf"(?m)^\s*import (.*, *)?{re.escape(self.old)}(\.\w+)*( *,| *$| *#)", text
-        )
-        before = ["", "", ""]  # the strings of the last three tokens
-        statement, f_start, depth = "", None, 0
-        for i, token in enumerate(tokens):
-            name = tokenize.tok_name[token.type]
-            if name == "FSTRING_START":
-                f_start = f_start or token.start
-                depth += 1
-            elif name == "FSTRING_END":
-                depth -= 1
-                if not depth:
-                    yield True, f_start, token.end, ""
-                    f_start = None
-            elif depth:
-                pass
-            elif name == "COMMENT":
-                yield False, token.start, token.end, ""
-                continue
-            elif name == "STRING":
-                if token.string[1:-1] == self.old:
-                    if before[-1] == "(" and before[-2] in TAKES_PACKAGE:
-                        yield (
-                            True,
-                            token.start,
-                            token.end,
-                            token.string[0] + self.new + token.string[0],
-                        )
-                    elif before[-1] == "(" and before[-2] in TAKES_DISTRIBUTION:
-                        yield (
-                            True,
-                            token.start,
-                            token.end,
-                            token.string[0] + self.new_distribution + token.string[0],
-                        )
-                    elif before[-1] in ("/", ",") and before[-2].strip("\"'") == "src":
-                        yield (
-                            True,
-                            token.start,
-                            token.end,
-                            token.string[0] + self.new + token.string[0],
-                        )
-                else:
-                    yield True, token.start, token.end, ""
-            elif name == "NAME":
-                if before[-1] in ("", "\n", ";", ":") and token.string in ("from", "import"):
-                    statement = token.string
-                if token.string == self.old:
-                    following = tokens[i + 1].string
-                    if statement == "from":
-                        is_package = before[-1] == "from"
-                    elif statement == "import":
-                        is_package = before[-1] in ("import", ",")
-                    else:
-                        is_package = bool(is_bound) and before[-1] != "." and following != "="
-                    if is_package:
-                        yield False, token.start, token.end, self.new
-            if name == "NEWLINE" or token.string == ";":
+        imported = rf"(?m)^\s*import (.*, *)?{re.escape(self.old)}(\.\w+)*( *,| *$| *#)"
+        is_bound = re.search(imported, code) is not None
+        pieces, end = [], 0
+        before, statement = (
+            ["", "\n"],
+            "",
+        )  # the two tokens before this one; from, import or neither
+        tokens = split(code)
+        for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+            new = code[token.start : token.end]
+            if token.kind == "COMMENT":
+                new = self.text(new)
+            elif token.kind == "STRING":
+                new = self.string(new, before)
+            elif token.text == self.old:
+                is_argument = following is not None and following.text == "="
+                is_package = {
+                    "from": before[1] == "from",
+                    "import": before[1] in ("import", ","),
+                    "": is_bound and before[1] != "." and not is_argument,
+                }
+                new = self.new if is_package[statement] else new
+            elif before[1] in ("\n", ";", ":") and token.text in ("from", "import"):
+                statement = token.text
+            elif token.text in ("\n", ";"):
                 statement = ""
-            before = [*before[1:], "\n" if name == "NEWLINE" else token.string]
+            pieces += [code[end : token.start], new]
+            end = token.end
+            if token.kind != "COMMENT":
+                before = [before[1], token.text]
+        return self.wrap_imports("".join([*pieces, code[end:]]))
 
-    def string(self, text: str) -> str:
-        """Rename in a string: as in any text; and where it is nothing but a dotted name."""
-        whole = re.fullmatch(rf"(\w*[\"'])({re.escape(self.old)})\.([a-z_]\w*)([\"'])", text)
-        if whole and whole[3] not in SUFFIXES:
-            return f"{whole[1]}{self.new}.{whole[3]}{whole[4]}"
+    def string(self, text: str, before: list[str]) -> str:
+        """Rename in a string: as in any text; and where all of it is a name of the package."""
+        call = before[0] if before[1] == "(" else ""
+        if text[1:-1] == self.old:
+            if call in TAKES_DISTRIBUTION:
+                return text[0] + self.new_distribution + text[0]
+            is_folder = before[0].strip("\"'") == "src" and before[1] in ("/", ",")
+            return text[0] + self.new + text[0] if is_folder or call in TAKES_PACKAGE else text
+        whole = re.fullmatch(rf"(\w*[\"']){re.escape(self.old)}\.([a-z_]\w*)([\"'])", text)
+        if whole and whole[2] not in SUFFIXES:
+            return f"{whole[1]}{self.new}.{whole[2]}{whole[3]}"
         return self.text(text)
 
     def wrap_imports(self, text: str) -> str:
