@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 from pathlib import Path
 
@@ -248,18 +247,14 @@ def test_licences(template: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "none" / ".git").exists()
 
 
-def install_beside(project: Path, environment: Path) -> Path:
-    """Install a project without its dependencies; those are taken from this environment."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    (site,) = environment.glob("lib/python*/site-packages")
+def environment_beside(project: Path, folder: Path) -> Path:
+    """Make an environment that has the project, and its dependencies from this environment."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
     # A path in a .pth file brings packages, and not what is installed there as editable: not us.
-    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    folders |= {path for path in sys.path if path.endswith("site-packages")}
-    (site / "dependencies.pth").write_text("\n".join(sorted(folders)) + "\n")
-    python = environment / "bin" / "python"
-    install = ("install", "-q", "--no-deps", "--no-build-isolation", "-e", project)
-    succeed(project, "python", "-m", "pip", "--python", python, *install)
-    return python
+    folders = [project / "src", *(path for path in sys.path if path.endswith("site-packages"))]
+    (site / "project.pth").write_text("".join(f"{path}\n" for path in folders))
+    return folder / "bin" / "python"
 
 
 # What says most about the whole in little time; `whole_suite` runs all of a project's tests.
@@ -280,7 +275,7 @@ def check_and_train(project: Path, python: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_project_is_clean_passes_its_tests_and_trains(project: Path, tmp_path: Path) -> None:
-    check_and_train(project, install_beside(project, tmp_path / "environment"))
+    check_and_train(project, environment_beside(project, tmp_path / "environment"))
 
 
 @pytest.mark.slow
@@ -305,6 +300,6 @@ def test_project_works_in_an_environment_of_its_own(projects, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
 def test_whole_suite_of_a_project_passes(project: Path, tmp_path: Path) -> None:
-    python = install_beside(project, tmp_path / "environment")
+    python = environment_beside(project, tmp_path / "environment")
     tests = ("pytest", "-q", "-n", "2", "--dist", "worksteal")
     print(succeed(project, python, "-m", *tests, timeout=5000)[-200:])
