@@ -1,6 +1,7 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
 # make test    make check, and run the tests                make test ARGS="-k resume"
+# make bench   set up if needed, and run benchmarks/, briefly; docs/performance.md has all figures
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,6 +25,15 @@ check: $(TEST_INSTALLED)
 # Two workers, one thread each: tests that start processes of their own share the same cores.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+
+.PHONY: bench
+bench: $(INSTALLED)
+	cd benchmarks && for short in "startup.py --repeats 2" "exactness.py --repeats 3" \
+	    "overhead.py --repeats 3 --num-train 12800" \
+	    "overhead.py --repeats 2 --num-train 3840 --network cnn" \
+	    "ddp.py --repeats 1 --num-train 12800" \
+	    "memory.py --repeats 1 --sizes 20000 80000"; do \
+	    echo; echo "python benchmarks/$$short"; $(abspath $(BIN))/python $$short || exit 1; done
 
 # The new lock takes its place only after the tests have passed with it. Platform parts of torch
 # (CUDA libraries, "+cpu") are left to the platform that installs.

@@ -6,16 +6,15 @@ Each part is timed beside what one would write without it, interleaved, over who
 60,000 samples in batches of 128 (469 steps). The last column is the part's share of a 10 ms step.
 """
 
-import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import contest
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
@@ -87,25 +86,22 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    options = contest.arguments(__doc__ or "", repeats=9).parse_args()
     torch.set_num_threads(1)
     random.seed(0)
     np.random.seed(0)
-    results: dict[str, list[float]] = {name: [] for name in PARTS}
-    for _ in range(arguments.repeats):
-        for name, (with_it, without, num_steps) in PARTS.items():
-            extra = (seconds(with_it) - seconds(without)) / num_steps
-            results[name].append(extra)
-    print(f"{'':30} extra us per step (min - max)   share of a 10 ms step")
-    for name, values in results.items():
-        median = statistics.median(values)
-        spread = f"({min(values) * 1e6:.1f} - {max(values) * 1e6:.1f})"
-        print(f"{name:30} {median * 1e6:10.1f} {spread:22} {median / STEP_SECONDS:8.2%}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+    def extra(with_it: Callable[[], object], without: Callable[[], object], steps: int) -> float:
+        return (seconds(with_it) - seconds(without)) / steps * 1e6
+
+    turns = {name: partial(extra, *part) for name, part in PARTS.items()}
+    figures = contest.take_turns(turns, options.repeats)
+    print(contest.machine())
+    print(f"{'':30} {'extra us per step (min - max)':34} share of a 10 ms step")
+    for name, values in figures.items():
+        share = statistics.median(values) * 1e-6 / STEP_SECONDS
+        print(f"{name:30} {contest.spread(values, 1):34} {share:.2%}")
+    contest.write(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,26 @@
-"""How long commands take that do not train, against importing the framework.
+"""How long commands take: those that do not train, and those that do until their first step.
 
     python benchmarks/startup.py [--repeats 7] [--json startup.json]
 
-Contenders are interleaved, so that a busy machine slows all of them alike: read the ratios.
+Everything is set against importing the framework, which a training run cannot avoid and the
+other commands must: they have to answer in 0.15 of it.
 """
 
-import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
+import contest
+
 PYTHON = sys.executable
 BASELINE = "import pytorch_lightning"
-GOAL = 0.15
+TRAIN = [PYTHON, "train.py", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
+FIRST_STEP = ["+callbacks.first_step._target_=startup.FirstStep", "test=false"]
 COMMANDS = {
     BASELINE: [PYTHON, "-c", "import pytorch_lightning"],
     "train.py --help": [PYTHON, "train.py", "--help"],
@@ -27,36 +30,53 @@ COMMANDS = {
     "unknown choice": [PYTHON, "train.py", "strategy=nope"],
     "wrong type": [PYTHON, "train.py", "data.batch_size=many"],
     "no such checkpoint": [PYTHON, "evaluate.py", "checkpoint=nope.ckpt"],
+    "first step": [*TRAIN, *FIRST_STEP, "trainer.max_steps=1", "trainer.limit_val_batches=0"],
+    "first step, ddp(2)": [
+        *(*TRAIN, *FIRST_STEP, "trainer.max_steps=1", "trainer.limit_val_batches=0"),
+        *("strategy=ddp", "trainer.devices=2"),
+    ],
+    "debug=fast_dev_run": [*TRAIN, "debug=fast_dev_run"],
 }
 # Hydra's completion reads the line to complete from the shell's variables.
 COMPLETION = {"COMP_LINE": "train.py strategy=d", "COMP_POINT": "19", "COMP_CWORD": "1"}
+NOTE = "FIRST_STEP_FILE"
+
+if NOTE in os.environ:  # in a run; the other commands must not pay for this import
+    import pytorch_lightning as pl
+
+    class FirstStep(pl.Callback):
+        """Note when the first step has ended."""
+
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.is_global_zero and trainer.global_step == 1:
+                Path(os.environ[NOTE]).write_text(str(time.time()))
 
 
 def seconds(command: list[str]) -> float:
-    started = time.perf_counter()
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=False, env=os.environ | COMPLETION)
-    return time.perf_counter() - started
+    """From the start to the end, or to the end of the first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | COMPLETION | {"OMP_NUM_THREADS": "1"}
+        note = Path(folder, "first_step")
+        if "test=false" in command:
+            environment |= {NOTE: str(note), "PYTHONPATH": str(Path(__file__).parent)}
+        if "trainer.accelerator=cpu" in command:
+            command = [*command, f"output_dir={folder}"]
+        started = time.time()
+        subprocess.run(command, cwd=contest.ROOT, env=environment, capture_output=True, check=False)
+        ended = float(note.read_text()) if NOTE in environment else time.time()
+        return ended - started
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for command in COMMANDS.values():
-        seconds(command)  # fills the disk cache
-    for _ in range(arguments.repeats):
-        for name, command in COMMANDS.items():
-            times[name].append(seconds(command))
-    baseline = statistics.median(times[BASELINE])
-    print(f"{'':28} median s   (min - max)      ratio   goal {GOAL}")
-    for name, values in times.items():
-        median = statistics.median(values)
-        spread = f"({min(values):.2f} - {max(values):.2f})"
-        print(f"{name:28} {median:8.2f}   {spread:15} {median / baseline:6.3f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(times, indent=2) + "\n")
+    options = contest.arguments(__doc__ or "", repeats=7).parse_args()
+    turns = {name: partial(seconds, command) for name, command in COMMANDS.items()}
+    contest.take_turns(turns, 1)  # fills the disk cache
+    figures = contest.take_turns(turns, options.repeats)
+    print(contest.machine())
+    print(f"{'':22} {'seconds (min - max)':24} of the import (min - max)")
+    for name, values in figures.items():
+        print(f"{name:22} {contest.spread(values):24} {contest.ratio(values, figures[BASELINE])}")
+    contest.write(options.json, figures)
 
 
 if __name__ == "__main__":

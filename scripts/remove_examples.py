@@ -57,7 +57,7 @@ def without_examples(files: Files) -> Files:
 
 
 def without(path: str, file: File, mentioned: re.Pattern[str]) -> File:
-    """Take out what mentions a name: lines, and paragraphs, rows and items of Markdown."""
+    """Take out what mentions a name: lines, rules of make, paragraphs and rows of Markdown."""
     try:
         text = file.data.decode()
     except UnicodeDecodeError:
@@ -66,6 +66,8 @@ def without(path: str, file: File, mentioned: re.Pattern[str]) -> File:
         return file
     if path.endswith(".md"):
         text = markdown_without(text, mentioned)
+    elif path == "Makefile":
+        text = _makefile_without(text, mentioned)
     else:
         removable = _comments(text) if path.endswith(".py") else None
         lines = text.splitlines(keepends=True)
@@ -75,6 +77,19 @@ def without(path: str, file: File, mentioned: re.Pattern[str]) -> File:
             if not mentioned.search(line) or (removable is not None and number not in removable)
         )
     return file._replace(data=text.encode())
+
+
+def _makefile_without(text: str, mentioned: re.Pattern[str]) -> str:
+    """Take out comments that mention a name, and rules whole."""
+    parts = [
+        "\n".join(line for line in part.splitlines() if not _is_comment(line, mentioned))
+        for part in text.split("\n\n")
+    ]
+    return "\n\n".join(part for part in parts if part and not mentioned.search(part)) + "\n"
+
+
+def _is_comment(line: str, mentioned: re.Pattern[str]) -> bool:
+    return line.startswith("#") and mentioned.search(line) is not None
 
 
 def _comments(code: str) -> set[int]:

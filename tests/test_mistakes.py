@@ -42,6 +42,10 @@ MISTAKES = {
     "one checkpoint kept": ("checkpoint.num_kept=1", "must be a whole number, 2 or more"),
     "unknown choice for a full disk": ("on_full_disk=wait", "use continue or stop"),
     "no GPU": ("strategy=gpu", "strategy=cpu"),
+    "clipping with a fused optimizer": (
+        "trainer.gradient_clip_val=1 trainer.precision=bf16-mixed",
+        "Add model.optimizer.fused=false",
+    ),
     "more GPUs than there are": ("strategy=gpu trainer.devices=64", "strategy=cpu"),
     "Lightning 1: gpus": ("gpus=2", "strategy=ddp trainer.devices=<number of GPUs>"),
     "Lightning 1: trainer.gpus": ("trainer.gpus=2", "strategy=ddp trainer.devices="),

@@ -160,6 +160,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
                 f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
             )
     _check_devices(cfg.trainer)
+    _check_clipping(cfg)
     _check_launch(cfg)
     if task != "train":
         check_checkpoint(Path(cfg.checkpoint))
@@ -284,6 +285,17 @@ def _check_devices(trainer: DictConfig) -> None:
             f"trainer.devices={devices}, but this machine shows {available} GPU"
             f"{'s' if available > 1 else ''} (numbered from 0).\n"
             f"Use trainer.devices={available} or fewer, or strategy=cpu."
+        )
+
+
+def _check_clipping(cfg: DictConfig) -> None:
+    """Refuse what Lightning would refuse at the first step."""
+    clip, precision = cfg.trainer.get("gradient_clip_val"), cfg.trainer.get("precision")
+    is_fused = OmegaConf.select(cfg, "model.optimizer.fused", default=False)
+    if clip and is_fused and str(precision).endswith("-mixed"):
+        raise UserError(
+            f"trainer.gradient_clip_val={clip} with trainer.precision={precision} needs gradients "
+            "that a fused optimizer does not show.\nAdd model.optimizer.fused=false."
         )
 
 

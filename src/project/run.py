@@ -32,6 +32,7 @@ from project.checkpoints import files
 from project.checkpoints.durable import DurableCheckpointIO
 from project.checkpoints.safe_point import SafePoint
 from project.errors import UserError
+from project.idle_hooks import skip_idle_hooks
 from project.loggers.rewind import rewind_logs
 from project.plugins.sync_batch_norm import SyncBatchNormAnywhere
 from project.processes.leaving import AgreedExit
@@ -104,6 +105,7 @@ def build(
     run_log = RunLog(Path(cfg.run_dir, "run.log"))
     run_log.start(is_first_process=run_folder.global_rank() == 0)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    skip_idle_hooks()
     with user_errors():
         data, model = make(cfg.data), make(cfg.model)
         loggers = [make(node) for node in cfg.logger.values() if node is not None]

@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import WeightAveraging
 from project.checkpoints import files, loop_repairs, running_values
 from project.checkpoints.durable import DurableCheckpointIO
 from project.loggers.metrics_table import MetricsTable
+from project.loggers.tensorboard import TensorBoard
 from project.processes.agreement import Agreement
 from project.processes.leaving import AgreedExit
 from project.processes.signals import Signals
@@ -190,7 +191,7 @@ class SafePoint(pl.Callback):
         if step == self.saved_step and not is_end:
             return
         for logger in trainer.loggers:
-            if isinstance(logger, MetricsTable):
+            if isinstance(logger, (MetricsTable, TensorBoard)):
                 logger.write_all()  # what is logged before the checkpoint must not be lost
         path = files.path_of(self.folder, step)
         self.is_writing, self.is_end = True, is_end

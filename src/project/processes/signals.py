@@ -35,6 +35,8 @@ class Signals:
         """Handle the signals in this process, and keep Lightning from it."""
         # Lightning's own handler of SIGTERM broadcasts, and waits for ranks that got no signal.
         trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+        # So does what it asks of all ranks before each step, which costs them a broadcast.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()

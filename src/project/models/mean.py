@@ -1,0 +1,29 @@
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class Mean(Metric):
+    """A weighted mean, for what is counted at every training step.
+
+    Unlike ``torchmetrics.MeanMetric`` it takes scalars as they are and does not look for NaN,
+    which takes half as long on the CPU and never waits for a GPU.
+    """
+
+    full_state_update = False
+    total: Tensor
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, value: Tensor, weight: Tensor | float) -> None:
+        """Count ``value``, the mean of something over samples of this weight in sum."""
+        self.total += value * weight
+        self.weight += weight
+
+    def compute(self) -> Tensor:
+        """The mean over everything counted since the last ``reset``."""
+        return self.total / self.weight
