@@ -83,7 +83,7 @@ def renamed(text: str, kind: str, name: str) -> str:
     class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     text = re.sub(rf"\b{CLASSES[kind]}(?=[A-Z]\w|\b)", class_name, text.replace(original, name))
     # Imports stand in the order of their modules, and one of them has another name now.
-    return re.sub(r"(?m)(?:^from [a-z_]+\.\S+ import .*\n)+", _sorted_lines, text)
+    return re.sub(r"(?m)(?:^from \w+\.\S+ import .*\n)+", _sorted_lines, text)
 
 
 def _sorted_lines(match: re.Match[str]) -> str:

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.template.conftest import commit, run, succeed, tree
 
 PACKAGE = work_tree.package(tree(ROOT))
-ANSWERS = {"name": "zebra-study", "package": "zebra_study", "author": "Zoë O'Hara"}
+ANSWERS = {"name": "striped-horses", "package": "zebra_study_2", "author": "Zoë O'Hara"}
 ANSWERS["description"] = 'Stripes, "measured"'
 
 
@@ -80,11 +80,11 @@ def project(request: pytest.FixtureRequest, projects) -> Path:
 
 def test_project_has_the_answers_and_a_commit(project: Path) -> None:
     readme = (project / "README.md").read_text()
-    assert readme.startswith('# zebra-study\n\nStripes, "measured"\n\n')
+    assert readme.startswith('# striped-horses\n\nStripes, "measured"\n\n')
     assert "Copyright (c) Zoë O'Hara" in (project / "LICENSE").read_text()
     pyproject = (project / "pyproject.toml").read_text()
     for line in (
-        'name = "zebra-study"',
+        'name = "striped-horses"',
         'description = "Stripes, \\"measured\\""',
         'authors = [{ name = "Zoë O\'Hara" }]',
         'license = "MIT"',
@@ -139,11 +139,11 @@ def test_edits_survive_an_update_and_the_template_s_changes_arrive(
 ) -> None:
     folder = tmp_path / "zebra-study"
     copier(tmp_path, "copy", "--vcs-ref=v1.0.0", template, folder)
-    package = folder / "src" / "zebra_study"
+    package = folder / "src" / "zebra_study_2"
     assert (folder / "conf" / "debug" / "gone.yaml").exists()
     assert not (folder / "conf" / "strategy" / "ddp_spawn.yaml").exists()
     mine = {
-        "src/zebra_study/models/mine.py": "from zebra_study.models.mlp import MLP\n",
+        "src/zebra_study_2/models/mine.py": "from zebra_study_2.models.mlp import MLP\n",
         "benchmarks/mine.py": "print('mine')\n",  # a folder that the template has as well
         "CHANGELOG.md": "# Mine\n",
         "docs/digits.md": f"# Digits\n\nThe {PACKAGE}.models of another {PACKAGE}. copier\n",
@@ -184,7 +184,7 @@ def test_edits_survive_an_update_and_the_template_s_changes_arrive(
     ]
     changed = {path for path in before | after if before.get(path) != after.get(path)}
     assert changed == {
-        *(path.replace(PACKAGE, "zebra_study", 1) for path, _, _ in OLDER_LINES),
+        *(path.replace(PACKAGE, "zebra_study_2", 1) for path, _, _ in OLDER_LINES),
         *("conf/strategy/ddp_spawn.yaml", "conf/debug/gone.yaml", ".copier-answers.yml"),
     }
 
