@@ -4,7 +4,8 @@
     python scripts/remove_examples.py --force    also over changes that are not committed
 
 Files that are named after an example go; of other files, the lines, table rows and paragraphs that
-mention one. What trains by default is then data=synthetic. Needs git; nothing has to be installed.
+mention one. What trains by default is then data=synthetic. The clone is no longer a template: what
+copier needs goes as well, and so does this program. Needs git; nothing has to be installed.
 """
 
 import argparse
@@ -19,6 +20,9 @@ import work_tree
 from work_tree import File, Files
 
 EXAMPLES = ("digits", "contrastive")
+# What makes projects with or without examples, and this program, have no purpose afterwards.
+MAKES_PROJECTS = ("template/", "tests/template/", "copier.yml", "scripts/remove_examples.py")
+MAKES_PROJECTS_WORDS = ("template/", "copier", "make_project", "remove_examples")
 DEFAULT_DATA = (b"data: digits", b"data: synthetic")  # in conf/train.yaml
 
 
@@ -32,7 +36,12 @@ def main() -> None:
     root = Path(__file__).resolve().parents[1]
     work_tree.refuse_changes(root, arguments.force)
     before = work_tree.read(root)
-    after = without_examples(before)
+    makes_projects = words(MAKES_PROJECTS_WORDS)
+    after = {
+        path: without(path, file, makes_projects)
+        for path, file in without_examples(before).items()
+        if not path.startswith(MAKES_PROJECTS)
+    }
     for path in work_tree.write(root, before, after):
         print(f"{'changed' if path in after else 'removed'} {path}")
     if left := mentions(after, words(EXAMPLES)):

@@ -134,6 +134,20 @@ def test_renaming_a_clone_first_gives_the_same_project(projects, clone, tmp_path
         assert tree(made) == copied
 
 
+def test_a_clone_without_examples_is_the_same_skeleton(projects, clone) -> None:
+    """What it runs and tests is byte for byte that of a project, whose tests are run below."""
+    folder = clone()
+    succeed(folder, "python", "scripts/remove_examples.py")
+    succeed(folder, "python", "scripts/rename_project.py", ANSWERS["package"], "--force")
+    folders = ("src/", "conf/", "tests/")
+    mine, theirs = (
+        {path: file for path, file in tree(each).items() if path.startswith(folders)}
+        for each in (folder, projects(False))
+    )
+    del mine["tests/test_benchmarks.py"]  # benchmarks/ stay in a clone
+    assert mine == theirs
+
+
 def test_edits_survive_an_update_and_the_template_s_changes_arrive(
     template: Path, tmp_path: Path
 ) -> None:
