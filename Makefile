@@ -1,7 +1,7 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
-# make test    make check, and run the tests                make test ARGS="-k digits"
-# make bench   set up if needed, and measure, briefly; docs/performance.md has the whole figures
+# make test    make check, and run the tests                make test ARGS="-k resume"
+# make bench   set up if needed, and run benchmarks/, briefly; docs/performance.md has all figures
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/installed
 TEST_INSTALLED := $(VENV)/installed-test
 
-.PHONY: train check test bench lock
+.PHONY: train check test lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
@@ -26,6 +26,7 @@ check: $(TEST_INSTALLED)
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
+.PHONY: bench
 bench: $(INSTALLED)
 	cd benchmarks && for short in "startup.py --repeats 2" "exactness.py --repeats 3" \
 	    "overhead.py --repeats 3 --num-train 12800" \

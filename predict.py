@@ -1,7 +1,8 @@
 """Predict with a checkpoint and write a CSV with one row per sample.
 
 python predict.py checkpoint=outputs/default/<run>/checkpoints/best.ckpt
-python predict.py checkpoint=... data.predict_file=digits.csv output=predictions.csv
+python predict.py checkpoint=... output=predictions.csv
+python predict.py checkpoint=... data.predict_file=digits.csv
 """
 
 from project.cli import main

@@ -34,10 +34,10 @@ def take_turns(
     return figures
 
 
-def spread(values: list[float], digits: int = 2) -> str:
+def spread(values: list[float], decimals: int = 2) -> str:
     """Median with smallest and largest."""
     median = statistics.median(values)
-    return f"{median:.{digits}f} ({min(values):.{digits}f} - {max(values):.{digits}f})"
+    return f"{median:.{decimals}f} ({min(values):.{decimals}f} - {max(values):.{decimals}f})"
 
 
 def ratio(values: list[float], baseline: list[float]) -> str:

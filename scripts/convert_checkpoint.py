@@ -171,7 +171,7 @@ if __name__ == "__main__":
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, _stop)
     for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal has no letters for
-        stream.reconfigure(errors="backslashreplace")
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIO
     try:
         status = main()
         sys.stdout.flush()

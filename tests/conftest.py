@@ -58,7 +58,13 @@ def make_cfg(tmp_path: Path):
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short training run, made by the command itself."""
     output_dir = tmp_path_factory.mktemp("outputs")
-    result = command("train.py", "trainer.max_epochs=2", "model=mlp", f"output_dir={output_dir}")
+    result = command(
+        "train.py",
+        "trainer.max_epochs=2",
+        "data=synthetic",
+        "model=mlp",
+        f"output_dir={output_dir}",
+    )
     assert result.returncode == 0, result.stderr
     (run_dir,) = (output_dir / "default").iterdir()
     (run_dir / "screen.txt").write_text(result.stdout + result.stderr)

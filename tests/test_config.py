@@ -46,12 +46,14 @@ def test_file_opens_with_its_purpose(file: Path) -> None:
 def test_experiment_states_its_command_duration_and_result(file: Path) -> None:
     header = "".join(line for line in file.read_text().splitlines(True) if line.startswith("#"))
     assert f"python train.py experiment={file.stem}" in header
+    if "Not measured yet" in header:
+        return  # scripts/new.py has just made it
     assert re.search(r"\d+ (s|min)\b", header), "how long it takes"
     assert re.search(r"0\.\d{2}", header), "which metric it reaches"
 
 
 def test_command_line_wins_over_experiment() -> None:
-    cfg = compose("train", ["experiment=digits_mlp", "model=cnn", "trainer.max_epochs=3"])
+    cfg = compose("train", ["experiment=synthetic", "model=cnn", "trainer.max_epochs=3"])
     assert cfg.model.net._target_.endswith("CNN")
     assert cfg.trainer.max_epochs == 3
 

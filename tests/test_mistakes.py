@@ -13,8 +13,8 @@ MISTAKES = {
     "unknown key elsewhere": ("lr=0.1", "Did you mean model.optimizer.lr?"),
     "misspelled group": ("stratgy=ddp", "Did you mean strategy?"),
     "unknown choice": ("model=cnnn", "Did you mean model=cnn?"),
-    "unknown experiment": ("experiment=digts_mlp", "Did you mean experiment=digits_mlp?"),
-    "empty choice": ("data=", "Choices: digits"),
+    "unknown experiment": ("experiment=syntetic", "Did you mean experiment=synthetic?"),
+    "empty choice": ("data=", "synthetic."),
     "choice with a plus": ("+strategy=ddp", "write strategy=<choice>"),
     "not key=value": ("strategy", "not of the form key=value"),
     "unquoted text": ("name=cnn(2)", "'name=\"cnn(2)\"'"),
@@ -72,17 +72,17 @@ MISTAKES = {
 # These are found once the framework is there to ask.
 LATE_MISTAKES = {
     "typo in a class": (
-        "model.net._target_=project.models.cnn.CNNN",
+        "model=cnn model.net._target_=project.models.cnn.CNNN",
         "Did you mean project.models.cnn.CNN?",
     ),
     "typo in a module": (
-        "model.net._target_=project.models.cn.CNN",
+        "model=cnn model.net._target_=project.models.cn.CNN",
         "There is no module project.models.cn",
     ),
     "argument that a class lacks": ("+model.net.depth=3", "has no argument depth"),
     "argument of the optimizer": ("+model.optimizer.lrr=3", "Did you mean lr?"),
     "value that the optimizer refuses": ("model.optimizer.lr=-1", "Invalid learning rate"),
-    "value that a class refuses": ("model.net.num_groups=7", "divisible by num_groups"),
+    "value that a class refuses": ("model=cnn model.net.num_groups=7", "divisible by num_groups"),
     "value that the Trainer refuses": ("trainer.precision=8", "Precision"),
 }
 

@@ -19,7 +19,7 @@ from project.composition import compose
 from project.errors import UserError
 from tests.conftest import ROOT, command
 
-SHORT = ("model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
+SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
 SLOW_STEPS = (
     "+callbacks.trace._target_=tests.faults.trace.Trace",
     "+callbacks.trace.seconds_per_batch=0.02",
@@ -115,7 +115,7 @@ def run_copy(finished_run: Path, tmp_path: Path) -> Path:
 
 def test_finished_run_says_so(run_copy: Path) -> None:
     result = command(
-        "train.py", "model=mlp", "trainer.max_epochs=2", "resume=auto",
+        "train.py", "data=synthetic", "model=mlp", "trainer.max_epochs=2", "resume=auto",
         f"output_dir={run_copy.parents[1]}",
     )  # fmt: skip
     assert result.returncode == 0
@@ -145,7 +145,7 @@ def test_copy_of_a_finished_run_takes_more_epochs(run_copy: Path, finished_run: 
         ("data.batch_size=32", "data.batch_size=32 (it has 64)"),
         ("trainer.max_epochs=1", "trainer.max_epochs=1 (it has 2)"),
         ("model=cnn", "model.net._target_=project.models.cnn.CNN"),
-        ("experiment=digits_mlp", "data.max_shift=0 (it has 1)"),
+        ("experiment=synthetic", "model.optimizer.lr=0.003 (it has 0.005)"),
     ],
 )
 def test_another_result_is_refused_with_the_difference(

@@ -11,9 +11,10 @@ from tests.conftest import command
 
 # An odd batch size, so that shares differ in size and the last batch is smaller.
 EXPERIMENT = (
+    "data=synthetic",
     "model=mlp",
     "data.batch_size=37",
-    "data.max_shift=1",
+    "data.noise=0.1",
     "trainer.max_epochs=3",
     "trainer.precision=64-true",
 )

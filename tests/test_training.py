@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from project import cli, run, run_folder
 from tests.conftest import ROOT, command
 
-SHORT = ("model=mlp", "trainer.max_epochs=2")
+SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=2")
 
 
 def only(folder: Path) -> Path:
@@ -75,13 +75,11 @@ def test_evaluate_repeats_the_test_of_the_run(finished_run: Path) -> None:
 
 
 def test_predict_writes_a_row_per_sample(finished_run: Path, tmp_path: Path) -> None:
-    images = tmp_path / "images.csv"
-    images.write_text("\n".join(",".join(str(i % 17) for i in range(k, k + 64)) for k in range(5)))
     output = tmp_path / "predictions.csv"
     result = command(
         "predict.py",
         f"checkpoint={finished_run / 'checkpoints' / 'best.ckpt'}",
-        f"data.predict_file={images}",
+        "data.num_test=5",
         f"output={output}",
     )
     assert result.returncode == 0, result.stderr
@@ -168,7 +166,9 @@ def test_best_checkpoint_is_tested(make_cfg, monkeypatch: pytest.MonkeyPatch) ->
         load_weights(model, path)
 
     monkeypatch.setattr(run, "load_weights", load)
-    cfg = make_cfg("model=mlp", "trainer.max_epochs=4", "trainer.enable_progress_bar=false")
+    cfg = make_cfg(
+        "data=synthetic", "model=mlp", "trainer.max_epochs=4", "trainer.enable_progress_bar=false"
+    )
     cfg.model.scheduler, cfg.model.optimizer.lr = None, 0.1  # accuracy goes up and down
     run.train(cfg)
     with Path(cfg.run_dir, "metrics.csv").open() as file:
@@ -179,7 +179,9 @@ def test_best_checkpoint_is_tested(make_cfg, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_logged_loss_is_that_of_the_steps_since_the_last(make_cfg) -> None:
-    cfg = make_cfg("model=mlp", "callbacks=none", "trainer.max_epochs=1", "test=false")
+    cfg = make_cfg(
+        "data=synthetic", "model=mlp", "callbacks=none", "trainer.max_epochs=1", "test=false"
+    )
     cfg.trainer.log_every_n_steps, cfg.trainer.enable_progress_bar = 1, False
     trainer, model, data = run.build(cfg)
     losses = []
@@ -200,7 +202,12 @@ def test_logged_loss_is_that_of_the_steps_since_the_last(make_cfg) -> None:
 
 
 def test_settings_reach_the_loader(make_cfg) -> None:
-    settings = ("data.num_workers=2", "data.prefetch_factor=5", "data.persistent_workers=false")
+    settings = (
+        "data=synthetic",
+        "data.num_workers=2",
+        "data.prefetch_factor=5",
+        "data.persistent_workers=false",
+    )
     trainer, model, data = run.build(make_cfg(*settings, "data.pin_memory=true", "seed=7"))
     model.trainer = data.trainer = trainer
     trainer.strategy.connect(model)
@@ -221,7 +228,9 @@ def test_sweep_looks_at_the_objective(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:
-    cfg = make_cfg("debug=overfit", "model=mlp", "logger=none", "trainer.max_epochs=3")
+    cfg = make_cfg(
+        "debug=overfit", "data=synthetic", "model=mlp", "logger=none", "trainer.max_epochs=3"
+    )
     cfg.trainer.enable_progress_bar = False
     trainer, model, data = run.build(cfg)
     seen = []
@@ -241,7 +250,14 @@ def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:
 
 def test_same_seed_gives_the_same_weights(make_cfg) -> None:
     def weights(seed: int) -> torch.Tensor:
-        cfg = make_cfg("model=mlp", "callbacks=none", "logger=none", f"seed={seed}", "test=false")
+        cfg = make_cfg(
+            "data=synthetic",
+            "model=mlp",
+            "callbacks=none",
+            "logger=none",
+            f"seed={seed}",
+            "test=false",
+        )
         cfg.trainer.max_epochs = 1
         cfg.trainer.enable_progress_bar = False
         trainer, model, data = run.build(cfg)

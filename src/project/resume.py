@@ -153,7 +153,8 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     path = None
     skipped: list[str] = []
     if files.by_step(folder):
-        from project.checkpoints.durable import unreadable  # torch, needed in any case
+        # This takes torch, which will be needed in any case.
+        from project.checkpoints.durable import unreadable
 
         path, skipped = files.newest_whole(folder, unreadable)
     # Metrics and best.ckpt are written before the first of them as well, and prove nothing.

@@ -12,7 +12,14 @@ QUIET = (
     r"Checkpoint directory .* exists and is not empty",  # a run that goes on
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
-LOGGERS = ("project", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings")
+# The first is this package.
+LOGGERS = (
+    __name__.partition(".")[0],
+    "pytorch_lightning",
+    "lightning",
+    "lightning_fabric",
+    "py.warnings",
+)
 
 
 class RunLog(pl.Callback):

@@ -68,7 +68,7 @@ def test_checkpoints_load_as_plain_values_with_their_position(tmp_path: Path) ->
     steps = [path.stem for path in files.by_step(tmp_path / "checkpoints")]
     assert steps == ["step_4", "step_8", "step_12", "step_15"]
     checkpoint = torch.load(tmp_path / "checkpoints" / "step_8.ckpt", weights_only=True)
-    position = checkpoint["Digits"]
+    position = checkpoint["Synthetic"]
     assert (position["epoch"], position["step"]) == (1, 3)
     assert (tmp_path / "checkpoints" / "last.ckpt").resolve().stem == "step_15"
 
@@ -82,7 +82,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 def test_resumed_run_reads_no_sample_that_it_skips(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from project.data.digits import DigitImages
+    from project.data.synthetic import SyntheticImages
 
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "trainer.max_epochs=1", "test=false"])
     train(cfg)
@@ -91,16 +91,16 @@ def test_resumed_run_reads_no_sample_that_it_skips(
     for later in files.by_step(checkpoint.parent)[4:]:
         later.unlink()
     reads = []
-    original = DigitImages.__getitems__
+    original = SyntheticImages.__getitems__
 
-    def read(self: DigitImages, indices: list[int]) -> Any:
-        if self.max_shift:  # the training images
+    def read(self: SyntheticImages, indices: list[int]) -> Any:
+        if self.noise:  # the training images
             reads.append(len(indices))
         return original(self, indices)
 
-    monkeypatch.setattr(DigitImages, "__getitems__", read)
+    monkeypatch.setattr(SyntheticImages, "__getitems__", read)
     train(cfg)
-    assert reads == [57]  # 1,257 samples, 300 a step: the rest of the epoch
+    assert reads == [50]  # 1,250 samples, 300 a step: the rest of the epoch
 
 
 def test_more_epochs_go_on_with_a_longer_schedule(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_another_data_set_is_refused(tmp_path: Path) -> None:
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "trainer.max_epochs=1"])
     train(cfg)
     cfg.resume = str(tmp_path / "checkpoints" / "step_3.ckpt")
-    cfg.data.val_fraction = 0.2
-    with pytest.raises(UserError, match="num_samples=1257, and now it is 1077"):
+    cfg.data.num_train = 1000
+    with pytest.raises(UserError, match="num_samples=1250, and now it is 1000"):
         train(cfg)
 
 

@@ -48,6 +48,9 @@ def run_with(network: nn.Module, config: object, folder: Path, prefix: str = "ne
     return path
 
 
+SYSTEM = "project.convert.read.os.system"
+NOTHING = "project.nothing.Here"
+TOUCH = "project.models_of_test.touch"
 # A torch.nn.Module that opens connections, and that a module of this package might import.
 REMOTE = "project.models_of_test.RemoteModule"
 LINEAR = {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 2}
@@ -97,8 +100,8 @@ def test_nested_networks_are_built(tmp_path: Path) -> None:
     ("config", "reason"),
     [
         ({"_target_": "os.system", "command": "touch {mark}"}, "os.system is not a network"),
-        ({"_target_": "project.models_of_test.touch", "self": "{mark}"}, "touch"),
-        ({"_target_": "project.convert.read.os.system", "command": "touch {mark}"}, "os.system"),
+        ({"_target_": TOUCH, "self": "{mark}"}, "touch"),
+        ({"_target_": SYSTEM, "command": "touch {mark}"}, "os.system"),
         ({"_target_": "torch.hub.load", "repo_or_dir": "a/b"}, "torch.hub.load is not a network"),
         (LINEAR | {"device": {"_target_": "os.system", "_args_": ["touch {mark}"]}}, "os.system"),
         (LINEAR | {"bias": "${oc.create:{_target_:os.system}}"}, "interpolations"),
@@ -106,7 +109,7 @@ def test_nested_networks_are_built(tmp_path: Path) -> None:
         ({"_target_": REMOTE, "remote_device": "host/cpu"}, "RemoteModule is not a network"),
         ({"_target_": "timm.create_model"}, "timm.create_model is not a network"),
         ({"_target_": "project.models_of_test.Broken"}, "needs its data set"),
-        ({"_target_": "project.nothing.Here"}, "project.nothing"),
+        ({"_target_": NOTHING}, NOTHING.rpartition(".")[0]),
         (LINEAR | {"width": 3}, "Linear"),
         ([1, 2], "model.net"),
     ],

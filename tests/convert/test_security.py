@@ -24,9 +24,10 @@ from torch import nn
 AUDITED = """
 import json, os, sys
 from pathlib import Path
-import project.convert, numpy, numpy.lib.stride_tricks, encodings.raw_unicode_escape
-import encodings.unicode_escape, encodings.latin_1
-project.convert.convert(sys.argv[1], sys.argv[1] + ".pt", dtype="float16")  # import what is needed
+import project.convert, numpy, numpy.lib.stride_tricks
+import encodings.raw_unicode_escape, encodings.unicode_escape, encodings.latin_1
+# Import what is needed.
+project.convert.convert(sys.argv[1], sys.argv[1] + ".pt", dtype="float16")
 forbidden, folder = [], os.path.dirname(sys.argv[1])
 def hook(event, args):
     if event == "open":

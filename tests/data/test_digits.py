@@ -7,6 +7,7 @@ import torch
 from project.data.batches import Batch
 from project.data.digits import DigitImages, Digits, read_images, shift
 from project.errors import UserError
+from tests.conftest import command
 
 
 @pytest.fixture
@@ -98,3 +99,19 @@ def test_prediction_file_may_have_a_header(tmp_path: Path) -> None:
     header = ",".join(f"pixel{i}" for i in range(64))
     path.write_text(f"{header}\n{','.join(['16'] * 64)}\n")
     assert read_images(path).shape == (1, 1, 8, 8)
+
+
+def test_new_images_are_predicted(tmp_path: Path) -> None:
+    """A CSV of pixels goes in, a row per image comes out, without labels."""
+    images, output = tmp_path / "images.csv", tmp_path / "predictions.csv"
+    images.write_text("\n".join(",".join(str(i % 17) for i in range(k, k + 64)) for k in range(5)))
+    words = ("data=digits", "model=mlp", "trainer.max_epochs=1", f"output_dir={tmp_path / 'out'}")
+    trained = command("train.py", *words)
+    assert trained.returncode == 0, trained.stderr
+    (checkpoint,) = tmp_path.glob("out/default/*/checkpoints/best.ckpt")
+    words = (f"checkpoint={checkpoint}", f"data.predict_file={images}", f"output={output}")
+    predicted = command("predict.py", *words)
+    assert predicted.returncode == 0, predicted.stderr
+    rows = output.read_text().splitlines()
+    assert rows[0].startswith("sample,prediction,confidence")
+    assert len(rows) == 6

@@ -15,11 +15,12 @@ from tests.faults.fast_command import Forked, start, wait_until_gone
 from tests.faults.run_folder import contents, differences
 
 RUN = (
+    "data=synthetic",
     "model=mlp",
     "strategy=cpu",
     "trainer.accelerator=cpu",
     "data.batch_size=100",
-    "data.max_shift=1",
+    "data.noise=0.1",
     "trainer.max_epochs=3",  # of 13 steps
     "trainer.log_every_n_steps=2",
     "trainer.enable_progress_bar=false",

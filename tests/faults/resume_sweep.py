@@ -14,10 +14,11 @@ from project.composition import compose
 from tests.faults.run_folder import contents, differences
 
 COMMON = (
+    "data=synthetic",
     "model=mlp",
     "strategy=cpu",
-    "data.batch_size=300",  # 1,257 samples: 5 steps an epoch, the last of them smaller
-    "data.max_shift=1",
+    "data.batch_size=300",  # 1,250 samples: 5 steps an epoch, the last of them smaller
+    "data.noise=0.1",
     "model.net.hidden=[8]",
     "model.net.dropout=0.2",
     "trainer.max_epochs=3",

@@ -9,7 +9,6 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 from project.models.classifier import Classifier
-from project.models.cnn import CNN
 from project.models.mlp import MLP
 
 
@@ -65,24 +64,6 @@ def test_prediction_has_a_row_per_sample() -> None:
     columns = classifier().predict_step((torch.randn(5, 4), torch.zeros(5).long()), 0)
     assert set(columns) == {"label", "prediction", "confidence", "p0", "p1", "p2"}
     assert all(column.shape == (5,) for column in columns.values())
-
-
-@pytest.mark.parametrize(
-    ("net", "shape"),
-    [
-        (CNN(in_channels=3, channels=[8, 16], num_classes=5), (2, 3, 9, 9)),
-        (MLP(in_features=12, hidden=[], num_classes=5, dropout=0.1), (2, 3, 2, 2)),
-    ],
-)
-def test_network_maps_a_batch_to_logits(net: nn.Module, shape: tuple[int, ...]) -> None:
-    assert net(torch.randn(shape)).shape == (2, 5)
-
-
-def test_samples_do_not_influence_each_other() -> None:
-    """No statistics over the batch: how it is split between devices cannot matter."""
-    net = CNN(in_channels=1, channels=[8, 16], num_classes=5)
-    images = torch.randn(6, 1, 8, 8)
-    assert torch.allclose(net(images)[:2], net(images[:2]), atol=1e-6)
 
 
 def test_hyper_parameters_are_plain() -> None:

@@ -11,7 +11,13 @@ pytestmark = UPSTREAM_WARNINGS
 @pytest.mark.parametrize("strategy", ["dp", "ddp2"])
 def test_a_run_ends_as_on_one_device(strategy, make_cfg):
     """Augmentation, schedule, uneven last batch and test included."""
-    settings = ["model=mlp", "trainer.max_epochs=2", "callbacks=none", "logger=none"]
+    settings = [
+        "data=synthetic",
+        "model=mlp",
+        "trainer.max_epochs=2",
+        "callbacks=none",
+        "logger=none",
+    ]
     settings += ["trainer.enable_progress_bar=false"]
     expected = run.train(make_cfg("strategy=cpu", *settings))
     actual = run.train(make_cfg(f"strategy={strategy}", "trainer.devices=2", *settings))

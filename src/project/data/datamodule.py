@@ -37,6 +37,7 @@ class DataModule(pl.LightningDataModule):
         drop_last: leave out a last training batch that is smaller than ``batch_size``.
         max_samples_per_device: the most samples that fit on one device at once; a larger share
             is split into batches whose gradients are accumulated. ``None`` splits nothing.
+        augment: whether training samples are augmented; for ``make_dataset`` to look at.
         seed: decides the order of the training samples and their augmentation.
     """
 
@@ -49,6 +50,7 @@ class DataModule(pl.LightningDataModule):
         prefetch_factor: int = 2,
         drop_last: bool = False,
         max_samples_per_device: int | None = None,
+        augment: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -59,6 +61,7 @@ class DataModule(pl.LightningDataModule):
         self.prefetch_factor = prefetch_factor
         self.drop_last = drop_last
         self.max_samples_per_device = max_samples_per_device
+        self.augment = augment
         self.seed = seed
         self.datasets: dict[str, Dataset[Any]] = {}
         self.start = (0, 0)  # epoch, and step in it, at which training begins

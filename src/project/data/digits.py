@@ -114,7 +114,7 @@ class Digits(DataModule):
         images = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
         labels = torch.from_numpy(digits.target.astype(np.int64))
         indices = self.split_indices(digits.target)["test" if split == "predict" else split]
-        max_shift = self.max_shift if split == "train" else 0
+        max_shift = self.max_shift if split == "train" and self.augment else 0
         return DigitImages(images[indices], labels[indices], max_shift, self.seed)
 
     def split_indices(self, labels: Any) -> dict[str, Any]:

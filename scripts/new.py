@@ -1,0 +1,94 @@
+"""Write the starting point of an experiment, a model or a data set, which trains as it is.
+
+    python scripts/new.py experiment NAME    conf/experiment/NAME.yaml
+    python scripts/new.py model NAME         a network, conf/model/NAME.yaml and a test
+    python scripts/new.py data NAME          a DataModule, conf/data/NAME.yaml and a test
+
+They are copies, under the new name, of what is here already: the experiment `synthetic`, the model
+`mlp`, the data `synthetic`. Nothing has to be registered: a file's name is the choice on the
+command line. Needs Python 3.10; nothing has to be installed.
+"""
+
+import argparse
+import keyword
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ORIGINALS = {"experiment": "synthetic", "model": "mlp", "data": "synthetic"}
+CLASSES = {"model": "MLP", "data": "Synthetic"}
+NOT_MEASURED = "# Not measured yet: write here how long it takes (s or min) and what it reaches.\n"
+
+
+def main() -> None:
+    """Write what the arguments name, and say how to run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=ORIGINALS)
+    parser.add_argument("name", help="lower case, such as my_data")
+    arguments = parser.parse_args()
+    kind, name = arguments.kind, arguments.name
+    check_name(name)
+    written = starting_point(kind, name)
+    if there := [str(path.relative_to(ROOT)) for path in written if path.exists()]:
+        sys.exit(f"{' and '.join(there)} exist already. Choose another name, or remove them first.")
+    for path, text in written.items():
+        path.write_text(text)
+        print(f"wrote  {path.relative_to(ROOT)}")
+    tests = [
+        path for path in written if path.suffix == ".py" and path.is_relative_to(ROOT / "tests")
+    ]
+    tested = str(tests[0].relative_to(ROOT)) if tests else f"tests/test_config.py -k {name}"
+    print(f"run    python train.py {kind}={name}\ntest   pytest {tested}")
+
+
+def check_name(name: str) -> None:
+    """Exit with the reason where ``name`` cannot name a module and a choice."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,19}", name) or keyword.iskeyword(name):
+        sys.exit(
+            f"{name!r} must be a name that Python can import: up to 20 lower case letters, numbers "
+            "and underscores, such as my_data, and no keyword."
+        )
+
+
+def starting_point(kind: str, name: str) -> dict[Path, str]:
+    """The files of a starting point, with their text."""
+    original = ORIGINALS[kind]
+    (package,) = (path.parent for path in (ROOT / "src").glob("*/__init__.py"))
+    folders = [ROOT / "conf" / kind]
+    if kind in CLASSES:
+        modules = "models" if kind == "model" else "data"
+        folders += [package / modules, ROOT / "tests" / modules]
+    written = {}
+    for folder in folders:
+        if folder.parts[-2] == "conf":
+            file_name = "{}.yaml"
+        else:
+            file_name = "test_{}.py" if folder.parent.name == "tests" else "{}.py"
+        source = folder / file_name.format(original)
+        if not source.is_file():
+            sys.exit(f"{source.relative_to(ROOT)}, which this starts from, is gone: restore it.")
+        written[folder / file_name.format(name)] = renamed(source.read_text(), kind, name)
+    return written
+
+
+def renamed(text: str, kind: str, name: str) -> str:
+    """The text of an original under a new name, in the order that linters ask for."""
+    original = ORIGINALS[kind]
+    if kind == "experiment":
+        text = re.sub(rf"experiment={original}\b", f"experiment={name}", text)
+        return re.sub(r"(?m)^# Takes .*\n", NOT_MEASURED, text)
+    class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    text = re.sub(rf"\b{CLASSES[kind]}(?=[A-Z]\w|\b)", class_name, text.replace(original, name))
+    # Imports stand in the order of their modules, and one of them has another name now.
+    return re.sub(r"(?m)(?:^from \w+\.\S+ import .*\n)+", _sorted_lines, text)
+
+
+def _sorted_lines(match: re.Match[str]) -> str:
+    return "".join(sorted(match[0].splitlines(keepends=True), key=lambda line: line.split()[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from project import run
+from project.data.batches import Batch
+from project.data.synthetic import Synthetic, SyntheticImages
+
+
+@pytest.fixture
+def data() -> Synthetic:
+    return Synthetic(batch_size=16, noise=0.1, seed=1)
+
+
+def images_of(data: Synthetic, split: str) -> set[bytes]:
+    return {image.numpy().tobytes() for image in data.make_dataset(split).images}
+
+
+def test_splits_do_not_mix(data: Synthetic) -> None:
+    train, val, test = (images_of(data, split) for split in ("train", "val", "test"))
+    assert not train & val
+    assert not train & test
+    assert not val & test
+
+
+def test_splits_do_not_depend_on_the_seed_of_the_run() -> None:
+    first, second = Synthetic(batch_size=16, seed=1), Synthetic(batch_size=16, seed=2)
+    assert images_of(first, "test") == images_of(second, "test")
+
+
+def test_augmentation_depends_on_seed_epoch_and_sample_alone(data: Synthetic) -> None:
+    train = data.make_dataset("train")
+    whole, _ = train.__getitems__(Batch(list(range(10)), epoch=3))
+    some, _ = train.__getitems__(Batch([9, 7], epoch=3))
+    assert torch.equal(whole[[9, 7]], some)
+    later, _ = train.__getitems__(Batch(list(range(10)), epoch=4))
+    assert not torch.equal(whole, later)
+
+
+def test_evaluation_is_not_augmented(data: Synthetic) -> None:
+    test = data.make_dataset("test")
+    assert torch.equal(test.__getitems__([0, 1])[0], test.images[:2])
+
+
+def test_augmentation_can_be_switched_off() -> None:
+    train = Synthetic(batch_size=16, noise=0.1, augment=False).make_dataset("train")
+    assert torch.equal(train.__getitems__([0, 1])[0], train.images[:2])
+
+
+def test_noise_stays_within_its_bound() -> None:
+    images = torch.full((4, 1, 3, 3), 0.5)
+    noisy, _ = SyntheticImages(images, torch.arange(4), noise=0.1).__getitems__([0, 1, 2, 3])
+    assert 0 < (noisy - images).abs().max() <= 0.1
+
+
+def test_synthetic_trains(make_cfg, tmp_path: Path) -> None:
+    """One epoch through the configs, with the test after it."""
+    cfg = make_cfg("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1")
+    cfg.trainer.enable_progress_bar = False
+    results = run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+    assert 0 <= results["test/accuracy"] <= 1
