@@ -1,8 +1,8 @@
 """Find settings of an experiment by trying them; nothing of the trials is kept.
 
-    python scripts/tune.py workers experiment=digits_cnn       data.num_workers
-    python scripts/tune.py batch-size experiment=digits_cnn    data.batch_size that fits in memory
-    python scripts/tune.py lr experiment=digits_cnn            model.optimizer.lr
+    python scripts/tune.py workers experiment=synthetic       data.num_workers
+    python scripts/tune.py batch-size experiment=synthetic    data.batch_size that fits in memory
+    python scripts/tune.py lr experiment=synthetic            model.optimizer.lr
 
 What follows the first word is what train.py takes. The last line on the screen is for pasting
 behind train.py; pictures go to <output_dir>/tune/. Exit status: 0 found; 1 a mistake in the

@@ -154,6 +154,8 @@ class GlobalBatchSampler(Sampler[Batch]):
         Processes and accumulated batches are averaged with equal weights by the framework;
         shares of unequal size must not be. It is 1 wherever the parts are equal.
         """
+        if self.num_ranks * self.num_micro_batches == 1:
+            return 1.0
         low, high, size = self._share(batch_idx)
         return (high - low) * self.num_ranks * self.num_micro_batches / size
 
@@ -169,6 +171,8 @@ class GlobalBatchSampler(Sampler[Batch]):
 
     def is_filler(self, batch_idx: int) -> bool:
         """Whether this process's share is empty, and another's sample takes part instead."""
+        if self.num_ranks * self.num_micro_batches == 1:
+            return False
         low, high, _ = self._share(batch_idx)
         return low == high
 
