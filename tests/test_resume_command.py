@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from project import cli, resume, run_folder
@@ -248,22 +249,31 @@ def go_on(folder: Path, *words: str) -> DictConfig:
     return resume.config(compose("train", list(words)), list(words), folder)
 
 
+@pytest.fixture
+def plain_experiment() -> Iterator[str]:
+    """An experiment that chooses what is the default anyway."""
+    store = ConfigStore.instance()
+    node = {"defaults": [{"override /model": "cnn"}]}
+    store.store(group="experiment", name="plain", node=node, package="_global_")
+    yield "experiment=plain"
+    del store.repo["experiment"]["plain.yaml"]
+
+
 def test_another_experiment_is_refused_where_it_keeps_the_defaults(
-    saved_run: Callable[..., Path],
+    plain_experiment: str, saved_run: Callable[..., Path]
 ) -> None:
-    """digits_cnn chooses the default model, which is not this run's."""
-    folder = saved_run("experiment=digits_mlp")
+    folder = saved_run("model=mlp")
     with pytest.raises(UserError, match=r"model.net._target_=project.models.cnn.CNN \(it has"):
-        go_on(folder, "experiment=digits_cnn")
+        go_on(folder, plain_experiment)
 
 
 def test_the_same_experiment_goes_on_with_what_was_changed_at_its_start(
-    saved_run: Callable[..., Path],
+    plain_experiment: str, saved_run: Callable[..., Path]
 ) -> None:
-    folder = saved_run("experiment=digits_mlp", "seed=3", "data.batch_size=32")
-    assert go_on(folder, "experiment=digits_mlp").seed == 3
+    folder = saved_run("experiment=synthetic", "seed=3", "data.batch_size=32")
+    assert go_on(folder, "experiment=synthetic").seed == 3
     folder = saved_run("model=cnn", "model.optimizer.lr=0.005", "strategy=ddp")
-    assert go_on(folder, "experiment=digits_cnn").trainer.devices == 2  # equal in all that counts
+    assert go_on(folder, plain_experiment).trainer.devices == 2  # equal in all that counts
 
 
 @pytest.mark.parametrize("word", ["model=cnn", "callbacks=none", "logger=none"])

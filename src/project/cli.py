@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from project import checks, resume, run_folder
 from project.checkpoints import files
 from project.composition import CONF, store_training_config
-from project.errors import MachineError, TrainingError, UserError
+from project.errors import TrainingError, UserError
 from project.processes import leaving, orphans
 from project.processes.leaving import AgreedExit, leave
 
@@ -53,8 +53,6 @@ def main(task: str) -> None:
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        if isinstance(error, MachineError):
-            sys.exit(str(error))  # each machine has its own
         tell_once(str(error))
 
 

@@ -12,7 +12,3 @@ class TrainingError(Exception):
     The process that finds it logs the message; the entry points exit with status 1 and print no
     traceback, because no line of code is to blame.
     """
-
-
-class MachineError(UserError):
-    """One that may be of this machine alone: each machine of a run tells its own."""

@@ -45,8 +45,10 @@ def test_gradient_stops_the_run_with_its_step_and_name(
 ) -> None:
     """At once, or by what it did to its weight; no checkpoint has it in either case."""
     words = disturb(what="gradient", name=WEIGHT, value=value)
-    # Weights are looked at before a checkpoint; without one, the next loss tells.
-    words += ["checkpoint.every_n_steps=null"] if every_gradient == "false" else []
+    # Weights are looked at before a checkpoint, also of the one before a validation; without any,
+    # the next loss tells.
+    if every_gradient == "false":
+        words += ["checkpoint.every_n_steps=null", "trainer.check_val_every_n_epoch=2"]
     expected = f"Step 3: the gradient of {WEIGHT} (is|was) not finite"
     with pytest.raises(TrainingError, match=expected):
         train(make_cfg, *words, f"callbacks.non_finite.every_gradient={every_gradient}")
@@ -85,7 +87,11 @@ def test_gradients_that_a_scaler_finds_too_large_are_its_own_affair() -> None:
     module: Any = nn.Linear(2, 2)
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, torch.inf)
-    trainer: Any = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=object()), world_size=1)
+    trainer: Any = SimpleNamespace(
+        precision_plugin=SimpleNamespace(scaler=object()),
+        strategy=SimpleNamespace(checkpoint_io=None),
+        world_size=1,
+    )
     callback = NonFinite("nowhere", every_gradient=True)
     callback.on_before_optimizer_step(trainer, module, None)
     # Its loss is multiplied by the scale, which half precision may have no room for.

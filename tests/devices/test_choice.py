@@ -249,7 +249,7 @@ def test_runs_that_start_together_take_different_gpus(tmp_path: Path, lock_folde
     answers = sorted(run.stdout.readline().strip() for run in runs)
     for run in runs:
         run.communicate("\n")
-    assert answers == ["0", "1", "2", "3", "MachineError", "MachineError"]
+    assert answers == ["0", "1", "2", "3", "UserError", "UserError"]
 
 
 # The commands: a model that writes down what its process may see.
@@ -330,12 +330,11 @@ def test_choice_that_cannot_be_made_is_refused_and_leaves_nothing(
 
 
 def test_each_machine_of_a_run_tells_what_it_lacks(commands, tmp_path: Path) -> None:
-    """Other mistakes are told by the first process only, as all of them find the same one."""
+    """The first machine's process does not have this mistake, and lives on."""
     second = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     result, _ = commands(**second, CUDA_VISIBLE_DEVICES="")
+    assert result.stderr.startswith("Rank 1: ")
     assert "which shows none" in result.stderr
-    result, _ = commands("trainer.devices=0", **second)
-    assert (result.returncode, result.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("launched", [{}, {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1(x2)"}])

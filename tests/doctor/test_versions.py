@@ -19,7 +19,7 @@ def test_bounds_and_tested_versions_are_those_of_the_repository() -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pyproject.toml").write_text(
         'dependencies = [\n  "torch>=2.6,<2.14",\n  "rich>=13",  # why\n]\n'
         '[optional]\nmore = [\n  "other>1",\n]\n'
@@ -41,7 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_version_is_held_against_the_bounds(
-    torch: str | None, said: str, project: Path, monkeypatch: pytest.MonkeyPatch
+    torch: str | None, said: str, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
         if name == "torch" and torch is None:
@@ -49,7 +49,7 @@ def test_version_is_held_against_the_bounds(
         return torch if name == "torch" else "14.0"
 
     monkeypatch.setattr(metadata, "version", version)
-    section = this.versions(project)
+    section = this.versions(repo)
     assert f"torch {torch} (tested: 2.13.0)" in section.text
     assert section.values["rich"] == {"installed": "14.0", "tested": "15.0.0", "bounds": ">=13"}
     assert len(section.problems) == bool(said)

@@ -11,6 +11,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from project.checkpoints import files
+from project.checkpoints.durable import DurableCheckpointIO
 from project.errors import TrainingError
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,9 @@ class NonFinite(pl.Callback):
 
     def _stop(self, trainer: pl.Trainer, step: int, what: str) -> NoReturn:
         self.coming.clear()
+        io = trainer.strategy.checkpoint_io
+        if isinstance(io, DurableCheckpointIO):
+            io.finish()  # the last one may be on its way to the disk
         good = files.by_step(self.folder)
         where = f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
         message = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from project.devices import locks, nvml
 from project.devices.nvml import Gpu, gib
 from project.devices.visible import visible
-from project.errors import MachineError
+from project.errors import UserError
 
 
 def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
@@ -24,7 +24,7 @@ def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
         The GPUs in CUDA's order.
 
     Raises:
-        MachineError: if there are not so many; the message shows what each GPU lacks.
+        UserError: if there are not so many; the message shows what each GPU lacks.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -46,7 +46,7 @@ def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
         if not chosen or len(chosen) < (num_wanted or 1):
             for gpu in chosen:
                 locks.release(gpu.uuids[0])
-            raise MachineError(_too_few(gpus, states, num_wanted, len(chosen), min_free_gib))
+            raise UserError(_too_few(gpus, states, num_wanted, len(chosen), min_free_gib))
     # NVML counts by PCI bus as well; it may know a GPU that CUDA is not given, and then only
     # UUIDs are sure.
     by_uuid = chosen[0].is_mig or not all(gpu.uuids for gpu in gpus)
@@ -60,19 +60,19 @@ def candidates(gpus: Sequence[Gpu]) -> list[Gpu]:
     """The GPUs, and MIG parts of GPUs, that ``CUDA_VISIBLE_DEVICES`` leaves to choose among.
 
     Raises:
-        MachineError: if it leaves none, or nobody can tell which.
+        UserError: if it leaves none, or nobody can tell which.
     """
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown, mistake = visible(gpus, value)
     if not shown:
         if value is None:
-            raise MachineError("gpus=emptiest: this machine has no GPU. Leave out gpus=emptiest.")
-        raise MachineError(
+            raise UserError("gpus=emptiest: this machine has no GPU. Leave out gpus=emptiest.")
+        raise UserError(
             f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={value}, which shows "
             f"none{f': {mistake}' if mistake else ''}.\nUnset it, or leave out gpus=emptiest."
         )
     if len(shown) < len(gpus) and is_order_unknown(gpus):
-        raise MachineError(
+        raise UserError(
             f"CUDA_VISIBLE_DEVICES={value} counts GPUs in CUDA's own order, fastest first, and "
             "this machine has different ones.\n"
             "Set CUDA_DEVICE_ORDER=PCI_BUS_ID as well to count as nvidia-smi does, or name UUIDs."
@@ -96,7 +96,7 @@ def check() -> None:
     """Refuse to choose where there is nothing to choose from.
 
     Raises:
-        MachineError: says why.
+        UserError: says why.
     """
     candidates(_gpus())
 
@@ -129,7 +129,7 @@ def _gpus() -> list[Gpu]:
         return nvml.gpus()
     except nvml.NoDriverError as error:
         remedy = error.remedy or "Leave out gpus=emptiest."
-        raise MachineError(f"gpus=emptiest needs an NVIDIA GPU: {error}.\n{remedy}") from error
+        raise UserError(f"gpus=emptiest needs an NVIDIA GPU: {error}.\n{remedy}") from error
 
 
 def _obstacle(gpu: Gpu, num_wanted: int | None, min_free_gib: float) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from project.errors import MachineError
+from project.errors import UserError
 
 FOLDER = Path("/tmp")
 WAIT_SECONDS = 30.0
@@ -59,12 +59,12 @@ def choosing() -> Iterator[None]:
     """Let one process at a time choose: each sees what the one before has taken.
 
     Raises:
-        MachineError: if another process does not come to an end with it.
+        UserError: if another process does not come to an end with it.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     while not take("choice"):
         if time.monotonic() > deadline:
-            raise MachineError(
+            raise UserError(
                 f"Process {holder('choice')} has been choosing GPUs for {WAIT_SECONDS:.0f} seconds."
                 "\nEnd it, or name the GPUs with CUDA_VISIBLE_DEVICES and leave out gpus=emptiest."
             )
@@ -91,7 +91,7 @@ def _open(path: Path) -> int:
                 os.fchmod(descriptor, 0o644)  # whatever the umask: other users read it
                 return descriptor
         except OSError as error:
-            raise MachineError(
+            raise UserError(
                 f"{path}, which keeps a GPU for one run, cannot be opened: {error.strerror}.\n"
                 "Remove it, or name the GPUs with CUDA_VISIBLE_DEVICES and leave out gpus=emptiest."
             ) from error
