@@ -7,16 +7,16 @@ checkpoint's stall against one write of its bytes with sync. Contenders are inte
 busy machine slows all of them alike: read the ratios.
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import contest
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
@@ -102,30 +102,25 @@ def seconds(function: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def summary(values: list[float], unit: float) -> str:
-    median, low, high = statistics.median(values), min(values), max(values)
-    return f"{median / unit:9.2f}   ({low / unit:.2f} - {high / unit:.2f})"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = contest.arguments(__doc__ or "", repeats=7)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     # As a model of several layers with its optimizer's two moments has them.
-    values = arguments.megabytes * 2**20 // 4
+    values = options.megabytes * 2**20 // 4
     checkpoint = {f"tensor_{i}": torch.randn(values // 24) for i in range(24)}
-    times: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         durable, lightning = DurableCheckpointIO(), TorchCheckpointIO()
         durable.save_checkpoint(checkpoint, folder / "a.ckpt")
         data = (folder / "a.ckpt").read_bytes()
-        contenders = {
+
+        def milliseconds(function: Callable[[], None]) -> float:
+            durable.finish()
+            return seconds(function) * 1e3
+
+        contenders: dict[str, Callable[[], None]] = {
             "one write with sync": lambda: write_once(data, folder / "plain"),
             "durable, training waits": lambda: durable.save_checkpoint(
                 checkpoint, folder / "a.ckpt", lambda: None
@@ -137,24 +132,20 @@ def main() -> None:
                 checkpoint, folder / "b.ckpt"
             ),
         }
-        for _ in range(arguments.repeats):
-            times.setdefault("bookkeeping per step", []).append(bookkeeping(folder))
-            for contender, function in contenders.items():
-                times.setdefault(contender, []).append(seconds(function))
-                durable.finish()
-    steps = times["bookkeeping per step"]
-    share = statistics.median(steps) / STEP_SECONDS
-    print(f"bookkeeping per step, microseconds {summary(steps, 1e-6)}")
+        turns = {name: partial(milliseconds, function) for name, function in contenders.items()}
+        writes = contest.take_turns(turns, options.repeats)
+        durable.finish()
+        steps = [bookkeeping(folder) * 1e6 for _ in range(options.repeats)]
+    print(contest.machine())
+    share = statistics.median(steps) * 1e-6 / STEP_SECONDS
+    print(f"bookkeeping per step, microseconds {contest.spread(steps, 0)}")
     print(f"share of a 50 ms step {share:.4f}, goal {GOAL_STEP}\n")
-    print(f"{arguments.megabytes} MB, milliseconds")
-    baseline = times["one write with sync"]
-    for contender in contenders:
-        pairs = zip(times[contender], baseline, strict=True)
-        ratio = statistics.median(mine / other for mine, other in pairs)
-        print(f"{contender:25} {summary(times[contender], 1e-3):34} ratio {ratio:.2f}")
-    print(f"goal of what training waits for: ratio {GOAL_STALL}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(times, indent=2) + "\n")
+    print(f"{options.megabytes} MB {'':19} milliseconds (min - max)     of one write (min - max)")
+    for name, times in writes.items():
+        of_one_write = contest.ratio(times, writes["one write with sync"])
+        print(f"{name:25} {contest.spread(times, 0):28} {of_one_write}")
+    print(f"goal of what training waits for: {GOAL_STALL} of one write")
+    contest.write(options.json, {"bookkeeping": steps, "writes": writes})
 
 
 if __name__ == "__main__":

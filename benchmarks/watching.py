@@ -10,9 +10,7 @@ in processor time of the training thread. Then the checks that are made now and 
 shows the table of ``scripts/tune.py workers`` for a data set that decodes PNG files.
 """
 
-import argparse
 import io
-import json
 import logging
 import statistics
 import tempfile
@@ -22,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import contest
 import numpy as np
 import pytorch_lightning as pl
 import torch
@@ -204,46 +203,34 @@ def images() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--images", action="store_true")
-    arguments = parser.parse_args()
+    parser = contest.arguments(__doc__ or "", repeats=15)
+    parser.add_argument("--images", action="store_true", help="tune the workers instead")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    if arguments.images:
+    if options.images:
         print(images())
         return
-    found: dict[str, list[float]] = {}
-
-    def note(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
-
     skip_idle_hooks()  # as in every run
     step_seconds([])
-    for _ in range(arguments.repeats):
-        note("step", step_seconds([]))
-        note("being called", calling_seconds())
-        for name, value in own_seconds().items():
-            note(name, value)
-    step = statistics.median(found["step"])
-    called = statistics.median(found["being called"])
-    print(f"a step of the tiny MLP: {step * 1e3:.2f} ms\n")
+    found: dict[str, list[float]] = {}
+    for _ in range(options.repeats):
+        once = {"step": step_seconds([]), "being called": calling_seconds(), **own_seconds()}
+        for name, value in once.items():
+            found.setdefault(name, []).append(value * 1e6)
+    step, called = (statistics.median(found[name]) for name in ("step", "being called"))
+    print(contest.machine())
+    print(f"a step of the tiny MLP: {step / 1e3:.2f} ms\n")
     print(f"{'':28} us per step (min - max)   share   with being called")
     for name, values in list(found.items())[1:]:
         median = statistics.median(values)
-        spread = f"({min(values) * 1e6:.1f} - {max(values) * 1e6:.1f})"
         total = "" if name == "being called" else f"{(median + called) / step:7.2%}"
-        print(f"{name:28} {median * 1e6:6.1f} {spread:16} {median / step:7.2%}   {total}")
+        print(f"{name:28} {contest.spread(values, 1):24} {median / step:7.2%}   {total}")
     print(f"\n{'':55} ms (min - max)")
     for name, values in (now_and_then := checks()).items():
-        spread = f"({min(values) * 1e3:.1f} - {max(values) * 1e3:.1f})"
-        print(f"{name:55} {statistics.median(values) * 1e3:6.2f} {spread}")
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"per step": found, "checks": now_and_then}, indent=2) + "\n"
-        )
+        print(f"{name:55} {contest.spread([value * 1e3 for value in values])}")
+    contest.write(options.json, {"per step": found, "checks": now_and_then})
 
 
 if __name__ == "__main__":
