@@ -14,14 +14,15 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
-from pytorch_lightning.loops import training_epoch_loop
+from pytorch_lightning.loops import evaluation_loop, training_epoch_loop
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.trainer import call
+from pytorch_lightning.utilities import signature_utils
 
 of_callbacks = call._call_callback_hooks
 of_module = call._call_lightning_module_hook
 of_strategy = call._call_strategy_hook
-takes_parameter = training_epoch_loop.is_param_in_hook_signature  # type: ignore[attr-defined]
+takes_parameter = signature_utils.is_param_in_hook_signature
 
 
 def skip_idle_hooks() -> None:
@@ -31,8 +32,9 @@ def skip_idle_hooks() -> None:
     call._call_callback_hooks = call_callbacks
     call._call_lightning_module_hook = call_module
     call._call_strategy_hook = call_strategy
-    # Asked at every step of one and the same training_step.
-    training_epoch_loop.is_param_in_hook_signature = lru_cache(maxsize=1)(takes_parameter)  # type: ignore[attr-defined]
+    for loop in (training_epoch_loop, evaluation_loop):
+        # Asked at every step of one and the same method.
+        loop.is_param_in_hook_signature = lru_cache(maxsize=1)(takes_parameter)  # type: ignore[attr-defined]
 
 
 def is_profiled(trainer: Any) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from project.errors import UserError
@@ -61,7 +61,7 @@ class Classifier(pl.LightningModule):
         self.train_loss, self.train_accuracy = Mean(), Mean()
         self.val_metrics = metrics(num_classes).clone(prefix="val/")
         self.test_metrics = metrics(num_classes).clone(prefix="test/")
-        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+        self.val_loss, self.test_loss = Mean(), Mean()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs (B, ...) to logits (B, num_classes)."""
@@ -116,7 +116,7 @@ class Classifier(pl.LightningModule):
             self.log(name, metric)
 
     def _evaluate(
-        self, batch: tuple[Tensor, Tensor], metrics: MetricCollection, mean_loss: MeanMetric
+        self, batch: tuple[Tensor, Tensor], metrics: MetricCollection, mean_loss: Mean
     ) -> dict[str, Tensor]:
         inputs, labels = batch
         logits = self(inputs)
