@@ -232,12 +232,35 @@ def test_files_that_are_there_are_not_lost(template: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("folder", "name", "package"),
+    [
+        ("My Study 2", "My-Study-2", "my_study_2"),
+        ("2024-zoo", "2024-zoo", "zoo"),
+        ("_2024_", "2024", "my_study"),
+        ("änderung", "nderung", "nderung"),
+        ("é", "my-study", "my_study"),
+    ],
+)
+def test_default_answers_of_any_folder_are_valid(
+    folder: str, name: str, package: str, template: Path, tmp_path: Path
+) -> None:
+    words = ("copy", "--trust", "--defaults", "--skip-tasks", template, tmp_path / folder)
+    succeed(tmp_path, "python", "-m", "copier", *words)
+    answers = (tmp_path / folder / ".copier-answers.yml").read_text()
+    assert re.search(rf"(?m)^name: '?{name}'?$", answers)
+    assert re.search(rf"(?m)^package: {package}$", answers)
+
+
+@pytest.mark.parametrize(
     ("answer", "reason"),
     [
         ({"package": "torch"}, "torch is a dependency"),
         ({"package": "my-study"}, "such as my_study"),
         ({"package": "class"}, "a keyword of Python"),
         ({"name": "my study!"}, "such as my-study"),
+        ({"name": "Torch"}, "Torch is a dependency of the project"),
+        ({"name": "scikit_learn"}, "scikit_learn is a dependency of the project"),
+        ({"package": "dateutil"}, "dateutil is a dependency"),
     ],
 )
 def test_answers_that_cannot_be_are_refused(
