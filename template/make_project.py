@@ -89,6 +89,7 @@ def make(template: Files, answers: argparse.Namespace) -> Files:
         if not any(path == own or path.startswith(f"{own}/") for own in OWN)
     }
     files = without_unused_pictures(files)
+    files = remove_examples.without_locked(files, remove_examples.COPIER_NEEDS)
     old = work_tree.package(files)
     if answers.package != old:
         files = rename_project.rename(files, old, answers.package)
