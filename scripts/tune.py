@@ -49,8 +49,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> float:
-    if (value := float(text)) <= 0:
-        raise ValueError
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
 
 

@@ -184,6 +184,7 @@ WHOLE_NUMBERS = {
     "data.num_workers": 0,  # or auto
     "data.prefetch_factor": 1,
     "checkpoint.every_n_steps": 1,
+    "callbacks.replicas.every_n_steps": 1,
     "checkpoint.num_kept": 2,  # one of them may be damaged
     "trainer.num_nodes": 1,
     "trainer.accumulate_grad_batches": 1,
@@ -192,6 +193,7 @@ WHOLE_NUMBERS = {
     "trainer.max_steps": -1,
 }
 MAY_BE_NULL = {
+    "callbacks.replicas.every_n_steps",
     "checkpoint.every_n_steps",
     "data.max_samples_per_device",
     "trainer.max_epochs",

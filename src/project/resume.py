@@ -49,6 +49,7 @@ FREE = (
 )
 FREE_UPWARD = ("trainer.max_epochs", "trainer.max_steps")  # -1 has no end
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
+LONGEST_SHOWN = 60  # characters of a value
 NUM_SHOWN = 3  # differences of one word
 STRATEGY = ("trainer.accelerator", "trainer.devices", "trainer.strategy")  # the group's keys
 
@@ -123,7 +124,8 @@ def difference(word: str, keys: list[str]) -> str:
 
 def shown(value: Any) -> str:
     """A value as a person types it; what is not there has none."""
-    return "null" if value is None else str(value)
+    text = "null" if value is None else str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def take(saved: DictConfig, composed: DictConfig, key: str) -> None:

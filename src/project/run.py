@@ -105,6 +105,11 @@ def build(
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     skip_idle_hooks()
+    chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
+    if chooses_gpus and not torch.cuda.is_available() and run_folder.global_rank() == 0:
+        log.warning(
+            "This torch cannot use the GPUs, and computes on the CPU: see scripts/doctor.py."
+        )
     with user_errors():
         data, model = make(cfg.data), make(cfg.model)
         loggers = [make(node) for node in cfg.logger.values() if node is not None]

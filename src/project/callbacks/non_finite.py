@@ -46,8 +46,8 @@ class NonFinite(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         """Look at the loss, or send it to be looked at."""
-        if loss.dtype == torch.float16:
-            return  # the scaler has multiplied it, perhaps by too much
+        if getattr(trainer.precision_plugin, "scaler", None):
+            return  # it has multiplied the loss, perhaps by too much
         if loss.device.type == "cuda":
             self._look(trainer)
             self._send(trainer.global_step, loss)
@@ -79,8 +79,10 @@ class NonFinite(pl.Callback):
             self._stop(trainer, trainer.global_step, f"{bad} is not finite; it was not saved")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look at the last losses."""
+        """Look at the last losses, and at what the last step has done to the weights."""
         self._look(trainer, wait=True)
+        if bad := first_bad_weight(pl_module):
+            self._stop(trainer, trainer.global_step, f"{bad} is not finite")
 
     def _send(self, step: int, loss: Tensor) -> None:
         copy = torch.empty((), dtype=loss.dtype, pin_memory=True)

@@ -16,6 +16,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Integers hashed at once: on a CPU, so that what is computed on the way stays in its cache.
 CHUNK = {"cpu": 2**16}
 LARGE_CHUNK = 2**22
+PHI = 0x9E3779B97F4A7C15 >> 2  # 2 * i * PHI + 1 is odd, modulo 2^64 as well
 
 
 class Replicas(pl.Callback):
@@ -75,7 +76,8 @@ class Replicas(pl.Callback):
         everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
         is_compared = torch.ones_like(mine, dtype=torch.bool)
         if num_buffers := len(self.first):
-            is_compared[-num_buffers:] = everyone[0, -num_buffers:] == self.first
+            # Training changes a buffer in every process; one that is as it was in some drifts.
+            is_compared[-num_buffers:] = (everyone[:, -num_buffers:] == self.first).any(dim=0)
             is_compared[-num_buffers:] |= torch.tensor(
                 [name in synchronised(pl_module) for name, _ in buffers(pl_module)],
                 device=mine.device,
@@ -125,7 +127,7 @@ def hash_of(tensor: Tensor, factors: Tensor) -> Tensor:
     """Sum of the tensor's integers, each times an odd factor of its place, modulo 2^64.
 
     One changed integer always changes it, because an odd factor has an inverse modulo 2^64;
-    several that cancel are as unlikely as a random 64-bit number to be guessed.
+    several that cancel by chance are as unlikely as a random 64-bit number to be guessed.
     """
     flat = tensor.detach().contiguous()
     if flat.is_complex():
@@ -134,7 +136,8 @@ def hash_of(tensor: Tensor, factors: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for i, chunk in enumerate(torch.split(bits, len(factors))):
         # Each chunk has a factor of its own, so that exchanged chunks differ as well.
-        total += (chunk * factors[: len(chunk)]).sum() * factors[i % len(factors)]
+        # Not one of the chunk's own: elements i of chunk j and j of chunk i must not share theirs.
+        total += (chunk * factors[: len(chunk)]).sum() * (2 * i * PHI + 1)
     return total
 
 

@@ -53,6 +53,7 @@ class SafePoint(pl.Callback):
         self.saved_step = 0
         self.saved_time = time.monotonic()
         self.is_writing = False
+        self.saved_since_asked = False  # then whoever said that one is due has not known of it
         # Before a validation that takes long a checkpoint is written, since the run may be asked
         # to leave in the middle of it. How long the first one takes is not known.
         self.validation_seconds = math.inf
@@ -111,18 +112,13 @@ class SafePoint(pl.Callback):
         )
         if answer is not None:
             is_due, signum, is_full, self.validates_long = answer
+            is_due &= not self.saved_since_asked
+            self.saved_since_asked = False
         is_due |= self.validates_long and loop_repairs.validation_follows(trainer, batch_idx)
         if is_due or signum or self._passed_multiple(trainer.global_step):
             self._save(trainer)
-        if signum and trainer.is_global_zero:
-            self.io.finish()
-            log.warning(
-                "%s: %s step %d. Go on with resume=%s",
-                signal.Signals(signum).name,
-                "could not save" if self.io.met_full_disk else "saved",
-                trainer.global_step,
-                self.folder.parent,
-            )
+        if signum:
+            self._tell(trainer, signum)
         if signum or is_full:  # of which the writing process has told
             self._leave(trainer, 128 + signum if signum else 1)
 
@@ -145,9 +141,11 @@ class SafePoint(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end: a run with more epochs goes on from here."""
-        self.agreement.settle()
         self._save(trainer, is_end=True)
-        self.signals.wait_for_step = False
+        self.signals.wait_for_step = False  # from now on a signal is answered at once
+        if signum := self.agreement.ask_and_wait(self.signals.received):
+            self._tell(trainer, signum)
+            self._leave(trainer, 128 + signum)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Where nothing was left to train, end as the run would have ended."""
@@ -221,6 +219,18 @@ class SafePoint(pl.Callback):
             return False
         return step // self.every_n_steps > self.saved_step // self.every_n_steps
 
+    def _tell(self, trainer: pl.Trainer, signum: int) -> None:
+        """Say why the run ends here, once the checkpoint is safe."""
+        if trainer.is_global_zero:
+            self.io.finish()
+            log.warning(
+                "%s: %s step %d. Go on with resume=%s",
+                signal.Signals(signum).name,
+                "could not save" if self.io.met_full_disk else "saved",
+                trainer.global_step,
+                self.folder.parent,
+            )
+
     def _leave(self, trainer: pl.Trainer, status: int) -> NoReturn:
         """End this process; all of them have agreed to."""
         self.io.finish()
@@ -242,6 +252,7 @@ class SafePoint(pl.Callback):
         trainer.save_checkpoint(path, weights_only=False, storage_options=partial(self._keep, path))
         self.is_writing = False
         self.saved_step, self.saved_time = step, time.monotonic()
+        self.saved_since_asked = True
         if is_end:
             self.io.finish()
 

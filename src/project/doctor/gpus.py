@@ -40,7 +40,8 @@ def gpus() -> tuple[Section, list[Gpu], list[Gpu]]:
             )
         )
     for gpu in there:
-        if not gpu.uuids:  # others are busy, or kept from computing on purpose
+        is_used = value is None or gpu in shown
+        if is_used and not gpu.uuids:  # others are busy, or kept from computing on purpose
             section.problems.append(
                 Problem(
                     f"GPU {gpu.number} does not answer: {gpu.problem}",

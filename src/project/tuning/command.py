@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from project import checks, run, run_log
+from project.cli import choose_gpus
 from project.composition import compose
 from project.devices import num_gpus
 from project.errors import UserError
@@ -74,6 +75,7 @@ def one_process(cfg: Any) -> Iterator[Parts]:
         devices = cfg.trainer.devices
         is_list = OmegaConf.is_list(devices)
         cfg.trainer.strategy, cfg.trainer.devices = "auto", [devices[0]] if is_list else 1
+    choose_gpus(cfg)
     with tempfile.TemporaryDirectory() as folder, run.user_errors():
         cfg.run_dir = folder
         try:
