@@ -23,6 +23,13 @@ EXAMPLES = ("digits", "contrastive")
 # What makes projects with or without examples, and this program, have no purpose afterwards.
 MAKES_PROJECTS = ("template/", "tests/template/", "copier.yml", "scripts/remove_examples.py")
 MAKES_PROJECTS_WORDS = ("template/", "copier", "make_project", "remove_examples")
+# Distributions in requirements.lock that nothing else needs; a test looks at them.
+EXAMPLES_NEED = ("scikit-learn", "cloudpickle", "joblib", "narwhals", "scipy", "threadpoolctl")
+COPIER_NEEDS = (
+    *("copier", "annotated-types", "dunamai", "funcy", "jinja2-ansible-filters", "platformdirs"),
+    *("plumbum", "prompt_toolkit", "pydantic", "pydantic_core", "questionary"),
+    *("typing-inspection", "wcwidth"),
+)
 DEFAULT_DATA = (b"data: digits", b"data: synthetic")  # in conf/train.yaml
 
 
@@ -42,6 +49,7 @@ def main() -> None:
         for path, file in without_examples(before).items()
         if not path.startswith(MAKES_PROJECTS)
     }
+    after = without_locked(after, COPIER_NEEDS)
     for path in work_tree.write(root, before, after):
         print(f"{'changed' if path in after else 'removed'} {path}")
     if left := mentions(after, words(EXAMPLES)):
@@ -62,7 +70,15 @@ def without_examples(files: Files) -> Files:
             if path == "conf/train.yaml":
                 file = file._replace(data=file.data.replace(*DEFAULT_DATA))
             kept[path] = without(path, file, mentioned)
-    return kept
+    return without_locked(kept, EXAMPLES_NEED)
+
+
+def without_locked(files: Files, names: tuple[str, ...]) -> Files:
+    """Take distributions out of requirements.lock."""
+    lock = files["requirements.lock"]
+    lines = lock.data.decode().splitlines(keepends=True)
+    text = "".join(line for line in lines if line.partition("==")[0] not in names)
+    return files | {"requirements.lock": lock._replace(data=text.encode())}
 
 
 def without(path: str, file: File, mentioned: re.Pattern[str]) -> File:

@@ -12,6 +12,7 @@ import argparse
 import io
 import keyword
 import re
+import shutil
 import sys
 import tokenize
 from importlib.util import find_spec
@@ -41,6 +42,30 @@ SUFFIXES = {
     "ckpt",
 }
 LINE_LENGTH = 100
+# What locked distributions install under other names than their own; a test looks at them.
+MODULES = {
+    "absl-py": ["absl"],
+    "antlr4-python3-runtime": ["antlr4"],
+    "attrs": ["attr"],
+    "grpcio": ["grpc"],
+    "hydra-core": ["hydra", "hydra_plugins"],
+    "markdown-it-py": ["markdown_it"],
+    "matplotlib": ["mpl_toolkits", "pylab"],
+    "mypy": ["mypyc"],
+    "nvidia-ml-py": ["example", "pynvml"],
+    "omegaconf": ["pydevd_plugins"],
+    "pillow": ["PIL"],
+    "protobuf": ["google"],
+    "pytest": ["py"],
+    "pytest-xdist": ["xdist"],
+    "python-dateutil": ["dateutil"],
+    "pytorch-lightning": ["lightning_fabric"],
+    "PyYAML": ["yaml"],
+    "scikit-learn": ["sklearn"],
+    "sympy": ["isympy"],
+    "torch": ["functorch", "torchgen"],
+}
+INSTALLERS = {"pip", "setuptools", "pkg_resources", "wheel", "distutils"}
 
 
 def main() -> None:
@@ -61,8 +86,8 @@ def main() -> None:
     check_installed(new, root)
     work_tree.refuse_changes(root, arguments.force)
     changed = work_tree.write(root, before, rename(before, old, new))
-    for left in (root / "src").glob(f"{old}.egg-info/*"):
-        left.unlink()  # an installation under the old name
+    for left in (root / "src").glob(f"{old}.egg-info"):
+        shutil.rmtree(left)  # an installation under the old name
     print(f"{old} is now {new}: {len(changed)} files. Next: make test")
 
 
@@ -100,13 +125,18 @@ def check_name(name: str, files: Files, old: str) -> None:
 
 def taken(files: Files) -> set[str]:
     """Names of modules that are locked or imported, and of what stands in the root."""
-    names = {path.partition("/")[0].removesuffix(".py") for path in files}
-    if "requirements.lock" in files:
-        locked = files["requirements.lock"].data.decode()
-        names |= {name.replace("-", "_") for name in re.findall(r"(?m)^([\w.-]+)==", locked)}
+    names = {path.partition("/")[0].removesuffix(".py") for path in files} | INSTALLERS
+    for name in locked(files):
+        names |= {name.replace("-", "_"), *MODULES.get(name, [])}
     imports = re.compile(rb"(?m)^\s*(?:from|import)\s+(\w+)")
     code = [file.data for path, file in files.items() if path.endswith(".py")]
     return names | {name.decode() for data in code for name in imports.findall(data)}
+
+
+def locked(files: Files) -> list[str]:
+    """Names of the distributions in requirements.lock."""
+    lock = files.get("requirements.lock", File(b"")).data.decode()
+    return re.findall(r"(?m)^([\w.-]+)==", lock)
 
 
 def check_installed(name: str, root: Path) -> None:
@@ -190,7 +220,9 @@ class Renamer:
             rf"|(?<=\bfrom ){p}(?=\.\w|[ ]import\b)"
             rf"|(?<=\bimport ){p}(?=\.\w|[ ]as\b|[ ]*(?:[,;\"'`#]|$))"
             rf"|(?<=[ ]-m ){p}(?=[ .\"'`]|$)"
-            rf"|(?<=`){p}(?=`)",
+            rf"|(?<=`){p}(?=`)"
+            rf"|(?:(?<=_target_: )|(?<=_target_=)){p}(?=\.[A-Za-z_])"
+            rf"|(?<=--cov=){p}(?![\w-])",
             re.MULTILINE,
         )
 
@@ -281,7 +313,8 @@ class Renamer:
             if call in TAKES_DISTRIBUTION:
                 return text[0] + self.new_distribution + text[0]
             is_folder = before[0].strip("\"'") == "src" and before[1] in ("/", ",")
-            return text[0] + self.new + text[0] if is_folder or call in TAKES_PACKAGE else text
+            is_package = is_folder or call in TAKES_PACKAGE or before == ["modules", "["]
+            return text[0] + self.new + text[0] if is_package else text
         whole = re.fullmatch(rf"(\w*[\"']){re.escape(self.old)}\.([a-z_]\w*)([\"'])", text)
         if whole and whole[2] not in SUFFIXES:
             return f"{whole[1]}{self.new}.{whole[2]}{whole[3]}"

@@ -55,7 +55,7 @@ def main() -> None:
     old = work_tree.package(template)
     if answers.package != old:
         rename_project.check_name(answers.package, template, old)
-    check_name(answers.name)
+    check_name(answers.name, template)
     files = make(template, answers)
     refuse_to_overwrite(answers.folder, files)
     work_tree.write(answers.folder, {}, files)
@@ -63,10 +63,18 @@ def main() -> None:
         start_repository(answers.folder)
 
 
-def check_name(name: str) -> None:
-    """Exit where pip would refuse the name."""
+def check_name(name: str, template: Files) -> None:
+    """Exit where pip would refuse the name, or take the project for a dependency of its own."""
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name, re.ASCII):
         sys.exit(f"{name!r} is not a name for pip: use letters, numbers and hyphens: my-study.")
+    names = {_normalized(locked) for locked in rename_project.locked(template)}
+    if _normalized(name) in names | rename_project.INSTALLERS:
+        sys.exit(f"{name} is a dependency of the project. Use another name, such as {name}-study.")
+
+
+def _normalized(name: str) -> str:
+    """A distribution's name as pip compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def make(template: Files, answers: argparse.Namespace) -> Files:
@@ -81,6 +89,7 @@ def make(template: Files, answers: argparse.Namespace) -> Files:
         if not any(path == own or path.startswith(f"{own}/") for own in OWN)
     }
     files = without_unused_pictures(files)
+    files = remove_examples.without_locked(files, remove_examples.COPIER_NEEDS)
     old = work_tree.package(files)
     if answers.package != old:
         files = rename_project.rename(files, old, answers.package)

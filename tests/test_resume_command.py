@@ -263,7 +263,8 @@ def test_another_experiment_is_refused_where_it_keeps_the_defaults(
     plain_experiment: str, saved_run: Callable[..., Path]
 ) -> None:
     folder = saved_run("model=mlp")
-    with pytest.raises(UserError, match=r"model.net._target_=project.models.cnn.CNN \(it has"):
+    clash = r"model.net._target_=project.models.cnn.CNN \(it has"
+    with pytest.raises(UserError, match=clash):
         go_on(folder, plain_experiment)
 
 

@@ -26,7 +26,8 @@ def test_splits_do_not_mix(data: Synthetic) -> None:
 
 
 def test_splits_do_not_depend_on_the_seed_of_the_run() -> None:
-    first, second = Synthetic(batch_size=16, seed=1), Synthetic(batch_size=16, seed=2)
+    first = Synthetic(batch_size=16, seed=1)
+    second = Synthetic(batch_size=16, seed=2)
     assert images_of(first, "test") == images_of(second, "test")
 
 
@@ -57,7 +58,8 @@ def test_noise_stays_within_its_bound() -> None:
 
 def test_synthetic_trains(make_cfg, tmp_path: Path) -> None:
     """One epoch through the configs, with the test after it."""
-    cfg = make_cfg("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1")
+    overrides = ["strategy=cpu", "trainer.max_epochs=1"]
+    cfg = make_cfg("data=synthetic", "model=mlp", *overrides)
     cfg.trainer.enable_progress_bar = False
     results = run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
     assert 0 <= results["test/accuracy"] <= 1

@@ -22,7 +22,8 @@ def test_every_parameter_of_mlp_gets_a_gradient() -> None:
 
 def test_mlp_learns(make_cfg, tmp_path: Path) -> None:
     """The config's network, for two epochs of a task that a guess gets right once in ten times."""
-    cfg = make_cfg("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=2")
+    overrides = ["strategy=cpu", "trainer.max_epochs=2"]
+    cfg = make_cfg("data=synthetic", "model=mlp", *overrides)
     cfg.trainer.enable_progress_bar = False
     results = run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
     assert results["test/accuracy"] > 0.5

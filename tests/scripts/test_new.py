@@ -32,7 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # `alpha` comes before the modules of this project in the alphabet, `zulu` after them.
-@pytest.mark.parametrize("name", ["alpha_1", "zulu"])
+@pytest.mark.parametrize("name", ["alpha_1", "zulu", "z", "a" * 16])
 @pytest.mark.parametrize("kind", ["experiment", "model", "data"])
 def test_starting_point_is_clean_and_refuses_to_overwrite(
     kind: str, name: str, repository: Path
@@ -64,12 +64,35 @@ def test_starting_points_pass_their_tests(repository: Path) -> None:
     assert all(f"{name}\n" in result.stdout for name in names)
 
 
-@pytest.mark.parametrize("name", ["My", "1st", "class", "a-b", "../x", "", "x" * 21])
+@pytest.mark.parametrize(
+    "name", ["My", "1st", "class", "a-b", "../x", "", "x" * 17, "true", "null"]
+)
 def test_names_that_python_cannot_import_are_refused(name: str, repository: Path) -> None:
     before = sorted(repository.rglob("*"))
     result = run(repository, "scripts/new.py", "data", name)
     assert result.returncode == 1
     assert "my_data" in result.stderr
+    assert sorted(repository.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "reason"),
+    [
+        ("data", "batch", "data/synthetic.py, which this starts from, uses another Batch"),
+        ("model", "path", "tests/models/test_mlp.py, which this starts from, uses another Path"),
+        ("model", "test", "Test means something to Python or pytest"),
+        ("data", "tests_of_mine", "TestsOfMine means something to Python or pytest"),
+        ("model", "exception", "Exception means something to Python or pytest"),
+    ],
+)
+def test_names_whose_class_would_hide_another_are_refused(
+    kind: str, name: str, reason: str, repository: Path
+) -> None:
+    before = sorted(repository.rglob("*"))
+    result = run(repository, "scripts/new.py", kind, name)
+    assert result.returncode == 1
+    assert reason in result.stderr
+    assert f"my_{name}" in result.stderr
     assert sorted(repository.rglob("*")) == before
 
 

@@ -1,15 +1,20 @@
 """`copier copy` makes a project that is somebody's own; `copier update` keeps it up to date."""
 
+import contextlib
 import re
 import shutil
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import rename_project
 import work_tree
 from make_project import OWN, OWN_WORDS
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from remove_examples import EXAMPLES, mentions, words
 
 from tests.conftest import ROOT
@@ -118,6 +123,37 @@ def test_examples_go_if_they_are_not_wanted(projects) -> None:
     del removed[".copier-answers.yml"]
     assert mentions(removed, words(EXAMPLES)) == []
     assert [path for path in removed if words(EXAMPLES).search(path)] == []
+
+
+def needed(files: work_tree.Files) -> set[str]:
+    """Names of the distributions that pyproject.toml asks for, and of those that these need."""
+    lines = re.findall(r'(?m)^  "([\w-]+[<>].*?)"', files["pyproject.toml"].data.decode())
+    seen, queue = set[tuple[str, str]](), [(Requirement(line), "") for line in lines]
+    while queue:
+        requirement, extra = queue.pop()
+        marker = requirement.marker
+        if marker and "extra" in str(marker) and not marker.evaluate({"extra": extra}):
+            continue  # not asked for; what another platform needs counts
+        for wanted in ("", *requirement.extras):
+            name = canonicalize_name(requirement.name)
+            if (name, wanted) not in seen:
+                seen.add((name, wanted))
+                with contextlib.suppress(metadata.PackageNotFoundError):
+                    lines = metadata.requires(name) or []
+                    queue += [(Requirement(line), wanted) for line in lines]
+    return {name for name, _ in seen}
+
+
+def test_project_locks_what_it_needs(project: Path) -> None:
+    """And nothing that only copier and the examples need."""
+    here, there = tree(ROOT), tree(project)
+    whole, locked = (
+        {canonicalize_name(name) for name in rename_project.locked(files)}
+        for files in (here, there)
+    )
+    assert {"copier", "joblib"} & needed(here) == {"copier", "joblib"}
+    assert locked & (needed(here) - needed(there)) == set()
+    assert needed(there) & whole <= locked
 
 
 def test_renaming_a_clone_first_gives_the_same_project(projects, clone, tmp_path: Path) -> None:
@@ -232,12 +268,35 @@ def test_files_that_are_there_are_not_lost(template: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("folder", "name", "package"),
+    [
+        ("My Study 2", "My-Study-2", "my_study_2"),
+        ("2024-zoo", "2024-zoo", "zoo"),
+        ("_2024_", "2024", "my_study"),
+        ("änderung", "nderung", "nderung"),
+        ("é", "my-study", "my_study"),
+    ],
+)
+def test_default_answers_of_any_folder_are_valid(
+    folder: str, name: str, package: str, template: Path, tmp_path: Path
+) -> None:
+    words = ("copy", "--trust", "--defaults", "--skip-tasks", template, tmp_path / folder)
+    succeed(tmp_path, "python", "-m", "copier", *words)
+    answers = (tmp_path / folder / ".copier-answers.yml").read_text()
+    assert re.search(rf"(?m)^name: '?{name}'?$", answers)
+    assert re.search(rf"(?m)^package: {package}$", answers)
+
+
+@pytest.mark.parametrize(
     ("answer", "reason"),
     [
         ({"package": "torch"}, "torch is a dependency"),
         ({"package": "my-study"}, "such as my_study"),
         ({"package": "class"}, "a keyword of Python"),
         ({"name": "my study!"}, "such as my-study"),
+        ({"name": "Torch"}, "Torch is a dependency of the project"),
+        ({"name": "scikit_learn"}, "scikit_learn is a dependency of the project"),
+        ({"package": "dateutil"}, "dateutil is a dependency"),
     ],
 )
 def test_answers_that_cannot_be_are_refused(

@@ -1,9 +1,11 @@
 """scripts/rename_project.py renames the package, and nothing else."""
 
 import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import rename_project
 import work_tree
 from rename_project import Renamer
 from work_tree import File
@@ -39,13 +41,22 @@ CASES = {
         "x = 'W'",
         "x = 'W.yaml', 'my_W.cli', 'a/W.cli'",
         "getLogger('P')",
+        "sys.modules['P']",
+        "x['W']",
+        "x = '_target_=P.Thing'",
         "wandb.init('W')",
         "metadata.version('D')",
         "x = ROOT / 'src' / 'P' / 'cli.py'",
         "x = 1  # src/P/cli.py, see P.cli",
         "# the W. cli",
     ],
-    "a.yaml": ["_target_: P.models.cnn.CNN", "W: mine  # name of the W"],
+    "a.yaml": [
+        "_target_: P.models.cnn.CNN",
+        "_target_: P.Thing",
+        "x: W.Thing",
+        "run: pytest --cov=P",
+        "W: mine  # name of the W",
+    ],
     "a.md": [
         "`P` in `src/P/`, and P.cli",
         "The W. A W/plan, src/W_b",
@@ -117,6 +128,10 @@ def test_renamed_repository_is_clean_and_renaming_again_changes_nothing(name: st
         ("Json", "standard library"),
         ("torch", "a dependency, or a file or folder"),
         ("sklearn", "a dependency, or a file or folder"),
+        ("dateutil", "a dependency, or a file or folder"),
+        ("hydra_plugins", "a dependency, or a file or folder"),
+        ("pil", "a dependency, or a file or folder"),
+        ("pip", "a dependency, or a file or folder"),
         ("tests", "a dependency, or a file or folder"),
         ("train", "a dependency, or a file or folder"),
     ],
@@ -132,6 +147,23 @@ def test_names_that_cannot_be_are_refused(
     assert reason in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert tree(clone_once) == before
+
+
+def test_every_module_of_a_locked_distribution_is_taken() -> None:
+    """Also where its name is not that of the distribution, and nothing is installed."""
+    files = tree(ROOT)
+    locked = {re.sub(r"[-_.]+", "-", name).lower() for name in rename_project.locked(files)}
+    modules = {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if module[0].isalpha() and locked & {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+    }
+    assert {"torch", "yaml", "dateutil"} <= modules
+    # Without the repository's own imports, which tell of some of them as well.
+    lock_alone = {"requirements.lock": files["requirements.lock"]}
+    taken = {name.lower() for name in rename_project.taken(lock_alone)}
+    assert {module for module in modules if module.lower() not in taken} == set()
+    assert set(rename_project.MODULES) <= set(rename_project.locked(files))
 
 
 @pytest.fixture(scope="module")
