@@ -24,7 +24,14 @@ class Trace(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"pid_{trainer.global_rank}").write_text(str(os.getpid()))
+        self._note_pid(trainer)
+
+    def _note_pid(self, trainer: pl.Trainer) -> None:
+        """As a whole: whoever strikes reads it at any moment."""
+        path = self.folder / f"pid_{trainer.global_rank}"
+        part = path.with_suffix(".part")
+        part.write_text(str(os.getpid()))
+        part.replace(path)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         with (self.folder / f"steps_{trainer.global_rank}").open("a") as file:
@@ -38,6 +45,6 @@ class Trace(pl.Callback):
         self.be_slow(trainer, "test", self.seconds_per_test)
 
     def be_slow(self, trainer: pl.Trainer, name: str, seconds: float) -> None:
-        (self.folder / f"pid_{trainer.global_rank}").write_text(str(os.getpid()))  # spawned anew
+        self._note_pid(trainer)  # spawned anew
         (self.folder / f"{name}_{trainer.global_rank}").touch()
         time.sleep(seconds)
