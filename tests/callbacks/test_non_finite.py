@@ -96,7 +96,14 @@ def test_gradients_that_a_scaler_finds_too_large_are_its_own_affair() -> None:
     callback.on_before_optimizer_step(trainer, module, None)
     # Its loss is multiplied by the scale, which half precision may have no room for.
     callback.on_before_backward(trainer, module, torch.tensor(torch.inf, dtype=torch.float16))
-    trainer.precision_plugin.scaler, trainer.global_step = None, 0
+    trainer.global_step = 0
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        callback.on_before_backward(trainer, nn.Linear(2, 2), torch.tensor(torch.nan))
+    trainer.precision_plugin.scaler = None
+    with pytest.raises(TrainingError, match="the loss is inf"):  # as 16-true has it
+        callback.on_before_backward(
+            trainer, nn.Linear(2, 2), torch.tensor(torch.inf, dtype=torch.float16)
+        )
     with pytest.raises(TrainingError, match="the gradient of weight"):
         callback.on_before_optimizer_step(trainer, module, None)
 

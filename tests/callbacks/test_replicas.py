@@ -122,6 +122,16 @@ def test_places_count() -> None:
     assert len(found) == 3
 
 
+def test_elements_that_change_places_between_chunks_count() -> None:
+    """Element i of chunk j against element j of chunk i, and each of many chunks."""
+    found = set()
+    for chunk, place in [(1, 2), (2, 1), *((chunk, 0) for chunk in range(20))]:
+        tensor = torch.zeros(20 * 2**16)
+        tensor[chunk * 2**16 + place] = 1.0
+        found.add(int(hashes([tensor], CPU)))
+    assert len(found) == 22
+
+
 def test_layout_in_memory_does_not_count() -> None:
     tensor = torch.randn(2, 3, 4, 5)
     assert hashes([tensor], CPU) == hashes([tensor.to(memory_format=torch.channels_last)], CPU)

@@ -46,8 +46,8 @@ class NonFinite(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         """Look at the loss, or send it to be looked at."""
-        if getattr(trainer.precision_plugin, "scaler", None):
-            return  # it has multiplied the loss, perhaps by too much
+        if loss.dtype == torch.float16 and getattr(trainer.precision_plugin, "scaler", None):
+            return  # it has multiplied the loss, perhaps by too much for so few bits
         if loss.device.type == "cuda":
             self._look(trainer)
             self._send(trainer.global_step, loss)

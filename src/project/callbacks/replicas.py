@@ -16,7 +16,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Integers hashed at once: on a CPU, so that what is computed on the way stays in its cache.
 CHUNK = {"cpu": 2**16}
 LARGE_CHUNK = 2**22
-PHI = 0x9E3779B97F4A7C15 >> 2  # 2 * i * PHI + 1 is odd, modulo 2^64 as well
+GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's 64 bits: its multiples have no pattern
 
 
 class Replicas(pl.Callback):
@@ -135,9 +135,11 @@ def hash_of(tensor: Tensor, factors: Tensor) -> Tensor:
     bits = flat.view(-1).view(INTEGERS[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for i, chunk in enumerate(torch.split(bits, len(factors))):
-        # Each chunk has a factor of its own, so that exchanged chunks differ as well.
-        # Not one of the chunk's own: elements i of chunk j and j of chunk i must not share theirs.
-        total += (chunk * factors[: len(chunk)]).sum() * (2 * i * PHI + 1)
+        # Each chunk has an odd factor as well, so that exchanged chunks differ. It is none of the
+        # elements' own: element i of chunk j and element j of chunk i must not share a product.
+        factor = (i * GOLDEN | 1) % 2**64
+        signed = factor - 2**64 if factor >= 2**63 else factor
+        total += (chunk * factors[: len(chunk)]).sum() * signed
     return total
 
 
