@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from project.cores import usable_cores
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -45,13 +47,6 @@ def ratio(values: list[float], baseline: list[float]) -> str:
     return spread([value / base for value, base in zip(values, baseline, strict=True)])
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def machine() -> str:
     """What the figures were measured on."""
     model = platform.processor() or platform.machine()
@@ -62,7 +57,7 @@ def machine() -> str:
         model += f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     load = os.getloadavg()[0]
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{num_cores()} cores of {model}, {versions}, load {load:.1f}"
+    return f"{usable_cores()} cores of {model}, {versions}, load {load:.1f}"
 
 
 def write(path: Path | None, figures: object) -> None:

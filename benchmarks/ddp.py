@@ -20,6 +20,8 @@ import images
 import overhead
 import torch.distributed as dist
 
+from project.cores import usable_cores
+
 # name: processes, and the settings of this project; None is the loop by hand
 CONTENDERS: dict[str, tuple[int, list[str] | None]] = {
     "by hand, 1 process": (1, None),
@@ -59,7 +61,7 @@ def run(contender: str, arguments: list[str]) -> float:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = []
     for rank in range(num_processes):
-        num_threads = max(1, contest.num_cores() // num_processes)
+        num_threads = max(1, usable_cores() // num_processes)
         environment = os.environ | {"OMP_NUM_THREADS": str(num_threads)}
         if num_processes > 1 and overrides and overrides[0] == "strategy=ddp2":
             environment |= address | {"NODE_RANK": str(rank)}
