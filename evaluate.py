@@ -4,7 +4,7 @@ python evaluate.py checkpoint=outputs/default/<run>/checkpoints/best.ckpt
 python evaluate.py checkpoint=... strategy=ddp trainer.devices=2 data.batch_size=256
 """
 
-from project.cli import main
+from harness.command.start import main
 
 if __name__ == "__main__":
     main("evaluate")

@@ -5,7 +5,7 @@ python predict.py checkpoint=... output=predictions.csv
 python predict.py checkpoint=... data.predict_file=digits.csv
 """
 
-from project.cli import main
+from harness.command.start import main
 
 if __name__ == "__main__":
     main("predict")

@@ -8,7 +8,7 @@ python train.py -m seed=1,2,3                       a sweep: one run after anoth
 python train.py --help                              groups and keys
 """
 
-from project.cli import main
+from harness.command.start import main
 
 if __name__ == "__main__":
     main("train")

@@ -22,9 +22,9 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from torch.utils.data import DataLoader, TensorDataset
 
-from project.callbacks.seeded_steps import SeededSteps
-from project.checkpoints.durable import DurableCheckpointIO
-from project.checkpoints.safe_point import SafePoint
+from harness.checkpoints.durable import DurableCheckpointIO
+from harness.checkpoints.safe_point import SafePoint
+from harness.exact.seeded_steps import SeededSteps
 
 STEP_SECONDS, STEPS = 0.05, 40
 GOAL_STEP, GOAL_STALL = 0.01, 1.0

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
-from project.callbacks.uneven_batches import UnevenBatches
-from project.data.batches import Batch, GlobalBatchSampler
-from project.data.randomness import uniform
-from project.data.seeded_samples import SeededSamples
+from harness.data.batches import Batch, GlobalBatchSampler
+from harness.data.randomness import uniform
+from harness.data.seeded_samples import SeededSamples
+from harness.exact.uneven_batches import UnevenBatches
 
 NUM_SAMPLES, BATCH_SIZE, STEP_SECONDS = 60_000, 128, 0.010
 NUM_STEPS = -(-NUM_SAMPLES // BATCH_SIZE)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from project.data.batches import BatchedDataset
-from project.data.datamodule import DataModule
+from harness.data.batches import BatchedDataset
+from harness.data.datamodule import DataModule
 
 NUM_TRAIN, NUM_VAL, NUM_CLASSES = 60_000, 10_000, 10
 

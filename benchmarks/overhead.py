@@ -41,8 +41,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from project import run
-from project.composition import compose
+from harness.command.compose import compose
+from harness.run import tasks as run
 
 BATCH_SIZE, LR = 128, 1e-3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -30,14 +30,14 @@ from pytorch_lightning.trainer import call
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from project.callbacks.non_finite import NonFinite, first_bad_weight
-from project.callbacks.replicas import hashes
-from project.callbacks.throughput import Throughput
-from project.cores import usable_cores
-from project.data.datamodule import DataModule
-from project.data.workers import candidates, knee, measure_all
-from project.idle_hooks import skip_idle_hooks
-from project.tuning.worker_curve import table
+from harness.data.datamodule import DataModule
+from harness.data.measuring import candidates, knee, measure_all
+from harness.machine.cores import usable_cores
+from harness.tuning.worker_curve import table
+from harness.upstream.idle_hooks import skip_idle_hooks
+from harness.watch.non_finite import NonFinite, first_bad_weight
+from harness.watch.replicas import hashes
+from harness.watch.throughput import Throughput
 
 NUM_STEPS, BATCH_SIZE = 100, 128
 NUM_IDLE = 20

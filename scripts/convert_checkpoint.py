@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from project.convert import DTYPES, CheckpointError, Report, convert
-from project.convert.conversion import SUFFIXES, default_output, stem_of
-from project.convert.read import is_checkpoint_folder
-from project.convert.report import printable
-from project.errors import UserError
+from harness.convert import DTYPES, CheckpointError, Report, convert
+from harness.convert.conversion import SUFFIXES, default_output, stem_of
+from harness.convert.read import is_checkpoint_folder
+from harness.convert.report import printable
+from harness.errors import UserError
 
 _OUTPUT = ".weights.pt"
 

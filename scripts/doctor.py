@@ -15,9 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from project.devices import choice
-from project.devices.nvml import Gpu
-from project.doctor.examine import Report, examine
+from harness.doctor.examine import Report, examine
+from harness.machine import choice
+from harness.machine.nvml import Gpu
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

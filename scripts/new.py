@@ -45,7 +45,7 @@ def main() -> None:
     tests = [
         path for path in written if path.suffix == ".py" and path.is_relative_to(ROOT / "tests")
     ]
-    tested = str(tests[0].relative_to(ROOT)) if tests else f"tests/test_config.py -k {name}"
+    tested = str(tests[0].relative_to(ROOT)) if tests else f"tests_harness/test_config.py -k {name}"
     print(f"run    python train.py {kind}={name}\ntest   pytest {tested}")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from project.errors import UserError
+from harness.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,11 +60,12 @@ def _positive(text: str) -> float:
 
 def tune_workers(options: argparse.Namespace) -> int:
     """Measure the data set with 0, 1, 2, 4, … workers."""
-    from project.cores import usable_cores
-    from project.data.workers import candidates, knee, measure_all
-    from project.run import make, user_errors
-    from project.tuning import worker_curve
-    from project.tuning.command import composed, num_processes
+    from harness.data.measuring import candidates, knee, measure_all
+    from harness.machine.cores import usable_cores
+    from harness.run.mistakes import user_errors
+    from harness.run.tasks import make
+    from harness.tuning import worker_curve
+    from harness.tuning.trial import composed, num_processes
 
     cfg = composed(options.overrides)
     num_ranks = num_processes(cfg.trainer)
@@ -87,8 +88,8 @@ def tune_workers(options: argparse.Namespace) -> int:
 
 def tune_batch_size(options: argparse.Namespace) -> int:
     """Find the largest batch that fits."""
-    from project.tuning.command import composed
-    from project.tuning.searches import LARGEST, find_batch_size
+    from harness.tuning.searches import LARGEST, find_batch_size
+    from harness.tuning.trial import composed
 
     cfg = composed(options.overrides)
     found = find_batch_size(cfg)
@@ -108,8 +109,8 @@ def tune_batch_size(options: argparse.Namespace) -> int:
 
 def tune_learning_rate(options: argparse.Namespace) -> int:
     """Find the learning rate at which the loss falls the fastest."""
-    from project.tuning.command import composed
-    from project.tuning.searches import find_learning_rate
+    from harness.tuning.searches import find_learning_rate
+    from harness.tuning.trial import composed
 
     if not options.lowest < options.highest:
         raise UserError(f"--lowest {options.lowest} must be below --highest {options.highest}.")

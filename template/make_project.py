@@ -25,7 +25,13 @@ from work_tree import File, Files  # noqa: E402
 
 # What a project does not get. Elsewhere, lines and paragraphs that mention one of these go as well.
 OWN = (
-    *("template", "tests/template", "copier.yml", "benchmarks", "tests/test_benchmarks.py"),
+    *(
+        "template",
+        "tests_harness/template",
+        "copier.yml",
+        "benchmarks",
+        "tests_harness/test_benchmarks.py",
+    ),
     *("docs/performance.md", "CHANGELOG.md"),
     *("scripts/rename_project.py", "scripts/remove_examples.py", "scripts/work_tree.py"),
 )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from project import run
-from project.composition import CONF, GROUPS, compose
+from harness.command.compose import CONF, GROUPS, compose
+from harness.run import tasks as run
 
 CHOICES = [
     f"{group}={file.stem}"

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from project.data.batches import Batch
+from harness.data.batches import Batch
+from harness.errors import UserError
+from harness.testing import command
 from project.data.digits import DigitImages, Digits, read_images, shift
-from project.errors import UserError
-from tests.conftest import command
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from project import run
-from project.data.batches import Batch
+from harness.data.batches import Batch
+from harness.run import tasks as run
 from project.data.synthetic import Synthetic, SyntheticImages
 
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from harness.strategies.dp import DataParallelStrategy
 from project.models.contrastive import Contrastive, info_nce
-from project.strategies.dp import DataParallelStrategy
 
 pytestmark = [
     # Lightning 2.6 walks batches with names that torch 2.13 calls old.

@@ -3,7 +3,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from project import run
+from harness.run import tasks as run
 from project.models.mlp import MLP
 
 

@@ -6,8 +6,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from project.callbacks.exact_evaluation import is_filler
-from project.callbacks.figures import add_figure
+from harness.exact.evaluation import is_filler
+from harness.loggers.figures import add_figure
 
 
 class ConfusionMatrix(pl.Callback):

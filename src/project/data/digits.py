@@ -8,10 +8,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from project.data.batches import Batch, BatchedDataset
-from project.data.datamodule import DataModule
-from project.data.randomness import uniform
-from project.errors import UserError
+from harness.data.batches import Batch, BatchedDataset
+from harness.data.datamodule import DataModule
+from harness.data.randomness import uniform
+from harness.errors import UserError
 
 ImageBatch: TypeAlias = tuple[Tensor, Tensor]
 

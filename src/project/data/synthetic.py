@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from project.data.batches import Batch, BatchedDataset
-from project.data.datamodule import DataModule
-from project.data.randomness import uniform
+from harness.data.batches import Batch, BatchedDataset
+from harness.data.datamodule import DataModule
+from harness.data.randomness import uniform
 
 ImageBatch: TypeAlias = tuple[Tensor, Tensor]
 

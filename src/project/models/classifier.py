@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from project.errors import UserError
-from project.models.mean import Mean
+from harness.errors import UserError
+from harness.exact.mean import Mean
 
 
 class Classifier(pl.LightningModule):

@@ -1,0 +1,263 @@
+import logging
+import math
+import multiprocessing
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import WeightAveraging
+
+from harness.checkpoints import files
+from harness.checkpoints.durable import DurableCheckpointIO
+from harness.loggers.rewind import rewind_logs, sync_logs
+from harness.processes.agreement import Agreement
+from harness.processes.leaving import AgreedExit, leave
+from harness.processes.signals import Signals
+from harness.upstream import loop_repairs, running_values
+
+log = logging.getLogger(__name__)
+
+
+LONG_SECONDS = 2.0  # less than processes.signals.PATIENCE_SECONDS
+
+
+class SafePoint(pl.Callback):
+    """Write checkpoints from which a run goes on as if it had never stopped.
+
+    There is one place to write them: between two optimizer steps, before anything of the next
+    one has happened. In a batch's end, a validation that is due would be lost; inside an
+    accumulation, its gradients. It must be the first callback: those before it would act twice.
+
+    Args:
+        folder: where checkpoints go.
+        every_n_steps: write one whenever the number of steps passes a multiple of this.
+        every_minutes: and when this much time has passed since the last.
+        num_kept: how many stay; two, so that a damaged one costs only a little time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every_n_steps: int | None = None,
+        every_minutes: float | None = None,
+        num_kept: int = 2,
+    ) -> None:
+        if num_kept < 2:
+            raise ValueError(f"num_kept={num_kept}: use 2 or more, one of them may be damaged.")
+        self.folder, self.num_kept = folder, num_kept
+        self.every_n_steps, self.every_minutes = every_n_steps, every_minutes
+        self.signals = Signals()
+        self.loaded: dict[str, Any] = {}  # of the checkpoint that the run goes on from
+        self.saved_step = 0
+        self.saved_time = time.monotonic()
+        self.is_writing = False
+        self.saved_since_asked = False  # then whoever said that one is due has not known of it
+        # Before a validation that takes long a checkpoint is written, since the run may be asked
+        # to leave in the middle of it. How long the first one takes is not known.
+        self.validation_seconds = math.inf
+        self.validates_long = 1  # as the processes have agreed
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take over the signals; Lightning's handlers would wait for other processes inside."""
+        self.signals.install(trainer)
+        if stage == "fit":
+            loop_repairs.repair_precision(trainer, pl_module)
+            self.agreement = Agreement(trainer)
+            assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
+            self.io = trainer.strategy.checkpoint_io
+            self.signals.before_leaving = self.io.finish
+            if trainer.is_global_zero:
+                files.remove_parts(self.folder)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Bring back the values that callbacks look at, and take back what came afterwards.
+
+        Here nothing can refuse the command any more, and nothing is logged yet.
+        """
+        if self.loaded:
+            path = Path(str(trainer.ckpt_path))
+            if trainer.is_global_zero:
+                rewind_logs(self.folder.parent, self.num_steps_logged)
+                files.set_aside_newer(path)
+                log.info("Going on from %s.", path)
+            running_values.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
+            self.saved_step = self.loaded["step"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Bring back the loop's counters."""
+        self.signals.wait_for_step = True
+        self.saved_time = time.monotonic()
+        if self.loaded:
+            loop_repairs.repair_counters(trainer, self.loaded["batches_per_step"])
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Between two steps: go on from here, save here, or leave here."""
+        if batch_idx % trainer.accumulate_grad_batches:
+            return
+        if self.loaded:
+            if self.loaded["each_rank"] is not None:
+                loop_repairs.repair_validation(trainer, self.loaded["validation"])
+                running_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
+            self.loaded = {}
+        is_due, signum, is_full = 0, 0, 0
+        answer = self.agreement.ask(
+            self._minutes_passed(),
+            self.signals.received,
+            self.io.must_stop,
+            self.validation_seconds > LONG_SECONDS,
+        )
+        if answer is not None:
+            is_due, signum, is_full, self.validates_long = answer
+            is_due &= not self.saved_since_asked
+            self.saved_since_asked = False
+        is_due |= self.validates_long and loop_repairs.validation_follows(trainer, batch_idx)
+        if is_due or signum or self._passed_multiple(trainer.global_step):
+            self._save(trainer)
+        if signum:
+            self._tell(trainer, signum)
+        if signum or is_full:  # of which the writing process has told
+            self._leave(trainer, 128 + signum if signum else 1)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        """End the restart."""
+        loop_repairs.end_restart(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Measure how long it takes, and be ready to leave it."""
+        self.signals.begin_validation()
+        self.validation_started = time.monotonic()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Know for the next one how long it takes."""
+        self.signals.end_validation()
+        if not trainer.sanity_checking:
+            self.validation_seconds = time.monotonic() - self.validation_started
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the end: a run with more epochs goes on from here."""
+        self._save(trainer, is_end=True)
+        self.signals.wait_for_step = False  # from now on a signal is answered at once
+        if signum := self.agreement.ask_and_wait(self.signals.received):
+            self._tell(trainer, signum)
+            self._leave(trainer, 128 + signum)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Where nothing was left to train, end as the run would have ended."""
+        if self.loaded:
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
+                if isinstance(callback, WeightAveraging):
+                    callback.on_train_end(trainer, pl_module)
+        self.loaded = {}
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        self.signals.restore()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the signals back."""
+        self.signals.restore()
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add what is counted in the middle of an epoch."""
+        if not self.is_writing:
+            return  # another callback's checkpoint, from which no run goes on
+        checkpoint["safe_point"] = {
+            "step": trainer.global_step,
+            "batches_per_step": trainer.accumulate_grad_batches,
+            "all_ranks": running_values.of_all_ranks(trainer),
+            "each_rank": None
+            if self.is_end
+            else self.agreement.gather(running_values.of_this_rank(trainer)),
+            "validation": loop_repairs.validation_counters(trainer),
+            "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
+        }
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep what the hooks put back; let a longer run have a longer schedule."""
+        if not trainer.training:
+            return
+        self.loaded = checkpoint["safe_point"]
+        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+        self.num_steps_logged = loop["_batches_that_stepped"]
+        loop_repairs.repair_paths(trainer, checkpoint["callbacks"])
+        loop_repairs.repair_current_scores(trainer, checkpoint["callbacks"])
+        for schedule in checkpoint["lr_schedulers"]:
+            if schedule.get("total_steps") == self.loaded["num_steps_planned"]:
+                self._stretch(trainer, schedule)
+
+    def _stretch(self, trainer: pl.Trainer, schedule: dict[str, Any]) -> None:
+        """Leave a schedule's length to the one that this run has made."""
+        if trainer.estimated_stepping_batches == schedule["total_steps"]:
+            return
+        for key in ("total_steps", "_schedule_phases"):  # as OneCycleLR has them
+            schedule.pop(key, None)
+        log.warning(
+            "The learning rate's schedule now ends at step %s; the steps before followed a "
+            "shorter one.",
+            trainer.estimated_stepping_batches,
+        )
+
+    def _minutes_passed(self) -> bool:
+        if self.every_minutes is None:
+            return False
+        return time.monotonic() - self.saved_time >= 60 * self.every_minutes
+
+    def _passed_multiple(self, step: int) -> bool:
+        if self.every_n_steps is None:
+            return False
+        return step // self.every_n_steps > self.saved_step // self.every_n_steps
+
+    def _tell(self, trainer: pl.Trainer, signum: int) -> None:
+        """Say why the run ends here, once the checkpoint is safe."""
+        if trainer.is_global_zero:
+            self.io.finish()
+            log.warning(
+                "%s: %s step %d. Go on with resume=%s",
+                signal.Signals(signum).name,
+                "could not save" if self.io.met_full_disk else "saved",
+                trainer.global_step,
+                self.folder.parent,
+            )
+
+    def _leave(self, trainer: pl.Trainer, status: int) -> NoReturn:
+        """End this process; all of them have agreed to."""
+        self.io.finish()
+        trainer.strategy.barrier()
+        if multiprocessing.parent_process() is not None:
+            leave(status)  # a spawned process has nobody above that would end it well
+        raise AgreedExit(status)
+
+    def _save(self, trainer: pl.Trainer, is_end: bool = False) -> None:
+        step = trainer.global_step
+        if step == self.saved_step and not is_end:
+            return
+        for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
+            getattr(logger, "write_all", logger.save)()
+        if trainer.is_global_zero:
+            sync_logs(self.folder.parent)
+        path = files.path_of(self.folder, step)
+        self.is_writing, self.is_end = True, is_end
+        trainer.save_checkpoint(path, weights_only=False, storage_options=partial(self._keep, path))
+        self.is_writing = False
+        self.saved_step, self.saved_time = step, time.monotonic()
+        self.saved_since_asked = True
+        if is_end:
+            self.io.finish()
+
+    def _keep(self, path: Path) -> None:
+        """Count on a checkpoint that has become safe, and not on those before it any more."""
+        files.link_newest(path)
+        files.remove_old(self.folder, self.num_kept)

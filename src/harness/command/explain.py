@@ -1,0 +1,124 @@
+"""What Hydra and OmegaConf refuse, in words that say what to type instead."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from harness.command.compose import GROUPS, compose
+from harness.errors import UserError
+
+# Settings of earlier Lightning versions and of the scripts of that time.
+OLD_NAMES = {
+    "gpus": "strategy=gpu for one GPU, or strategy=ddp trainer.devices=<number of GPUs>",
+    "num_gpus": "trainer.devices=<number of GPUs>",
+    "distributed_backend": "strategy=<ddp, ddp_spawn, ...>",
+    "accelerator": "strategy=cpu or strategy=gpu",
+    "num_processes": "strategy=ddp trainer.devices=<number of processes>",
+    "auto_select_gpus": "gpus=emptiest",
+    "tpu_cores": "strategy=cpu or strategy=gpu; TPUs are not supported here",
+    "auto_lr_find": "model.optimizer.lr=<rate>",
+    "auto_scale_batch_size": "data.batch_size=<samples>",
+    "resume_from_checkpoint": "evaluate.py checkpoint=<path> to test a checkpoint",
+    "weights_summary": "trainer.enable_model_summary=<true or false>",
+    "checkpoint_callback": "callbacks.checkpoint=null to switch it off",
+    "max_nb_epochs": "trainer.max_epochs=<number>",
+    "progress_bar_refresh_rate": "callbacks.progress_bar.refresh_rate=<steps>",
+}
+OLD_STRATEGIES = {
+    "ddp_cpu": "ddp with trainer.accelerator=cpu",
+    "single_device": "auto",
+    "ddp_notebook": "ddp_spawn",
+    "ddp_sharded": "ddp",
+    "horovod": "ddp",
+}
+
+
+def explain(error: Exception, config_name: str, overrides: list[str]) -> str:
+    """Say in one or two lines what Hydra or OmegaConf refused."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _unknown_choice(error)
+    if isinstance(error.__cause__, (ConfigKeyError, ConfigAttributeError)):
+        return _unknown_key(str(error.__cause__.full_key), config_name, overrides)
+    if isinstance(error, OverrideParseException):
+        key, equals, value = str(error.override).partition("=")
+        if not equals:
+            return f"{key!r} is not of the form key=value."
+        quoted = value.replace('"', "")
+        return (
+            f"The value of {key} has characters with a meaning of their own.\n"
+            f"Write it in two pairs of quotes: '{key}=\"{quoted}\"'."
+        )
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} has no value. Add {error.full_key}=<value>."
+    if group := re.match(r"Multiple values for (\w+)\.", str(error)):
+        return f"{group[1]} is chosen already: write {group[1]}=<choice>, without a plus sign."
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        return f"{error.full_key}: {lines[0]}"
+    return "\n".join(lines[:2])
+
+
+def refuse_numbers_of_gpus(overrides: list[str]) -> None:
+    """``gpus=2`` of Lightning 1: today the word is a group, and Hydra would look for a file."""
+    if any(re.fullmatch(r"\+?gpus=[-\d,\[\]]+", override) for override in overrides):
+        raise UserError(old_name("gpus"))
+
+
+def _unknown_choice(error: MissingConfigException) -> str:
+    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    options = [option for option in error.options or [] if not option.startswith("_")]
+    if not group:
+        return f"There is no conf/{choice}.yaml."
+    if group == "strategy" and choice in OLD_STRATEGIES:
+        return f"strategy={choice} is a name of Lightning 1. Use strategy={OLD_STRATEGIES[choice]}."
+    return (
+        f"{group}={choice}: there is no conf/{group}/{choice}.yaml."
+        f"{_did_you_mean(choice, options, prefix=f'{group}=')}\n"
+        f"Choices: {', '.join(options)}."
+    )
+
+
+def _unknown_key(key: str, config_name: str, overrides: list[str]) -> str:
+    leaf = key.rpartition(".")[2]
+    if leaf in OLD_NAMES:
+        return old_name(key)
+    keys = known_keys(config_name, overrides)
+    same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
+    if config_name != "train" and key in ("data", "model"):
+        return f"{key}={{...}}: the {key} is that of the checkpoint's run. Leave it out."
+    hint = _did_you_mean(key, [*keys, *GROUPS])
+    if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text
+        hint = f" Did you mean {same_leaf[0]}?"
+    return f"There is no key {key}.{hint}\nTo add a new one, write +{key}=<value>."
+
+
+def old_name(key: str) -> str:
+    """Name today's setting instead of one of Lightning 1."""
+    return f"{key} is a setting of Lightning 1. Use {OLD_NAMES[key.rpartition('.')[2]]}."
+
+
+def known_keys(config_name: str, overrides: list[str]) -> list[str]:
+    """All keys of the composed config, with the choices of groups that the command made."""
+    choices = [text for text in overrides if text.partition("=")[0] in GROUPS and "," not in text]
+    return list(_flatten(compose(config_name, choices)))
+
+
+def _flatten(node: DictConfig, prefix: str = "") -> Iterable[str]:
+    for key, child in node.items_ex(resolve=False):
+        yield f"{prefix}{key!s}"
+        if isinstance(child, DictConfig):
+            yield from _flatten(child, f"{prefix}{key!s}.")
+
+
+def _did_you_mean(name: str, names: list[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" Did you mean {prefix}{close[0]}?" if close else ""

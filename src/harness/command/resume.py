@@ -1,0 +1,271 @@
+"""Which run a command goes on with, and with which config. Mistakes are answered without torch.
+
+The run's own saved config counts. What the command asks for besides is taken where it cannot
+change the result, and refused where it would.
+"""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from harness.checkpoints import files
+from harness.command import run_folder
+from harness.command.compose import compose
+from harness.errors import UserError
+
+# Where a run is computed, how much of it, and what is shown: not what comes out.
+FREE = (
+    "checkpoint",
+    "on_full_disk",
+    "callbacks.non_finite",
+    "callbacks.progress_bar",
+    "callbacks.replicas",
+    "callbacks.throughput",
+    "data.max_samples_per_device",
+    "data.num_workers",
+    "data.persistent_workers",
+    "data.pin_memory",
+    "data.prefetch_factor",
+    "gpus",
+    "objective",
+    "test",
+    "trainer.accelerator",
+    "trainer.accumulate_grad_batches",
+    "trainer.devices",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+    "trainer.max_time",
+    "trainer.num_nodes",
+    "trainer.profiler",
+    "trainer.strategy",
+)
+FREE_UPWARD = ("trainer.max_epochs", "trainer.max_steps")  # -1 has no end
+NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
+LONGEST_SHOWN = 60  # characters of a value
+NUM_SHOWN = 3  # differences of one word
+STRATEGY = ("trainer.accelerator", "trainer.devices", "trainer.strategy")  # the group's keys
+
+
+def find(cfg: DictConfig, is_sweep: bool) -> Path | None:
+    """The folder of the run to go on with; ``None`` starts a new one.
+
+    Raises:
+        UserError: if ``resume`` names no run.
+    """
+    if cfg.resume is None:
+        return None
+    if is_sweep:
+        raise UserError(
+            f"resume={cfg.resume} goes on with one run, and -m starts many.\nLeave out one of them."
+        )
+    runs = runs_in(Path(cfg.output_dir, cfg.name))
+    if cfg.resume == "auto":
+        return runs[-1] if runs else None
+    run_dir = Path(cfg.resume)
+    if not any((run_dir / name).exists() for name in ("config.yaml", "overrides.yaml")):
+        hint = f"such as {runs[-1]}" if runs else "as <output_dir>/<name>/<date>_<time>"
+        raise UserError(
+            f"resume={cfg.resume}: there is no run, which would have a config.yaml.\n"
+            f"Use resume=auto, or the folder of a run {hint}."
+        )
+    return run_dir.resolve()
+
+
+def runs_in(parent: Path) -> list[Path]:
+    """The runs in a folder, in the order in which they were started."""
+    return sorted(
+        (path.parent.resolve() for path in parent.glob("*/overrides.yaml")),
+        key=lambda path: (path / "overrides.yaml").stat().st_mtime_ns,
+    )
+
+
+def config(cfg: DictConfig, overrides: list[str], run_dir: Path) -> DictConfig:
+    """The run's own config, with what the command may change, and the checkpoint to go on from.
+
+    Raises:
+        UserError: if the command would change the result, or no whole checkpoint is left.
+    """
+    saved = run_folder.load_config(run_dir)
+    composed = run_folder.freeze(cfg, run_dir)
+    refused: dict[str, list[str]] = {}
+    for key, word in sorted(asked_for(composed, saved, overrides, typed_first(run_dir)).items()):
+        asked, was = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
+        if asked == was or is_below(key, NOT_COMPARED):
+            continue
+        if is_below(key, FREE) or (key in FREE_UPWARD and is_more(key, asked, was)):
+            take(saved, composed, key)
+        else:
+            refused.setdefault(word, []).append(f"{key}={shown(asked)} (it has {shown(was)})")
+    if refused:
+        words = "; ".join(difference(word, keys) for word, keys in refused.items())
+        raise UserError(
+            f"The run in {run_dir} would not go on as the same run with {words}.\n"
+            "Leave that out to go on with it, or leave out resume= to start another."
+        )
+    saved.resume = checkpoint(run_dir, saved.get("resume"))
+    return saved
+
+
+def difference(word: str, keys: list[str]) -> str:
+    """One word of the command with what it would change; a group changes many keys."""
+    if len(keys) == 1 and keys[0].startswith(f"{word} "):
+        return keys[0]
+    more = f" and {len(keys) - NUM_SHOWN} more" if len(keys) > NUM_SHOWN else ""
+    return f"{word}: {', '.join(keys[:NUM_SHOWN])}{more}"
+
+
+def shown(value: Any) -> str:
+    """A value as a person types it; what is not there has none."""
+    text = "null" if value is None else str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+def take(saved: DictConfig, composed: DictConfig, key: str) -> None:
+    """Let a saved config have a value of another one, as it is written there."""
+    parent, _, leaf = key.rpartition(".")
+    ours: Any = OmegaConf.select(composed, parent) if parent else composed
+    theirs: Any = OmegaConf.select(saved, parent) if parent else saved
+    if OmegaConf.is_dict(ours) and leaf in ours:
+        value = OmegaConf.to_container(ours)[leaf]  # type: ignore[call-overload,index]
+        # Not merged: a strategy's settings are of no use to another.
+        OmegaConf.update(saved, key, value, merge=False, force_add=True)
+    elif OmegaConf.is_dict(theirs):
+        theirs.pop(leaf, None)
+
+
+def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
+    """The newest whole checkpoint; ``None`` where the run was stopped before its first.
+
+    Args:
+        run_dir: of the run.
+        last_resume: the checkpoint from which it has gone on before.
+
+    Raises:
+        UserError: if it has had checkpoints, and none of them is whole.
+    """
+    folder = run_dir / "checkpoints"
+    path = None
+    skipped: list[str] = []
+    if files.by_step(folder):
+        # This takes torch, which will be needed in any case.
+        from harness.checkpoints.durable import unreadable
+
+        path, skipped = files.newest_whole(folder, unreadable)
+    # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
+    traces = [folder / files.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
+    had_some = last_resume is not None or any(os.path.lexists(trace) for trace in traces)
+    if run_folder.global_rank() == 0:
+        for line in skipped:
+            print(line, file=sys.stderr)
+        if path is None and not had_some:
+            print(
+                f"The run in {run_dir} was stopped before its first checkpoint: "
+                "it begins anew at step 0.",
+                file=sys.stderr,
+            )
+    if path is None and had_some:
+        raise UserError(
+            f"The run in {run_dir} has had checkpoints, and none that is whole is left in "
+            f"{folder}.\nBring one back from a copy, or leave out resume= to start another run."
+        )
+    return None if path is None else str(path)
+
+
+def typed_first(run_dir: Path) -> list[str]:
+    """What was typed when the run was started."""
+    try:
+        return list(OmegaConf.load(run_dir / "overrides.yaml"))
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError):
+        return []
+
+
+def is_finished(cfg: DictConfig, run_dir: Path) -> bool:
+    """Whether the run has ended, and the command asks for no more of it."""
+    if not (run_dir / "results.json").exists():
+        return False
+    before = run_folder.load_config(run_dir)
+    return all(OmegaConf.select(before, key) == OmegaConf.select(cfg, key) for key in FREE_UPWARD)
+
+
+def finished(run_dir: Path) -> str:
+    """What to say of a run that has ended."""
+    try:
+        results = json.loads((run_dir / "results.json").read_text())
+    except (OSError, ValueError):
+        results = {}  # damaged, and of no importance here
+    scores = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if k.startswith("test/"))
+    return (
+        f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
+        "Add trainer.max_epochs=<more> to train on, or leave out resume= to start another."
+    )
+
+
+def asked_for(
+    composed: DictConfig, saved: DictConfig, overrides: list[str], first: list[str]
+) -> dict[str, str]:
+    """The keys that the command's words set, down to single values and lists, each with its word.
+
+    Args:
+        composed: what the command describes.
+        saved: what the run is made of.
+        overrides: the command's words.
+        first: those with which the run was started.
+    """
+    ours, theirs = flat(composed), flat(saved)
+    keys: dict[str, str] = {}
+    for override in OverridesParser.create().parse_overrides(overrides):
+        name, word = override.key_or_group, str(override.input_line)
+        if name == "strategy":
+            mine = {key for key in ours.keys() | theirs.keys() if is_below(key, STRATEGY)}
+        elif name in ("experiment", "debug"):
+            defaults = flat(compose("train", []))
+            mine = {key for key, value in ours.items() if defaults.get(key) != value}
+            if name == "experiment" and word not in first:
+                # Another one: what it leaves as it is by default is part of it as well.
+                mine |= {
+                    key
+                    for key in ours.keys() | theirs.keys()
+                    if not is_below(key, (*FREE, *FREE_UPWARD))
+                }
+        else:  # a value, all of a node, or a group, which fills the node of its name
+            mine = {key for key in ours.keys() | theirs.keys() if is_below(key, (name,))}
+        keys |= dict.fromkeys(mine, word)
+    return {
+        "trainer.strategy" if is_below(key, ("trainer.strategy",)) else key: word
+        for key, word in keys.items()
+    }
+
+
+def flat(node: DictConfig, prefix: str = "") -> dict[str, Any]:
+    """All values by their whole key."""
+    values: dict[str, Any] = {}
+    for key, child in node.items():
+        if isinstance(child, DictConfig) and child:
+            values |= flat(child, f"{prefix}{key!s}.")
+        else:
+            values[f"{prefix}{key!s}"] = child
+    return values
+
+
+def is_below(key: str, names: tuple[str, ...]) -> bool:
+    """Whether a key is one of ``names`` or inside of one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def is_more(key: str, asked: Any, was: Any) -> bool:
+    """Whether a limit allows more than another."""
+
+    def limit(value: Any) -> float:
+        if value is None and key == "trainer.max_epochs":
+            return 1000  # Lightning's own
+        return math.inf if value in (None, -1) else value
+
+    return limit(asked) > limit(was)

@@ -1,0 +1,223 @@
+"""The one folder of a run, shared by all its processes."""
+
+import errno
+import fcntl
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from harness.checkpoints import files
+from harness.errors import UserError
+
+# Set in processes that a run has started: they take its folder and its frozen config.
+VARIABLE = "TRAIN_RUN_DIR"
+LAUNCHER = "TRAIN_LAUNCHER_PID"
+LOCK = ".lock"
+
+
+def global_rank() -> int:
+    """This process's place among those of the run, from what its launcher has set; 0 if alone."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def num_processes_here() -> int:
+    """Processes of the run that a launcher has started on this machine; 1 if none did."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    if "SLURM_JOB_ID" in os.environ:
+        # Of the step that srun has started, else of the job: "2(x3),1" is three times 2, then 1.
+        tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get(
+            "SLURM_TASKS_PER_NODE", "1"
+        )
+        return max(int(count.partition("(")[0]) for count in tasks.split(","))
+    return 1
+
+
+def choose(parent: Path, num_nodes: int = 1) -> Path:
+    """Return the run's folder below ``parent``; the first process makes it.
+
+    Args:
+        parent: where runs of this kind go.
+        num_nodes: machines of the run.
+
+    Raises:
+        UserError: if the folder cannot be made.
+    """
+    if "SLURM_JOB_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        # Every task knows the job, so no task needs to tell the others. A job that was put back
+        # in the queue keeps its number and finds its folder again.
+        path = parent / f"slurm_{os.environ['SLURM_JOB_ID']}"
+        if global_rank() == 0:
+            _make(path, exist_ok=True)
+        return path
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+        return _agree("env://", parent)
+    if num_nodes > 1 and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        return _agree(address, parent, rank=global_rank(), world_size=num_nodes)
+    return make(parent)
+
+
+def make(parent: Path) -> Path:
+    """Make a folder named by the time; runs of the same second get different ones."""
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    attempt = 1
+    while True:
+        path = parent / (stamp if attempt == 1 else f"{stamp}_{attempt}")
+        try:
+            _make(path)
+        except FileExistsError:
+            attempt += 1
+        else:
+            return path.resolve()
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keep other commands from a run's folder; the system ends that with this process.
+
+    Of several processes the first one does it.
+
+    Raises:
+        UserError: if another command computes this run.
+    """
+    if global_rank() > 0:
+        yield
+        return
+    with (run_dir / LOCK).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                file.seek(0)
+                raise UserError(
+                    f"The run in {run_dir} is alive: {file.read().strip() or 'a process'} computes "
+                    "it.\nLet it end, or leave out resume= to start another."
+                ) from error
+            # Some network file systems have no locks.
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield
+
+
+def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:
+    """Fill in all values but the run's folder: a copy of it must not name the original."""
+    cfg.run_dir = r"\${run_dir}"
+    frozen: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
+    frozen.run_dir = cfg.run_dir = str(run_dir)
+    return frozen  # type: ignore[no-any-return]
+
+
+def resolved(frozen: DictConfig) -> DictConfig:
+    """The same with the folder filled in."""
+    return OmegaConf.create(OmegaConf.to_container(frozen, resolve=True))  # type: ignore[return-value]
+
+
+def save_config(frozen: DictConfig, run_dir: Path) -> None:
+    """Write ``config.yaml``; who reads it meanwhile gets the old one or the new one."""
+    files.write_durably(run_dir / "config.yaml", OmegaConf.to_yaml(frozen).encode())
+
+
+def load_config(run_dir: Path) -> DictConfig:
+    """Read a run's frozen ``config.yaml``, wherever its folder is now.
+
+    Raises:
+        UserError: if it is missing or damaged.
+    """
+    path = run_dir / "config.yaml"
+    try:
+        frozen: Any = OmegaConf.load(path)
+        missing = {"data", "model", "seed", "trainer"} - frozen.keys()
+        if missing:
+            raise KeyError(f"it has no {' and no '.join(sorted(missing))}")
+        frozen.run_dir = str(run_dir)
+        resolved(frozen)
+    except (
+        OmegaConfBaseException,
+        YAMLError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ) as error:
+        reason = error.args[0] if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise UserError(
+            f"{path} is not the config of a run: {reason}.\n"
+            "Bring it back from a copy, or start another run."
+        ) from error
+    return frozen  # type: ignore[no-any-return]
+
+
+def remove_unused(path: Path) -> None:
+    """Remove the folder of a run that was refused before it produced anything."""
+    if any((path / name).exists() for name in ("checkpoints", "metrics.csv", "results.json")):
+        return
+    shutil.rmtree(path)
+    if not any(path.parent.iterdir()):
+        path.parent.rmdir()
+
+
+def sweeps(overrides: list[str]) -> Path:
+    """Where a command's sweeps go, as conf/command.yaml says."""
+    given = dict(override.partition("=")[::2] for override in overrides)
+    return Path(given.get("output_dir", "outputs"), "sweeps")
+
+
+def remove_unstarted(folders: set[Path]) -> None:
+    """Remove folders that sweeps were given but in which no run has started."""
+    for folder in folders:
+        if not any(folder.glob("*/config.yaml")):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not any(folder.parent.iterdir()):
+                folder.parent.rmdir()
+
+
+def _make(path: Path, exist_ok: bool = False) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UserError(f"output_dir: {path.parent} is a file, not a folder.") from error
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    try:
+        path.mkdir(exist_ok=exist_ok)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _not_writable(path, error) from error
+
+
+def _not_writable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"The run's folder {path} cannot be made: {error.strerror}.\n"
+        "Choose a folder that you may write to with output_dir=<folder>."
+    )
+
+
+def _agree(address: str, parent: Path, **ranks: int) -> Path:
+    """Let the first process choose, and the others read its choice from the launcher's store."""
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, world_size = next(rendezvous(address, **ranks))
+    key = f"run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if rank == 0:
+        store.set(key, str(make(parent)))
+    path = Path(store.get(key).decode())
+    # The first process may own the store, which ends with this call: it waits for its readers.
+    store.add(f"{key}/readers", 1)
+    while rank == 0 and store.add(f"{key}/readers", 0) < world_size:
+        time.sleep(0.01)
+    return path

@@ -1,0 +1,314 @@
+"""What Hydra accepts and no run can do, refused before torch is imported."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from harness.checkpoints.files import damage
+from harness.command import run_folder
+from harness.command.compose import GROUPS, compose
+from harness.command.explain import OLD_NAMES, old_name
+from harness.errors import UserError
+from harness.machine import num_gpus
+
+
+def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
+    """Refuse a composed config that cannot run.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    if task != "train" and OmegaConf.is_missing(cfg, "checkpoint"):
+        raise UserError(
+            "checkpoint has no value. Add checkpoint=<run folder>/checkpoints/best.ckpt."
+        )
+    for key in ("data", "model", "trainer", "gpus", "callbacks", "logger"):
+        # What is left of ~trainer is the strategy's part of it.
+        if not OmegaConf.is_dict(cfg.get(key)) or (key == "trainer" and "_target_" not in cfg[key]):
+            raise UserError(f"{key} was removed, and nothing runs without it. Leave out ~{key}.")
+    for key in OmegaConf.missing_keys(cfg):
+        raise UserError(f"{key} has no value. Add {key}=<value>.")
+    for override in overrides:
+        name = override.lstrip("+~").partition("=")[0]
+        if override.startswith("+") and name.rpartition(".")[2] in OLD_NAMES:
+            raise UserError(old_name(name))
+    _check_kinds(task, overrides)
+    for key, least in WHOLE_NUMBERS.items():
+        if not key.startswith("checkpoint.") or task == "train":  # elsewhere it is a path
+            _check_number(cfg, key, least)
+    if cfg.get("on_full_disk", "stop") not in ("continue", "stop"):
+        raise UserError(f"on_full_disk={cfg.on_full_disk}: use continue or stop.")
+    if cfg.seed >= 2**32:
+        raise UserError(f"seed={cfg.seed} must be smaller than 2^32.")
+    if OmegaConf.select(cfg, "data.pin_memory", default="auto") not in (True, False, "auto"):
+        raise UserError(f"data.pin_memory={cfg.data.pin_memory} must be true, false or auto.")
+    if task == "train":
+        _check_names(cfg)
+        if cfg.resume is not None and cfg.checkpoint is None:
+            raise UserError(
+                f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
+            )
+    _check_devices(cfg.trainer)
+    check_gpus(cfg)
+    _check_clipping(cfg)
+    _check_launch(cfg)
+    if task != "train":
+        check_checkpoint(Path(cfg.checkpoint))
+    if cfg.get("output") is not None:
+        _check_output(Path(cfg.output))
+
+
+# The least value of each; a key that a config does not have is not checked.
+WHOLE_NUMBERS = {
+    "seed": 0,
+    "data.batch_size": 1,
+    "data.max_samples_per_device": 1,
+    "data.num_workers": 0,  # or auto
+    "data.prefetch_factor": 1,
+    "checkpoint.every_n_steps": 1,
+    "callbacks.replicas.every_n_steps": 1,
+    "checkpoint.num_kept": 2,  # one of them may be damaged
+    "trainer.num_nodes": 1,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.log_every_n_steps": 1,
+    "trainer.max_epochs": -1,
+    "trainer.max_steps": -1,
+}
+MAY_BE_NULL = {
+    "callbacks.replicas.every_n_steps",
+    "checkpoint.every_n_steps",
+    "data.max_samples_per_device",
+    "trainer.max_epochs",
+}
+
+
+WORDS = {"data.num_workers": "auto"}  # that may stand for a number
+
+
+def _check_number(cfg: DictConfig, key: str, least: int) -> None:
+    value = OmegaConf.select(cfg, key, default=least)
+    if (value is None and key in MAY_BE_NULL) or (value is not None and value == WORDS.get(key)):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        shown = "null" if value is None else value
+        word = f", or {WORDS[key]}" if key in WORDS else ""
+        raise UserError(f"{key}={shown} must be a whole number, {least} or more{word}.")
+
+
+def _check_names(cfg: DictConfig) -> None:
+    """A run's folder lies below output_dir."""
+    if not cfg.output_dir:
+        raise UserError("output_dir has no value. Use output_dir=<folder>, such as outputs.")
+    name = str(cfg.name or "")
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise UserError(f"name={name} must be a folder below output_dir, without '..'.")
+
+
+def _check_output(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"output={path} is a folder. Use output={path / 'predictions.csv'}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(f"{path.name}.part").touch()
+        path.with_name(f"{path.name}.part").unlink()
+    except OSError as error:
+        raise UserError(f"output={path} cannot be written: {error.strerror}.") from error
+
+
+def _check_kinds(config_name: str, overrides: list[str]) -> None:
+    """Refuse text or a truth value where the YAML file holds a number or a truth value."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    suspects = {
+        override.key_or_group: override
+        for override in parsed
+        if not override.is_add()
+        and not override.is_delete()
+        and (isinstance(override.value(), bool) or _is_text(override.value()))
+        and override.key_or_group not in GROUPS
+    }
+    if not suspects:
+        return
+    lines = {override.input_line for override in suspects.values()}
+    defaults = compose(config_name, [line for line in overrides if line not in lines])
+    for key, override in suspects.items():
+        default = OmegaConf.select(defaults, key, throw_on_resolution_failure=False)
+        number = isinstance(default, (int, float)) and not isinstance(default, bool)
+        if override.value() == WORDS.get(key):
+            continue
+        if number or (isinstance(default, bool) and _is_text(override.value())):
+            kind = "a number" if number else "true or false"
+            kind += f" or {WORDS[key]}" if key in WORDS else ""
+            raise UserError(
+                f"{override.input_line}: {key} takes {kind}, for example {key}={default}."
+            )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(getattr(value, "text", value), str) and "${" not in str(value)
+
+
+def _check_devices(trainer: DictConfig) -> None:
+    if not {"accelerator", "devices", "strategy"} <= trainer.keys():
+        raise UserError(
+            "The strategy was removed, and nothing runs without one. Leave out ~strategy."
+        )
+    accelerator, devices = trainer.accelerator, trainer.devices
+    if accelerator in ("dp", "ddp", "ddp2", "ddp_spawn", "ddp_cpu"):
+        raise UserError(
+            f"trainer.accelerator={accelerator} is a setting of Lightning 1. "
+            f"Use strategy={accelerator.replace('_cpu', '')}."
+        )
+    if accelerator not in ("auto", "cpu", "gpu", "cuda", "mps"):
+        raise UserError(
+            f"trainer.accelerator={accelerator} is unknown: auto, cpu, gpu, cuda or mps."
+        )
+    is_count = str(devices).isdigit() and int(devices) > 0
+    if not is_count and devices not in ("auto", -1) and _device_indices(devices) is None:
+        raise UserError(
+            f"trainer.devices={devices} must be a number from 1, a list such as [0,1], or auto."
+        )
+    if accelerator == "cpu":
+        return
+    available = num_gpus()
+    if accelerator != "auto" and available == 0:
+        raise UserError(
+            f"trainer.accelerator={accelerator} needs a GPU, and none is visible here.\n"
+            "Use strategy=auto (a GPU if there is one), or strategy=cpu."
+        )
+    if available == 0:
+        return  # the CPU takes any number of processes
+    indices = _device_indices(devices)
+    wanted = len(indices) if indices is not None else devices
+    if isinstance(wanted, int) and (wanted > available or max(indices or [0]) >= available):
+        raise UserError(
+            f"trainer.devices={devices}, but this machine shows {available} GPU"
+            f"{'s' if available > 1 else ''} (numbered from 0).\n"
+            f"Use trainer.devices={available} or fewer, or strategy=cpu."
+        )
+
+
+def check_gpus(cfg: DictConfig) -> None:
+    """Refuse a choice of GPUs that cannot be made, or would not be the one that counts.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    order, least = cfg.gpus.get("order"), cfg.gpus.get("min_free_gib")
+    if order not in ("visible", "emptiest"):
+        raise UserError(f"gpus.order={order}: use gpus=visible or gpus=emptiest.")
+    if order == "visible":
+        if least is not None:
+            raise UserError(f"gpus.min_free_gib={least} is looked at by gpus=emptiest. Add that.")
+        return
+    if isinstance(least, bool) or not isinstance(least, (int, float)) or least < 0:
+        raise UserError(f"gpus.min_free_gib={least} must be a number of GiB, 0 or more.")
+    accelerator, devices = cfg.trainer.accelerator, cfg.trainer.devices
+    if accelerator in ("cpu", "mps"):
+        raise UserError(
+            f"gpus=emptiest chooses NVIDIA GPUs, and trainer.accelerator={accelerator} uses none.\n"
+            "Leave out one of them."
+        )
+    if (indices := _device_indices(devices)) is not None:
+        raise UserError(
+            f"trainer.devices={devices} names GPUs, and gpus=emptiest chooses them.\n"
+            f"Use trainer.devices={len(indices)}, or leave out gpus=emptiest."
+        )
+    if run_folder.num_processes_here() > 1:
+        raise UserError(
+            f"gpus=emptiest chooses in one process, and {run_folder.num_processes_here()} were "
+            "started on this machine.\n"
+            "Start one (python train.py strategy=ddp trainer.devices=<number>) which starts the "
+            "others, or name GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    from harness.machine import choice  # asked for by few
+
+    choice.check()
+
+
+def _check_clipping(cfg: DictConfig) -> None:
+    """Refuse what Lightning would refuse at the first step."""
+    clip, precision = cfg.trainer.get("gradient_clip_val"), cfg.trainer.get("precision")
+    is_fused = OmegaConf.select(cfg, "model.optimizer.fused", default=False)
+    if clip and is_fused and str(precision).endswith("-mixed"):
+        raise UserError(
+            f"trainer.gradient_clip_val={clip} with trainer.precision={precision} needs gradients "
+            "that a fused optimizer does not show.\nAdd model.optimizer.fused=false."
+        )
+
+
+def _check_launch(cfg: DictConfig) -> None:
+    """Refuse a launch that would wait for processes that nobody starts."""
+    target = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=""))
+    num_nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
+    if num_nodes > 1 and target.endswith(".dp.DataParallelStrategy"):
+        raise UserError(
+            f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
+            "Use strategy=ddp2 for one process per node, or strategy=ddp for one per device."
+        )
+    indices = _device_indices(devices)
+    num_devices = len(indices) if indices is not None else devices
+    if target.endswith(".DDPStrategy") and isinstance(num_devices, int) and num_devices > 0:
+        num_processes = num_devices * num_nodes
+        if cfg.data.batch_size < num_processes:
+            raise UserError(
+                f"data.batch_size={cfg.data.batch_size} cannot be shared by {num_processes} "
+                "processes: it counts the samples of one step over all of them.\n"
+                f"Use data.batch_size={num_processes} or more."
+            )
+    if num_nodes == 1 or {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
+        return
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        value = os.environ.get(name, "")
+        limit = {"MASTER_PORT": 65536, "NODE_RANK": num_nodes}.get(name)
+        if not value or (limit and not (value.isdigit() and int(value) < limit)):
+            said = f"{name}={value}" if value else f"{name} is not set"
+            raise UserError(
+                f"trainer.num_nodes={num_nodes}, but {said}: machines would wait for each other.\n"
+                f"Use torchrun --nnodes={num_nodes} or srun, or set MASTER_ADDR, MASTER_PORT and "
+                f"NODE_RANK (0 to {num_nodes - 1}) on each."
+            )
+
+
+def _device_indices(devices: Any) -> list[int] | None:
+    """The indices in ``[0, 1]`` or ``"0,1"``; ``None`` where ``devices`` is a count or a word."""
+    if OmegaConf.is_list(devices):
+        return [int(index) for index in devices]
+    if isinstance(devices, str) and re.fullmatch(r"\d+(,\d*)+", devices):
+        return [int(index) for index in devices.split(",") if index]
+    return None
+
+
+def training_config(checkpoint: Path) -> Path:
+    """Where the config of the run that wrote ``checkpoint`` is.
+
+    Raises:
+        UserError: if the checkpoint or the config is missing.
+    """
+    if not checkpoint.is_file():
+        there = sorted(str(path) for path in checkpoint.parent.glob("*.ckpt"))
+        hint = f" There is {', '.join(there)}." if there else ""
+        raise UserError(f"checkpoint={checkpoint}: there is no such file.{hint}")
+    config = checkpoint.resolve().parent.parent / "config.yaml"
+    if not config.is_file():
+        raise UserError(
+            f"checkpoint={checkpoint}: there is no {config}, which says how to build its model.\n"
+            "Keep a checkpoint in the checkpoints/ folder of its run."
+        )
+    return config
+
+
+def check_checkpoint(path: Path) -> None:
+    """Refuse a checkpoint that is cut off or damaged; reads the file once.
+
+    ``torch.load`` itself would not notice a flipped bit.
+    """
+    reason = damage(path)
+    if reason:
+        raise UserError(
+            f"checkpoint={path} is not a checkpoint, or is damaged ({reason})."
+            " Use another checkpoint of the run, such as last.ckpt."
+        )

@@ -1,0 +1,226 @@
+"""Which samples each process sees, in which order: the only place that decides what a batch is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, Dataset, Sampler
+
+from harness.data.randomness import mix
+
+
+class Batch(list[int]):
+    """Indices of one batch, with the epoch they belong to.
+
+    It reaches ``Dataset.__getitems__`` as it is, in whichever worker, so that an augmentation
+    can depend on (seed, epoch, sample) and on nothing else.
+    """
+
+    def __init__(self, indices: list[int], epoch: int = 0) -> None:
+        super().__init__(indices)
+        self.epoch = epoch
+
+    def __reduce__(self) -> tuple[type["Batch"], tuple[list[int], int]]:
+        return Batch, (list(self), self.epoch)
+
+
+def bounds(size: int, part: int, num_parts: int) -> tuple[int, int]:
+    """First and one-past-last position of ``part`` when ``size`` is split into balanced parts.
+
+    The sizes differ by one at most, and no later part is empty where an earlier one is not.
+    """
+    return -(-size * part // num_parts), -(-size * (part + 1) // num_parts)
+
+
+class BatchedDataset(Dataset[Any], ABC):
+    """A data set that reads whole batches, which is faster than sample by sample.
+
+    What it draws at random must depend on (seed, ``indices.epoch``, index): see
+    ``randomness.uniform``. Other data sets are read sample by sample, with seeded generators.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Samples in the data set."""
+
+    @abstractmethod
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Read the samples of a ``Batch`` of indices, collated."""
+
+
+class GlobalBatchSampler(Sampler[Batch]):
+    """Yield this process's share of each global batch of one epoch after another.
+
+    The order depends only on (seed, epoch), never on the number of processes, so a run stopped
+    on 4 devices can continue on 2 and see the same global batches. A global batch is split into
+    ``num_ranks * num_micro_batches`` balanced parts; no sample is repeated or lost. Where the
+    last batch has fewer samples than parts, a part without samples yields one sample whose
+    ``weight`` is 0, because every process must take part in every step.
+
+    Args:
+        num_samples: samples in the data set.
+        batch_size: samples per optimizer step, summed over processes.
+        num_ranks: processes that share each global batch.
+        rank: which of them this one is.
+        num_micro_batches: batches that a process accumulates per optimizer step.
+        seed: with the epoch, decides the order.
+        shuffle: ``False`` keeps the data set's order.
+        drop_last: leave out a last batch that is smaller than ``batch_size``.
+
+    Raises:
+        ValueError: if the batch has fewer samples than parts, or no batch is left.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        num_ranks: int = 1,
+        rank: int = 0,
+        num_micro_batches: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.num_samples, self.batch_size = num_samples, batch_size
+        self.num_ranks, self.rank, self.num_micro_batches = num_ranks, rank, num_micro_batches
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        self.epoch = 0
+        self.start = (0, 0)
+        # Lightning announces the epoch to `loader.batch_sampler.sampler`.
+        self.sampler = self
+        if batch_size < num_ranks * num_micro_batches:
+            raise ValueError(
+                f"data.batch_size={batch_size} cannot be shared by {num_ranks} processes with "
+                f"{num_micro_batches} batches each per step: it counts the samples of one "
+                f"optimizer step over all of them. "
+                f"Use data.batch_size={num_ranks * num_micro_batches} or more."
+            )
+        if self.num_steps == 0:
+            raise ValueError(
+                f"data.batch_size={batch_size} with drop_last leaves none of the {num_samples} "
+                "training samples. Use a smaller data.batch_size or data.drop_last=false."
+            )
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps per epoch."""
+        full, rest = divmod(self.num_samples, self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __len__(self) -> int:
+        return self.num_steps * self.num_micro_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next ``iter``."""
+        self.epoch = epoch
+
+    def start_at(self, epoch: int, step: int) -> None:
+        """Let ``epoch`` begin at one of its steps; what lies before is never read.
+
+        The length stays that of a whole epoch: Lightning counts on from where it was.
+        """
+        self.start = (epoch, step)
+        self.epoch = epoch  # Lightning asks for the first batches before it announces the epoch
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """The data set's indices in the order of ``epoch``, shape (num_samples,)."""
+        if not self.shuffle:
+            return torch.arange(self.num_samples)
+        generator = torch.Generator().manual_seed(mix(self.seed, epoch))
+        return torch.randperm(self.num_samples, generator=generator)
+
+    def _share(self, batch_idx: int) -> tuple[int, int, int]:
+        """This process's (first, one-past-last) position in the order, and the global size."""
+        step, micro = divmod(batch_idx, self.num_micro_batches)
+        start = step * self.batch_size
+        size = min(self.batch_size, self.num_samples - start)
+        part = micro * self.num_ranks + self.rank
+        low, high = bounds(size, part, self.num_micro_batches * self.num_ranks)
+        return start + low, start + high, size
+
+    def num_before(self, batch_idx: int) -> int:
+        """Samples of all processes in the batches of an epoch before this one."""
+        step, micro = divmod(batch_idx, self.num_micro_batches)
+        start = min(step * self.batch_size, self.num_samples)
+        size = min(self.batch_size, self.num_samples - start)
+        return start + bounds(size, micro, self.num_micro_batches)[0]
+
+    def weight(self, batch_idx: int) -> float:
+        """Factor that turns this batch's mean gradient into its part of the global mean.
+
+        Processes and accumulated batches are averaged with equal weights by the framework;
+        shares of unequal size must not be. It is 1 wherever the parts are equal.
+        """
+        if self.num_ranks * self.num_micro_batches == 1:
+            return 1.0
+        low, high, size = self._share(batch_idx)
+        return (high - low) * self.num_ranks * self.num_micro_batches / size
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch = self.epoch
+        order = self.order(epoch)
+        first_epoch, first_step = self.start
+        first = first_step * self.num_micro_batches if epoch == first_epoch else 0
+        for batch_idx in range(first, len(self)):
+            low, high, _ = self._share(batch_idx)
+            share = order[low:high] if high > low else order[:1]
+            yield Batch(share.tolist(), epoch)
+
+    def is_filler(self, batch_idx: int) -> bool:
+        """Whether this process's share is empty, and another's sample takes part instead."""
+        if self.num_ranks * self.num_micro_batches == 1:
+            return False
+        low, high, _ = self._share(batch_idx)
+        return low == high
+
+
+class EvaluationBatchSampler(BatchSampler):
+    """Yield this process's share of batches that cover the data set once, in its order.
+
+    Every process gets the same number of batches, none of them empty, which collective metrics
+    need: a batch smaller than the number of processes has one sample of each. Where there are
+    fewer samples than processes, ranks without a sample of their own yield sample 0 once and
+    ``is_filler`` tells so.
+
+    The signature is the one of ``BatchSampler`` because Lightning builds it again for prediction.
+
+    Args:
+        sampler: only its length is used: the number of samples.
+        batch_size: samples per batch, summed over processes.
+        drop_last: must be ``False``: an evaluation leaves nothing out.
+        num_ranks: processes that share each batch.
+        rank: which of them this one is.
+    """
+
+    def __init__(
+        self,
+        sampler: Sized,
+        batch_size: int,
+        drop_last: bool = False,
+        num_ranks: int = 1,
+        rank: int = 0,
+    ) -> None:
+        assert not drop_last, "an evaluation leaves no sample out"
+        self.sampler = sampler  # type: ignore[assignment]
+        self.num_samples = len(sampler)
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.num_ranks, self.rank = num_ranks, rank
+
+    def __len__(self) -> int:
+        num_batches = -(-self.num_samples // self.batch_size)
+        # No more batches than leave one sample to every process.
+        return max(1, min(num_batches, self.num_samples // self.num_ranks))
+
+    def is_filler(self, batch_idx: int = 0) -> bool:
+        """Whether this process's only batch repeats another's sample."""
+        low, high = bounds(self.num_samples, self.rank, self.num_ranks)
+        return low == high
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for k in range(len(self)):
+            start, end = bounds(self.num_samples, k, len(self))
+            low, high = bounds(end - start, self.rank, self.num_ranks)
+            yield Batch(list(range(start + low, start + high)) or [0])

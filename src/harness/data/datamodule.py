@@ -1,0 +1,266 @@
+import logging
+import multiprocessing
+from abc import abstractmethod
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+from lightning_fabric.utilities.seed import pl_worker_init_function
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from harness.data.batches import BatchedDataset, EvaluationBatchSampler, GlobalBatchSampler
+from harness.data.measuring import Endless, candidates, knee, measure_briefly
+from harness.data.seeded_samples import SeededSamples
+from harness.data.watched_loader import WatchedLoader
+from harness.errors import UserError
+from harness.machine.cores import usable_cores
+from harness.processes.orphans import die_with_parent
+from harness.processes.peers import close_inherited
+from harness.processes.signals import ignore_signals
+
+log = logging.getLogger(__name__)
+SPLITS = {"fit": "train", "validate": "val"}  # other functions have the names of theirs
+
+
+class DataModule(pl.LightningDataModule):
+    """Loaders whose batches mean the same under every strategy; subclasses give the data sets.
+
+    A ``BatchedDataset`` reads whole batches. Any other data set is read sample by sample, with
+    all generators seeded for each, and its samples go through ``collate``.
+
+    Args:
+        batch_size: samples per optimizer step, summed over all processes.
+        num_workers: worker processes that load data, per training process; 0 loads in it, and
+            ``"auto"`` measures some seconds to choose.
+        pin_memory: page-locked batches, faster to copy to a GPU; ``"auto"`` pins only for CUDA.
+        persistent_workers: keep workers from one epoch to the next.
+        prefetch_factor: batches that each worker keeps ready.
+        drop_last: leave out a last training batch that is smaller than ``batch_size``.
+        max_samples_per_device: the most samples that fit on one device at once; a larger share
+            is split into batches whose gradients are accumulated. ``None`` splits nothing.
+        augment: whether training samples are augmented; for ``make_dataset`` to look at.
+        seed: decides the order of the training samples and their augmentation.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_workers: int | Literal["auto"] = 0,
+        pin_memory: bool | Literal["auto"] = "auto",
+        persistent_workers: bool = True,
+        prefetch_factor: int = 2,
+        drop_last: bool = False,
+        max_samples_per_device: int | None = None,
+        augment: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.persistent_workers = persistent_workers
+        self.prefetch_factor = prefetch_factor
+        self.drop_last = drop_last
+        self.max_samples_per_device = max_samples_per_device
+        self.augment = augment
+        self.seed = seed
+        self.datasets: dict[str, Dataset[Any]] = {}
+        self.start = (0, 0)  # epoch, and step in it, at which training begins
+
+    @abstractmethod
+    def make_dataset(self, split: str) -> Dataset[Any]:
+        """Build the data set of ``split``: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+
+        It must have a length and an order that does not change.
+        """
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        """The data set of ``split``, built at its first use."""
+        if split not in self.datasets:
+            self.datasets[split] = self.make_dataset(split)
+            if len(self.datasets[split]) == 0:  # type: ignore[arg-type]
+                raise UserError(f"The {split} data set of {type(self).__name__} has no samples.")
+        return self.datasets[split]
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled batches; the k-th of an epoch holds the same samples under every strategy."""
+        dataset = self.dataset("train")
+        num_ranks, rank = self._processes()
+        num_micro_batches = self._num_micro_batches(num_ranks)
+        # Lightning takes a step after this many batches.
+        self.trainer.accumulate_grad_batches = num_micro_batches  # type: ignore[union-attr]
+        try:
+            sampler = GlobalBatchSampler(
+                len(dataset),  # type: ignore[arg-type]
+                self.batch_size,
+                num_ranks=num_ranks,
+                rank=rank,
+                num_micro_batches=num_micro_batches,
+                seed=self.seed,
+                # Overfitting means the same few batches again and again.
+                shuffle=not self.trainer.overfit_batches,  # type: ignore[union-attr]
+                drop_last=self.drop_last,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        sampler.start_at(*self.start)
+        return self._loader(dataset, sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position between two steps, and what it means anything with."""
+        loop = self.trainer.fit_loop  # type: ignore[union-attr]
+        epochs: Any = loop.epoch_progress.current
+        batches: Any = loop.epoch_loop.batch_progress.current
+        is_inside = epochs.ready > epochs.processed
+        step = batches.processed // self.trainer.accumulate_grad_batches if is_inside else 0  # type: ignore[union-attr]
+        return {"epoch": epochs.processed, "step": step, **self._order()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin where the run has stopped.
+
+        Raises:
+            UserError: if the batches to come would be others.
+        """
+        for name, now in self._order().items():
+            if state_dict[name] != now:
+                raise UserError(
+                    f"The checkpoint's run had {name}={state_dict[name]}, and now it is {now}: "
+                    "the batches would be others.\nUse the data that the run began with."
+                )
+        self.start = state_dict["epoch"], state_dict["step"]
+
+    def _order(self) -> dict[str, Any]:
+        """What the global batches follow from."""
+        return {
+            "num_samples": len(self.dataset("train")),  # type: ignore[arg-type]
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+        }
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Make a batch of samples; override it for samples of different sizes."""
+        return default_collate(samples)
+
+    def _num_micro_batches(self, num_ranks: int) -> int:
+        """Batches per optimizer step of each process: what was asked for, or what fits."""
+        trainer = self.trainer
+        assert trainer is not None
+        num_asked = trainer.accumulate_grad_batches
+        if self.max_samples_per_device is None:
+            return num_asked
+        per_device = -(-self.batch_size // self._num_devices(num_ranks))
+        num_needed = -(-per_device // self.max_samples_per_device)
+        if num_needed > 1 and not trainer.lightning_module.automatic_optimization:
+            raise UserError(
+                f"data.max_samples_per_device={self.max_samples_per_device} splits a step, which a "
+                "module with manual optimisation must do itself.\n"
+                "Leave it out, or use a smaller data.batch_size."
+            )
+        return max(num_asked, num_needed)
+
+    def _num_devices(self, num_ranks: int) -> int:
+        """Devices that share a batch; dp and ddp2 drive several from one process."""
+        assert self.trainer is not None
+        all_devices = self.trainer.num_devices * self.trainer.num_nodes
+        return num_ranks * max(1, all_devices // num_ranks)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Every sample once."""
+        return self._evaluation_loader("val")
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Every sample once."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Every sample once."""
+        return self._evaluation_loader("predict")
+
+    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
+        dataset = self.dataset(split)
+        num_ranks, rank = self._processes()
+        batch_size = self.batch_size
+        if self.max_samples_per_device is not None:
+            batch_size = min(batch_size, self.max_samples_per_device * self._num_devices(num_ranks))
+        sampler = EvaluationBatchSampler(
+            range(len(dataset)),  # type: ignore[arg-type]
+            batch_size,
+            num_ranks=num_ranks,
+            rank=rank,
+        )
+        return self._loader(dataset, sampler)
+
+    def _processes(self) -> tuple[int, int]:
+        """How many processes share a batch, and which this one is; dp and ddp2 have their own."""
+        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}  # type: ignore[union-attr]
+        return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
+
+    def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
+        """One process's share of batches, without end, to measure with; needs no trainer."""
+        dataset = self.dataset(split)
+        sampler = GlobalBatchSampler(
+            len(dataset),  # type: ignore[arg-type]
+            max(self.batch_size, num_ranks),
+            num_ranks=num_ranks,
+            seed=self.seed,
+        )
+        return self._loader(dataset, Endless(sampler), num_workers)
+
+    def _choose_workers(self) -> int:
+        """Let the first process measure; its node's others wait, and share the cores with it."""
+        trainer = self.trainer
+        assert trainer is not None
+        chosen = 0
+        if trainer.is_global_zero:
+            num_ranks, _ = self._processes()
+            function = trainer.state.fn.value  # type: ignore[union-attr]
+            split = SPLITS.get(function, function)
+            numbers = candidates(max(1, usable_cores() * trainer.num_nodes // num_ranks))
+            found = measure_briefly(lambda n: self.endless_loader(n, split, num_ranks), numbers)
+            chosen = knee(found)
+            speeds = ", ".join(f"{m.num_workers}: {1 / m.seconds_per_batch:.3g}" for m in found)
+            line = f"data.num_workers=auto chose {chosen} (batches per second with {speeds})"
+            log.info("%s", line)
+            print(line, flush=True)
+        return int(trainer.strategy.broadcast(chosen))
+
+    def _loader(
+        self, dataset: Dataset[Any], sampler: Any, num_workers: int | None = None
+    ) -> DataLoader[Any]:
+        if num_workers is None:
+            if self.num_workers == "auto":
+                self.num_workers = self._choose_workers()
+            num_workers = self.num_workers
+        if not isinstance(dataset, BatchedDataset):
+            dataset = SeededSamples(dataset, self.seed, self.collate)
+        on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        has_workers = num_workers > 0
+        return WatchedLoader(
+            dataset,
+            batch_sampler=sampler,
+            num_workers=num_workers,
+            pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
+            persistent_workers=has_workers and self.persistent_workers,
+            prefetch_factor=self.prefetch_factor if has_workers else None,
+            multiprocessing_context=_start_method() if has_workers else None,
+            worker_init_fn=start_worker if has_workers else None,
+            collate_fn=_as_it_is,  # whole batches come collated
+        )
+
+
+def _start_method() -> str | None:
+    """In a spawned process workers would be spawned as well, which takes each of them seconds."""
+    is_spawned = multiprocessing.parent_process() is not None
+    return multiprocessing.get_all_start_methods()[0] if is_spawned else None
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def start_worker(worker_id: int) -> None:
+    """Prepare a data worker: seeds as Lightning gives them; it ends with its process only."""
+    pl_worker_init_function(worker_id)
+    die_with_parent()
+    ignore_signals()
+    close_inherited()

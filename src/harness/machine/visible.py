@@ -1,0 +1,70 @@
+"""Which GPUs ``CUDA_VISIBLE_DEVICES`` shows, read as CUDA and torch read it."""
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+
+from harness.machine import nvml
+from harness.machine.nvml import Gpu
+
+
+def num_gpus() -> int:
+    """GPUs that this process may use: the visible CUDA devices, or Apple's one."""
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return 1
+    try:
+        shown, _ = visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except nvml.NoDriverError:
+        return 0
+    num_whole = sum(not gpu.is_mig and not gpu.parts for gpu in shown)
+    return num_whole or min(len(shown), 1)  # CUDA shows a process one MIG part
+
+
+def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[list[Gpu], str]:
+    """The GPUs that CUDA shows, its first device first.
+
+    Args:
+        gpus: of the machine.
+        value: of ``CUDA_VISIBLE_DEVICES``; ``None`` if it is not set.
+
+    Returns:
+        The GPUs, and what is wrong with the value; the second is empty if nothing is.
+    """
+    if value is None:
+        return list(gpus), ""
+    if value.strip() in ("", "-1"):  # how to hide all
+        return [], ""
+    kind = value[:4] if value.startswith(("GPU-", "MIG-")) else ""
+    known = [part for gpu in gpus for part in gpu.parts] if kind == "MIG-" else gpus
+    names: list[str] = []
+    shown: list[Gpu] = []
+    unknown: str | None = None  # CUDA ignores the first such entry, and all that follow
+    for entry in value.split(","):
+        number = re.match(r"\s*\+?(\d+)", entry)  # "2x" is read as 2
+        name = entry if kind else number[1].lstrip("0") or "0" if number else ""
+        if name in names:
+            return [], f"{entry.strip()!r} is in it twice, and CUDA then shows no GPU"
+        if not name.startswith(kind) or not name:
+            unknown = entry if unknown is None else unknown
+            break
+        names.append(name)
+        if unknown is not None:
+            continue
+        matches = [gpu for gpu in known if _is_called(gpu, name)]
+        if len(matches) != 1:
+            unknown = entry
+        elif matches[0] in shown:
+            return [], f"{entry.strip()!r} is in it twice, and CUDA then shows no GPU"
+        else:
+            shown.append(matches[0])
+    if unknown is not None:
+        return shown, f"{unknown.strip()!r} names no GPU, and CUDA ignores it and what follows"
+    return shown, ""
+
+
+def _is_called(gpu: Gpu, name: str) -> bool:
+    """Whether ``name`` is its number, or the first characters of its UUID."""
+    return gpu.number == name or any(
+        uuid.startswith(name) for uuid in gpu.uuids if name.startswith(("GPU-", "MIG-"))
+    )

@@ -1,0 +1,91 @@
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+
+from harness.processes import leaving
+from harness.processes.leaving import ASKED_TO_LEAVE, leave
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 5.0  # schedulers kill ten or more seconds after they have asked
+
+
+class Signals:
+    """Note a signal and finish the step; a second Ctrl-C leaves at once.
+
+    The handler does nothing else, because it may run inside a collective operation.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.received_time = 0.0
+        self.wait_for_step = False  # else there is nothing to save
+        self.is_validating = False
+        self.before_leaving: Callable[[], None] | None = None  # what is under way and must be done
+        self.before: dict[int, Any] = {}
+        self.pid = os.getpid()
+
+    def install(self, trainer: pl.Trainer) -> None:
+        """Handle the signals in this process, and keep Lightning from it."""
+        # Lightning's own handler of SIGTERM broadcasts, and waits for ranks that got no signal.
+        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+        # So does what it asks of all ranks before each step, which costs them a broadcast.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        if self.before or threading.current_thread() is not threading.main_thread():
+            return
+        self.pid = os.getpid()
+        self.before = {signum: signal.signal(signum, self._note) for signum in ASKED_TO_LEAVE}
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        for signum, handler in self.before.items():
+            signal.signal(signum, handler)
+        self.before = {}
+        self.wait_for_step = False
+        self.received = leaving.received = 0
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self.pid:
+            return  # a worker that has just been forked
+        is_second = signum == signal.SIGINT and self.received == signal.SIGINT
+        self.received, self.received_time = signum, time.monotonic()
+        leaving.received = signum
+        if is_second or not self.wait_for_step:
+            leave(128 + signum)
+        later = threading.Timer(PATIENCE_SECONDS, self.leave_if_late)
+        later.daemon = True
+        later.start()
+
+    def begin_validation(self) -> None:
+        """From now on the next safe point may be far away; what is lost will be done again."""
+        self.is_validating = True
+        self.leave_if_late()
+
+    def end_validation(self) -> None:
+        """From now on there may be something to save."""
+        self.is_validating = False
+
+    def leave_if_late(self) -> None:
+        """Leave a validation without a checkpoint where no safe point has come in time."""
+        is_late = self.received and time.monotonic() - self.received_time >= PATIENCE_SECONDS
+        if is_late and self.is_validating and self.wait_for_step:
+            log.warning(
+                "%s: left in the middle of a validation. The run goes on from its last checkpoint.",
+                signal.Signals(self.received).name,
+            )
+            if self.before_leaving is not None:
+                self.before_leaving()
+            leave(128 + self.received)
+
+
+def ignore_signals() -> None:
+    """Let a data worker live until its process ends it, though a signal goes to the whole group."""
+    for signum in ASKED_TO_LEAVE:
+        signal.signal(signum, signal.SIG_IGN)

@@ -1,0 +1,55 @@
+"""Signals and ends of processes that ``strategy=ddp_spawn`` has spawned from this one."""
+
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from harness.errors import UserError
+from harness.processes.leaving import ASKED_TO_LEAVE, leave
+
+log = logging.getLogger(__name__)
+USER_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Pass signals on to the spawned processes, and end as they do."""
+    received: list[int] = []
+
+    def pass_on(signum: int, _: FrameType | None) -> None:
+        if signal.SIGINT in received and signum == signal.SIGINT:
+            leave(128 + signum)  # takes them along
+        received.append(signum)
+        # A terminal's Ctrl-C has reached them already, and would be their second one.
+        passed = signal.SIGTERM if signum == signal.SIGINT else signum
+        for process in multiprocessing.active_children():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid or 0, passed)
+
+    # Its warning that the end of one process ends the others says nothing new.
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    before: dict[int, Any] = {number: signal.signal(number, pass_on) for number in ASKED_TO_LEAVE}
+    try:
+        yield
+    except ProcessExitedException as error:
+        if received:
+            raise SystemExit(128 + received[0]) from error
+        if error.exit_code > 128:
+            raise SystemExit(error.exit_code) from error
+        log.error("The process of rank %d has ended (%s).", error.error_index, error.msg)
+        raise SystemExit(1) from error
+    except ProcessRaisedException as error:
+        mistake = str(error).rpartition(USER_ERROR)
+        if mistake[1]:
+            raise UserError(mistake[2].strip()) from error
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,122 @@
+"""What dp and ddp2 share: when forward is split, and the misuses they answer."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import ParallelStrategy
+
+from harness.errors import UserError
+
+from .parallel_forward import ParallelForward
+from .replicable import check_module
+
+
+class NodeParallelStrategy(ParallelStrategy):
+    """Splits calls of modules over all devices of the process, from setup to teardown.
+
+    Args:
+        modules: submodules of the LightningModule whose calls are split, such as ["net"]; by
+            default calls of the LightningModule itself, `self(x)`.
+        whole_inputs: arguments of forward that go whole to every device, such as ["mask"].
+        scalar_outputs: "mean" allows a forward that returns a loss, if it is a mean over samples.
+        threads: run the devices in threads; by default on anything but a CPU.
+        **kwargs: what the Lightning strategy below takes.
+    """
+
+    strategy_name: str
+
+    def __init__(
+        self,
+        *,
+        modules: Sequence[str] | None = None,
+        whole_inputs: Sequence[str] = (),
+        scalar_outputs: Literal["error", "mean"] = "error",
+        threads: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if scalar_outputs not in ("error", "mean"):
+            raise UserError(
+                f"trainer.strategy.scalar_outputs={scalar_outputs} is unknown: error or mean."
+            )
+        self.modules = None if modules is None else tuple(modules)
+        self.whole_inputs = tuple(whole_inputs)
+        self.scalar_outputs: Literal["error", "mean"] = scalar_outputs
+        self.threads = threads
+        self.parallel_forwards: list[ParallelForward] = []
+        self._is_first_step = True
+
+    @property
+    def root_device(self) -> torch.device:
+        """The first device of the process: it holds the parameters and computes the loss."""
+        assert self.parallel_devices
+        return self.parallel_devices[0]
+
+    def set_world_ranks(self) -> None:
+        """Lightning calls this at the end of Trainer(...), when every setting is known."""
+        if self._layer_sync is not None:  # set by the Trainer, like num_nodes
+            raise UserError(
+                f"strategy={self.strategy_name} cannot share BatchNorm statistics between the "
+                "devices of a process, but trainer.sync_batchnorm=true.\n"
+                "Use strategy=ddp, or trainer.sync_batchnorm=false."
+            )
+        self.check_processes()
+
+    def check_processes(self) -> None:
+        """Refuse a launch with the wrong number of processes."""
+        raise NotImplementedError
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Split forward once the model is on the root device."""
+        assert self.lightning_module is not None
+        assert self.parallel_devices
+        modules = [self._find(name) for name in self.modules or ("",)]
+        if len(self.parallel_devices) == 1:
+            modules = []
+        for module in modules:
+            check_module(module)
+        super().setup(trainer)
+        for module in modules:
+            forward = ParallelForward(
+                module, self.parallel_devices, self.whole_inputs, self.scalar_outputs, self.threads
+            )
+            forward.install()
+            self.parallel_forwards.append(forward)
+
+    def teardown(self) -> None:
+        """Give the modules their forward back, also after an exception."""
+        for forward in self.parallel_forwards:
+            forward.remove()
+        self.parallel_forwards.clear()
+        self._is_first_step = True
+        super().teardown()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""
+        num_calls = self._num_calls()
+        output = super().training_step(*args, **kwargs)
+        if self._is_first_step and self.parallel_forwards and self._num_calls() == num_calls:
+            what = " or ".join(f"self.{name}(...)" for name in self.modules or ()) or "self(...)"
+            raise UserError(
+                f"training_step never called {what}, so strategy={self.strategy_name} would use "
+                f"{self.root_device} alone.\nName the modules that it calls, as in "
+                "trainer.strategy.modules=[net], or call them through self(...)."
+            )
+        self._is_first_step = False
+        return output
+
+    def _num_calls(self) -> int:
+        return sum(forward.num_calls for forward in self.parallel_forwards)
+
+    def _find(self, name: str) -> torch.nn.Module:
+        assert self.lightning_module is not None
+        try:
+            return self.lightning_module.get_submodule(name)
+        except AttributeError:
+            children = ", ".join(name for name, _ in self.lightning_module.named_children())
+            raise UserError(
+                f"trainer.strategy.modules names {name}, which "
+                f"{type(self.lightning_module).__name__} does not have.\nIt has: {children}."
+            ) from None

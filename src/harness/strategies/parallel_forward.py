@@ -1,0 +1,128 @@
+"""One call of a module, split over several devices."""
+
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from harness.errors import UserError
+
+from .device_threads import DeviceThreads
+from .random_streams import device_generators, separate
+from .replica import Replica, Substitute
+from .replicable import check_devices
+from .splitting import Share, join, split
+
+# Set while shares run: a parallel module inside another one runs whole on its device.
+_splitting = contextvars.ContextVar("splitting", default=False)
+
+
+class ParallelForward(Substitute):
+    """Takes the place of a module's `forward` between `install` and `remove`.
+
+    The first device uses the module itself, the others use replicas: what forward writes into
+    the module (running statistics) comes from the first share.
+
+    Args:
+        module: lives on `devices[0]`.
+        devices: may name one device several times.
+        whole_inputs: arguments of forward that go whole to every device.
+        scalar_outputs: "mean" joins scalars as a mean weighted by samples, "error" refuses them.
+        threads: a thread per device; by default on anything but a CPU.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        devices: Sequence[torch.device],
+        whole_inputs: Sequence[str] = (),
+        scalar_outputs: Literal["error", "mean"] = "error",
+        threads: bool | None = None,
+    ) -> None:
+        check_devices(module, devices)
+        self.module, self.devices = module, list(devices)
+        self.original: Callable[..., Any] = module.forward
+        self.own_forward = module.__dict__.get("forward")  # set by torch.compile, for example
+        self.whole = _positions_and_names(self.original, whole_inputs)
+        self.scalar_outputs = scalar_outputs
+        self.threads = DeviceThreads(devices, threads)
+        self.generators = device_generators(devices)
+        # One set per grad mode: reentrant checkpointing runs a forward again during backward,
+        # and must find copies with a graph even if a call without gradients came in between.
+        self.replicas: dict[bool, list[Replica]] = {True: [], False: []}
+        self.num_calls = 0
+        self.last_sizes: list[int] = []
+
+    def install(self) -> None:
+        """Split every call from now on; neither state_dict nor attribute paths change."""
+        self.module.__dict__["forward"] = self
+
+    def remove(self) -> None:
+        """Give the module its forward back and free the replicas."""
+        if self.module.__dict__.get("forward") is self:
+            del self.module.__dict__["forward"]
+            if self.own_forward is not None:
+                self.module.__dict__["forward"] = self.own_forward
+        self.replicas = {True: [], False: []}
+        self.threads.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles of the module have a plain forward."""
+        return getattr, (self.module, "forward")
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Split the inputs, run the shares at the same time, join the outputs on the first."""
+        if _splitting.get():
+            return self.original(*args, **kwargs)
+        self.num_calls += 1
+        shares = split(args, kwargs, self.devices, self.whole)
+        self.last_sizes = [share.num_samples for share in shares]
+        if len(shares) == 1:
+            return self.original(*args, **kwargs)
+        if len(self.generators) > 1:
+            separate(self.generators)
+        token = _splitting.set(True)
+        try:
+            # All copies are under way before the first forward starts.
+            forwards = [self.original, *self._replica_forwards(len(shares) - 1)]
+            outputs = self.threads.run(
+                [_job(forward, share) for forward, share in zip(forwards, shares, strict=True)]
+            )
+        finally:
+            _splitting.reset(token)
+            if not torch.is_grad_enabled():
+                for replica in self.replicas[False]:
+                    replica.release()
+        return join(outputs, self.last_sizes, self.devices[0], self.scalar_outputs)
+
+    def _replica_forwards(self, count: int) -> list[Callable[..., Any]]:
+        grad = torch.is_grad_enabled()
+        replicas = self.replicas[grad]
+        if not replicas or not replicas[0].fits():
+            replicas = [Replica(self.module, device) for device in self.devices[1:]]
+            self.replicas[grad] = replicas
+        return [replica.refresh(self.devices[0]).forward for replica in replicas[:count]]
+
+
+def _job(forward: Callable[..., Any], share: Share) -> Callable[[], Any]:
+    return functools.partial(forward, *share.args, **share.kwargs)
+
+
+def _positions_and_names(forward: Callable[..., Any], names: Sequence[str]) -> frozenset[int | str]:
+    if not names:
+        return frozenset()
+    parameters = inspect.signature(forward).parameters
+    positions = {name: i for i, name in enumerate(parameters)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in names:
+        if name not in positions and not takes_any:
+            raise UserError(
+                f"trainer.strategy.whole_inputs names {name}, which forward() does not take.\n"
+                f"It takes: {', '.join(positions)}."
+            )
+    return frozenset([*names, *(positions[name] for name in names if name in positions)])

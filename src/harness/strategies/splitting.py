@@ -1,0 +1,197 @@
+"""Split the inputs of a call by sample, and join the outputs again."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from harness.errors import UserError
+
+
+class Share(NamedTuple):
+    """One device's part of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    num_samples: int
+
+
+def share_sizes(num_samples: int, num_devices: int) -> list[int]:
+    """Samples per device as `torch.chunk` deals them: 30 on 2 is 15/15, 9 on 8 is 2/2/2/2/1."""
+    size = max(1, -(-num_samples // num_devices))
+    return [min(size, num_samples - start) for start in range(0, num_samples, size)]
+
+
+def split(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    devices: Sequence[torch.device],
+    whole: frozenset[int | str] = frozenset(),
+) -> list[Share]:
+    """Deal the samples of a call to the devices, at most one share per device.
+
+    The first tensor whose dimension 0 is not 1 tells the batch size. Tensors of that size are split
+    along dimension 0. Scalars, tensors of size 1 and everything that is not a tensor go whole
+    to every device, as do the arguments in `whole` (positions or keywords).
+
+    Raises:
+        UserError: an argument is neither per-sample nor the same for every sample.
+    """
+    named: dict[int | str, Any] = dict(enumerate(args)) | kwargs
+    batched = [value for name, value in named.items() if name not in whole]
+    num_samples = next((len(t) for t in _tensors(batched) if len(t) != 1), 1)
+    sizes = share_sizes(num_samples, len(devices))
+    if len(sizes) < 2:
+        return [Share(args, kwargs, num_samples)]
+
+    def part(leaf: Any, *, name: int | str, start: int, size: int, device: torch.device) -> Any:
+        if name not in whole:
+            _check_leaf(leaf, name, num_samples)
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if name not in whole and leaf.dim() > 0 and len(leaf) == num_samples:
+            leaf = leaf.narrow(0, start, size)
+        # Only the first device may see the caller's memory; the others get copies, also on a CPU.
+        return leaf.to(device, non_blocking=True, copy=start > 0)
+
+    shares, start = [], 0
+    for device, size in zip(devices, sizes, strict=False):
+        take = functools.partial(part, start=start, size=size, device=device)
+        parts = {k: map_leaves(functools.partial(take, name=k), v) for k, v in named.items()}
+        positional = tuple(parts[i] for i in range(len(args)))
+        shares.append(Share(positional, {name: parts[name] for name in kwargs}, size))
+        start += size
+    return shares
+
+
+def join(
+    outputs: Sequence[Any],
+    sizes: Sequence[int],
+    device: torch.device,
+    scalar_outputs: Literal["error", "mean"] = "error",
+) -> Any:
+    """Concatenate the replicas' outputs along dimension 0 on `device`.
+
+    Raises:
+        UserError: an output does not have one row per sample.
+    """
+
+    def joined(*parts: Any) -> Any:
+        first = parts[0]
+        if not isinstance(first, Tensor):
+            if all(part is first or _is_equal(part, first) for part in parts):
+                return first
+            what = f"{_kind(first)} values that differ between the devices"
+        elif first.dim() == 0 and scalar_outputs == "mean":
+            terms = (part.to(device) * n for part, n in zip(parts, sizes, strict=True))
+            return sum(terms) / sum(sizes)
+        elif first.dim() == 0:
+            raise UserError(
+                "forward() returned a scalar, which is not per-sample.\n"
+                "Compute the loss in training_step, or set trainer.strategy.scalar_outputs=mean\n"
+                "if the scalar is a mean over samples."
+            )
+        elif [len(part) for part in parts] == list(sizes):
+            return torch.cat([part.to(device, non_blocking=True) for part in parts])
+        else:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            what = f"shapes {shapes} for {list(sizes)} samples: dimension 0 is not the batch"
+        raise UserError(f"forward() returned {what}.\n{_PER_SAMPLE}")
+
+    return map_leaves(joined, *outputs)
+
+
+_PER_SAMPLE = (
+    "Return tensors with one row per sample, in the same structure for any part of a batch,\n"
+    "and reshape or reduce them in the step."
+)
+
+
+def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
+    """Apply `function` to the leaves of equal trees of lists, tuples, mappings and dataclasses."""
+    first, keys = trees[0], _keys(trees[0])
+    if any(type(tree) is not type(first) or _keys(tree) != keys for tree in trees):
+        found = " and ".join(sorted({_kind(tree) for tree in trees}))
+        raise UserError(f"forward() returned unequal {found} on the devices.\n{_PER_SAMPLE}")
+    if keys is None:
+        return function(*trees)
+    values = [map_leaves(function, *(_child(tree, key) for tree in trees)) for key in keys]
+    if isinstance(first, (list, tuple)):
+        return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
+    result = copy.copy(first)  # keeps what a defaultdict or a Hugging Face output carries besides
+    for key, value in zip(keys, values, strict=True):
+        if isinstance(first, Mapping):
+            result[key] = value
+        else:
+            object.__setattr__(result, key, value)  # also in a frozen dataclass
+    return result
+
+
+def _keys(tree: Any) -> list[Any] | None:
+    """What the children of a container are reached by; None for a leaf, as a list of texts is."""
+    if isinstance(tree, Mapping):
+        return list(tree)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [field.name for field in dataclasses.fields(tree)]
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, PackedSequence):
+        return None if _is_text(tree) else list(range(len(tree)))
+    return None
+
+
+def _child(tree: Any, key: Any) -> Any:
+    return tree[key] if isinstance(tree, (Mapping, list, tuple)) else getattr(tree, key)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors with at least one dimension, in the order in which they were passed."""
+    if isinstance(tree, Tensor) and tree.dim() > 0:
+        yield tree
+    for key in _keys(tree) or ():
+        yield from _tensors(_child(tree, key))
+
+
+def _check_leaf(leaf: Any, name: int | str, num_samples: int) -> None:
+    """Refuse a leaf that is neither per-sample nor the same for every sample."""
+    if isinstance(leaf, Tensor):
+        if leaf.dim() == 0 or len(leaf) in (1, num_samples):
+            return
+        what = f"has shape {tuple(leaf.shape)}, but the batch has {num_samples} samples"
+    elif isinstance(leaf, (list, tuple)) and _is_text(leaf):
+        if len(leaf) != num_samples:
+            return
+        what = "holds one string per sample, which cannot be split"
+    elif (
+        isinstance(leaf, (nn.Module, Iterator, PackedSequence))
+        or hasattr(leaf, "to")
+        or getattr(leaf, "shape", ()) != ()  # numpy arrays and the like
+        or any(isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values())
+    ):
+        what = f"is a {_kind(leaf)}, which cannot be split by sample"
+    else:
+        return
+    label = f"Argument {name + 1} of forward()" if isinstance(name, int) else f"forward({name}=…)"
+    raise UserError(
+        f"{label} {what}.\n"
+        "Pass tensors with one row per sample; what is the same for every sample can be a buffer,\n"
+        "or be named in trainer.strategy.whole_inputs."
+    )
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):  # arrays compare by element
+        return False
+
+
+def _is_text(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

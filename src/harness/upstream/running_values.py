@@ -1,0 +1,174 @@
+"""What is counted and logged in the middle of an epoch, which Lightning's checkpoints leave out.
+
+The means that ``self.log`` builds are private to Lightning (seen in 2.6):
+``tests_harness/checkpoints`` fails where they change.
+"""
+
+import dataclasses
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultMetric,
+    _Sync,
+)
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+PLAIN_FIELDS = [
+    field.name
+    for field in dataclasses.fields(_Metadata)
+    if field.name not in ("reduce_fx", "_sync")
+]
+
+
+def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
+    """What this process knows, with all logged values; the same in every process."""
+    connector = trainer._logger_connector
+    return {
+        "callback_metrics": to_cpu(connector._callback_metrics),
+        "logged_metrics": to_cpu(connector._logged_metrics),
+        "progress_bar_metrics": dict(connector._progress_bar_metrics),
+        "should_stop": trainer.should_stop,  # by early stopping
+    }
+
+
+def restore_of_all_ranks(trainer: pl.Trainer, values: dict[str, Any]) -> None:
+    """Put back what ``of_all_ranks`` has taken."""
+    connector = trainer._logger_connector
+    connector._callback_metrics.update(values["callback_metrics"])
+    connector._logged_metrics.update(values["logged_metrics"])
+    connector._progress_bar_metrics.update(values["progress_bar_metrics"])
+    trainer.should_stop = values["should_stop"]
+
+
+def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
+    """What this process has counted since the epoch's start, or since it last logged."""
+    connector = trainer._logger_connector
+    assert trainer._results is not None
+    return {
+        "metrics": {name: _metric_state(m) for name, m in _metrics(trainer) if m.update_called},
+        "logged": {key: _logged_state(logged) for key, logged in trainer._results.items()},
+        "first_batch": connector._first_loop_iter,
+        "current_fx": connector._current_fx,
+    }
+
+
+def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> None:
+    """Put back what ``of_this_rank`` has taken, at the same place of the loop.
+
+    With another number of processes, the first one takes what all of them had counted: sums over
+    processes stay what they were.
+    """
+    if len(ranks) == trainer.world_size:
+        mine, others = ranks[trainer.global_rank], []
+    else:
+        mine, others = ranks[0], ranks[1:]
+    takes_all = not others or trainer.global_rank == 0
+    connector, results = trainer._logger_connector, trainer._results
+    assert results is not None
+    for name, metric in _metrics(trainer):
+        if name in mine["metrics"] and takes_all:
+            _restore_metric(metric, mine["metrics"][name], trainer.strategy.root_device)
+            for other in others:
+                if name in other["metrics"]:
+                    metric.merge_state(
+                        _to_device(other["metrics"][name]["state"], trainer.strategy.root_device)
+                    )
+    for key, state in mine["logged"].items():
+        same = [other["logged"][key] for other in others if key in other["logged"]]
+        with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
+            results[key] = _restore_logged(trainer, state, same, takes_all)
+    connector._first_loop_iter = mine["first_batch"]
+    connector._current_fx = mine["current_fx"]
+
+
+def to_cpu(values: dict[str, Any]) -> dict[str, Any]:
+    """Copy tensors, so that what is saved does not change any more."""
+    return {
+        key: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        for key, value in values.items()
+    }
+
+
+def _to_device(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {
+        key: [part.to(device) for part in value] if isinstance(value, list) else value.to(device)
+        for key, value in state.items()
+    }
+
+
+def _metrics(trainer: pl.Trainer) -> list[tuple[str, Metric]]:
+    """The module's metrics by name; those of a collection brought up to date first."""
+    modules = dict(trainer.lightning_module.named_modules())
+    for module in modules.values():
+        if isinstance(module, MetricCollection):
+            module.items()  # members of a compute group share the first one's counts from now on
+    return [(name, module) for name, module in modules.items() if isinstance(module, Metric)]
+
+
+def _metric_state(metric: Metric) -> dict[str, Any]:
+    state = {
+        name: [part.detach().cpu().clone() for part in value]
+        if isinstance(value, list)
+        else value.detach().cpu().clone()
+        for name, value in metric.metric_state.items()
+    }
+    return {"state": state, "num_updates": metric._update_count}
+
+
+def _restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
+    for name, value in _to_device(saved["state"], device).items():
+        setattr(metric, name, value)
+    metric._update_count = saved["num_updates"]
+    metric._computed = None
+
+
+def _logged_state(logged: _ResultMetric) -> dict[str, Any]:
+    meta = logged.meta
+    state: dict[str, Any] = {
+        "meta": {name: getattr(meta, name) for name in PLAIN_FIELDS},
+        "reduce_fx": meta.reduce_fx.__name__,
+        "sync": {"_should": meta.sync.should, "rank_zero_only": meta.sync.rank_zero_only},
+        "is_tensor": logged.is_tensor,
+        "has_reset": logged.has_reset,
+        "num_updates": logged._update_count,
+        "last": _copy(logged._forward_cache),
+    }
+    if logged.is_tensor:
+        state["value"] = _copy(logged.value)
+        if meta.is_mean_reduction:
+            state["num_samples"] = _copy(logged.cumulated_batch_size)
+    return state
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else None
+
+
+def _restore_logged(
+    trainer: pl.Trainer, state: dict[str, Any], others: list[dict[str, Any]], takes_all: bool
+) -> _ResultMetric:
+    meta = _Metadata(reduce_fx=state["reduce_fx"], **state["meta"])
+    meta.sync = _Sync(fn=trainer.strategy.reduce, **state["sync"])
+    logged = _ResultMetric(meta, state["is_tensor"])
+    if logged.is_tensor:
+        value, num_samples = state["value"], state.get("num_samples")
+        for other in others:
+            if meta.is_max_reduction or meta.is_min_reduction:
+                value = meta.reduce_fx(torch.stack([value, other["value"]]))
+            elif meta.on_epoch:
+                value = value + other["value"]
+                num_samples = None if num_samples is None else num_samples + other["num_samples"]
+        if takes_all:
+            logged.value = value
+            if num_samples is not None:
+                logged.cumulated_batch_size = num_samples
+    elif meta.metric_attribute is not None:
+        logged.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
+    logged._forward_cache = state["last"]
+    logged._update_count = state["num_updates"]
+    logged.has_reset = state["has_reset"]
+    return logged.to(trainer.strategy.root_device)

@@ -1,0 +1,151 @@
+import logging
+from functools import lru_cache
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import DDPStrategy
+from torch import Tensor, nn
+
+from harness.errors import TrainingError
+from harness.exact.sync_batch_norm import SyncBatchNorm
+
+log = logging.getLogger(__name__)
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Integers hashed at once: on a CPU, so that what is computed on the way stays in its cache.
+CHUNK = {"cpu": 2**16}
+LARGE_CHUNK = 2**22
+GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's 64 bits: its multiples have no pattern
+
+
+class Replicas(pl.Callback):
+    """Stop the run when the replicas of the model are no longer equal by bit.
+
+    Every process hashes each tensor to 64 bits, and the hashes are gathered: a few bytes per
+    tensor, whatever its size. Compared are all parameters; buffers that training does not change;
+    and BatchNorm's statistics where they are computed over all processes. Other buffers that a
+    step changes, such as the statistics of plain BatchNorm, belong to each process until DDP
+    overwrites them with the first one's at the next forward.
+
+    Args:
+        every_n_steps: check after as many steps, and at the end of training; ``null`` checks at
+            the end only.
+    """
+
+    def __init__(self, every_n_steps: int | None = 1000) -> None:
+        self.every_n_steps = every_n_steps
+        self.is_watching = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Remember the buffers, to know later which of them training changes."""
+        strategy = trainer.strategy
+        self.is_watching = trainer.world_size > 1 and isinstance(strategy, DDPStrategy)
+        if trainer.world_size > 1 and not self.is_watching:
+            log.info(
+                "Replicas are not compared: %s may give each process a part of the model.",
+                type(strategy).__name__,
+            )
+        self.checked_step = trainer.global_step
+        if self.is_watching:
+            self.first = hashes([buffer for _, buffer in buffers(pl_module)], pl_module.device)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        """Check when it is time."""
+        if self.is_watching and self.every_n_steps is not None:
+            step = trainer.global_step
+            if step // self.every_n_steps > self.checked_step // self.every_n_steps:
+                self.check(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check the end."""
+        if self.is_watching and trainer.global_step > self.checked_step:
+            self.check(trainer, pl_module)
+
+    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare; all processes call it.
+
+        Raises:
+            TrainingError: in every process, naming the first tensor and the ranks that differ.
+        """
+        self.checked_step = trainer.global_step
+        named = [*pl_module.named_parameters(), *buffers(pl_module)]
+        mine = hashes([tensor for _, tensor in named], pl_module.device)
+        everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
+        is_compared = torch.ones_like(mine, dtype=torch.bool)
+        if num_buffers := len(self.first):
+            # Training changes a buffer in every process; one that is as it was in some drifts.
+            is_compared[-num_buffers:] = (everyone[:, -num_buffers:] == self.first).any(dim=0)
+            is_compared[-num_buffers:] |= torch.tensor(
+                [name in synchronised(pl_module) for name, _ in buffers(pl_module)],
+                device=mine.device,
+            )
+        differs = ((everyone != everyone[0]) & is_compared).cpu()  # the only wait for the device
+        if not differs.any():
+            return
+        first = int(differs.any(dim=0).nonzero()[0])
+        ranks = differs[:, first].nonzero().flatten().tolist()
+        num_differing = int(differs.any(dim=0).sum())
+        others = f" ({num_differing - 1} more tensors differ)" if num_differing > 1 else ""
+        message = (
+            f"Step {self.checked_step}: the replicas differ. {named[first][0]} on rank "
+            f"{', '.join(map(str, ranks))} is not that of rank 0{others}.\n"
+            "Something changes the model in one process alone, such as code under `if rank == 0`, "
+            "or a parameter that DDP does not know."
+        )
+        if trainer.is_global_zero:
+            log.error(message)
+        raise TrainingError(message)
+
+
+def buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Names and tensors, in the order of the modules."""
+    return list(module.named_buffers())
+
+
+def synchronised(module: nn.Module) -> set[str]:
+    """Names of the buffers that are computed over all processes."""
+    return {
+        f"{name}.{key}"
+        for name, child in module.named_modules()
+        if isinstance(child, (nn.SyncBatchNorm, SyncBatchNorm))
+        for key, _ in child.named_buffers(recurse=False)
+    }
+
+
+@torch.no_grad()
+def hashes(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """Hash each tensor's bits, shape (len(tensors),), int64; nothing is copied to the host."""
+    factors = odd_factors(CHUNK.get(device.type, LARGE_CHUNK), device)
+    found = [hash_of(tensor.to(device), factors) for tensor in tensors]
+    return torch.stack(found) if found else torch.empty(0, dtype=torch.int64, device=device)
+
+
+def hash_of(tensor: Tensor, factors: Tensor) -> Tensor:
+    """Sum of the tensor's integers, each times an odd factor of its place, modulo 2^64.
+
+    One changed integer always changes it, because an odd factor has an inverse modulo 2^64;
+    several that cancel by chance are as unlikely as a random 64-bit number to be guessed.
+    """
+    flat = tensor.detach().contiguous()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat)
+    bits = flat.view(-1).view(INTEGERS[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for i, chunk in enumerate(torch.split(bits, len(factors))):
+        # Each chunk has an odd factor as well, so that exchanged chunks differ. It is none of the
+        # elements' own: element i of chunk j and element j of chunk i must not share a product.
+        factor = (i * GOLDEN | 1) % 2**64
+        signed = factor - 2**64 if factor >= 2**63 else factor
+        total += (chunk * factors[: len(chunk)]).sum() * signed
+    return total
+
+
+@lru_cache(maxsize=1)
+def odd_factors(number: int, device: torch.device) -> Tensor:
+    """Fixed odd 64-bit integers without a pattern, shape (number,)."""
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randint(-(2**63), 2**63 - 1, (number,), generator=generator)
+    return (numbers | 1).to(device)

@@ -1,0 +1,234 @@
+import logging
+import math
+from collections import deque
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from harness.data.batches import GlobalBatchSampler
+from harness.data.measuring import RECEIVING_SECONDS
+from harness.data.watched_loader import WatchedLoader
+from harness.loggers.metrics_table import MetricsTable
+from harness.machine.cores import usable_cores
+from harness.watch.clocks import HostClock, clock_of
+
+log = logging.getLogger(__name__)
+
+# A smaller share is not worth a change.
+WORTH_MENDING = 0.1
+
+
+@dataclass
+class Spent:
+    """Seconds of training steps, by what they were spent on."""
+
+    data: float = 0.0  # waiting for the next batch
+    transfer: float = 0.0  # of the batch to the device
+    compute: float = 0.0  # forward, backward, optimizer
+    between: float = 0.0  # callbacks, logging and the loop, from one step to the next
+    num_steps: int = 0
+    num_samples: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.data + self.transfer + self.compute + self.between
+
+    def share(self, name: str) -> float:
+        """The part of one of the four."""
+        return float(getattr(self, name) / self.seconds)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Over all processes."""
+        return self.num_samples / self.seconds
+
+    def add(self, other: "Spent") -> None:
+        """Count what another has counted."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.samples_per_second:,.0f} samples/s; {self.share('data'):.0%} waiting for data, "
+            f"{self.share('transfer'):.0%} transfer, {self.share('compute'):.0%} compute, "
+            f"{self.share('between'):.0%} between steps"
+        )
+
+
+class Throughput(pl.Callback):
+    """Say how fast the run is, and what holds it back.
+
+    The time of each step is divided at four marks: the batch is asked for, it is there, it is on
+    the device, the step is done. On a GPU the marks lie in the device's own queue: it waits for
+    data while it has nothing to do, and not while the host waits for data that comes in time. They
+    are read when the device has passed them, so that no step waits for it.
+
+    Validation is left out, and the first step, which starts the workers. Of several processes
+    those of the one that waited longest for data count: the others wait for it in their gradients.
+    It must be the first callback, so that the others' work does not count as the transfer.
+
+    Not in ``metrics.csv``, where a run that goes on repeats every number.
+    """
+
+    def __init__(self) -> None:
+        self.is_watching = False
+        self.total = Spent()  # of this fit, without the epoch that is running
+        self.verdict: str | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin to count."""
+        self.clock: HostClock = clock_of(trainer.strategy.root_device)
+        self.total, self.verdict = Spent(), None
+        self.is_first = True
+        self.on_train_epoch_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Watch the epoch's loader; until its first batch is there, the run waits for data."""
+        loader = trainer.train_dataloader
+        sampler = getattr(loader, "batch_sampler", None)
+        self.is_watching = False
+        if not isinstance(loader, WatchedLoader) or not isinstance(sampler, GlobalBatchSampler):
+            return  # a loader that the project's DataModule has not made
+        self.is_watching = True
+        loader.when_asked, loader.when_there = self._asked, self._there
+        self.loader, self.sampler = loader, sampler
+        self.spent, self.pending = Spent(), deque[tuple[Any, ...]]()
+        self.first_batch: int | None = None
+        self.end = self.asked = self.clock.mark()
+
+    def _asked(self) -> None:
+        if self.asked is None:
+            self.asked = self.clock.mark()
+
+    def _there(self) -> None:
+        self.there = self.clock.mark()
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """The batch is on the device."""
+        if self.is_watching:
+            self.ready = self.clock.mark()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """The step is done; read the marks that are past."""
+        if not self.is_watching:
+            return
+        end = self.clock.mark()
+        if self.is_first:
+            self.is_first = False
+        else:
+            if self.first_batch is None:
+                self.first_batch = batch_idx
+            self.last_batch = batch_idx
+            self.pending.append((self.end, self.asked, self.there, self.ready, end))
+        self.end, self.asked = end, None
+        while self.pending and self.clock.is_past(self.pending[0][-1]):
+            self._count(*self.pending.popleft())
+
+    def _count(self, before: Any, asked: Any, there: Any, ready: Any, end: Any) -> None:
+        spent, seconds = self.spent, self.clock.seconds
+        spent.between += seconds(before, asked)
+        spent.data += seconds(asked, there)
+        spent.transfer += seconds(there, ready)
+        spent.compute += seconds(ready, end)
+        spent.num_steps += 1
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave out a validation between two steps."""
+        if self.is_watching:
+            self.end = self.clock.mark()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Tell of the epoch."""
+        if not self.is_watching or self.first_batch is None:
+            return
+        if self.pending:
+            self.clock.wait(self.pending[-1][-1])
+        for marks in self.pending:
+            self._count(*marks)
+        self.pending.clear()
+        first, last = self.first_batch, self.last_batch
+        self.spent.num_samples = self.sampler.num_before(last + 1) - self.sampler.num_before(first)
+        spent = of_slowest(trainer, self.spent)
+        self.total.add(spent)
+        if trainer.is_global_zero:
+            log.info("Epoch %d: %s.", trainer.current_epoch, spent)
+            # The step that Lightning gives to an epoch's values; logs are cut back by it.
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+            values = {f"throughput/{name}": spent.share(name) for name in PARTS}
+            values["throughput/samples_per_second"] = spent.samples_per_second
+            for logger in trainer.loggers:
+                if not isinstance(logger, MetricsTable):
+                    logger.log_metrics(values, step)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Give the verdict."""
+        if self.total.num_steps:
+            num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
+            max_workers = max(1, usable_cores() // num_ranks_here)
+            self.verdict = verdict(self.total, self.loader.num_workers, max_workers)
+            if trainer.is_global_zero:
+                log.info("%s", self.verdict)
+
+
+PARTS = ("data", "transfer", "compute", "between")
+
+
+def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
+    """What the process spent that waited longest for data; all of them call it."""
+    if trainer.world_size == 1:
+        return spent
+    mine = torch.tensor(
+        [getattr(spent, name) for name in PARTS], device=trainer.strategy.root_device
+    )
+    everyone = trainer.strategy.all_gather(mine)  # (ranks, 4)
+    slowest = everyone[everyone[:, 0].argmax()].tolist()
+    return replace(spent, **dict(zip(PARTS, slowest, strict=True)))
+
+
+def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
+    """What holds a run back, and which setting to change.
+
+    Args:
+        spent: by all of its steps.
+        num_workers: that it has.
+        max_workers: for which there are cores, per process.
+    """
+    waits = f"{spent.share('data'):.0%} of the time waiting for data"
+    if spent.share("data") > WORTH_MENDING:
+        return f"input-bound: {waits}; {advice(spent, num_workers, max_workers)}"
+    if spent.share("transfer") > WORTH_MENDING:
+        return (
+            f"transfer-bound: {spent.share('transfer'):.0%} of the time copying batches to the "
+            "device; try data.pin_memory=true, or smaller values such as uint8"
+        )
+    return f"compute-bound: {waits}"
+
+
+def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
+    """How to load as fast as the rest of a step goes."""
+    rest = (spent.seconds - spent.data) / spent.num_steps
+    if num_workers == 0:
+        to_load = spent.data / spent.num_steps
+        if to_load < RECEIVING_SECONDS:
+            return f"a batch is read in {to_load * 1000:.1f} ms, and workers would not be faster"
+    else:  # all of them are busy all the time
+        to_load = num_workers * spent.seconds / spent.num_steps
+    wanted = math.ceil(min(to_load / max(rest, 1e-6), max_workers))
+    if wanted > num_workers:
+        return f"try data.num_workers={wanted} (now {num_workers})"
+    return (
+        f"data.num_workers={num_workers} uses every core there is: read whole batches "
+        "(BatchedDataset) or make the transforms cheaper"
+    )

@@ -1,5 +1,0 @@
-"""Which GPUs there are, which of them CUDA shows, and the choice of the emptiest."""
-
-from project.devices.visible import num_gpus
-
-__all__ = ["num_gpus"]

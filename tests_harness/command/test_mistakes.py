@@ -1,0 +1,222 @@
+"""A mistake in a command gets one or two lines that say what to type, and leaves nothing behind."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.command import start as cli
+from harness.processes import peers
+from tests_harness.conftest import command
+
+MISTAKES = {
+    "unknown key": ("trainer.devcies=2", "Did you mean trainer.devices?"),
+    "unknown key elsewhere": ("lr=0.1", "Did you mean model.optimizer.lr?"),
+    "misspelled group": ("stratgy=ddp", "Did you mean strategy?"),
+    "unknown choice": ("model=cnnn", "Did you mean model=cnn?"),
+    "unknown experiment": ("experiment=syntetic", "Did you mean experiment=synthetic?"),
+    "empty choice": ("data=", "synthetic."),
+    "choice with a plus": ("+strategy=ddp", "write strategy=<choice>"),
+    "not key=value": ("strategy", "not of the form key=value"),
+    "unquoted text": ("name=cnn(2)", "'name=\"cnn(2)\"'"),
+    "text for a number": ("data.batch_size=many", "data.batch_size takes a number"),
+    "no value": ("data.batch_size=", "data.batch_size takes a number"),
+    "number with a fraction": ("data.batch_size=1.5", "must be a whole number, 1 or more"),
+    "nothing for a number": ("data.batch_size=null", "must be a whole number, 1 or more"),
+    "seed too large": ("seed=99999999999", "smaller than 2^32"),
+    "unknown pinning": ("data.pin_memory=maybe", "true, false or auto"),
+    "no devices": ("trainer.devices=0", "a number from 1"),
+    "unknown accelerator": ("trainer.accelerator=tpu", "cpu, gpu, cuda or mps"),
+    "no strategy": ("~strategy", "Leave out ~strategy"),
+    "no trainer": ("~trainer", "Leave out ~trainer"),
+    "no gpus": ("~gpus", "Leave out ~gpus"),
+    "empty strategy": ("strategy=null", "must be a string"),
+    "name outside": ("name=../x", "without '..'"),
+    "Lightning 1, added": ("+num_gpus=2", "trainer.devices="),
+    "machines that nobody starts": ("strategy=ddp trainer.num_nodes=2", "torchrun --nnodes=2"),
+    "dp on two machines": ("strategy=dp trainer.num_nodes=2", "Use strategy=ddp2"),
+    "batch smaller than the processes": (
+        "strategy=ddp trainer.devices=2 data.batch_size=1",
+        "Use data.batch_size=2 or more",
+    ),
+    "batch size of zero": ("data.batch_size=0", "must be a whole number, 1 or more"),
+    "negative workers": ("data.num_workers=-1", "must be a whole number, 0 or more"),
+    "text for a truth value": ("test=perhaps", "test takes true or false"),
+    "unknown interpolation": ("seed=${nope}", "nope"),
+    "one checkpoint kept": ("checkpoint.num_kept=1", "must be a whole number, 2 or more"),
+    "unknown choice for a full disk": ("on_full_disk=wait", "use continue or stop"),
+    "no GPU": ("strategy=gpu", "strategy=cpu"),
+    "clipping with a fused optimizer": (
+        "trainer.gradient_clip_val=1 trainer.precision=bf16-mixed",
+        "Add model.optimizer.fused=false",
+    ),
+    "more GPUs than there are": ("strategy=gpu trainer.devices=64", "strategy=cpu"),
+    "no GPU to choose": ("gpus=emptiest", "eave out gpus=emptiest"),
+    "GPUs that are named and chosen": (
+        "gpus=emptiest trainer.devices=[0,1]",
+        "Use trainer.devices=2",
+    ),
+    "GPUs chosen for the CPU": ("gpus=emptiest strategy=cpu", "Leave out one of them"),
+    "least memory of GPUs that are not chosen": ("gpus.min_free_gib=20", "by gpus=emptiest"),
+    "negative memory": ("gpus=emptiest gpus.min_free_gib=-1", "0 or more"),
+    "unknown order of GPUs": ("gpus.order=fastest", "use gpus=visible or gpus=emptiest"),
+    "Lightning 1: gpus": ("gpus=2", "strategy=ddp trainer.devices=<number of GPUs>"),
+    "Lightning 1: a list of gpus": ("gpus=[0,1]", "strategy=ddp trainer.devices="),
+    "Lightning 1: gpus, added": ("+gpus=2", "strategy=ddp trainer.devices="),
+    "Lightning 1: trainer.gpus": ("trainer.gpus=2", "strategy=ddp trainer.devices="),
+    "Lightning 1: backend": ("distributed_backend=ddp", "Use strategy="),
+    "Lightning 1: accelerator": ("accelerator=ddp", "Use strategy=cpu or strategy=gpu"),
+    "Lightning 1: trainer.accelerator": ("trainer.accelerator=ddp", "Use strategy=ddp"),
+    "Lightning 1: ddp_cpu": ("strategy=ddp_cpu", "Use strategy=ddp"),
+}
+
+# These are found once the framework is there to ask.
+LATE_MISTAKES = {
+    "typo in a class": (
+        "model=cnn model.net._target_=project.models.cnn.CNNN",
+        "Did you mean project.models.cnn.CNN?",
+    ),
+    "typo in a module": (
+        "model=cnn model.net._target_=project.models.cn.CNN",
+        "There is no module project.models.cn",
+    ),
+    "argument that a class lacks": ("+model.net.depth=3", "has no argument depth"),
+    "argument of the optimizer": ("+model.optimizer.lrr=3", "Did you mean lr?"),
+    "value that the optimizer refuses": ("model.optimizer.lr=-1", "Invalid learning rate"),
+    "value that a class refuses": ("model=cnn model.net.num_groups=7", "divisible by num_groups"),
+    "value that the Trainer refuses": ("trainer.precision=8", "Precision"),
+}
+
+
+def expect_refusal(arguments: list[str], hint: str, folder: Path) -> None:
+    result = command(*arguments, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert result.returncode == 1
+    assert hint in result.stderr
+    assert "Traceback" not in result.stderr
+    message = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(message) <= 2, result.stderr
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_explained(name: str, tmp_path: Path) -> None:
+    overrides, hint = MISTAKES[name]
+    expect_refusal(["train.py", f"output_dir={tmp_path}", *overrides.split()], hint, tmp_path)
+
+
+@pytest.mark.parametrize("name", LATE_MISTAKES)
+def test_mistake_that_needs_the_framework_is_explained(name: str, tmp_path: Path) -> None:
+    overrides, hint = LATE_MISTAKES[name]
+    expect_refusal(["train.py", f"output_dir={tmp_path}", *overrides.split()], hint, tmp_path)
+
+
+def test_output_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = command("train.py", f"output_dir={tmp_path / 'file'}")
+    assert result.returncode == 1
+    assert "output_dir=<folder>" in result.stderr
+
+
+@pytest.mark.parametrize("script", ["evaluate.py", "predict.py"])
+def test_missing_checkpoint_is_explained(script: str) -> None:
+    assert "Add checkpoint=" in command(script).stderr
+    assert "no such file" in command(script, "checkpoint=nope.ckpt").stderr
+
+
+def test_checkpoint_outside_of_its_run_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "best.ckpt").touch()
+    result = command("evaluate.py", f"checkpoint={tmp_path / 'best.ckpt'}")
+    assert result.returncode == 1
+    assert "Keep a checkpoint in the checkpoints/ folder of its run" in result.stderr
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_damaged_checkpoint_is_refused(damage: str, finished_run: Path) -> None:
+    """``torch.load`` would take the flipped bit for a weight."""
+    data = bytearray((finished_run / "checkpoints" / "best.ckpt").read_bytes())
+    if damage == "cut":
+        del data[len(data) // 2 :]
+    else:
+        data[len(data) // 2] ^= 1
+    path = finished_run / "checkpoints" / f"{damage}.ckpt"
+    path.write_bytes(data)
+    result = command("evaluate.py", f"checkpoint={path}")
+    path.unlink()
+    assert result.returncode == 1
+    assert "Use another checkpoint of the run" in result.stderr
+    assert not (finished_run / "evaluate").exists()
+
+
+def test_checkpoint_of_another_network_is_refused(finished_run: Path) -> None:
+    checkpoint = finished_run / "checkpoints" / "best.ckpt"
+    result = command("evaluate.py", f"checkpoint={checkpoint}", "model.net.hidden=[8]")
+    assert result.returncode == 1
+    assert "does not fit the model" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_bug_keeps_its_traceback(tmp_path: Path) -> None:
+    """Only mistakes are shortened; an error inside a class is shown whole."""
+    (tmp_path / "broken_net.py").write_text(
+        "class Net:\n    def __init__(self, **_):\n        int('abc')\n"
+    )
+    result = command(
+        "train.py",
+        "model.net._target_=broken_net.Net",
+        f"output_dir={tmp_path / 'outputs'}",
+        environment={"PYTHONPATH": str(tmp_path)},
+    )
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert "broken_net.py" in result.stderr
+
+
+def test_mistake_in_a_sweep_leaves_nothing(tmp_path: Path) -> None:
+    result = command("train.py", "-m", "trainer.devcies=1,2", f"output_dir={tmp_path / 'out'}")
+    assert "Did you mean trainer.devices?" in result.stderr
+    assert not list(tmp_path.glob("out/**/*.yaml"))
+
+
+def test_failing_import_inside_of_a_module_is_not_called_a_typo(tmp_path: Path) -> None:
+    (tmp_path / "my_net.py").write_text("import a_package_that_is_missing\n")
+    result = command(
+        "train.py",
+        "model.net._target_=my_net.Net",
+        f"output_dir={tmp_path / 'out'}",
+        environment={"PYTHONPATH": str(tmp_path)},
+    )
+    assert "Traceback" in result.stderr
+    assert "No module named 'a_package_that_is_missing'" in result.stderr
+
+
+def test_processes_that_would_each_train_alone_are_refused(tmp_path: Path) -> None:
+    result = command(
+        *("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"),
+        f"output_dir={tmp_path}",
+        environment={"MASTER_PORT": "29533"},
+    )
+    assert "2 processes were started, and each would train alone" in result.stderr
+
+
+def test_answers_do_not_import_torch(tmp_path: Path) -> None:
+    """``--help``, ``--cfg job`` and mistakes answer at once."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    blocked = {"PYTHONPATH": str(tmp_path)}
+    for arguments in (["--help"], ["--cfg", "job"], ["-sc", "query=bash"]):
+        result = command("train.py", *arguments, environment=blocked | {"COMP_LINE": "train.py "})
+        assert result.returncode == 0, result.stderr
+    assert "Did you mean" in command("train.py", "trainer.devcies=2", environment=blocked).stderr
+    # The block works: a run does import torch.
+    assert "torch was imported" in command("train.py", environment=blocked).stderr
+
+
+def test_mistake_of_one_rank_only_is_told_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of all ranks is told by the first, whose end ends the others before they speak."""
+    waited: list[float] = []
+    monkeypatch.setattr(cli.time, "sleep", waited.append)
+    for rank, message in (("0", "This disk is full."), ("3", "Rank 3: This disk is full.")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as stop:
+            cli.tell_once("This disk is full.")
+        assert stop.value.code == message
+    assert waited == [cli.TELL_SECONDS]
+    assert cli.TELL_SECONDS < peers.GRACE_SECONDS - peers.NEWS_SECONDS  # before others give up

@@ -1,0 +1,385 @@
+"""``resume=`` as a user types it, with processes that are killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from harness.command import resume, run_folder
+from harness.command import start as cli
+from harness.command.compose import compose
+from harness.errors import UserError
+from tests_harness.conftest import ROOT, command
+
+SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
+SLOW_STEPS = (
+    "+callbacks.trace._target_=tests.faults.trace.Trace",
+    "+callbacks.trace.seconds_per_batch=0.02",
+)
+
+
+def only(folder: Path) -> Path:
+    (child,) = folder.iterdir()
+    return child
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "train.py", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_steps(folder: Path, number: int) -> None:
+    end = time.monotonic() + 90
+    path = folder / "trace" / "steps_0"
+    while not (path.exists() and path.stat().st_size >= number) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files but the lock, which names the last command that held it."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != run_folder.LOCK)
+    return {path: path.read_bytes() for path in paths}
+
+
+def weights(output_dir: Path) -> dict[str, torch.Tensor]:
+    path = only(output_dir / "default") / "checkpoints" / "last.ckpt"
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def test_killed_command_goes_on_and_ends_equal_by_bit(tmp_path: Path) -> None:
+    """kill -9 of the whole group, then the same words again."""
+    trace = f"+callbacks.trace.folder={tmp_path}"
+    words = (*SHORT, *SLOW_STEPS, "resume=auto", "model.net.dropout=0.2")
+    killed, other = tmp_path / "killed", tmp_path / "other"
+    process = start(*words, f"output_dir={killed}", f"{trace}/killed/trace")
+    wait_for_steps(killed, 30)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    again = command("train.py", *words, f"output_dir={killed}", f"{trace}/killed/trace")
+    assert again.returncode == 0, again.stderr
+    whole = command("train.py", *words, f"output_dir={other}", f"{trace}/other/trace")
+    assert whole.returncode == 0, whole.stderr
+    for name, weight in weights(other).items():
+        assert torch.equal(weight, weights(killed)[name]), name
+    for file in ("metrics.csv", "results.json"):
+        runs = [only(folder / "default") for folder in (killed, other)]
+        assert (runs[0] / file).read_text() == (runs[1] / file).read_text()
+    assert "Going on from" in (runs[0] / "run.log").read_text()
+
+
+def test_interrupted_command_goes_on_with_other_devices(tmp_path: Path) -> None:
+    """SIGTERM to two processes of ddp; one process ends the run."""
+    words = (
+        *SHORT,
+        *SLOW_STEPS,
+        f"output_dir={tmp_path}",
+        f"+callbacks.trace.folder={tmp_path}/trace",
+    )
+    process = start(*words, "strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+    wait_for_steps(tmp_path, 25)
+    process.send_signal(signal.SIGTERM)
+    screen, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, screen
+    assert "SIGTERM: saved step" in screen
+    run_dir = only(tmp_path / "default")
+    alone = command("train.py", f"resume={run_dir}", "strategy=cpu")
+    assert alone.returncode == 0, alone.stderr
+    reference = command("train.py", *SHORT, "strategy=cpu", f"output_dir={tmp_path / 'other'}")
+    assert reference.returncode == 0, reference.stderr
+    for name, weight in weights(tmp_path / "other").items():
+        found = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        assert (weight - found[name]).abs().max() <= 1e-6, name
+
+
+@pytest.fixture
+def run_copy(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may change."""
+    folder = tmp_path / "outputs" / "default" / finished_run.name
+    shutil.copytree(finished_run, folder, symlinks=True)
+    return folder
+
+
+def test_finished_run_says_so(run_copy: Path) -> None:
+    result = command(
+        "train.py", "data=synthetic", "model=mlp", "trainer.max_epochs=2", "resume=auto",
+        f"output_dir={run_copy.parents[1]}",
+    )  # fmt: skip
+    assert result.returncode == 0
+    assert "has finished: test/loss" in result.stdout
+    assert len(list(run_copy.parent.iterdir())) == 1
+
+
+def test_copy_of_a_finished_run_takes_more_epochs(run_copy: Path, finished_run: Path) -> None:
+    """The original, which the copy's checkpoints and config were made in, stays as it is."""
+    before = contents(finished_run)
+    result = command("train.py", f"resume={run_copy}", "trainer.max_epochs=3")
+    assert result.returncode == 0, result.stderr
+    assert "dirpath has changed" not in result.stderr
+    assert contents(finished_run) == before
+    last = torch.load(run_copy / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["epoch"] == 3
+    (state,) = [state for key, state in last["callbacks"].items() if "ModelCheckpoint" in key]
+    assert state["best_model_path"] == str(run_copy / "checkpoints" / "best.ckpt")
+    assert len(state["best_k_models"]) == 1
+    assert "max_epochs: 3" in (run_copy / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [
+        ("seed=2", "seed=2 (it has 1)"),
+        ("data.batch_size=32", "data.batch_size=32 (it has 64)"),
+        ("trainer.max_epochs=1", "trainer.max_epochs=1 (it has 2)"),
+        ("model=cnn", "model.net._target_=project.models.cnn.CNN"),
+        ("experiment=synthetic", "model.optimizer.lr=0.003 (it has 0.005)"),
+    ],
+)
+def test_another_result_is_refused_with_the_difference(
+    overrides: str, hint: str, run_copy: Path, tmp_path: Path
+) -> None:
+    before = contents(run_copy)
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    result = command(
+        "train.py",
+        f"resume={run_copy}",
+        *overrides.split(),
+        environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )
+    assert result.returncode == 1
+    assert hint in result.stderr
+    assert "Leave that out" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 2
+    assert contents(run_copy) == before
+
+
+def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
+    saved = OmegaConf.load(run_copy / "config.yaml")
+    del saved.gpus  # as of a run of before there was a choice
+    OmegaConf.save(saved, run_copy / "config.yaml")
+    words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "gpus=emptiest"]
+    words += ["gpus.min_free_gib=20", "resume=auto"]
+    config = resume.config(compose("train", words), words, run_copy)
+    assert config.gpus == {"order": "emptiest", "min_free_gib": 20}
+    assert config.trainer.devices == 2
+    assert config.trainer.strategy._target_.endswith("DDPStrategy")
+    assert config.data.num_workers == 1
+    assert config.model.net._target_.endswith("MLP")
+    assert config.resume.endswith("step_40.ckpt")
+
+
+def test_run_without_a_whole_checkpoint_is_refused(run_copy: Path) -> None:
+    (run_copy / "results.json").unlink()
+    for path in (run_copy / "checkpoints").glob("step_*"):
+        path.write_bytes(path.read_bytes()[:-5])
+    result = command("train.py", f"resume={run_copy}")
+    assert result.returncode == 1
+    assert "is damaged and was skipped" in result.stderr
+    assert "none that is whole is left" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("resume=nowhere",), "Use resume=auto, or the folder of a run"),
+        (("-m", "resume=auto", "seed=1,2"), "-m starts many"),
+    ],
+)
+def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_path: Path) -> None:
+    result = command("train.py", *words, f"output_dir={tmp_path / 'outputs'}")
+    assert result.returncode == 1
+    assert hint in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("faults", "num_rows"), [(("kill", "storm", "write", "damage"), 7), (("signal", "dead"), 5)]
+)
+def test_faults_lose_nothing(faults: tuple[str, ...], num_rows: int, tmp_path: Path) -> None:
+    """A few of every kind, by the program that docs/reliability.md was made with."""
+    figures = tmp_path / "figures.json"
+    words = ("-W", "ignore", "-m", "tests.faults", *faults, "--num", "5", "--json", figures)
+    result = command(*words, timeout=170)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(json.loads(figures.read_text())) == num_rows
+
+
+@pytest.mark.parametrize(("before", "after"), [("ddp", "dp"), ("dp", "ddp"), ("ddp_spawn", "ddp")])
+def test_another_strategy_keeps_nothing_of_the_one_before(
+    before: str, after: str, saved_run: Callable[..., Path]
+) -> None:
+    """Its class would refuse the other's settings, or follow them."""
+    folder = saved_run(f"strategy={before}")
+    assert (
+        go_on(folder, f"strategy={after}").trainer
+        == compose("train", [f"strategy={after}"]).trainer
+    )
+
+
+@pytest.fixture
+def saved_run(tmp_path: Path) -> Callable[..., Path]:
+    """Save the config of a run that was started with these words."""
+
+    def save(*words: str) -> Path:
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        run_folder.save_config(run_folder.freeze(compose("train", list(words)), folder), folder)
+        OmegaConf.save(OmegaConf.create(list(words)), folder / "overrides.yaml")
+        return folder
+
+    return save
+
+
+def go_on(folder: Path, *words: str) -> DictConfig:
+    return resume.config(compose("train", list(words)), list(words), folder)
+
+
+@pytest.fixture
+def plain_experiment() -> Iterator[str]:
+    """An experiment that chooses what is the default anyway."""
+    store = ConfigStore.instance()
+    node = {"defaults": [{"override /model": "cnn"}]}
+    store.store(group="experiment", name="plain", node=node, package="_global_")
+    yield "experiment=plain"
+    del store.repo["experiment"]["plain.yaml"]
+
+
+def test_another_experiment_is_refused_where_it_keeps_the_defaults(
+    plain_experiment: str, saved_run: Callable[..., Path]
+) -> None:
+    folder = saved_run("model=mlp")
+    clash = r"model.net._target_=project.models.cnn.CNN \(it has"
+    with pytest.raises(UserError, match=clash):
+        go_on(folder, plain_experiment)
+
+
+def test_the_same_experiment_goes_on_with_what_was_changed_at_its_start(
+    plain_experiment: str, saved_run: Callable[..., Path]
+) -> None:
+    folder = saved_run("experiment=synthetic", "seed=3", "data.batch_size=32")
+    assert go_on(folder, "experiment=synthetic").seed == 3
+    folder = saved_run("model=cnn", "model.optimizer.lr=0.005", "strategy=ddp")
+    assert go_on(folder, plain_experiment).trainer.devices == 2  # equal in all that counts
+
+
+@pytest.mark.parametrize("word", ["model=cnn", "callbacks=none", "logger=none"])
+def test_refusal_of_a_group_is_short(word: str, saved_run: Callable[..., Path]) -> None:
+    folder = saved_run("model=mlp")
+    with pytest.raises(UserError, match=rf"with {word}: .* and \d+ more\.\n") as refused:
+        go_on(folder, word)
+    assert str(refused.value).count("(it has ") == 3
+
+
+def test_group_that_is_the_runs_own_is_taken(saved_run: Callable[..., Path]) -> None:
+    """What is below it names the run's folder."""
+    words = ("callbacks=default", "logger=default", "debug=profile")
+    config = go_on(saved_run(*words), *words)
+    assert str(config.callbacks.checkpoint.dirpath).endswith("run/checkpoints")
+    assert "${run_dir}" in OmegaConf.to_yaml(config.trainer.profiler)
+
+
+def test_progress_bar_can_be_left_out(saved_run: Callable[..., Path]) -> None:
+    assert go_on(saved_run(), "callbacks.progress_bar=null").callbacks.progress_bar is None
+
+
+@pytest.mark.parametrize(
+    ("was", "asked", "is_taken"),
+    [
+        ("2", "null", True),
+        ("2", "-1", True),
+        ("null", "-1", True),
+        ("-1", "null", False),
+        ("null", "20", False),
+        ("-1", "20", False),
+        ("2000", "null", False),  # Lightning takes 1,000
+    ],
+)
+def test_limits_without_a_number(
+    was: str, asked: str, is_taken: bool, saved_run: Callable[..., Path]
+) -> None:
+    folder = saved_run(f"trainer.max_epochs={was}")
+    if is_taken:
+        go_on(folder, f"trainer.max_epochs={asked}")
+    else:
+        with pytest.raises(UserError, match=rf"max_epochs={asked} \(it has {was}\)"):
+            go_on(folder, f"trainer.max_epochs={asked}")
+
+
+def test_run_without_a_checkpoint_yet_begins_anew_and_says_so(
+    saved_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved_run()
+    (folder / "metrics.csv").write_text("step,loss\n0,1.0\n")
+    assert go_on(folder).resume is None
+    assert "before its first checkpoint: it begins anew at step 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trace", ["last.ckpt", "step_3.ckpt.damaged", "results.json", "resume"])
+def test_run_that_has_lost_its_checkpoints_is_refused(
+    trace: str, saved_run: Callable[..., Path]
+) -> None:
+    folder = saved_run()
+    (folder / "checkpoints").mkdir()
+    if trace == "last.ckpt":
+        (folder / "checkpoints" / trace).symlink_to("step_3.ckpt")  # which is gone
+    elif trace == "resume":
+        config = run_folder.load_config(folder)
+        config.resume = "step_3.ckpt"
+        run_folder.save_config(config, folder)
+    else:
+        name = trace if trace == "results.json" else f"checkpoints/{trace}"
+        (folder / name).touch()
+    with pytest.raises(UserError, match="has had checkpoints, and none that is whole is left"):
+        go_on(folder)
+
+
+def test_refused_command_leaves_the_run_as_it_was(
+    saved_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved_run()
+    (folder / "results.json").write_text("{}")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(resume, "checkpoint", lambda *_: None)
+
+    def refuse(task: str, cfg: DictConfig) -> None:
+        assert not (folder / "results.json").exists()
+        raise UserError("The data are others.")
+
+    monkeypatch.setattr(cli, "execute", refuse)
+    words = ["trainer.max_epochs=50"]
+    with pytest.raises(UserError, match="others"):
+        cli.go_on(cli.Command("train", compose("train", words), words, {}, None), folder)
+    (folder / run_folder.LOCK).unlink()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_run_refused_by_its_model_keeps_its_logs_and_results(run_copy: Path) -> None:
+    """The model is asked late: its checkpoint has been loaded already."""
+    before = contents(run_copy)
+    result = command("train.py", f"resume={run_copy}", "trainer.max_epochs=-1")
+    assert result.returncode == 1
+    assert "model.scheduler needs to know when the run ends" in result.stderr
+    assert "Traceback" not in result.stderr
+    after = contents(run_copy)
+    for name in ("config.yaml", "results.json", "metrics.csv"):
+        assert after[run_copy / name] == before[run_copy / name]
+    checkpoints = {path for path in before if path.suffix == ".ckpt"}
+    assert {path: after[path] for path in checkpoints} == {
+        path: before[path] for path in checkpoints
+    }

@@ -1,0 +1,186 @@
+"""The output appears whole or not at all, and the input is never touched."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.convert import CheckpointError, conversion, convert, write
+from harness.errors import UserError
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_checkpoint.py"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.save(
+        {"state_dict": {str(i): torch.rand(1000, 1000) for i in range(8)}}, tmp_path / "a.ckpt"
+    )
+    return tmp_path / "a.ckpt"
+
+
+def test_kill_at_any_moment_leaves_no_partial_file(checkpoint: Path, tmp_path: Path) -> None:
+    content, output = checkpoint.read_bytes(), tmp_path / "out.pt"
+    command = [sys.executable, str(SCRIPT), str(checkpoint), "-o", str(output)]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    wall_seconds = time.perf_counter() - start
+    expected = output.read_bytes()
+    num_killed = 0
+    for i in range(12):
+        output.unlink(missing_ok=True)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            time.sleep(wall_seconds * (i + 1) / 12)
+            process.kill()
+        num_killed += process.returncode == -signal.SIGKILL
+        assert not output.exists() or output.read_bytes() == expected
+    assert num_killed > 3
+    assert checkpoint.read_bytes() == content
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_leaves_neither_a_temporary_nor_a_traceback(
+    number: signal.Signals, checkpoint: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(SCRIPT), str(checkpoint), "-o", str(tmp_path / "out.pt")]
+    statuses = set()
+    for _ in range(4):
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            while process.poll() is None and not list(tmp_path.glob("out.pt*")):
+                time.sleep(0.001)
+            process.send_signal(number)
+            assert process.stderr
+            assert process.stderr.read() == b""
+        statuses.add(process.returncode)
+        assert not list(tmp_path.glob("*.tmp"))
+        (tmp_path / "out.pt").unlink(missing_ok=True)
+    assert 128 + number in statuses
+
+
+def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def fsync(fd: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+
+    def replace(source: Path, target: Path) -> None:
+        calls.append("name")
+        os.rename(source, target)
+
+    monkeypatch.setattr(conversion.os, "fsync", fsync)
+    monkeypatch.setattr(conversion.os, "replace", replace)
+    convert(checkpoint, tmp_path / "out.pt")
+    assert calls == ["file", "name", "folder"]
+
+
+@pytest.mark.parametrize("num_writes", [0, 1, 2, 5, 9])
+def test_a_full_disk_leaves_nothing(
+    num_writes: int, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter(range(1000))
+
+    def full(fd: int, content: memoryview, position: int) -> int:
+        if next(calls) >= num_writes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, content[: len(content) // 2 + 1], position)  # and short writes before
+
+    pwrite = os.pwrite
+    monkeypatch.setattr(write.os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        convert(checkpoint, tmp_path / "out.pt")
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="only writing would tell")
+def test_a_disk_that_is_too_small_is_found_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write.os, "pwrite", lambda *_: pytest.fail("this would fill the disk"))
+    torch.save({"huge": torch.ones(1).expand(1 << 52)}, tmp_path / "a.ckpt")
+    with pytest.raises(OSError, match=r"No space left|too large"):
+        convert(tmp_path / "a.ckpt", tmp_path / "out.pt")
+    torch.save({str(i): torch.ones(1).expand(1 << 60) for i in range(8)}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match="larger than any file"):
+        convert(tmp_path / "a.ckpt", tmp_path / "out.pt")
+    assert os.listdir(tmp_path) == ["a.ckpt"]
+
+
+def test_a_file_size_limit_ends_with_a_line_and_status_4(checkpoint: Path, tmp_path: Path) -> None:
+    """A limit that the kernel really enforces."""
+    limited = (
+        "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000, -1));"
+        f"sys.argv = ['convert', {str(checkpoint)!r}, '-o', {str(tmp_path / 'out.pt')!r}];"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    result = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True)
+    assert result.returncode == 4
+    assert result.stderr.count("\n") == 1
+    assert "File too large" in result.stderr
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]
+
+
+@pytest.mark.parametrize("how", ["replaced", "written"])
+def test_an_input_that_changes_while_it_is_read_is_refused(
+    how: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_pt(*arguments: object) -> None:
+        write.write_pt(*arguments)
+        if how == "replaced":
+            torch.save({"state_dict": {}}, tmp_path / "b")
+            os.replace(tmp_path / "b", checkpoint)
+        else:
+            with checkpoint.open("r+b") as file:
+                file.write(b"P")
+
+    monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        convert(checkpoint, tmp_path / "out.pt")
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]
+
+
+def test_a_failing_disk_is_found(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte that is not what was written is found before the file gets its name."""
+
+    def write_pt(fd: int, *arguments: object) -> None:
+        write.write_pt(fd, *arguments)
+        os.pwrite(fd, b"\xff\xff\xff\xff", 20_000_000)
+
+    monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
+    with pytest.raises(CheckpointError, match="4 was not written as it is in the source"):
+        convert(checkpoint, tmp_path / "out.pt")
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]
+
+
+def test_an_existing_output_is_kept_unless_forced(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.pt").write_text("mine")
+    with pytest.raises(UserError, match=r"out.pt exists; --force replaces it"):
+        convert(checkpoint, tmp_path / "out.pt")
+    assert (tmp_path / "out.pt").read_text() == "mine"
+    convert(checkpoint, tmp_path / "out.pt", force=True)
+    assert torch.load(tmp_path / "out.pt").keys() == {str(i) for i in range(8)}
+
+
+def test_the_input_is_never_the_output(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.pt").symlink_to(checkpoint)
+    with pytest.raises(UserError, match="is the source"):
+        convert(checkpoint, tmp_path / "link.pt", force=True)
+
+
+def test_a_dry_run_writes_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    report = convert(checkpoint, tmp_path / "out.pt", dry_run=True)
+    assert len(report.tensors) == 8
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]

@@ -1,0 +1,112 @@
+import pytest
+
+from harness.convert import CheckpointError
+from harness.convert.names import Names
+
+
+def renamed(*names: str, **options: object) -> dict[str, str]:
+    return Names(names, **options).new
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "module",
+        "_orig_mod",
+        "module.module",
+        "_orig_mod.module",
+        "module._orig_mod.module",
+        "_forward_module",
+        "_fsdp_wrapped_module._checkpoint_wrapped_module",
+    ],
+)
+def test_wrappers_are_stripped_in_any_order(prefix: str) -> None:
+    names = {f"{prefix}.a.weight": "a.weight", f"{prefix}.b.0.bias": "b.0.bias"}
+    assert renamed(*names) == names
+
+
+def test_wrappers_are_stripped_at_any_depth() -> None:
+    names = {
+        "a._orig_mod.module.weight": "a.weight",
+        "a._orig_mod.module.b.module.0._fsdp_wrapped_module.bias": "a.b.0.bias",
+    }
+    assert renamed(*names) == names
+
+
+@pytest.mark.parametrize(
+    "name", ["submodule.weight", "a.submodule.b", "module_list.0", "a._orig_mod_.b", "modules.a"]
+)
+def test_segments_that_only_contain_a_wrappers_name_stay(name: str) -> None:
+    assert renamed(name) == {name: name}
+
+
+def test_a_parameter_called_like_a_wrapper_stays() -> None:
+    assert renamed("a.module", "b._orig_mod") == {
+        "a.module": "a.module",
+        "b._orig_mod": "b._orig_mod",
+    }
+
+
+def test_module_stays_where_it_has_siblings() -> None:
+    names = ("net.module.weight", "net.fc.weight")
+    assert renamed(*names) == {name: name for name in names}
+
+
+def test_module_stays_where_the_network_itself_has_it() -> None:
+    """Only the network's own names can tell a real only child from a wrapper."""
+    names = ("net.module.0.weight", "net.module.0.bias")
+    known = {"net.module.0.weight", "net.module.0.bias"}
+    assert set(renamed(*names).values()) == {"net.0.weight", "net.0.bias"}
+    assert set(renamed(*names, known=known).values()) == known
+    assert set(renamed(*names, keep_module=True).values()) == known
+
+
+def test_a_wrapper_around_a_real_module_is_stripped_once() -> None:
+    names = ("net.module.module.weight", "net.module.module.bias")
+    known = {"net.module.weight", "net.module.bias"}
+    assert set(renamed(*names, known=known).values()) == known
+
+
+def test_two_names_that_would_become_one_are_an_error() -> None:
+    with pytest.raises(CheckpointError, match=r"a\.weight and a\._orig_mod\.weight would both"):
+        renamed("a.weight", "a._orig_mod.weight")
+
+
+def test_in_a_lightning_module_the_network_is_found() -> None:
+    names = ("net.a.weight", "criterion.weight", "acc.total")
+    assert renamed(*names, is_lightning=True) == {"net.a.weight": "a.weight"}
+    assert renamed("backbone.a", "backbone.b", is_lightning=True) == {
+        "backbone.a": "a",
+        "backbone.b": "b",
+    }
+    assert len(renamed("generator.a", "critic.a", is_lightning=True)) == 2
+
+
+def test_outside_lightning_nothing_but_wrappers_is_stripped() -> None:
+    assert renamed("model.a", "model.b") == {"model.a": "model.a", "model.b": "model.b"}
+
+
+def test_a_prefix_names_the_network() -> None:
+    names = ("gan.module.generator.a", "gan.module.critic.a")
+    assert renamed(*names, prefix="gan.critic") == {"gan.module.critic.a": "a"}
+    assert len(renamed(*names, prefix="", is_lightning=True)) == 2
+    with pytest.raises(CheckpointError, match=r"nothing is called critic\.\*; there is: gan"):
+        renamed(*names, prefix="critic")
+
+
+def test_averaged_weights_are_preferred_unless_declined() -> None:
+    names = ("net.a", "ema_net.module.a", "ema_net.n_averaged")
+    assert renamed(*names, is_lightning=True) == {"ema_net.module.a": "a"}
+    assert renamed(*names, is_lightning=True, ema=False) == {"net.a": "a"}
+    assert renamed("net.a", "net.b", "ema.a", is_lightning=True).keys() == {"net.a", "net.b"}
+
+
+def test_versions_of_modules_follow_their_names() -> None:
+    names = Names(["net._orig_mod.module.bn.weight"], is_lightning=True)
+    metadata = {
+        "": {"version": 1},
+        "net": {"version": 3},
+        "net._orig_mod.module": {"version": 4},
+        "net._orig_mod.module.bn": {"version": 2, "other": object()},
+    }
+    assert names.metadata(metadata) == {"": {"version": 4}, "bn": {"version": 2}}

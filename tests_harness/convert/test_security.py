@@ -1,0 +1,403 @@
+"""Nothing in a checkpoint is executed, whatever it is: checked by Python's audit hooks."""
+
+import io
+import json
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+# Converts the files that are named on its standard input, and prints what each led to. The hook
+# stays for the life of a process, so this is a process of its own. `forbidden` is everything that
+# running code, or reaching outside the given folder, would have to do.
+AUDITED = """
+import json, os, sys
+from pathlib import Path
+import harness.convert, numpy, numpy.lib.stride_tricks
+import encodings.raw_unicode_escape, encodings.unicode_escape, encodings.latin_1
+# Import what is needed.
+harness.convert.convert(sys.argv[1], sys.argv[1] + ".pt", dtype="float16")
+forbidden, folder = [], os.path.dirname(sys.argv[1])
+def hook(event, args):
+    if event == "open":
+        if str(args[0]).startswith((folder, str(path))): return  # the output, the source
+    elif event in QUIET: return
+    forbidden.append([event, repr(args)[:200]])
+QUIET = {"os.listdir", "os.scandir", "glob.glob", "glob.glob/2", "pathlib.Path.glob", "os.remove",
+         "os.rename", "object.__getattr__", "os.truncate", "pathlib.Path.rglob", "sys._getframe",
+         "os.mkdir", "array.__new__", "builtins.id"}
+sys.addaudithook(hook)
+for line in sys.stdin:
+    path = Path(line.rstrip())
+    forbidden.clear()
+    try:
+        harness.convert.convert(path, folder + "/out.pt", force=True)
+        result = "converted"
+    except (harness.convert.CheckpointError, OSError) as error:
+        result = str(error)
+    except BaseException as error:
+        result = "TRACEBACK " + repr(error)
+    print(json.dumps([result, forbidden]), flush=True)
+"""
+
+
+class Audited:
+    """A process that converts files under an audit hook."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.save({"weight": torch.ones(3)}, folder / "first.ckpt")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", AUDITED, str(folder / "first.ckpt")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def convert(self, path: Path) -> tuple[str, list[list[str]]]:
+        assert self._process.stdin
+        assert self._process.stdout
+        print(path, file=self._process.stdin, flush=True)
+        result, forbidden = json.loads(self._process.stdout.readline())
+        return result, forbidden
+
+    def peak_mib(self) -> int:
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+    def close(self) -> None:
+        self._process.kill()  # it may be at work for ever, if a test has failed
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> "Audited":
+    process = Audited(tmp_path_factory.mktemp("audited"))
+    yield process
+    process.close()
+
+
+class Evil:
+    """Writes a file when unpickled."""
+
+    def __init__(self, mark: Path, how: str = "system") -> None:
+        self.mark, self.how = str(mark), how
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.how == "system":
+            return os.system, (f"touch {self.mark}",)
+        if self.how == "exec":
+            return exec, (f"open({self.mark!r}, 'w')",)
+        if self.how == "eval":
+            return eval, (f"open({self.mark!r}, 'w')",)
+        if self.how == "popen":
+            return subprocess.Popen, (["touch", self.mark],)
+        if self.how == "getattr":
+            return getattr, (__import__("pathlib").Path(self.mark), "touch")
+        if self.how == "load":
+            return torch.hub.load, ("evil/evil", "evil")
+        return __import__, ("antigravity",)
+
+
+HOWS = ["system", "exec", "eval", "popen", "getattr", "load", "import"]
+
+
+# A tensor of one number without a storage: torch's odd ones are named, not taken.
+TENSOR = b"ctorch._utils\n_rebuild_sparse_tensor\n)R"
+
+
+def opcodes(mark: Path) -> dict[str, bytes]:
+    """Pickles that call through each opcode that can call."""
+    text = f"touch {mark}".encode()
+    name = b"cos\nsystem\n"
+    string = b"X" + struct.pack("<I", len(text)) + text
+    short = b"\x8c" + bytes([len(text)]) + text
+    return {
+        "reduce": b"\x80\x02" + name + string + b"\x85R.",
+        "inst": b"\x80\x02(" + string + b"ios\nsystem\n.",
+        "obj": b"\x80\x02(" + name + string + b"o.",
+        "newobj": b"\x80\x02" + name + string + b"\x85\x81.",
+        "newobj_ex": b"\x80\x04" + name + string + b"\x85}\x92.",
+        "stack_global": b"\x80\x04\x8c\x02os\x8c\x06system\x93" + short + b"\x85R.",
+        "build_setstate": b"\x80\x02" + name + b")R}X\x0c\x00\x00\x00__setstate__" + name + b"sb.",
+        "build_dict": b"\x80\x02ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00clear"
+        + name
+        + b"sb.",
+        "extension": b"\x80\x02\x82\x01.",
+        "persistent": b"\x80\x02" + name + string + b"\x85RQ.",
+        "python_2": b"\x80\x02c__builtin__\neval\n" + string + b"\x85R.",
+        "rebuild_from_type": b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n("
+        + name
+        + name
+        + string
+        + b"\x85}tR.",
+        # A dict whose key is a tuple of 2 ** 60 numbers, were it ever hashed.
+        "hash_bomb": b"\x80\x02}K\x01" + b"2\x86" * 60 + b"K\x02s.",
+        "frozenset_bomb": b"\x80\x04(K\x01" + b"2\x86" * 60 + b"\x91.",
+        # Its text has 2 ** 60 characters.
+        "storage_name_bomb": b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\nK\x01"
+        + b"2\x86" * 60
+        + b"X\x03\x00\x00\x00cpuK\x01tQ.",
+        "long_memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
+        "huge_bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 50) + b"x.",
+        "huge_bytearray": b"\x80\x05\x96" + struct.pack("<Q", 1 << 31) + b"x.",
+        "huge_frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b".",
+        # What a few bytes repeat must not be copied: each of these would take gigabytes.
+        "size_bomb": b"\x80\x02(" + b"N" * 60_000 + b"lq\x00]("
+        b"ctorch\nSize\nq\x01" + b"h\x01h\x00\x85R" * 20_000 + b"e.",
+        "dict_bomb": b"\x80\x02(" + b"NN\x86" * 60_000 + b"lq\x00]("
+        b"ccollections\nOrderedDict\nq\x01" + b"h\x01h\x00\x85R" * 20_000 + b"e.",
+        "global_bomb": b"\x80\x04X"
+        + struct.pack("<I", 1 << 20)
+        + b"m" * (1 << 20)
+        + b"q\x00]q\x010"
+        + b"h\x00h\x00\x93" * 20_000
+        + b".",
+        "device_bomb": b"\x80\x02ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(NK\x01"
+        + b"2\x86" * 60
+        + b"X\x03\x00\x00\x00cpu\x89tR.",
+        "dots": b"\x80\x02}X" + struct.pack("<I", 60_000) + b"." * 60_000 + TENSOR + b"s.",
+        "nothing": b"\x80\x02.",
+        "deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    }
+
+
+def endless_modules() -> dict[str, bytes]:
+    """Pickled modules that contain themselves, or each other so often that it comes to that."""
+    itself = nn.Module()
+    itself.add_module("again", itself)
+    tower = nn.Module()
+    for _ in range(60):
+        floor = nn.Module()
+        floor.left = floor.right = tower
+        tower = floor
+    first, second = nn.DataParallel(nn.Module()), nn.DataParallel(nn.Module())
+    first.module, second.module = second, first
+    endless = {"itself": itself, "tower": tower, "wrappers": first}
+    return {name: pickle.dumps(module, 2) for name, module in endless.items()}
+
+
+def in_zip(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+        archive.writestr("archive/version", "3\n")
+    return file.getvalue()
+
+
+def in_legacy(data: bytes) -> bytes:
+    return LEGACY_HEAD + data + pickle.dumps([], 2)
+
+
+LEGACY_HEAD = b"".join(
+    pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})
+)
+
+
+def test_a_list_of_storages_without_end_is_refused(audited: Audited, tmp_path: Path) -> None:
+    """Its text would have 2 ** 60 characters."""
+    endless = b"\x80\x02]K\x01" + b"2\x86" * 60 + b"a."
+    (tmp_path / "a").write_bytes(LEGACY_HEAD + pickle.dumps({}, 2) + endless)
+    assert "list of storages" in audited.convert(tmp_path / "a")[0]
+
+
+class Reduced:
+    """Pickled as a call of its class, and a state."""
+
+    def __init__(self, **state: object) -> None:
+        self.state = state
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Reduced, (), self.state
+
+
+@pytest.mark.parametrize("where", ["fqn", "offset", "sizes"])
+def test_a_place_of_a_shard_without_end_is_refused(
+    where: str, audited: Audited, tmp_path: Path
+) -> None:
+    """Hashing it would take 2 ** 60 steps."""
+    endless: object = 1
+    for _ in range(60):
+        endless = (endless, endless)
+    index = Reduced(fqn="a", offset=None)
+    size: object = [3]
+    if where == "fqn":
+        index.state["fqn"] = endless
+    elif where == "offset":
+        index.state["offset"] = [endless]
+    else:
+        size = [endless]
+    entry = Reduced(size=size, properties=Reduced(), chunks=[])
+    metadata = Reduced(
+        storage_data=Items(((index, Reduced()),)),
+        planner_data={},
+        state_dict_metadata={"a": entry},
+    )
+    (tmp_path / "dcp").mkdir()
+    data = pickle.dumps(metadata, 2).replace(b"Reduced", b"TensorStorageMetadata")
+    (tmp_path / "dcp" / ".metadata").write_bytes(data)
+    assert ".metadata cannot be read (TypeError)" in audited.convert(tmp_path / "dcp")[0]
+
+
+class Items(tuple):
+    """Pickled as an OrderedDict of these pairs."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OrderedDict, (list(self),)
+
+
+@pytest.mark.parametrize("container", [in_zip, in_legacy, "metadata", "shard"])
+def test_no_opcode_executes(
+    audited: Audited, container: str | Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    mark = tmp_path / "executed"
+    pickles = opcodes(mark) | endless_modules()
+    pickles |= {how: pickle.dumps({"state_dict": Evil(mark, how)}, 2) for how in HOWS}
+    pickles |= {f"{how}_4": pickle.dumps([Evil(mark, how)], 4) for how in HOWS}
+    for name, data in pickles.items():
+        path = tmp_path / name
+        if callable(container):
+            path.write_bytes(container(data))
+        else:
+            distributed(path)
+            if container == "metadata":
+                (path / ".metadata").write_bytes(data)
+            else:
+                (shard,) = path.glob("*.distcp")
+                shard.write_bytes(in_zip(data))
+        result, forbidden = audited.convert(path)
+        assert not forbidden, (name, forbidden)
+        assert not result.startswith("TRACEBACK"), (name, result)
+        assert "\n" not in result, name
+        assert audited.peak_mib() < 150, f"{name} takes memory that the file has not"
+    assert not mark.exists()
+
+
+def distributed(path: Path) -> None:
+    from .checkpoint_matrix import save_distributed
+
+    save_distributed({"model": {"weight": torch.ones(3, 2)}}, path)
+
+
+def test_evil_hyper_parameters_do_not_stop_the_conversion(audited: Audited, tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    for how in HOWS:
+        for options in ({}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}):
+            state = {"state_dict": {"a": torch.ones(2)}, "hyper_parameters": Evil(mark, how)}
+            torch.save(state, tmp_path / "evil.ckpt", **options)
+            assert audited.convert(tmp_path / "evil.ckpt") == ("converted", [])
+    assert not mark.exists()
+
+
+def test_a_shard_outside_the_folder_is_refused(audited: Audited, tmp_path: Path) -> None:
+    distributed(tmp_path / "dcp")
+    metadata = (tmp_path / "dcp" / ".metadata").read_bytes()
+    name = b"__0_0.distcp"
+    assert name in metadata
+    (tmp_path / "dcp" / ".metadata").write_bytes(metadata.replace(name, b"../out.distc"))
+    result, forbidden = audited.convert(tmp_path / "dcp")
+    assert "elsewhere" in result
+    assert not forbidden
+
+
+def test_the_hook_would_notice(tmp_path: Path) -> None:
+    """The test of the tests: torch's own unsafe load is seen, and executes."""
+    mark = tmp_path / "executed"
+    torch.save(Evil(mark), tmp_path / "evil.ckpt")
+    code = AUDITED.replace("harness.convert.convert(path, ", "pickled(path, ")
+    code = (
+        "import torch\ndef pickled(path, *_, **__): torch.load(path, weights_only=False)\n" + code
+    )
+    torch.save({"weight": torch.ones(3)}, tmp_path / "first.ckpt")
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "first.ckpt")],
+        input=f"{tmp_path / 'evil.ckpt'}\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    events = [event for event, _ in json.loads(out)[1]]
+    assert "os.system" in events
+    assert mark.exists()
+
+
+def seeds(folder: Path) -> list[Path]:
+    """Small valid checkpoints of each format, to be mutated."""
+    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    state = {"state_dict": network.state_dict(), "hyper_parameters": {"net": network}}
+    torch.save(state, folder / "zip.ckpt")
+    torch.save(state, folder / "four.ckpt", pickle_protocol=4)
+    torch.save(state, folder / "legacy.ckpt", _use_new_zipfile_serialization=False)
+    from safetensors.torch import save_file
+
+    save_file(network.state_dict(), folder / "st.safetensors")
+    distributed(folder / "dcp")
+    return sorted(path for path in folder.iterdir() if path.suffix or path.is_dir())
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """Change, insert, remove or repeat a few bytes; favour what calls and names."""
+    content = bytearray(data)
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(len(content) + 1)
+        kind = rng.random()
+        if kind < 0.5 and at < len(content):
+            content[at] = rng.choice(b"Rioc\x81\x92\x93bsuae]})(0tQ\x85\x86\x87\x94hjpq\x8e\x96.2")
+        elif kind < 0.7:
+            content[at:at] = rng.choice(
+                [b"cos\nsystem\n", b"cbuiltins\neval\n", b"R", b"\x85R", b"b"]
+            )
+        elif kind < 0.85:
+            del content[at : at + rng.randint(1, 8)]
+        else:
+            content[at:at] = content[max(0, at - 20) : at]
+    return bytes(content)
+
+
+def fuzz(audited: Audited, folder: Path, wall_seconds: float, seed: int) -> int:
+    """Convert mutated checkpoints for a while; return how many."""
+    rng, num_files, stop = random.Random(seed), 0, time.monotonic() + wall_seconds
+    originals = seeds(folder)
+    while time.monotonic() < stop:
+        original, target = rng.choice(originals), folder / "mutated"
+        if original.is_dir():
+            metadata = (original / ".metadata").read_bytes()
+            target = folder / "mutated_dcp"
+            target.mkdir(exist_ok=True)
+            for path in original.glob("*.distcp"):
+                (target / path.name).write_bytes(path.read_bytes())
+            (target / ".metadata").write_bytes(mutate(metadata, rng))
+        elif original.suffix == ".ckpt" and original.stem != "legacy" and rng.random() < 0.7:
+            with zipfile.ZipFile(original) as archive, zipfile.ZipFile(target, "w") as new:
+                for info in archive.infolist():
+                    data = archive.read(info)
+                    is_pickle = info.filename.endswith("data.pkl")
+                    new.writestr(info.filename, mutate(data, rng) if is_pickle else data)
+        else:
+            target.write_bytes(mutate(original.read_bytes(), rng))
+        result, forbidden = audited.convert(target)
+        assert not forbidden, (seed, num_files, forbidden)
+        assert not result.startswith("TRACEBACK"), (seed, num_files, result)
+        assert "\n" not in result, (seed, num_files, result)
+        num_files += 1
+    return num_files
+
+
+def test_mutated_checkpoints_neither_execute_nor_crash(audited: Audited, tmp_path: Path) -> None:
+    assert fuzz(audited, tmp_path, wall_seconds=5, seed=0) > 50
+
+
+@pytest.mark.slow
+def test_a_minute_of_mutated_checkpoints(audited: Audited, tmp_path: Path) -> None:
+    num_files = fuzz(audited, tmp_path, wall_seconds=60, seed=int(time.time()))
+    print(f"{num_files} mutated checkpoints")

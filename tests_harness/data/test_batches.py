@@ -1,0 +1,136 @@
+import itertools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from harness.data.batches import Batch, EvaluationBatchSampler, GlobalBatchSampler
+
+
+class Indices(Dataset[tuple[list[int], int]]):
+    """Returns what it was asked for."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitems__(self, indices: list[int]) -> tuple[list[int], int]:
+        assert isinstance(indices, Batch)
+        return list(indices), indices.epoch
+
+
+def keep(batch):
+    return batch
+
+
+def global_batches(num_ranks: int, num_micro: int, **kwargs: int) -> list[list[int]]:
+    """Put the shares of all ranks and accumulated batches together, in order."""
+    epoch = kwargs.pop("epoch", 0)
+    shares = []
+    for rank in range(num_ranks):
+        sampler = GlobalBatchSampler(
+            num_ranks=num_ranks, rank=rank, num_micro_batches=num_micro, seed=3, **kwargs
+        )
+        sampler.set_epoch(epoch)
+        own = list(sampler)
+        weights = [sampler.weight(k) for k in range(len(sampler))]
+        shares.append([b if w else [] for b, w in zip(own, weights, strict=True)])
+    flat = [list(itertools.chain(*parts)) for parts in zip(*shares, strict=True)]
+    return [list(itertools.chain(*flat[k : k + num_micro])) for k in range(0, len(flat), num_micro)]
+
+
+CASES = [(7, 8), (33, 10), (64, 64), (101, 16), (257, 64), (360, 37), (1257, 64)]
+
+
+@pytest.mark.parametrize("num_micro", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", range(1, 9))
+def test_global_batches_do_not_depend_on_the_number_of_processes(
+    num_ranks: int, num_micro: int
+) -> None:
+    """Ranks split each global batch: nothing lost, nothing repeated."""
+    for (num_samples, batch_size), epoch in itertools.product(CASES, (0, 1, 5)):
+        size = max(batch_size, num_ranks * num_micro)
+        arguments = {"num_samples": num_samples, "batch_size": size, "epoch": epoch}
+        expected = global_batches(1, 1, **arguments)
+        assert global_batches(num_ranks, num_micro, **arguments) == expected
+        assert sorted(itertools.chain(*expected)) == list(range(num_samples))
+
+
+def test_order_depends_on_seed_and_epoch() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        return GlobalBatchSampler(100, 10, seed=seed).order(epoch).tolist()
+
+    orders = [order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(o) for o in orders}) == 4
+    assert order(1, 1) == orders[3]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_epoch_reaches_the_data_set_in_every_worker(num_workers: int) -> None:
+    sampler = GlobalBatchSampler(20, 6, shuffle=False)
+    loader = DataLoader(
+        Indices(20), batch_sampler=sampler, num_workers=num_workers, collate_fn=keep
+    )
+    sampler.set_epoch(4)
+    batches = list(loader)
+    assert {epoch for _, epoch in batches} == {4}
+    assert list(itertools.chain(*(indices for indices, _ in batches))) == list(range(20))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_shares_are_balanced(num_ranks: int) -> None:
+    for rank in range(num_ranks):
+        sampler = GlobalBatchSampler(101, 17, num_ranks=num_ranks, rank=rank)
+        sizes = [len(batch) for batch in list(sampler)[:-1]]
+        assert set(sizes) <= {17 // num_ranks, -(-17 // num_ranks)}
+
+
+@pytest.mark.parametrize(("num_ranks", "num_micro"), [(2, 1), (3, 2), (8, 4)])
+def test_weights_make_the_mean_of_shares_the_global_mean(num_ranks: int, num_micro: int) -> None:
+    values = torch.randn(45, dtype=torch.float64)
+    arguments = {"num_samples": 45, "batch_size": 34, "num_micro_batches": num_micro}
+    ranks = [GlobalBatchSampler(num_ranks=num_ranks, rank=r, **arguments) for r in range(num_ranks)]
+    epochs = [list(sampler) for sampler in ranks]
+    for step, batch in enumerate(global_batches(1, 1, num_samples=45, batch_size=34)):
+        del batch  # order of seed 3; the mean is taken over this sampler's own order
+        parts = [
+            ranks[r].weight(k) * values[epochs[r][k]].mean()
+            for r in range(num_ranks)
+            for k in range(step * num_micro, (step + 1) * num_micro)
+        ]
+        order = ranks[0].order(0)[step * 34 : (step + 1) * 34]
+        assert torch.isclose(torch.stack(parts).mean(), values[order].mean(), atol=1e-14)
+
+
+def test_drop_last_leaves_out_only_the_smaller_batch() -> None:
+    assert len(GlobalBatchSampler(45, 10)) == 5
+    assert len(GlobalBatchSampler(45, 10, drop_last=True)) == 4
+    with pytest.raises(ValueError, match="drop_last leaves none"):
+        GlobalBatchSampler(5, 10, drop_last=True)
+
+
+def test_batch_smaller_than_its_parts_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Use data\.batch_size=4 or more"):
+        GlobalBatchSampler(100, 3, num_ranks=4)
+
+
+@pytest.mark.parametrize("num_ranks", range(1, 9))
+def test_evaluation_sees_every_sample_once(num_ranks: int) -> None:
+    for num_samples, size in itertools.product([1, 2, 3, 7, 8, 33, 100, 359, 360], [1, 3, 32]):
+        ranks = [
+            EvaluationBatchSampler(range(num_samples), size, num_ranks=num_ranks, rank=rank)
+            for rank in range(num_ranks)
+        ]
+        assert len({len(sampler) for sampler in ranks}) == 1
+        batches = [list(sampler) for sampler in ranks]
+        assert all(batch for own in batches for batch in own)
+        seen = [
+            index
+            for sampler, own in zip(ranks, batches, strict=True)
+            for batch in own
+            for index in batch
+            if not sampler.is_filler()
+        ]
+        assert sorted(seen) == list(range(num_samples))

@@ -1,0 +1,155 @@
+import random
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.data import measuring as workers
+from harness.data.batches import BatchedDataset
+from harness.data.datamodule import DataModule
+from harness.data.measuring import Measured, candidates, knee, measure, measure_all, measure_briefly
+from tests_harness.conftest import command
+
+
+class Sleeps(BatchedDataset):
+    """Reads a batch in ``seconds``, and draws from the generators."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.randn(len(indices)) + random.random() + np.random.rand()
+
+
+class Data(DataModule):
+    def __init__(self, seconds: float, **kwargs: Any) -> None:
+        super().__init__(batch_size=4, **kwargs)
+        self.seconds = seconds
+
+    def make_dataset(self, split: str) -> Sleeps:
+        return Sleeps(self.seconds)
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [(1, [0, 1]), (2, [0, 1, 2]), (6, [0, 1, 2, 4, 6]), (8, [0, 1, 2, 4, 8])],
+)
+def test_numbers_of_workers_double_up_to_the_cores(cores: int, expected: list[int]) -> None:
+    assert candidates(cores) == expected
+
+
+def measured(alone: float, *helped: float, receiving: float = 0.2) -> list[Measured]:
+    """From milliseconds per batch, with 0, 1, 2, 4, … workers."""
+    numbers = [2**k for k in range(len(helped))]
+    found = [
+        Measured(n, ms / 1000, receiving / 1000) for n, ms in zip(numbers, helped, strict=True)
+    ]
+    return [Measured(0, alone / 1000, alone / 1000), *found]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (measured(40, 40, 20, 10, 10), 4),
+        (measured(40, 40, 20, 19, 25), 2),  # 4 are hardly faster, 8 are slower
+        (measured(40, 42), 1),  # no faster, but beside the step and not in it
+        (measured(0.3, 0.5, 0.4), 0),
+        (measured(4, 10, 8, receiving=3), 0),  # large batches, which cost much to take over
+        (measured(0.2), 0),
+    ],
+)
+def test_knee_is_the_least_number_that_is_as_good_as_any(
+    found: list[Measured], expected: int
+) -> None:
+    assert knee(found) == expected
+
+
+def test_workers_read_at_the_same_time() -> None:
+    data = Data(0.03)
+    found = measure_all(lambda n: data.endless_loader(n, "train"), [0, 1, 2], 0.3, num_rounds=1)
+    seconds = [m.seconds_per_batch for m in found]
+    assert seconds[0] >= 0.03
+    assert seconds[2] < 0.8 * seconds[1]
+    # Taking a batch over is no part of the sleep.
+    assert found[1].seconds_of_step < seconds[0] / 2
+    assert found[0].seconds_of_step == seconds[0]
+    assert knee(found) == 2
+
+
+def test_data_set_that_is_fast_is_left_to_the_training_process(monkeypatch) -> None:
+    """And no worker is started to find out."""
+    monkeypatch.setattr(workers, "SECONDS_EACH", 0.05)
+    data = Data(0.0)
+    found = measure_briefly(lambda n: data.endless_loader(n, "train"), [0, 1, 2])
+    assert [m.num_workers for m in found] == [0]
+
+
+def test_time_is_limited(monkeypatch) -> None:
+    monkeypatch.setattr(workers, "SECONDS_EACH", 0.05)
+    monkeypatch.setattr(workers, "SECONDS_IN_ALL", 0.1)
+    data = Data(0.06)
+    found = measure_briefly(lambda n: data.endless_loader(n, "train"), [0, 1, 2, 4])
+    assert [m.num_workers for m in found] == [0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_measuring_leaves_the_generators_as_they_were(num_workers: int) -> None:
+    def draw() -> tuple[float, ...]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    expected = draw()
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    measure(Data(0.0).endless_loader(num_workers, "train"), 0.01)
+    assert draw() == expected
+
+
+def chosen_by(seconds: float, rank: int = 0, **kwargs: Any) -> int:
+    told = {}
+
+    def broadcast(value: int) -> int:
+        told["value"] = value
+        return value if rank == 0 else 1
+
+    strategy = SimpleNamespace(
+        distributed_sampler_kwargs=None, root_device=torch.device("cpu"), broadcast=broadcast
+    )
+    data = Data(seconds, num_workers="auto", **kwargs)
+    data.trainer = SimpleNamespace(
+        strategy=strategy,
+        is_global_zero=rank == 0,
+        num_nodes=1,
+        num_devices=1,
+        state=SimpleNamespace(fn=SimpleNamespace(value="fit")),
+    )
+    loader = data.val_dataloader()
+    assert loader.num_workers == data.num_workers  # chosen once
+    return loader.num_workers
+
+
+def test_auto_chooses_by_measuring_and_says_so(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(workers, "SECONDS_EACH", 0.1)
+    monkeypatch.setattr("harness.data.datamodule.usable_cores", lambda: 2)
+    assert chosen_by(0.0) == 0
+    assert "data.num_workers=auto chose 0 (batches per second with 0: " in capsys.readouterr().out
+    assert chosen_by(0.05) == 2
+
+
+def test_other_processes_take_what_the_first_has_chosen() -> None:
+    assert chosen_by(100.0, rank=1) == 1
+
+
+def test_two_processes_choose_once(tmp_path) -> None:
+    result = command(
+        "train.py", "strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "model=mlp",
+        "data.num_workers=auto", "trainer.max_epochs=1", f"output_dir={tmp_path}",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("data.num_workers=auto chose") == 1

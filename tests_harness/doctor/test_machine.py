@@ -1,0 +1,71 @@
+import os
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from harness.doctor import machine as this
+from harness.machine import cgroups
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_cores_name_the_quota_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this, "usable_cores", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(this, "cpu_quota", lambda: 2.5)
+    section = this.cores()
+    assert section.text == "2 usable of 64; a control group allows the time of 2.5"
+    assert section.values == {"usable": 2, "there": 64, "quota": 2.5}
+
+
+def test_memory_is_that_of_the_kernel_and_its_limit(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(this, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(this, "memory_limit", lambda: 8 * 2**30)
+    (tmp_path / "meminfo").write_text("MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\nX: 0\n")
+    assert this.memory().text == "32.0 GiB, 16.0 GiB available; a control group allows 8.0 GiB"
+    assert this.memory().values["limit_bytes"] == 8 * 2**30
+
+
+def test_memory_without_the_kernel_s_file(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(this, "MEMINFO", tmp_path / "missing")
+    monkeypatch.setattr(cgroups, "PROC", tmp_path / "missing")
+    total = this.memory().values["total_bytes"]
+    assert total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_docker_s_shared_memory_is_too_small(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(this, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(this.shutil, "disk_usage", lambda _: Usage(2**26, 0, 2**26))
+    (problem,) = this.shared_memory().problems
+    assert "64 MiB free" in problem.what
+    assert "--shm-size=8g" in problem.remedy
+    monkeypatch.setattr(this.shutil, "disk_usage", lambda _: Usage(2**33, 0, 2**32))
+    assert this.shared_memory().problems == []
+    assert "4.0 GiB free of 8.0 GiB" in this.shared_memory().text
+
+
+def test_system_without_shared_memory(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(this, "SHARED_MEMORY", tmp_path / "missing")
+    assert this.shared_memory().problems == []
+
+
+def test_disk_is_that_of_the_first_folder_that_exists(tmp_path: Path) -> None:
+    section = this.disk(tmp_path / "a" / "b")
+    assert section.values["free_bytes"] > 0
+    assert section.problems == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_is_broken(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(this.shutil, "disk_usage", lambda _: Usage(2**40, 0, 2**29))
+    (problem,) = this.disk(tmp_path).problems
+    assert "0.5 GiB left" in problem.what
+    assert "output_dir=<folder>" in problem.remedy
+
+
+def test_folder_that_cannot_be_written_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # where root, too, can write nothing
+    (problem,) = this.disk(tmp_path / "file" / "outputs").problems
+    assert "cannot be written" in problem.what
+    assert "output_dir=<folder>" in problem.remedy

@@ -1,0 +1,132 @@
+"""Resume from every step of a short run, and compare all that is left with the run itself."""
+
+import contextlib
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.checkpoints.files import by_step, link_newest
+from harness.command.compose import compose
+from harness.run import tasks as run
+from tests_harness.faults.run_folder import contents, differences
+
+COMMON = (
+    "data=synthetic",
+    "model=mlp",
+    "strategy=cpu",
+    "data.batch_size=300",  # 1,250 samples: 5 steps an epoch, the last of them smaller
+    "data.noise=0.1",
+    "model.net.hidden=[8]",
+    "model.net.dropout=0.2",
+    "trainer.max_epochs=3",
+    "trainer.log_every_n_steps=2",
+    "trainer.enable_progress_bar=false",
+    "callbacks.confusion_matrix=null",
+    "callbacks.worst_mistakes=null",
+    "checkpoint.every_n_steps=1",
+    "checkpoint.num_kept=1000",
+)
+PLAIN = (
+    "model._target_=tests.faults.plain_module.PlainModule",
+    "callbacks.learning_rate=null",
+)
+STEP_LR = ("model.scheduler._target_=torch.optim.lr_scheduler.StepLR", "~model.scheduler.max_lr")
+CONFIGURATIONS: dict[str, tuple[str, ...]] = {
+    "dropout, OneCycle": (),
+    "two workers": ("data.num_workers=2",),
+    "workers not persistent": ("data.num_workers=1", "data.persistent_workers=false"),
+    "StepLR per epoch": (
+        *STEP_LR,
+        "+model.scheduler.step_size=1",
+        "model.scheduler_interval=epoch",
+    ),
+    "StepLR per step": (*STEP_LR, "+model.scheduler.step_size=2"),
+    "ReduceLROnPlateau": (
+        "model.scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+        "~model.scheduler.max_lr",
+        "+model.scheduler.patience=0",
+        "+model.scheduler.threshold=0.9",
+        "model.scheduler_interval=epoch",
+    ),
+    "constant rate, SGD": (
+        "~model.scheduler",
+        "+model.scheduler=null",
+        "model.optimizer._target_=torch.optim.SGD",
+    ),
+    "validation every 2 batches": ("trainer.val_check_interval=2",),
+    "validation every 3 batches of all": (
+        "trainer.val_check_interval=3",
+        "trainer.check_val_every_n_epoch=null",
+    ),
+    "validation every 2 epochs": ("trainer.check_val_every_n_epoch=2",),
+    "accumulation": ("trainer.accumulate_grad_batches=3",),
+    "batches that fit": ("data.max_samples_per_device=130", "trainer.val_check_interval=0.5"),
+    "max_steps": ("trainer.max_steps=12", "trainer.max_epochs=-1"),
+    "EMA": (
+        "+callbacks.ema._target_=pytorch_lightning.callbacks.EMAWeightAveraging",
+        "+callbacks.ema.decay=0.8",
+    ),
+    "early stopping": (
+        "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping",
+        "+callbacks.stop.monitor=val/loss",
+        "+callbacks.stop.patience=2",
+        "+callbacks.stop.min_delta=10",
+        "trainer.max_epochs=6",
+        "trainer.val_check_interval=2",
+    ),
+    "best 2": (
+        "+callbacks.checkpoint.save_top_k=2",
+        "callbacks.checkpoint.filename='{step}'",
+        "trainer.val_check_interval=2",
+    ),
+    "every kind of log": PLAIN,
+    "a log per step, accumulation": (
+        *PLAIN,
+        "trainer.accumulate_grad_batches=2",
+        "trainer.log_every_n_steps=1",
+    ),
+    "double precision": ("trainer.precision=64-true",),
+    "part of an epoch": ("trainer.limit_train_batches=3",),
+    "all together": (
+        "data.num_workers=2",
+        "trainer.accumulate_grad_batches=2",
+        "trainer.val_check_interval=2",
+        "+callbacks.ema._target_=pytorch_lightning.callbacks.EMAWeightAveraging",
+        "+callbacks.ema.decay=0.8",
+        "+callbacks.checkpoint.save_top_k=2",
+        "callbacks.checkpoint.filename='{step}'",
+    ),
+}
+
+
+def train(cfg: DictConfig) -> None:
+    """Train in this process, in silence."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+
+
+def sweep(name: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield for each safe point of a run what differs when it is resumed from there."""
+    run_dir, reference_dir = folder / "run", folder / "reference"
+    shutil.rmtree(folder, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    cfg = compose("train", [*COMMON, *CONFIGURATIONS[name], f"run_dir={run_dir}"])
+    train(cfg)
+    run_dir.rename(reference_dir)
+    reference = contents(reference_dir)
+    for checkpoint in by_step(reference_dir / "checkpoints"):
+        # All that the run left stays, as if it had been killed at its very end and only this
+        # checkpoint were whole.
+        shutil.rmtree(run_dir, ignore_errors=True)
+        shutil.copytree(reference_dir, run_dir, symlinks=True)
+        steps = by_step(run_dir / "checkpoints")
+        mine = steps.index(run_dir / "checkpoints" / checkpoint.name)
+        for later in steps[mine + 1 :]:
+            later.unlink()
+        link_newest(steps[mine])
+        cfg.resume = str(steps[mine])
+        train(cfg)
+        yield checkpoint.stem, differences(reference, contents(run_dir))

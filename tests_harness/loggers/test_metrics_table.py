@@ -1,0 +1,43 @@
+import csv
+from pathlib import Path
+
+from harness.loggers.metrics_table import MetricsTable
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_of_one_step_share_a_row(tmp_path: Path) -> None:
+    table = MetricsTable(tmp_path / "metrics.csv")
+    table.log_metrics({"loss": 0.5}, step=1)
+    table.log_metrics({"lr": 0.1}, step=1)
+    table.log_metrics({"loss": 0.25}, step=2)
+    table.save()
+    assert not table.path.exists()  # not every time
+    table.written -= 1
+    table.save()
+    assert rows(table.path) == [{"step": "1", "loss": "0.5", "lr": "0.1"}]
+    table.finalize("success")
+    assert [row["loss"] for row in rows(table.path)] == ["0.5", "0.25"]
+
+
+def test_a_new_metric_adds_a_column_to_earlier_rows(tmp_path: Path) -> None:
+    table = MetricsTable(tmp_path / "metrics.csv")
+    table.log_metrics({"loss": 0.5}, step=1)
+    table.finalize("success")
+    table.log_metrics({"accuracy": 0.9}, step=2)
+    table.finalize("success")
+    assert rows(table.path) == [
+        {"step": "1", "loss": "0.5", "accuracy": ""},
+        {"step": "2", "loss": "", "accuracy": "0.9"},
+    ]
+
+
+def test_an_existing_table_is_continued(tmp_path: Path) -> None:
+    for step in (1, 2):
+        table = MetricsTable(tmp_path / "metrics.csv")
+        table.log_metrics({"loss": float(step)}, step=step)
+        table.finalize("success")
+    assert [row["step"] for row in rows(table.path)] == ["1", "2"]

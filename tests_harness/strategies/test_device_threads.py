@@ -1,0 +1,85 @@
+"""A thread sees what the caller sees."""
+
+import contextvars
+import threading
+
+import pytest
+import torch
+
+from harness.strategies.device_threads import DeviceThreads
+
+TWO = [torch.device("cpu")] * 2
+request = contextvars.ContextVar("request", default=None)
+
+
+def seen():
+    a = torch.ones(2, 2, requires_grad=True)
+    product = a @ a
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": product.is_inference(),
+        "dtype": product.dtype,
+        "cache": torch.is_autocast_cache_enabled(),
+        "context": request.get(),
+    }
+
+
+@pytest.fixture
+def threads():
+    threads = DeviceThreads(TWO, threads=True)
+    yield threads
+    threads.close()
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.enable_grad,
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.autocast("cpu", torch.float16, cache_enabled=False),
+    ],
+)
+def test_a_thread_has_the_callers_modes(mode, threads):
+    request.set("caller")
+    with mode():
+        expected = seen()
+        assert threads.run([seen, seen]) == [expected, expected]
+    assert seen()["grad"]
+
+
+def test_the_first_job_runs_in_the_callers_thread_and_the_others_in_their_own(threads):
+    meeting = threading.Barrier(2, timeout=10)
+
+    def job():
+        meeting.wait()  # both are running
+        return threading.current_thread().name
+
+    first, second = threads.run([job, job])
+    assert first == threading.current_thread().name
+    assert second.startswith("replica")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("in_threads", [False, True])
+def test_an_exception_comes_back_with_its_device(failing, in_threads):
+    def job():
+        raise KeyError("missing")
+
+    jobs = [lambda: None, lambda: None]
+    jobs[failing] = job
+    threads = DeviceThreads(TWO, threads=in_threads)
+    with pytest.raises(KeyError) as error:
+        threads.run(jobs)
+    threads.close()
+    notes = getattr(error.value, "__notes__", [f"Raised in replica {failing} on cpu."])
+    assert notes == [f"Raised in replica {failing} on cpu."]
+
+
+def test_closing_ends_the_threads(threads):
+    before = threading.active_count()
+    threads.run([lambda: None, lambda: None])
+    assert threading.active_count() == before + 1
+    threads.close()
+    assert threading.active_count() == before

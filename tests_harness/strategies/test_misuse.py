@@ -1,0 +1,289 @@
+"""Every misuse has its own message, which names what to change."""
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader
+
+from harness.errors import UserError
+from harness.strategies.ddp2 import DDP2Strategy
+from harness.strategies.dp import DataParallelStrategy
+from harness.strategies.replicable import check_devices, check_module
+from harness.strategies.splitting import join, split
+from tests_harness.strategies.parity import BATCH_NORM, Case, Module, Shares
+from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
+
+pytestmark = UPSTREAM_WARNINGS
+CPU = torch.device("cpu")
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
+SLURM = {
+    "SLURM_NODEID": "0",
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
+BY_HAND = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+
+
+def trainer(strategy, **kwargs):
+    quiet = dict.fromkeys(["enable_progress_bar", "enable_model_summary", "logger"], False)
+    kwargs = {"accelerator": "cpu", "devices": 2, "max_steps": 2} | quiet | kwargs
+    kwargs |= {"enable_checkpointing": False, "use_distributed_sampler": False}
+    return pl.Trainer(strategy=strategy, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "environment", "words"),
+    [
+        (DataParallelStrategy, {"num_nodes": 2}, {}, ["trainer.num_nodes=2", "strategy=ddp2"]),
+        (
+            DataParallelStrategy,
+            {},
+            TORCHRUN | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+            ["one process, but 2", "--nproc-per-node=1", "strategy=ddp"],
+        ),
+        (
+            DataParallelStrategy,
+            {},
+            SLURM | {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"},
+            ["one process, but 4", "--ntasks=1"],
+        ),
+        (DataParallelStrategy, {"sync_batchnorm": True}, {}, ["strategy=dp", "sync_batchnorm"]),
+        (DDP2Strategy, {"sync_batchnorm": True}, {}, ["strategy=ddp2", "trainer.sync_batchnorm"]),
+        (DDP2Strategy, {"num_nodes": 2}, {}, ["MASTER_ADDR, MASTER_PORT, NODE_RANK"]),
+        (
+            DDP2Strategy,
+            {"num_nodes": 2},
+            {k: v for k, v in BY_HAND.items() if k != "MASTER_PORT"},
+            ["needs MASTER_PORT:", "wait for each other forever"],
+        ),
+        (
+            DDP2Strategy,
+            {"num_nodes": 2},
+            TORCHRUN | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+            ["2 were started on this node", "--nproc-per-node=1"],
+        ),
+        (
+            DDP2Strategy,
+            {"num_nodes": 2},
+            TORCHRUN | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"},
+            ["trainer.num_nodes=2", "--nnodes=2"],
+        ),
+        (
+            DDP2Strategy,
+            {"num_nodes": 2},
+            SLURM | {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"},
+            ["trainer.num_nodes=2", "--ntasks-per-node=1"],
+        ),
+        (
+            DDP2Strategy,
+            {"num_nodes": 2},
+            SLURM | {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_LOCALID": "1"},
+            ["2 were started on this node", "--ntasks-per-node=1"],
+        ),
+        (
+            DDP2Strategy,
+            {"num_nodes": 2},
+            SLURM | {"SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NNODES": "3"},
+            ["trainer.num_nodes=2", "--ntasks-per-node=1"],
+        ),
+    ],
+    ids=[
+        "dp on several nodes",
+        "dp under torchrun with several processes",
+        "dp under srun with several tasks",
+        "dp with sync_batchnorm",
+        "ddp2 with sync_batchnorm",
+        "ddp2 without addresses",
+        "ddp2 without MASTER_PORT",
+        "ddp2 with two processes per node, which Lightning lets pass",
+        "ddp2 with more processes than nodes",
+        "ddp2 with two tasks per node",
+        "ddp2 with two tasks per node, on the second",
+        "ddp2 on more nodes than set",
+    ],
+)
+def test_a_wrong_launch_is_refused_before_training(
+    strategy, settings, environment, words, monkeypatch
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    start = time.monotonic()
+    with pytest.raises(UserError) as error:
+        trainer(strategy(), **settings)
+    assert time.monotonic() - start < 1
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+class CallsNetDirectly(Module):
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0]).sum()
+
+
+class Returns(Module):
+    """forward returns what it is told to make of the logits."""
+
+    def __init__(self, make: Callable) -> None:
+        super().__init__(Case())
+        self.make = make
+
+    def forward(self, x):
+        return self.make(self.net(x))
+
+
+def compiled_as_a_whole():
+    module = Module(Case())
+    module.compile(backend="eager")
+    return module
+
+
+@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
+@pytest.mark.parametrize(
+    ("make_module", "options", "words"),
+    [
+        (
+            lambda: CallsNetDirectly(Case()),
+            {},
+            ["never called self(...)", "modules=[net]"],
+        ),
+        (lambda: Module(Case()), {"modules": ["nett"]}, ["names nett", "It has: net."]),
+        (lambda: Returns(torch.sum), {}, ["a scalar", "scalar_outputs=mean"]),
+        (
+            lambda: Returns(lambda y: y.T),
+            {},
+            ["shapes (5, 12), (5, 12) for [12, 12] samples"],
+        ),
+        (lambda: Returns(lambda y: y.flatten()), {}, ["dimension 0 is not the batch"]),
+        (
+            lambda: Returns(lambda y: torch.distributions.Normal(y, 1)),
+            {},
+            ["Normal values"],
+        ),
+        (lambda: Returns(lambda y: float(y.detach().mean())), {}, ["float values"]),
+        (
+            lambda: Module(Case(network=lambda: nn.SyncBatchNorm(8))),
+            {},
+            ["net is a SyncBatchNorm", "strategy=ddp"],
+        ),
+        (
+            lambda: Module(Case(network=lambda: nn.LazyLinear(5))),
+            {},
+            ["net.weight is lazy", "configure_model"],
+        ),
+        (compiled_as_a_whole, {}, ["compiled", "self.net.compile()"]),
+    ],
+    ids=[
+        "step does not call forward",
+        "unknown submodule",
+        "scalar output",
+        "batch not first",
+        "flattened output",
+        "output that is no tensor",
+        "output that differs",
+        "SyncBatchNorm",
+        "lazy parameter",
+        "compiled as a whole",
+    ],
+)
+def test_a_module_that_cannot_be_split_is_refused(make_module, options, words, strategy):
+    data = DataLoader(Shares((24,) * 3, 1, 0), batch_size=None)
+    with pytest.raises(UserError) as error:
+        trainer(strategy(**options)).fit(make_module(), data)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_compiled_lightning_module_is_refused():
+    data = DataLoader(Shares((24,) * 3, 1, 0), batch_size=None)
+    module = torch.compile(Module(Case()), backend="eager")
+    with pytest.raises(UserError, match=r"self\.net\.compile\(\)"):
+        trainer(DDP2Strategy()).fit(module, data)
+    with pytest.raises(RuntimeError, match="avoid passing in compiled model"):  # Lightning's own
+        trainer(DataParallelStrategy()).fit(module, data)
+
+
+def test_an_unknown_way_to_join_scalars_is_refused():
+    with pytest.raises(UserError, match="scalar_outputs=sum is unknown: error or mean"):
+        DataParallelStrategy(scalar_outputs="sum")
+
+
+def test_torchscript_is_refused():
+    with pytest.raises(UserError, match=r"ScriptModule is a TorchScript module(.|\n)*compile"):
+        check_module(torch.jit.ScriptModule())
+
+
+def test_a_module_on_another_device_is_refused():
+    module = nn.Linear(1, 1)
+    module.register_buffer("far", torch.empty(1, device="meta"))
+    with pytest.raises(UserError, match=r"far is on meta(.|\n)*Leave the placement to Lightning"):
+        check_devices(module, [CPU, CPU])
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        (torch.eye(3), ["shape (3, 3)", "4 samples", "whole_inputs"]),
+        (["a", "b", "c", "d"], ["one string per sample"]),
+        (("a", "b", "c", "d"), ["one string per sample"]),
+        (np.zeros((4, 2)), ["ndarray", "cannot be split"]),
+        (iter([1, 2]), ["list_iterator"]),
+        (pack_sequence([torch.ones(2)] * 4), ["PackedSequence"]),
+        (nn.Linear(1, 1), ["Linear"]),
+        (
+            SimpleNamespace(nodes=torch.ones(4)),
+            ["SimpleNamespace"],
+        ),
+        ({"deep": [torch.ones(4), torch.ones(5)]}, ["shape (5,)"]),
+    ],
+)
+def test_an_argument_that_cannot_be_split_is_refused(argument, words):
+    for args, kwargs, label in [
+        ((torch.ones(4), argument), {}, "Argument 2 of forward()"),
+        ((torch.ones(4),), {"extra": argument}, "forward(extra=…)"),
+    ]:
+        with pytest.raises(UserError) as error:
+            split(args, kwargs, [CPU, CPU])
+        assert all(word in str(error.value) for word in [label, *words]), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        ([torch.ones(2), None], ["NoneType and Tensor"]),
+        ([{"a": torch.ones(2)}, {"b": torch.ones(2)}], ["unequal"]),
+        ([[torch.ones(2)], [torch.ones(2)] * 2], ["unequal"]),
+        ([torch.tensor(1.0), torch.tensor(2.0)], ["scalar"]),
+        (
+            [torch.ones(2, 5), torch.ones(3, 5)],
+            ["shapes (2, 5), (3, 5) for [2, 2] samples", "dimension 0 is not the batch"],
+        ),
+        (["a", "b"], ["str values that differ"]),
+    ],
+)
+def test_outputs_that_are_not_per_sample_are_refused(outputs, words):
+    with pytest.raises(UserError) as error:
+        join(outputs, [2, 2], CPU)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_devices_that_damage_copies_are_refused(monkeypatch):
+    monkeypatch.setattr(torch, "equal", lambda a, b: False)
+    with pytest.raises(UserError, match="arrive damaged"):
+        check_devices(nn.Linear(1, 1), [CPU, CPU])
+
+
+def test_a_share_of_one_sample_makes_batch_norm_say_so():
+    """As in ddp; the note tells which device it was."""
+    module = Module(BATCH_NORM)
+    data = DataLoader(Shares((3,), 1, 0), batch_size=None)
+    with pytest.raises(ValueError, match="more than 1 value per channel") as error:
+        trainer(DataParallelStrategy()).fit(module, data)
+    if hasattr(error.value, "__notes__"):
+        assert error.value.__notes__ == ["Raised in replica 1 on cpu."]

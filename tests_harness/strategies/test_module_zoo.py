@@ -1,0 +1,414 @@
+"""Every kind of module gives the same outputs and gradients, from each replica's own copies."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from harness.strategies.parallel_forward import ParallelForward
+from harness.strategies.replica import Replica
+from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
+
+pytestmark = UPSTREAM_WARNINGS
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+rows = functools.partial(torch.randn, dtype=torch.float64)
+
+
+class Net(nn.Module):
+    """A module from a forward function and its parts."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.run = forward
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, *args, **kwargs):
+        return self.run(self, *args, **kwargs)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def tied():
+    net = Net(lambda m, x: F.linear(m.a(x), m.b.weight), a=nn.Linear(6, 6), b=nn.Linear(6, 6))
+    net.b.weight = net.a.weight
+    return net
+
+
+def frozen():
+    net = mlp()
+    net[0].requires_grad_(False)
+    return net
+
+
+class BoundMethod(nn.Module):
+    """Calls itself through an attribute that is bound to the original."""
+
+    def __init__(self, wrap=lambda method: method):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.activate = wrap(self.scaled)
+
+    def scaled(self, x):
+        return torch.tanh(self.layer(x))
+
+    def forward(self, x):
+        return self.activate(x)
+
+
+class Closure(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.run = lambda x: self.layer(x).sin()
+
+    def forward(self, x):
+        return self.run(x)
+
+
+class HookedFeatures(nn.Module):
+    """Reads in forward what a hook, bound to the original, has stored."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = mlp()
+        self.layers[0].register_forward_hook(self.store)
+
+    def store(self, module, inputs, output):
+        self.features = output
+
+    def forward(self, x):
+        self.layers(x)
+        return self.features
+
+
+class PlainTensor(nn.Module):
+    """A tensor that is no buffer, a device, and registered tensors in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(rows(4, 6))
+        self.shift = rows(4)
+        self.place = CPU
+        self.weights = [(self.weight,)]
+
+    def forward(self, x):
+        return F.linear(x, self.weights[0][0], self.shift) + torch.ones(4, device=self.place)
+
+
+class Owner(nn.Module):
+    """A child that reaches its parent, past the registration of submodules."""
+
+    class Child(nn.Module):
+        def forward(self, x):
+            return self.parent[0].layer(x)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.child = self.Child()
+        self.child.parent = [self]
+
+    def forward(self, x):
+        return self.child(x)
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class Symmetric(nn.Module):
+    def forward(self, x):
+        return x.triu() + x.triu(1).transpose(-1, -2)
+
+
+def symmetric():
+    layer = nn.Linear(6, 6)
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    return layer
+
+
+def with_old_norm(norm):
+    return norm(nn.Linear(6, 4))
+
+
+class Own(nn.Module):
+    """Dynamo leaves torch's own containers alone when they are compiled in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.layer(x).tanh()
+
+
+def compiled_in_place(backend="eager"):
+    net = Net(lambda m, x: m.net(x), net=Own())
+    net.net.compile(backend=backend)
+    return net
+
+
+def compiled(backend="eager"):
+    return Net(lambda m, x: m.net(x), net=torch.compile(Own(), backend=backend))
+
+
+def first(module_output):
+    return module_output[0]
+
+
+X = (lambda: rows(7, 6),)
+SEQUENCE = (lambda: rows(7, 5, 6),)
+IMAGE = (lambda: rows(7, 3, 8, 8),)
+TOKENS = (lambda: torch.randint(0, 10, (7, 5)),)
+
+ZOO = {
+    "mlp": (mlp, X),
+    "bilinear": (lambda: nn.Bilinear(6, 6, 4), X + X),
+    "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2)), IMAGE),
+    "conv_channels_last": (
+        lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last),
+        (lambda: rows(7, 3, 8, 8).to(memory_format=torch.channels_last),),
+    ),
+    "conv_transpose": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), IMAGE),
+    "lstm": (
+        lambda: Net(lambda m, x: first(m.rnn(x)), rnn=nn.LSTM(6, 4, batch_first=True)),
+        SEQUENCE,
+    ),
+    "lstm_projected": (
+        lambda: Net(lambda m, x: first(m.r(x)), r=nn.LSTM(6, 4, proj_size=3, batch_first=True)),
+        SEQUENCE,
+    ),
+    "gru_bidirectional": (
+        lambda: Net(
+            lambda m, x: first(m.rnn(x)),
+            rnn=nn.GRU(6, 4, num_layers=2, bidirectional=True, batch_first=True),
+        ),
+        SEQUENCE,
+    ),
+    "rnn_cell": (lambda: nn.RNNCell(6, 4), X),
+    "attention": (
+        lambda: Net(
+            lambda m, x: first(m.a(x, x, x)), a=nn.MultiheadAttention(6, 2, batch_first=True)
+        ),
+        SEQUENCE,
+    ),
+    "transformer_encoder": (
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2
+        ),
+        SEQUENCE,
+    ),
+    "transformer_decoder": (
+        lambda: nn.TransformerDecoderLayer(6, 2, 8, 0.0, batch_first=True),
+        SEQUENCE + SEQUENCE,
+    ),
+    "embedding": (lambda: nn.Embedding(10, 4), TOKENS),
+    "embedding_sparse": (lambda: nn.Embedding(10, 4, sparse=True), TOKENS),
+    "embedding_bag_sparse": (lambda: nn.EmbeddingBag(10, 4, mode="sum", sparse=True), TOKENS),
+    "tied_weights": (tied, X),
+    "same_layer_twice": (lambda: Net(lambda m, x: m.a(m.a(x)), a=nn.Linear(6, 6)), X),
+    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(6, 4)), X),
+    "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(6, 4)), X),
+    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(6, 6)), X),
+    "own_parametrisation": (symmetric, X),
+    "old_spectral_norm": (lambda: with_old_norm(nn.utils.spectral_norm), X),
+    "checkpoint": (
+        lambda: Net(lambda m, x: checkpoint(m.a, x, use_reentrant=False), a=mlp()),
+        X,
+    ),
+    "checkpoint_reentrant": (
+        lambda: Net(
+            lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=True), a=mlp(), b=nn.Linear(6, 6)
+        ),
+        X,
+    ),
+    "buffers": (lambda: Net(lambda m, x: m.a(x) * m.scale, a=nn.Linear(6, 4), scale=rows(4)), X),
+    "batch_norm_eval": (lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).eval()), X),
+    "layer_norm": (lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4)), X),
+    "group_norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), IMAGE),
+    "instance_norm": (lambda: nn.InstanceNorm2d(3, affine=True), IMAGE),
+    "prelu_softplus": (lambda: nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Softplus()), X),
+    "parameter_list": (
+        lambda: Net(lambda m, x: x @ m.p[0] + m.p[1], p=nn.ParameterList([rows(6, 4), rows(4)])),
+        X,
+    ),
+    "parameter_dict": (
+        lambda: Net(lambda m, x: x @ m.p["w"], p=nn.ParameterDict({"w": rows(6, 4)})),
+        X,
+    ),
+    "module_dict": (
+        lambda: Net(
+            lambda m, x: m.d["b"](m.d["a"](x)), d=nn.ModuleDict({"a": mlp(), "b": nn.Tanh()})
+        ),
+        X,
+    ),
+    "complex_parameter": (
+        lambda: Net(lambda m, x: (x @ m.w).abs(), w=nn.Parameter(rows(6, 4) * (1 + 2j))),
+        (lambda: rows(7, 6) * (1 + 0j),),
+    ),
+    "expanded_parameter": (
+        lambda: Net(lambda m, x: m.q.expand(len(x), 6) * x, q=nn.Parameter(rows(1, 6))),
+        X,
+    ),
+    "frozen": (frozen, X),
+    "autograd_function": (lambda: Net(lambda m, x: Double.apply(m.a(x)), a=nn.Linear(6, 4)), X),
+    "functional_call": (
+        lambda: Net(
+            lambda m, x: torch.func.functional_call(m.a, dict(m.a.named_parameters()), (x,)),
+            a=mlp(),
+        ),
+        X,
+    ),
+    "fx_graph": (lambda: torch.fx.symbolic_trace(mlp()), X),
+    "bound_method": (BoundMethod, X),
+    "partial_of_method": (lambda: BoundMethod(functools.partial), X),
+    "closure": (Closure, X),
+    "hooked_features": (HookedFeatures, X),
+    "plain_tensor": (PlainTensor, X),
+    "child_reaches_parent": (Owner, X),
+    "compiled": (compiled, X),
+    "compiled_in_place": (compiled_in_place, X),
+    "compiled_itself": (lambda: torch.compile(mlp(), backend="eager"), X),
+}
+
+
+class OnlyOwnCopies(TorchDispatchMode):
+    """Fails when an operation reads the memory of the original's parameters or buffers."""
+
+    def __init__(self, original):
+        super().__init__()
+        tensors = [*original.parameters(), *original.buffers()]
+        self.forbidden = {t.untyped_storage().data_ptr() for t in tensors}
+        self.num_seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                self.num_seen += 1
+                assert leaf.untyped_storage().data_ptr() not in self.forbidden, func
+        return func(*args, **(kwargs or {}))
+
+
+def made(name):
+    make, inputs = ZOO[name]
+    torch.manual_seed(0)
+    return make().double(), [make_input() for make_input in inputs]
+
+
+def gradients(module, output):
+    torch.manual_seed(1)
+    (output * rows(output.shape).to(output.device)).sum().backward()
+    return [None if p.grad is None else p.grad.to_dense() for p in module.parameters()]
+
+
+def assert_equal(actual, expected, tolerance=1e-12):
+    """Outputs and gradients, where a missing gradient is not the same as zero."""
+    for a, b in zip(actual, expected, strict=True):
+        assert (a is None) == (b is None)
+        if b is not None:
+            torch.testing.assert_close(a.cpu(), b, rtol=tolerance, atol=tolerance)
+
+
+def two_steps(module, inputs):
+    """Outputs and gradients of two calls; the second one refills the same replicas."""
+    results = []
+    for _ in range(2):
+        module.zero_grad()
+        output = module(*inputs)
+        results += [output, *gradients(module, output)]
+    return results
+
+
+@pytest.mark.parametrize(("num_devices", "threads"), [(2, False), (3, True)])
+@pytest.mark.parametrize("name", ZOO)
+def test_outputs_and_gradients_are_those_of_one_device(name, threads, num_devices):
+    expected = two_steps(*made(name))
+    module, inputs = made(name)
+    keys, attributes = list(module.state_dict()), set(module.__dict__)
+
+    parallel = ParallelForward(module, [CPU] * num_devices, threads=threads)
+    parallel.install()
+    assert list(module.state_dict()) == keys
+    actual = two_steps(module, inputs)
+    parallel.remove()
+
+    assert len(parallel.last_sizes) == num_devices
+    assert_equal(actual, expected)
+    assert set(module.__dict__) - {"features"} == attributes
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_replica_reads_its_own_copies_only(name):
+    module, inputs = made(name)
+    output = module(*inputs)
+    expected = [output, *gradients(module, output)]
+    module, inputs = made(name)
+
+    replica = Replica(module, CPU).refresh(CPU)
+    # Dynamo does not compile under a dispatch mode: it runs the same Python, which is the point.
+    with OnlyOwnCopies(module) as mode:
+        output = replica(*inputs)
+    assert mode.num_seen > 0
+    assert_equal([output, *gradients(module, output)], expected)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_replica_works_on_another_device(name):
+    """The meta device computes shapes only, and refuses to meet a tensor of the CPU."""
+    module, inputs = made(name)
+    expected = module(*inputs)
+    replica = Replica(module, META).refresh(CPU)
+    output = replica(*[x.to(META) for x in inputs])
+    assert output.device == META
+    assert output.shape == expected.shape
+
+
+def compiled_with_callables(backend):
+    """Dynamo must not take what is bound anew to the replica for something new."""
+    net = nn.Sequential(Closure(), nn.Linear(4, 6), BoundMethod())
+    return Net(lambda m, x: m.net(x), net=torch.compile(net, backend=backend))
+
+
+@pytest.mark.parametrize("make", [compiled, compiled_in_place, compiled_with_callables])
+def test_replicas_run_compiled_code_and_compile_once(make):
+    torch.compiler.reset()  # other tests have used up the recompilations of shared code
+    num_graphs = num_runs = 0
+
+    def backend(graph, example_inputs):
+        nonlocal num_graphs
+        num_graphs += 1
+
+        def run(*args):
+            nonlocal num_runs
+            num_runs += 1
+            return graph.forward(*args)
+
+        return run
+
+    module = make(backend)
+    parallel = ParallelForward(module, [CPU] * 3)
+    parallel.install()
+    for _ in range(5):
+        module(torch.randn(9, 6))
+    parallel.remove()
+    assert num_runs == 5 * 3
+    assert num_graphs == 2  # one for parameters, one for their copies

@@ -1,0 +1,132 @@
+"""What a call of a split module does beside the module's own work."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torchmetrics import MeanMetric
+
+from harness.strategies.parallel_forward import ParallelForward
+from harness.strategies.replica import Replica
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture
+def split_over():
+    """Split a module over logical devices until the test ends."""
+    installed = []
+
+    def install(module, num_devices=2, **options):
+        installed.append(ParallelForward(module, [CPU] * num_devices, **options))
+        installed[-1].install()
+        return installed[-1]
+
+    yield install
+    for parallel in installed:
+        parallel.remove()
+
+
+def test_a_split_module_inside_a_split_module_runs_whole_on_its_device(split_over):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    x = torch.randn(6, 3)
+    expected = net(x)
+    outer, inner = split_over(net, 3), split_over(net[0])
+    torch.testing.assert_close(net(x), expected)
+    assert (outer.last_sizes, inner.num_calls) == ([2, 2, 2], 0)
+    net[0](x)
+    assert inner.last_sizes == [3, 3]
+    # A replica of the outer module calls its own inner module, not that of the original.
+    replica = Replica(net, META).refresh(CPU)
+    assert replica(x.to(META)).device == META
+
+
+# Checkpointing says so of the call without gradients, which is meant.
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_a_call_without_gradients_does_not_disturb_one_before_backward(split_over):
+    """Reentrant checkpointing runs forward again during backward and needs the copies."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return checkpoint(self.b, self.a(x), use_reentrant=True)
+
+    net, x = Net(), torch.randn(6, 3)
+    net(x).sum().backward()
+    expected = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    split_over(net)
+    y = net(x)
+    with torch.no_grad():
+        net(x)
+    y.sum().backward()
+    for p, gradient in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, gradient)
+
+
+class Masked(nn.Linear):
+    def forward(self, x, mask, *, scale=None):
+        return super().forward(x) @ mask
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_a_whole_input_is_found_by_position_and_by_keyword(by_keyword, split_over):
+    net, x, mask = Masked(4, 4), torch.randn(4, 4), torch.randn(4, 4)
+    expected = net(x, mask)
+    split_over(net, whole_inputs=["mask"])
+    actual = net(x, mask=mask) if by_keyword else net(x, mask)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_replicas_follow_what_happens_between_two_calls(split_over):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0))
+    parallel = split_over(net)
+    x = torch.randn(4, 3)
+    assert not net(x).any()
+    net.eval()
+    assert net(x).all()
+    with torch.no_grad():
+        net[0].weight.zero_()
+        net[0].bias.fill_(7)
+    assert (net(x) == 7).all()
+    net[0].requires_grad_(False)
+    assert not net(x).requires_grad
+    first = parallel.replicas[True]
+    net[1] = nn.Identity()
+    net.append(nn.Tanh())
+    assert (net(x) < 1).all()
+    assert parallel.replicas[True] is not first
+
+
+def test_copies_are_released_after_a_call_without_gradients(split_over):
+    net = nn.Linear(3, 3)
+    parallel = split_over(net)
+    with torch.no_grad():
+        net(torch.ones(2, 3))
+    assert not any(vars(twin) for twin in parallel.replicas[False][0]._twins.values())
+
+
+def test_outputs_that_a_module_collects_are_not_copied():
+    net = nn.Linear(3, 3)
+    net.collected = [torch.ones(2)]
+    twin = Replica(net, CPU).refresh(CPU)
+    assert twin.collected is not net.collected
+    assert twin.collected[0] is net.collected[0]
+
+
+def test_metrics_are_left_out():
+    net = nn.ModuleDict({"layer": nn.Linear(3, 3), "metric": MeanMetric()})
+    twin = Replica(net, CPU).refresh(CPU)
+    assert twin["metric"] is net["metric"]
+    assert twin["layer"] is not net["layer"]
+
+
+def test_one_device_of_several_is_enough_for_one_sample(split_over):
+    net = nn.Linear(3, 3)
+    parallel = split_over(net, 4)
+    for num_samples, sizes in [(1, [1]), (2, [1, 1]), (9, [3, 3, 3])]:
+        assert len(net(torch.ones(num_samples, 3))) == num_samples
+        assert parallel.last_sizes == sizes

@@ -1,0 +1,145 @@
+"""The same claims on CUDA devices: run with -m gpu, or -m multi_gpu where there are two."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+from harness.strategies.ddp2 import DDP2Strategy
+from harness.strategies.dp import DataParallelStrategy
+from harness.strategies.parallel_forward import ParallelForward
+from tests_harness.strategies.parity import Case, Module, Shares, difference
+from tests_harness.strategies.test_misuse import trainer
+from tests_harness.strategies.test_module_zoo import ZOO, assert_equal, made, two_steps
+from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
+
+pytestmark = UPSTREAM_WARNINGS
+ON_CPU = {"plain_tensor"}  # makes a tensor on the CPU on purpose
+
+
+def losses(strategy, precision="32-true", num_devices=1, network=None):
+    torch.manual_seed(0)
+    module = Module(Case(network=network or Case().network))
+    settings = {"accelerator": "gpu", "devices": num_devices, "precision": precision}
+    data = DataLoader(Shares((30, 30, 10), 1, 0), batch_size=None)
+    trainer(strategy, max_steps=50, **settings).fit(module, data)
+    return module.losses
+
+
+def two_replicas_on_one_gpu():
+    strategy = DataParallelStrategy()
+    strategy.parallel_devices = [torch.device("cuda", 0)] * 2
+    return strategy
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("precision", "bound"),
+    # Half precision keeps 8 (bf16) or 11 bits (fp16): halves of a batch round differently.
+    [("32-true", 1e-5), ("64-true", 1e-12), ("bf16-mixed", 2e-2), ("16-mixed", 5e-3)],
+)
+def test_two_replicas_on_one_gpu_follow_one_device(precision, bound):
+    parallel = losses(two_replicas_on_one_gpu(), precision)
+    assert difference(parallel, losses("auto", precision)) <= bound
+
+
+# cuDNN wants an RNN's weights in one block; those of a replica are copied one by one.
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(set(ZOO) - ON_CPU))
+def test_every_module_kind_on_a_gpu(name):
+    module, inputs = made(name)
+    expected = two_steps(module, inputs)
+    module, inputs = made(name)
+    device = torch.device("cuda", 0)
+    module, inputs = module.to(device), [x.to(device) for x in inputs]
+    parallel = ParallelForward(module, [device] * 2)
+    parallel.install()
+    actual = two_steps(module, inputs)
+    parallel.remove()
+    assert_equal(actual, expected, tolerance=1e-9)
+
+
+@pytest.mark.gpu
+def test_replicas_run_in_threads_on_the_callers_stream():
+    device = torch.device("cuda", 0)
+    seen = []
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            name = threading.current_thread().name
+            seen.append((name, torch.cuda.current_stream(), torch.is_autocast_enabled("cuda")))
+            return super().forward(x)
+
+    net = Net(4, 4, device=device)
+    parallel = ParallelForward(net, [device] * 2)
+    parallel.install()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.autocast("cuda", torch.bfloat16):
+        y = net(torch.ones(6, 4, device=device))
+    torch.cuda.current_stream().wait_stream(side)
+    assert y.dtype == torch.bfloat16
+    assert [stream for _, stream, _ in seen] == [side, side]
+    assert all(autocast for *_, autocast in seen)
+    assert len({name for name, *_ in seen}) == 2
+    parallel.remove()
+
+
+@pytest.mark.gpu
+def test_teardown_frees_the_replicas():
+    def wide():
+        return nn.Sequential(nn.Linear(8, 4096), nn.Linear(4096, 5))
+
+    losses(two_replicas_on_one_gpu(), network=wide)  # libraries take their workspaces
+    before = torch.cuda.memory_allocated()
+    losses(two_replicas_on_one_gpu(), network=wide)
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
+def test_two_gpus_follow_one(strategy):
+    assert difference(losses(strategy(), num_devices=2), losses("auto")) <= 1e-5
+
+
+@pytest.mark.multi_gpu
+def test_replicas_live_on_their_own_device():
+    devices = [torch.device("cuda", i) for i in range(2)]
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            assert x.device == self.weight.device
+            assert torch.cuda.current_device() == x.device.index
+            return super().forward(x) + x.device.index
+
+    net = Net(4, 4, device=devices[0])
+    parallel = ParallelForward(net, devices)
+    parallel.install()
+    y = net(torch.zeros(6, 4, device=devices[0])) - net.bias
+    parallel.remove()
+    assert y.device == devices[0]
+    assert y[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.multi_gpu
+def test_devices_drop_different_units_and_the_same_ones_after_the_same_seed():
+    devices = [torch.device("cuda", i) for i in range(2)]
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.5)
+
+    net = Net()
+    parallel = ParallelForward(net, devices)
+    parallel.install()
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        runs.append(net(torch.ones(2, 1000, device=devices[0])))
+    parallel.remove()
+    assert not torch.equal(runs[0][0], runs[0][1])
+    assert torch.equal(runs[0], runs[1])

@@ -1,0 +1,110 @@
+"""Inputs are split by sample and outputs joined by sample, or the call is refused."""
+
+import dataclasses
+from collections import OrderedDict, defaultdict, namedtuple
+
+import pytest
+import torch
+
+from harness.strategies.splitting import join, share_sizes, split
+
+CPU = torch.device("cpu")
+TWO = [CPU, CPU]
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    image: torch.Tensor
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_devices", "sizes"),
+    [
+        (30, 2, [15, 15]),
+        (10, 2, [5, 5]),
+        (9, 8, [2, 2, 2, 2, 1]),
+        (3, 2, [2, 1]),
+        (1, 4, [1]),
+        (2, 4, [1, 1]),
+        (7, 3, [3, 3, 1]),
+        (0, 2, []),
+    ],
+)
+def test_samples_are_dealt_as_torch_chunk_deals_them(num_samples, num_devices, sizes):
+    assert share_sizes(num_samples, num_devices) == sizes
+    if num_samples:
+        chunks = torch.arange(num_samples).chunk(num_devices)
+        assert sizes == [len(chunk) for chunk in chunks]
+
+
+def test_a_share_holds_the_same_rows_of_every_argument():
+    x, y = torch.arange(10.0), torch.arange(20.0).reshape(10, 2)
+    first, second = split((x,), {"y": y}, TWO)
+    assert torch.equal(first.args[0], x[:5])
+    assert torch.equal(second.args[0], x[5:])
+    assert torch.equal(first.kwargs["y"], y[:5])
+    assert torch.equal(second.kwargs["y"], y[5:])
+
+
+def test_only_the_first_device_sees_the_callers_memory():
+    x, scale = torch.zeros(4), torch.zeros(1)
+    first, second = split((x, scale), {}, TWO)
+    for tensor in second.args:
+        tensor += 1
+    first.args[0].add_(2)
+    assert x.tolist() == [2, 2, 0, 0]
+    assert scale.tolist() == [0]
+
+
+def test_nested_inputs_keep_their_types():
+    x = torch.arange(4)
+    nest = {
+        "pair": Pair(x, [x]),
+        "record": Record(x, "kept"),
+        "ordered": OrderedDict(a=x),
+        "default": defaultdict(list, a=x),
+        "rest": (None, 3, "text", torch.float32, len),
+    }
+    _, second = split((nest,), {}, TWO)
+    half = second.args[0]
+    assert torch.equal(half["pair"].right[0], x[2:])
+    assert torch.equal(half["record"].image, x[2:])
+    assert half["record"].name == "kept"
+    assert isinstance(half["ordered"], OrderedDict)
+    assert half["default"]["new"] == []
+    assert half["rest"] == nest["rest"]
+
+
+def test_scalars_and_single_rows_go_to_every_device():
+    x, scalar, row = torch.arange(10), torch.tensor(3), torch.ones(1, 4)
+    for share in split((row, scalar, x), {}, TWO):
+        assert torch.equal(share.args[0], row)
+        assert share.args[1] == 3
+        assert len(share.args[2]) == 5
+
+
+def test_a_named_argument_goes_whole_even_if_it_looks_like_a_batch():
+    x, mask = torch.arange(4), torch.eye(4)
+    for share in split((x,), {"mask": mask}, TWO, whole=frozenset(["mask"])):
+        assert torch.equal(share.kwargs["mask"], mask)
+        assert len(share.args[0]) == 2
+
+
+def test_a_batch_of_one_sample_is_not_split():
+    x = torch.ones(1, 3)
+    (share,) = split((x,), {}, TWO)
+    assert share.args[0] is x
+
+
+def test_joined_outputs_are_in_the_order_of_the_samples():
+    parts = [{"a": Pair(torch.arange(3), "name")}, {"a": Pair(torch.arange(3, 5), "name")}]
+    joined = join(parts, [3, 2], CPU)
+    assert torch.equal(joined["a"].left, torch.arange(5))
+    assert joined["a"].right == "name"
+
+
+def test_scalars_are_joined_as_a_mean_over_samples_when_asked():
+    parts = [torch.tensor(1.0), torch.tensor(4.0)]
+    assert join(parts, [2, 1], CPU, scalar_outputs="mean") == 2.0

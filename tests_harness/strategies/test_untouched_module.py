@@ -1,0 +1,308 @@
+"""The user's module does not notice that its forward is split."""
+
+import copy
+import pickle
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from pytorch_lightning.strategies import DDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
+
+from harness.strategies.ddp2 import DDP2Strategy
+from harness.strategies.dp import DataParallelStrategy
+from harness.strategies.random_streams import separate
+from tests_harness.strategies.parity import Case, Module, Shares
+from tests_harness.strategies.test_misuse import trainer
+from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
+
+pytestmark = [
+    *UPSTREAM_WARNINGS,
+]
+
+
+def batches(*sizes):
+    return DataLoader(Shares(sizes, 1, 0), batch_size=None)
+
+
+class Watched(Module):
+    """Notes what the step and each share of forward see."""
+
+    def __init__(self, case=None):
+        super().__init__(case or Case())
+        self.steps, self.shares, self.metric = [], [], MulticlassAccuracy(5, average="micro")
+
+    def forward(self, x):
+        self.shares.append(len(x))  # a list is translated: only the first share's is kept
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y, self.weight = batch
+        logits = self(x)
+        forwards = getattr(self.trainer.strategy, "parallel_forwards", None)
+        self.steps.append((len(x), len(logits), forwards and forwards[0].last_sizes))
+        loss = F.cross_entropy(logits, y)
+        self.metric(logits, y)
+        self.log("loss", loss)
+        self.log("accuracy", self.metric, on_step=False, on_epoch=True)
+        return loss
+
+
+@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
+def test_the_step_runs_once_on_the_whole_batch_and_forward_on_shares(strategy):
+    torch.manual_seed(0)
+    module = Watched()
+    keys, net = list(module.state_dict()), module.net
+    t = trainer(strategy(), max_steps=3)
+    t.fit(module, batches(30, 30, 10))
+    torch.manual_seed(0)
+    alone = trainer("auto", devices=1, max_steps=3)
+    alone.fit(Watched(), batches(30, 30, 10))
+    logged, expected = (
+        [t.callback_metrics[k].item() for k in ("loss", "accuracy")] for t in (t, alone)
+    )
+    assert logged == pytest.approx(expected, abs=1e-6)
+    assert module.steps == [(30, 30, [15, 15]), (30, 30, [15, 15]), (10, 10, [5, 5])]
+    assert module.shares == [15, 15, 5]
+    assert list(module.state_dict()) == keys
+    assert module.net is net
+    assert module.forward.__func__ is Watched.forward  # given back at teardown
+
+
+def test_lightning_sees_two_logical_cpu_devices_and_one_process():
+    t = trainer(DataParallelStrategy())
+    assert t.strategy.parallel_devices == [torch.device("cpu")] * 2
+    assert t.strategy.root_device == torch.device("cpu")
+    assert t.distributed_sampler_kwargs == {"num_replicas": 1, "rank": 0}
+    assert (t.world_size, t.global_rank, t.num_nodes, t.is_global_zero) == (1, 0, 1, True)
+    assert t.strategy.launcher is None
+
+
+def test_ddp2_counts_nodes(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    monkeypatch.setenv("NODE_RANK", "1")
+    t = trainer(DDP2Strategy(), num_nodes=2)
+    assert t.distributed_sampler_kwargs == {"num_replicas": 2, "rank": 1}
+    assert (t.world_size, t.global_rank, t.local_rank) == (2, 1, 0)
+    assert t.strategy.launcher.num_processes == 1
+
+
+class Pairs(Module):
+    """A loss over all pairs of the batch, which no mean over shares can replace."""
+
+    def training_step(self, batch, batch_idx):
+        z = F.normalize(self(batch[0]), dim=1)
+        loss = F.cross_entropy(z @ z.T / 0.1, torch.arange(len(z)))
+        self.losses.append(loss.item())
+        return loss
+
+    def on_before_backward(self, loss):
+        pass
+
+
+def losses(module, strategy, devices=2, **kwargs):
+    torch.manual_seed(0)
+    module = module()
+    trainer(strategy, devices=devices, **{"max_steps": 6} | kwargs).fit(module, batches(30, 30, 10))
+    return module.losses
+
+
+@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
+def test_a_loss_over_the_whole_batch_is_that_of_one_device(strategy):
+    case = Case(precision="64-true")
+    expected = losses(lambda: Pairs(case), "auto", devices=1, precision="64-true")
+    actual = losses(lambda: Pairs(case), strategy(), precision="64-true")
+    assert actual == pytest.approx(expected, abs=1e-12)
+
+
+class Adversaries(pl.LightningModule):
+    """Manual optimisation of two networks that the step calls by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator, self.discriminator = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        x, (g, d) = batch[0], self.optimizers()
+        self.toggle_optimizer(d)
+        real, fake = self.discriminator(x), self.discriminator(self.generator(x).detach())
+        loss = F.softplus(-real).mean() + F.softplus(fake).mean()
+        self.manual_backward(loss)
+        d.step()
+        d.zero_grad()
+        self.untoggle_optimizer(d)
+        self.toggle_optimizer(g)
+        loss_g = F.softplus(-self.discriminator(self.generator(x))).mean()
+        self.manual_backward(loss_g)
+        g.step()
+        g.zero_grad()
+        self.untoggle_optimizer(g)
+        self.losses += [loss.item(), loss_g.item()]
+
+    def configure_optimizers(self):
+        return [torch.optim.Adam(m.parameters()) for m in (self.generator, self.discriminator)]
+
+
+@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
+def test_manual_optimisation_of_two_networks(strategy):
+    settings = {"precision": "64-true", "max_steps": 12}
+    expected = losses(Adversaries, "auto", devices=1, **settings)
+    options = {"find_unused_parameters": True} if strategy is DDP2Strategy else {}
+    parallel = strategy(modules=["generator", "discriminator"], **options)
+    assert losses(Adversaries, parallel, **settings) == pytest.approx(expected, abs=1e-12)
+
+
+STARTS = {
+    "one device": lambda: ("auto", 1),
+    "dp": lambda: (DataParallelStrategy(), 2),
+    "ddp": lambda: (DDPStrategy(process_group_backend="gloo"), 1),
+    "ddp2": lambda: (DDP2Strategy(), 2),
+}
+
+
+@pytest.mark.parametrize("first", STARTS)
+def test_a_checkpoint_of_any_strategy_resumes_under_any_other(first, tmp_path):
+    case = Case(optimizer=torch.optim.Adam)
+
+    def fit(start, num_steps, checkpoint=None):
+        strategy, devices = STARTS[start]()
+        torch.manual_seed(0)
+        module = Module(case)
+        t = trainer(strategy, devices=devices, max_steps=num_steps)
+        t.fit(module, batches(24), ckpt_path=checkpoint, weights_only=True)
+        return t, module
+
+    half, module = fit(first, 4)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    assert all(key.startswith("net.") for key in module.state_dict())
+    expected = fit("one device", 8)[1].losses[4:]
+    for second in STARTS:
+        resumed = fit(second, 8, tmp_path / "half.ckpt")[1]
+        assert resumed.losses == pytest.approx(expected, abs=1e-6), second
+
+
+class Evaluated(Watched):
+    def validation_step(self, batch, batch_idx):
+        assert not torch.is_grad_enabled()
+        x, y, _ = batch
+        self.log("val_loss", F.cross_entropy(self(x), y), batch_size=len(x))
+
+    test_step = validation_step
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+
+def test_every_phase_is_split_and_equals_one_device():
+    t = trainer(DataParallelStrategy())
+    module = Evaluated()
+    t.fit(module, batches(24, 24), batches(30, 9))
+    for phase in (t.validate, t.test):
+        module.shares.clear()
+        (metrics,) = phase(module, batches(30, 9), verbose=False)
+        assert module.shares == [15, 5]
+        (expected,) = trainer("auto", devices=1).validate(module, batches(30, 9), verbose=False)
+        assert metrics == pytest.approx(expected, abs=1e-6)
+    predictions = t.predict(module, batches(30, 9))
+    assert [len(rows) for rows in predictions] == [30, 9]
+    torch.testing.assert_close(predictions[1], module(batches(30, 9).dataset[1][0]))
+
+
+def test_forward_is_given_back_after_an_exception():
+    class Broken(Module):
+        def configure_optimizers(self):
+            raise ZeroDivisionError
+
+    module = Broken(Case())
+    with pytest.raises(ZeroDivisionError):
+        trainer(DataParallelStrategy()).fit(module, batches(4))
+    assert "forward" not in vars(module)
+
+
+class Copied(Module):
+    """Makes an average model in the middle of training, as callbacks do."""
+
+    def on_train_batch_end(self, *_):
+        x = torch.ones(4, 8)
+        for twin in (copy.deepcopy(self), pickle.loads(pickle.dumps(self.net))):
+            assert "forward" not in vars(twin) or vars(twin)["forward"].__self__ is twin
+            torch.testing.assert_close(twin(x), self.net(x))
+
+
+def test_a_copy_made_during_training_has_a_plain_forward():
+    trainer(DataParallelStrategy(modules=["net"])).fit(CallsNet(Case()), batches(24, 24))
+
+
+class CallsNet(Copied):
+    def training_step(self, batch, batch_idx):
+        self.weight = 1.0
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_running_statistics_are_those_of_the_first_share():
+    """As in DataParallel; under ddp they are those of the first process."""
+    net = nn.BatchNorm1d(8)
+    module = Module(Case(network=lambda: net))
+    x, _, _ = Shares((30,), 1, 0)[0]
+    expected = nn.BatchNorm1d(8)
+    expected(x[:15])
+    trainer(DataParallelStrategy(), max_steps=1).fit(module, batches(30))
+    assert torch.equal(net.running_mean, expected.running_mean)
+    assert torch.equal(net.running_var, expected.running_var)
+    assert net.num_batches_tracked == 1
+
+
+class SkipsSomeSteps(Watched):
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+
+# Lightning asks whether it is meant.
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_step_may_skip_a_batch():
+    module = SkipsSomeSteps()
+    trainer(DataParallelStrategy(), max_epochs=1, max_steps=-1).fit(module, batches(8, 8, 8))
+    assert len(module.steps) == 2
+
+
+def test_a_forward_that_returns_a_loss_is_joined_as_a_mean_over_samples():
+    class LossInForward(Module):
+        def forward(self, x, y):
+            return F.cross_entropy(self.net(x), y)
+
+        def training_step(self, batch, batch_idx):
+            self.weight = 1.0
+            loss = self(batch[0], batch[1])
+            self.losses.append(loss.item())
+            return loss
+
+    case = Case(precision="64-true")
+    expected = losses(lambda: LossInForward(case), "auto", 1, precision="64-true")
+    strategy = DataParallelStrategy(scalar_outputs="mean")
+    actual = losses(lambda: LossInForward(case), strategy, 3, precision="64-true")
+    assert actual == pytest.approx(expected, abs=1e-12)
+
+
+def test_generators_seeded_alike_are_separated_once_and_again_after_a_new_seed():
+    generators = [torch.Generator() for _ in range(3)]
+
+    def draws():
+        return [torch.rand(1, generator=g).item() for g in generators]
+
+    runs = []
+    for _ in range(2):
+        for generator in generators:
+            generator.manual_seed(5)  # as torch.manual_seed(5) does for every GPU
+        separate(generators)
+        first = draws()
+        separate(generators)  # changes nothing
+        runs.append(first + draws())
+    assert len(set(runs[0])) == 6
+    assert runs[0] == runs[1]
+    assert runs[0][0] == torch.rand(1, generator=torch.Generator().manual_seed(5)).item()

@@ -1,0 +1,111 @@
+"""Changing the strategy or the devices changes the speed of an experiment and nothing else."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests_harness.conftest import command
+
+# An odd batch size, so that shares differ in size and the last batch is smaller.
+EXPERIMENT = (
+    "data=synthetic",
+    "model=mlp",
+    "data.batch_size=37",
+    "data.noise=0.1",
+    "trainer.max_epochs=3",
+    "trainer.precision=64-true",
+)
+
+
+def train(folder: Path, *overrides: str) -> dict[str, object]:
+    """Run an experiment; return its weights and its metrics."""
+    result = command("train.py", *EXPERIMENT, *overrides, f"output_dir={folder}")
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (folder / "default").iterdir()
+    checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    return {
+        "weights": checkpoint["state_dict"],
+        "metrics": json.loads((run_dir / "results.json").read_text()),
+    }
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    return train(tmp_path_factory.mktemp("one"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("strategy=ddp", "trainer.devices=2"),
+        ("strategy=ddp", "trainer.devices=3", "data.num_workers=1"),
+        ("strategy=ddp", "trainer.devices=2", "data.max_samples_per_device=5"),
+        ("trainer.accumulate_grad_batches=4",),
+    ],
+    ids=" ".join,
+)
+def test_weights_and_scores_are_those_of_one_process(
+    overrides: tuple[str, ...], one_process: dict[str, object], tmp_path: Path
+) -> None:
+    other = train(tmp_path, *overrides)
+    for name, weight in one_process["weights"].items():
+        assert (weight - other["weights"][name]).abs().max() <= 1e-12, name
+    assert other["metrics"] == pytest.approx(one_process["metrics"], abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory):
+    """Run the worker once per number of processes."""
+    folders: dict[int, Path] = {}
+
+    def evaluate(devices: int) -> Path:
+        if devices not in folders:
+            folder = folders[devices] = tmp_path_factory.mktemp(f"devices{devices}")
+            result = command("-m", "tests.workers.evaluate_sizes", str(devices), folder)
+            assert result.returncode == 0, result.stderr
+        return folders[devices]
+
+    return evaluate
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_scores_do_not_depend_on_the_processes(devices: int, evaluated) -> None:
+    """Also for fewer samples than processes, and for plain values logged in the step."""
+    expected = json.loads((evaluated(1) / "results.json").read_text())
+    found = json.loads((evaluated(devices) / "results.json").read_text())
+    assert set(found) == {"2", "3", "33", "359", "360"}
+    for num_samples, scores in expected.items():
+        assert found[num_samples] == pytest.approx(scores, abs=1e-6), num_samples
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_predictions_are_complete_and_in_order(devices: int, evaluated) -> None:
+    for num_samples in (2, 3, 33, 359, 360):
+        tables = []
+        for folder in (evaluated(1), evaluated(devices)):
+            with (folder / f"{num_samples}.csv").open() as file:
+                tables.append(list(csv.DictReader(file)))
+        assert [row["sample"] for row in tables[1]] == [str(i) for i in range(num_samples)]
+        assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(("module", "devices"), [("plain", 3), ("norm", 2)])
+def test_module_that_knows_nothing_of_this_trains_the_same(
+    module: str, devices: int, tmp_path: Path
+) -> None:
+    """Weights, logged values and metrics; ``norm`` has BatchNorm over all processes."""
+    results = []
+    for num_devices in (1, devices):
+        folder = tmp_path / str(num_devices)
+        folder.mkdir()
+        worker = ("-m", "tests.workers.train_user_module", str(num_devices), module)
+        result = command(*worker, folder)
+        assert result.returncode == 0, result.stderr
+        results.append(torch.load(folder / "weights.pt", weights_only=True))
+    assert {"train/loss", "train/accuracy", "val/loss"} <= results[0].keys()
+    for name, value in results[0].items():
+        bound = 1e-6 if "accuracy" in name else 1e-12
+        assert torch.allclose(value, results[1][name], atol=bound), name

@@ -1,0 +1,132 @@
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.command.compose import compose
+from harness.tuning.trial import num_processes
+from project.models.classifier import Classifier
+from tests_harness.conftest import ROOT
+
+spec = importlib.util.spec_from_file_location("tune", ROOT / "scripts" / "tune.py")
+tune: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+spec.loader.exec_module(tune)  # type: ignore[union-attr]
+
+
+def last_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str
+) -> tuple[str, str]:
+    """Tune; nothing but a picture may be left."""
+    status = tune.main(
+        [*arguments, "model=mlp", "trainer.accelerator=cpu", f"output_dir={tmp_path}"]
+    )
+    screen = capsys.readouterr()
+    assert status == 0, screen.err
+    assert {path.name for path in tmp_path.iterdir()} <= {"tune"}
+    return screen.out.strip().splitlines()[-1], screen.out
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that holds 30 samples."""
+    loss = Classifier.loss
+
+    def limited(self: Classifier, logits: Any, labels: Any) -> Any:
+        if len(labels) > 30:
+            raise RuntimeError("CUDA out of memory. Tried to allocate all there is.")
+        return loss(self, logits, labels)
+
+    monkeypatch.setattr(Classifier, "loss", limited)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (("data.drop_last=true", "data.max_samples_per_device=8"), 16),
+        (("strategy=ddp", "trainer.devices=3"), 48),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("memory")
+def test_batch_size_is_what_fits_in_each_process(
+    strategy: tuple[str, ...], expected: int, capsys, tmp_path: Path
+) -> None:
+    line, screen = last_line(capsys, tmp_path, "batch-size", *strategy)
+    assert line == f"data.batch_size={expected}"
+    assert screen.startswith("16 samples fit")
+    assert "; 32 do not." in screen
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"), [((), 1024), (("strategy=ddp", "trainer.devices=2"), 1257)]
+)
+def test_data_set_bounds_the_batch_size(
+    strategy: tuple[str, ...], expected: int, capsys, tmp_path: Path
+) -> None:
+    """A power of two that was tried, and never more than the 1,257 samples there are."""
+    line, screen = last_line(capsys, tmp_path, "batch-size", *strategy)
+    assert line == f"data.batch_size={expected}"
+    assert "no more than 1257, and memory was not the limit" in screen
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_learning_rate_is_a_line_to_paste_and_a_picture(capsys, tmp_path: Path) -> None:
+    line, _ = last_line(capsys, tmp_path, "lr", "--lowest=1e-5", "--highest=0.5", "--steps=60")
+    key, _, value = line.partition("=")
+    assert key == "model.optimizer.lr"
+    assert 1e-5 < float(value) < 0.5
+    assert compose("train", [line]).model.optimizer.lr == float(value)
+    assert (tmp_path / "tune" / "lr.png").stat().st_size > 5000
+
+
+def test_workers_are_a_line_to_paste_a_table_and_a_picture(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.machine.cores.usable_cores", lambda: 2)
+    tune.main(["workers", "--seconds=0.05", "model=mlp", f"output_dir={tmp_path}"])
+    *table, picture, _ = [
+        line for line in capsys.readouterr().out.splitlines() if "Read" not in line
+    ]
+    assert [line.split()[0] for line in table] == ["workers", "0", "1", "2"]
+    assert sum("more is not better" in line for line in table) == 1
+    assert picture == f"picture: {tmp_path / 'tune' / 'workers.png'}"
+    assert (tmp_path / "tune" / "workers.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["workers", "lr=3"], "Did you mean model.optimizer.lr?"),
+        (["workers", "experiment=nope"], "experiment=nope"),
+        (["batch-size", "data.batch_size=0"], "must be a whole number"),
+        (["lr", "--lowest=1", "--highest=0.1"], "must be below --highest"),
+        (["lr", "--steps=3"], "use 20 or more"),
+        (["lr", "model.net._target_=nope.Net"], "does not exist"),
+    ],
+)
+def test_mistake_is_explained(arguments: list[str], hint: str, capsys, tmp_path: Path) -> None:
+    assert tune.main([*arguments, f"output_dir={tmp_path}"]) == 1
+    assert hint in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["strategy=cpu"], 1),
+        (["strategy=dp", "trainer.devices=2"], 1),
+        (["strategy=ddp", "trainer.devices=3"], 3),
+        (["strategy=ddp", "trainer.devices=[0,2]", "trainer.num_nodes=2"], 4),
+        (["strategy=ddp2", "trainer.devices=2", "trainer.num_nodes=3"], 3),
+        (["trainer.strategy=ddp_find_unused_parameters_true", "trainer.devices=2"], 2),
+    ],
+)
+def test_processes_are_counted_as_the_strategy_starts_them(
+    overrides: list[str], expected: int
+) -> None:
+    cfg = compose("train", [*overrides, "trainer.accelerator=cpu"])
+    assert num_processes(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)).trainer) == (
+        expected
+    )

@@ -1,0 +1,177 @@
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.errors import TrainingError
+from harness.run import tasks as run
+from harness.watch.replicas import Replicas, hashes
+from tests_harness.conftest import ROOT, command
+
+DDP = ("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+SHORT = (
+    "model=mlp",
+    "trainer.max_epochs=1",
+    "test=false",
+    "data.batch_size=300",
+    "trainer.log_every_n_steps=5",
+    "trainer.enable_progress_bar=false",
+    "callbacks.replicas.every_n_steps=1",
+)
+# Has BatchNorm, whose statistics differ between the processes of a run that is in order.
+NORM = ("model._target_=tests.faults.plain_module.PlainModule", "callbacks.learning_rate=null")
+CPU = torch.device("cpu")
+
+
+def disturb(**settings: Any) -> list[str]:
+    words = [f"+callbacks.disturb.{key}={value}" for key, value in settings.items()]
+    return ["+callbacks.disturb._target_=tests.workers.disturb.Disturb", *words]
+
+
+@pytest.mark.parametrize(
+    ("name", "every_n_steps", "found_at"),
+    [("class_weights", 1, 4), ("net.layers.3.bias", "null", 5)],
+)
+def test_rank_that_drifts_by_one_bit_stops_the_run(
+    name: str, every_n_steps: int | str, found_at: int, tmp_path: Path
+) -> None:
+    """In a buffer that training does not change, and with a check at the end only."""
+    result = command(
+        "train.py", *DDP, *SHORT, f"output_dir={tmp_path}",
+        f"callbacks.replicas.every_n_steps={every_n_steps}",
+        f"model.class_weights={[1.0] * 10}",
+        *disturb(what="drift", name=name, rank=1),
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    message = f"Step {found_at}: the replicas differ. {name} on rank 1 is not that of rank 0"
+    assert result.stderr.count(message) == 1
+    assert "Traceback" not in result.stderr
+    (run_dir,) = (tmp_path / "default").iterdir()
+    assert message in (run_dir / "run.log").read_text()
+
+
+def test_statistics_that_are_computed_over_all_processes_are_compared(tmp_path: Path) -> None:
+    result = command(
+        "train.py", *DDP, *SHORT, *NORM, f"output_dir={tmp_path}", "trainer.sync_batchnorm=true",
+        *disturb(what="drift", name="net.2.running_var", rank=1),
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    # The first statistics that differ are those: the steps before were in order.
+    assert "Step 4: the replicas differ. net.2.running_var on rank 1" in result.stderr
+
+
+def test_run_that_is_in_order_goes_on(tmp_path: Path) -> None:
+    result = command("train.py", *DDP, *SHORT, *NORM, f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_nodes_of_ddp2_that_are_in_order_go_on(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = ("strategy=ddp2", "trainer.devices=2", "trainer.num_nodes=2", "trainer.accelerator=cpu")
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "train.py", *words, *SHORT, f"output_dir={tmp_path}"],
+            cwd=ROOT,
+            env=environment | {"NODE_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    screens = [node.communicate(timeout=120)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], screens
+
+
+def test_single_process_has_no_replicas(make_cfg) -> None:
+    for strategy in ("strategy=cpu", "strategy=dp"):
+        trainer, _, _ = run.build(make_cfg(strategy, "trainer.accelerator=cpu"))
+        assert not any(isinstance(callback, Replicas) for callback in trainer.callbacks)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8]
+)
+def test_any_bit_anywhere_changes_the_hash(dtype: torch.dtype) -> None:
+    """Over several chunks, at their ends as well."""
+    tensor = torch.zeros(3 * 2**16 + 5).to(dtype)
+    before = hashes([tensor], CPU)
+    bits = tensor.view(torch.uint8)
+    for place in (0, 1, 2**16 * tensor.element_size(), len(bits) - 1):
+        bits[place] ^= 1
+        assert hashes([tensor], CPU) != before
+        bits[place] ^= 1
+    assert torch.equal(hashes([tensor], CPU), before)
+
+
+def test_places_count() -> None:
+    """The same numbers in another order, within a chunk and whole chunks exchanged."""
+    tensor = torch.arange(2.0**17)
+    halves = tensor.view(2, -1)
+    found = {int(hashes([x.reshape(-1)], CPU)) for x in (tensor, halves.flip(0), halves.flip(1))}
+    assert len(found) == 3
+
+
+def test_elements_that_change_places_between_chunks_count() -> None:
+    """Element i of chunk j against element j of chunk i, and each of many chunks."""
+    found = set()
+    for chunk, place in [(1, 2), (2, 1), *((chunk, 0) for chunk in range(20))]:
+        tensor = torch.zeros(20 * 2**16)
+        tensor[chunk * 2**16 + place] = 1.0
+        found.add(int(hashes([tensor], CPU)))
+    assert len(found) == 22
+
+
+def test_layout_in_memory_does_not_count() -> None:
+    tensor = torch.randn(2, 3, 4, 5)
+    assert hashes([tensor], CPU) == hashes([tensor.to(memory_format=torch.channels_last)], CPU)
+    assert hashes([torch.tensor(0.5), torch.empty(0)], CPU).shape == (2,)
+
+
+def test_first_tensor_and_all_ranks_that_differ_are_named(caplog) -> None:
+    """Four processes, of which two differ in one tensor and one in another as well."""
+
+    class Module(nn.Sequential):
+        device = CPU
+
+    module: Any = Module(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def gathered(mine: torch.Tensor) -> torch.Tensor:
+        everyone = mine.repeat(4, 1)
+        everyone[1, 1] += 1
+        everyone[3, 1] += 2
+        everyone[3, 2] += 1
+        return everyone
+
+    trainer: Any = SimpleNamespace(
+        global_step=7, is_global_zero=True, strategy=SimpleNamespace(all_gather=gathered)
+    )
+    callback = Replicas()
+    callback.first = hashes([], CPU)
+    with pytest.raises(TrainingError, match=r"0\.bias on rank 1, 3 is not .*\(1 more"):
+        callback.check(trainer, module)
+
+
+@pytest.mark.gpu
+def test_hash_is_computed_on_the_device_without_waiting() -> None:
+    tensors = [torch.randn(1000, 1000), torch.randn(7)]
+    on_device = [tensor.cuda() for tensor in tensors]
+    hashes(on_device, torch.device("cuda", 0))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = hashes(on_device, torch.device("cuda", 0))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    # The chunks are larger there: one tensor of less than a chunk has the same hash.
+    assert found[1] == hashes(on_device[1:], torch.device("cuda", 0))[0]
+    assert not torch.equal(found, hashes([t + 1 for t in on_device], torch.device("cuda", 0)))

@@ -1,0 +1,266 @@
+"""Known answers: what sleeps is what the run is said to wait for."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from harness.data.batches import BatchedDataset, GlobalBatchSampler
+from harness.data.datamodule import DataModule
+from harness.watch import throughput
+from harness.watch.clocks import CudaClock, HostClock
+from harness.watch.throughput import Spent, Throughput, advice, of_slowest, verdict
+
+
+class SlowDataset(BatchedDataset):
+    """Calls ``work`` for each batch."""
+
+    def __init__(self, work: Any, num_samples: int) -> None:
+        self.work, self.num_samples = work, num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitems__(self, indices: list[int]) -> Tensor:
+        self.work()
+        return torch.ones(len(indices), 4)
+
+
+class SlowData(DataModule):
+    def __init__(self, work: Any, **kwargs: Any) -> None:
+        super().__init__(batch_size=4, **kwargs)
+        self.work = work
+
+    def make_dataset(self, split: str) -> SlowDataset:
+        # Validation reads slowly as well, and is none of a training step's time.
+        return SlowDataset(self.work, 30 if split == "train" else 4)
+
+
+class SlowModule(pl.LightningModule):
+    """Calls ``copy`` when a batch is moved and ``compute`` in a step."""
+
+    def __init__(self, compute: Any, copy: Any = lambda: None) -> None:
+        super().__init__()
+        self.net, self.compute, self.copy = nn.Linear(4, 1), compute, copy
+
+    def transfer_batch_to_device(self, batch: Tensor, device: Any, dataloader_idx: int) -> Tensor:
+        self.copy()
+        return batch.to(device)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.compute()
+        return self.net(batch).mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.compute()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(data: DataModule, module: SlowModule, *others: pl.Callback, **kwargs: Any) -> Throughput:
+    callback = Throughput()
+    settings = {"accelerator": "cpu", "max_epochs": 2, "logger": False} | kwargs
+    trainer = pl.Trainer(
+        **settings,
+        callbacks=[callback, *others],
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, data)
+    return callback
+
+
+def sleep(seconds: float) -> Any:
+    return lambda: time.sleep(seconds)
+
+
+quiet = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*treespec:FutureWarning")
+
+
+@quiet
+def test_data_set_that_sleeps_is_input_bound_with_its_share() -> None:
+    found = fit(SlowData(sleep(0.03)), SlowModule(sleep(0.01)))
+    assert 0.65 < found.total.share("data") < 0.8  # 3 of 4 parts
+    assert found.verdict.startswith("input-bound: ")
+    assert "data.num_workers=" in found.verdict
+
+
+@quiet
+def test_network_that_sleeps_is_compute_bound() -> None:
+    found = fit(SlowData(lambda: None), SlowModule(sleep(0.03)))
+    assert found.total.share("compute") > 0.8
+    assert found.verdict.startswith("compute-bound: ")
+
+
+@quiet
+@pytest.mark.slow  # and for idle cores: on busy ones, workers are late
+def test_workers_that_are_in_time_leave_nothing_to_wait_for() -> None:
+    """The same data set makes a run wait without them."""
+    waited = [
+        fit(SlowData(sleep(0.03), num_workers=n), SlowModule(sleep(0.09))).total.share("data")
+        for n in (0, 2)
+    ]
+    assert waited[1] < waited[0] / 2
+
+
+class Hand(HostClock):
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def by(self, seconds: float) -> Any:
+        def move() -> None:
+            self.now += seconds
+
+        return move
+
+
+class Late(pl.Callback):
+    """Takes time after each step, and before each."""
+
+    def __init__(self, hand: Hand) -> None:
+        self.after, self.before = hand.by(7.0), hand.by(0.5)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.before()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.after()
+
+
+@quiet
+def test_every_second_is_counted_once_and_where_it_was_spent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """15 steps of two epochs without the first; validation, at 3 + 5 + 1 s a batch, is left out."""
+    hand = Hand()
+    monkeypatch.setattr(throughput, "clock_of", lambda _: hand)
+    module = SlowModule(hand.by(5.0), copy=hand.by(1.0))
+    found = fit(SlowData(hand.by(3.0)), module, Late(hand), val_check_interval=3).total
+    assert found.num_steps == 2 * 8 - 1
+    assert found.num_samples == 2 * 30 - 4
+    assert (found.data, found.transfer, found.compute) == (15 * 3.0, 15 * 1.0, 15 * 5.5)
+    # The last step of an epoch has none after it, nor have those before a validation.
+    assert found.between == 7.0 * (15 - 1 - 4)
+
+
+@quiet
+def test_accumulated_batches_count_their_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand()
+    monkeypatch.setattr(throughput, "clock_of", lambda _: hand)
+    found = fit(
+        SlowData(hand.by(1.0), max_samples_per_device=2), SlowModule(hand.by(1.0)), max_epochs=1
+    ).total
+    assert (found.num_steps, found.num_samples) == (15, 28)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "num_ranks", "micro"),
+    [(10, 4, 1, 1), (10, 4, 2, 2), (7, 6, 2, 3), (8, 4, 1, 4)],
+)
+def test_samples_before_a_batch_are_those_that_all_ranks_have_read(
+    size: int, batch: int, num_ranks: int, micro: int
+) -> None:
+    ranks = [
+        GlobalBatchSampler(size, batch, num_ranks=num_ranks, rank=rank, num_micro_batches=micro)
+        for rank in range(num_ranks)
+    ]
+    read = 0
+    for k in range(len(ranks[0])):
+        assert ranks[0].num_before(k) == read
+        read += sum(high - low for low, high, _ in (sampler._share(k) for sampler in ranks))
+    assert ranks[0].num_before(len(ranks[0])) == read == size
+
+
+@pytest.mark.parametrize(
+    ("data", "workers", "cores", "expected"),
+    [
+        (0.03, 0, 8, "try data.num_workers=3 (now 0)"),  # 30 ms to load while 10 ms are computed
+        (0.03, 0, 2, "try data.num_workers=2 (now 0)"),
+        (0.03, 2, 16, "try data.num_workers=8 (now 2)"),  # two load one batch in 20 ms: 80 ms each
+        (0.03, 2, 2, "uses every core there is"),
+        (0.0005, 0, 8, "workers would not be faster"),
+    ],
+)
+def test_advice_is_what_the_rest_of_the_step_needs_and_the_cores_allow(
+    data: float, workers: int, cores: int, expected: str
+) -> None:
+    spent = Spent(data=100 * data, compute=100 * 0.01, num_steps=100, num_samples=400)
+    assert expected in advice(spent, workers, cores)
+
+
+def test_verdict_names_the_largest_obstacle() -> None:
+    assert verdict(Spent(data=63, compute=37, num_steps=10), 0, 4).startswith(
+        "input-bound: 63% of the time waiting for data; try data.num_workers=2 (now 0)"
+    )
+    assert "data.pin_memory=true" in verdict(Spent(transfer=30, compute=70, num_steps=10), 0, 4)
+    assert verdict(Spent(data=5, compute=95, num_steps=10), 0, 4) == (
+        "compute-bound: 5% of the time waiting for data"
+    )
+
+
+def test_process_that_waited_longest_for_data_counts() -> None:
+    rows = torch.tensor([[1.0, 0, 9, 0], [8.0, 0, 2, 0]])
+    strategy = SimpleNamespace(root_device="cpu", all_gather=lambda mine: rows)
+    trainer: Any = SimpleNamespace(world_size=2, strategy=strategy)
+    spent = of_slowest(trainer, Spent(data=1, compute=9, num_steps=3, num_samples=12))
+    assert (spent.data, spent.compute, spent.num_samples) == (8, 2, 12)
+
+
+@quiet
+def test_loader_of_another_kind_is_left_alone() -> None:
+    class Own(SlowData):
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=4)
+
+    found = fit(Own(lambda: None), SlowModule(lambda: None))
+    assert found.verdict is None
+
+
+def burn(milliseconds: float) -> Any:
+    """Give the GPU work of about this length, and return at once."""
+    return lambda: torch.cuda._sleep(int(milliseconds * 1_500_000))
+
+
+@quiet
+@pytest.mark.gpu
+def test_gpu_that_has_work_does_not_wait_for_data() -> None:
+    """The host reads for 10 ms per step, while the device still has 30 ms to do."""
+    found = fit(SlowData(sleep(0.01)), SlowModule(burn(30)), accelerator="gpu", max_epochs=4)
+    assert isinstance(found.clock, CudaClock)
+    assert found.total.share("data") < 0.1
+    assert found.verdict.startswith("compute-bound")
+
+
+@quiet
+@pytest.mark.gpu
+def test_gpu_that_has_run_out_of_work_waits_for_data() -> None:
+    found = fit(SlowData(sleep(0.03)), SlowModule(burn(10)), accelerator="gpu", max_epochs=4)
+    assert found.total.share("data") > 0.4
+    assert found.verdict.startswith("input-bound")
+
+
+@pytest.mark.gpu
+def test_marks_on_a_gpu_wait_for_nothing() -> None:
+    clock = CudaClock()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        first = clock.mark()
+        burn(50)()
+        last = clock.mark()
+        assert not clock.is_past(last)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    clock.wait(last)
+    assert clock.seconds(first, last) > 0.01

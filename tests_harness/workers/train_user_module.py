@@ -1,0 +1,36 @@
+"""Train the user's module: python -m tests_harness.workers.train_user_module 2 {plain,norm} OUT"""
+
+import sys
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+
+from harness.exact.evaluation import ExactEvaluation
+from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
+from harness.exact.uneven_batches import UnevenBatches
+from harness.run.tasks import close_process_group
+from tests_harness.workers.user_code import UserData, UserModule
+
+devices, norm, out = int(sys.argv[1]), sys.argv[2] == "norm", Path(sys.argv[3])
+trainer = pl.Trainer(
+    accelerator="cpu",
+    devices=devices,
+    strategy="ddp" if devices > 1 else "auto",
+    plugins=[SyncBatchNormAnywhere()] if norm and devices > 1 else None,
+    val_check_interval=2,
+    precision="64-true",
+    max_epochs=3,
+    use_distributed_sampler=False,
+    logger=False,
+    enable_progress_bar=False,
+    enable_checkpointing=False,
+    callbacks=[UnevenBatches(), ExactEvaluation()],
+)
+model = UserModule(norm)
+# Without BatchNorm, the last batch has one sample and the validation two: fewer than processes.
+sizes = {"batch_size": 16} if norm else {"batch_size": 15, "num_test": 2}
+trainer.fit(model, UserData(num_train=61, **sizes))
+if trainer.is_global_zero:
+    torch.save(model.state_dict() | trainer.callback_metrics, out / "weights.pt")
+close_process_group()
