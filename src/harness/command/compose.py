@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.command import run_folder
 from harness.machine import num_gpus
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
 
 OmegaConf.register_new_resolver("num_gpus_or", lambda default: num_gpus() or default, replace=True)
