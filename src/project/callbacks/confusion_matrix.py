@@ -28,9 +28,7 @@ class ConfusionMatrix(Picture):
 
     def update(self, outputs: dict[str, Tensor], batch: Any) -> None:
         """Count one batch, on the device: reading the counts would wait for it."""
-        counts = multiclass_confusion_matrix(
-            outputs["logits"], outputs["labels"], self.num_classes
-        )
+        counts = multiclass_confusion_matrix(outputs["logits"], outputs["labels"], self.num_classes)
         self.counts = self.counts.to(counts.device) + counts
 
     def kept(self) -> Tensor:

@@ -126,7 +126,8 @@ class Classifier(pl.LightningModule):
         probabilities = self(inputs).softmax(dim=1)  # (B, num_classes)
         confidence, prediction = probabilities.max(dim=1)
         columns = {"label": labels[0]} if labels else {}
-        return columns | {"prediction": prediction, "confidence": confidence, "p": probabilities}
+        columns |= {"prediction": prediction, "confidence": confidence}
+        return columns | {f"p{i}": column for i, column in enumerate(probabilities.unbind(dim=1))}
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""

@@ -112,7 +112,8 @@ class Contrastive(pl.LightningModule):
         images, *labels = batch if isinstance(batch, (tuple, list)) else (batch,)
         embeddings = self(images)
         columns = {"label": labels[0]} if labels else {}
-        return columns | {"prediction": self.logits(embeddings).argmax(dim=1), "e": embeddings}
+        columns["prediction"] = self.logits(embeddings).argmax(dim=1)
+        return columns | {f"e{i}": column for i, column in enumerate(embeddings.unbind(dim=1))}
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer from what the configuration gave."""
