@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import new
 import pytest
 
 from tests_harness.conftest import ROOT
@@ -37,13 +38,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# `alpha` comes before the modules of this project in the alphabet, `zulu` after them.
 @pytest.mark.parametrize("name", ["alpha_1", "zulu", "z", "a" * 16])
 @pytest.mark.parametrize("kind", ["experiment", "model", "module", "data", "csv"])
 def test_starting_point_is_clean_and_refuses_to_overwrite(
     kind: str, name: str, repository: Path
 ) -> None:
-    words = ("scripts/new.py", *KINDS[kind], f"{kind[0]}{name}"[:16], *CSV.get(kind, ()))
+    words = ("scripts/new.py", *KINDS[kind], f"{name[:15]}{kind[-1]}", *CSV.get(kind, ()))
     written = run(repository, *words)
     assert written.returncode == 0, written.stderr
     paths = [line.split()[1] for line in written.stdout.splitlines() if line.startswith("wrote")]
@@ -76,6 +76,16 @@ def test_starting_points_pass_their_tests_and_type_checks(repository: Path) -> N
     assert all(f"{name}\n" in result.stdout for name in names)
     checked = run(repository, "-m", "mypy", *sources)
     assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("package", ["alpha", "zulu"])
+def test_imports_are_sorted_whatever_the_package_is_called(package: str) -> None:
+    """`alpha` comes before `harness` in the alphabet, `zulu` after it."""
+    words = {"NAME": "mine", "CLASS": "Mine", "PACKAGE": package}
+    for template in new.TEMPLATES.glob("*.py.txt"):
+        lines = new.filled(template.read_text(), words).splitlines()
+        own = [line for line in lines if line.startswith(("from harness", f"from {package}"))]
+        assert own == sorted(own), template
 
 
 def test_a_table_trains_as_the_printed_command_says(repository: Path) -> None:
