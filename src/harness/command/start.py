@@ -54,18 +54,36 @@ def main(task: str) -> None:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         tell_once(str(error))
+    except Exception as error:
+        tell_of_owner(error)
+        raise
+
+
+def tell_of_owner(error: Exception) -> None:
+    """Exit with a few lines if the owner's code is to blame; another bug keeps its traceback."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        return
+    from harness.run import mistakes  # torch; what comes here has mostly imported it
+
+    if message := mistakes.of_owner(error):
+        print(in_turn(message), file=sys.stderr)
+        leave(1)
 
 
 def tell_once(message: str) -> NoReturn:
-    """Exit with a message; of several processes that find the same mistake the first one tells.
+    """Exit with a message; of several processes that find the same mistake the first one tells."""
+    sys.exit(in_turn(message))
 
-    Its end ends the others, by torchrun or by the kernel. A process that lives on has found
-    something of its own.
+
+def in_turn(message: str) -> str:
+    """Let the first process speak first, whose end ends the others, by torchrun or by the kernel.
+
+    A process that lives on has found something of its own.
     """
     if rank := run_folder.global_rank():
         time.sleep(TELL_SECONDS)
         message = f"Rank {rank}: {message}"
-    sys.exit(message)
+    return message
 
 
 @dataclass

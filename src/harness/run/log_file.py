@@ -1,4 +1,6 @@
 import logging
+import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -12,6 +14,8 @@ QUIET = (
     r"Checkpoint directory .* exists and is not empty",  # a run that goes on
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
+# Warnings of what is a mistake.
+ERRORS = (r"`LightningModule.configure_optimizers` returned `None`",)
 # The first is this package.
 LOGGERS = (
     __name__.partition(".")[0],
@@ -31,6 +35,8 @@ class RunLog(pl.Callback):
         path: the log file; only the first process writes to it.
     """
 
+    latest: Path | None = None  # of the run that this process computes
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -40,8 +46,11 @@ class RunLog(pl.Callback):
 
     def start(self, is_first_process: bool) -> None:
         """Direct the log records of this process; a second call changes nothing."""
+        RunLog.latest = self.path
         for message in QUIET:
             warnings.filterwarnings("ignore", message)
+        for message in ERRORS:
+            warnings.filterwarnings("error", message)
         logging.captureWarnings(True)
         screen = logging.StreamHandler()
         screen.setLevel(logging.WARNING)
@@ -60,8 +69,25 @@ class RunLog(pl.Callback):
             logger.handlers = handlers
 
 
+def write_traceback(error: BaseException) -> Path | None:
+    """Append an exception's traceback to the run's log file, and return that, if there is one.
+
+    Any process may do so: the one that fails need not be the first.
+    """
+    if RunLog.latest is None:
+        return None
+    try:
+        with RunLog.latest.open("a") as file:
+            file.write(time.strftime("%Y-%m-%d %H:%M:%S ERROR\n"))
+            file.writelines(traceback.format_exception(error))
+    except OSError:  # a disk that is full
+        return None
+    return RunLog.latest
+
+
 def stop() -> None:
     """Direct the log records of this process nowhere: the run's folder goes."""
+    RunLog.latest = None
     for name in LOGGERS:
         logger = logging.getLogger(name)
         for handler in logger.handlers:

@@ -38,7 +38,7 @@ from harness.processes.starting import observe_start
 from harness.run import screen as summary
 from harness.run.log_file import RunLog
 from harness.run.mistakes import user_errors
-from harness.run.targets import check_targets
+from harness.run.targets import check_kinds, check_targets
 from harness.upstream.idle_hooks import skip_idle_hooks
 from harness.watch.replicas import Replicas
 from harness.watch.throughput import Throughput
@@ -52,7 +52,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     summary.show_start(trainer, model, data)
     if cfg.resume is None and run_folder.global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
-    with user_errors(), leaving_together(trainer):
+    with user_errors(cfg), leaving_together(trainer):
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
         if cfg.test and not trainer.interrupted:
@@ -69,7 +69,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Test a checkpoint and return the metrics."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
-    with user_errors():
+    with user_errors(cfg):
         trainer.test(model, data, verbose=False)
     metrics = scalars(trainer)
     finish(trainer, cfg, metrics)
@@ -81,7 +81,7 @@ def predict(cfg: DictConfig) -> None:
     path = Path(cfg.output or Path(cfg.run_dir, "predictions.csv"))
     trainer, model, data = build(cfg, PredictionTable(path))
     load_weights(model, Path(cfg.checkpoint))
-    with user_errors():
+    with user_errors(cfg):
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
     if trainer.is_global_zero and path.exists():
@@ -113,6 +113,7 @@ def build(
         data, model = make(cfg.data), make(cfg.model)
         loggers = [make(node) for node in cfg.logger.values() if node is not None]
         configured = [make(node) for node in cfg.callbacks.values() if node is not None]
+        check_kinds(model, data, configured, loggers)
         # Lightning refuses callbacks that would have nothing to do.
         idle: list[type[pl.Callback]] = []
         idle += [pl.callbacks.ProgressBar] * (not cfg.trainer.enable_progress_bar)
