@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.checkpoints import files
-from harness.command import explain, resume, run_folder, validate
+from harness.command import explain, resume, run_folder, validate, yaml_files
 from harness.command.compose import CONF, store_training_config
 from harness.errors import TrainingError, UserError
 from harness.processes import leaving, orphans
@@ -66,24 +66,23 @@ def tell_of_owner(error: Exception) -> None:
     from harness.run import mistakes  # torch; what comes here has mostly imported it
 
     if message := mistakes.of_owner(error):
-        print(in_turn(message), file=sys.stderr)
-        leave(1)
+        if "CUDA error" in message:  # a device that has failed speaks again when it is closed
+            print(message, file=sys.stderr)
+            leave(1)
+        tell_once(message)
 
 
 def tell_once(message: str) -> NoReturn:
-    """Exit with a message; of several processes that find the same mistake the first one tells."""
-    sys.exit(in_turn(message))
+    """Exit with a message; of several processes that find the same mistake the first one tells.
 
-
-def in_turn(message: str) -> str:
-    """Let the first process speak first, whose end ends the others, by torchrun or by the kernel.
-
-    A process that lives on has found something of its own.
+    Its end ends the others, by torchrun or by the kernel. A process that lives on has found
+    something of its own.
     """
     if rank := run_folder.global_rank():
-        time.sleep(TELL_SECONDS)
+        if leaving.first_has_failed.wait(TELL_SECONDS):
+            leave(1)
         message = f"Rank {rank}: {message}"
-    return message
+    sys.exit(message)
 
 
 @dataclass
@@ -138,11 +137,16 @@ def compose_and_start(task: str) -> None:
     sweeps = run_folder.sweeps(overrides)
     before = set(sweeps.glob("*"))
     try:
+        if task == "train":
+            yaml_files.check_experiments(overrides)
         with hydra_raises():
             hydra.main(config_path=str(CONF), config_name=task, version_base="1.3")(take)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         run_folder.remove_unstarted(set(sweeps.glob("*")) - before)
         raise UserError(explain.explain(error, task, overrides)) from error
+    except yaml.YAMLError as error:
+        run_folder.remove_unstarted(set(sweeps.glob("*")) - before)
+        raise UserError(yaml_files.explain_syntax(error)) from error
     except UserError:
         run_folder.remove_unstarted(set(sweeps.glob("*")) - before)
         raise

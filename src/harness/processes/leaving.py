@@ -15,6 +15,8 @@ received = 0  # the last signal that asked this process to leave
 
 
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# Set where another process of the run failed that is the first one, and tells why.
+first_has_failed = threading.Event()
 # What is called with the status before this process ends: others may have to be told.
 FAREWELLS: set[Callable[[int], None]] = set()
 

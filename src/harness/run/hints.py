@@ -48,7 +48,8 @@ KNOWN = (
     ),
     (
         r"returned `None`, this fit will run with no optimizer",
-        "Is there a return statement?",
+        "Return the optimizer; a module that trains nothing sets automatic_optimization = False "
+        "and returns [].",
         "configure_optimizers",
     ),
     (

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning.loggers import Logger
 from torch import nn
 
+from harness.command.yaml_files import place_of
 from harness.errors import UserError
 from harness.run.mistakes import at_build
 
@@ -43,12 +44,13 @@ def find(key: str, target: str) -> Any:
         try:
             names = vars(importlib.import_module(module_name))
         except Exception as failed:
-            name = getattr(failed, "name", None) or "?"
-            is_missing = isinstance(failed, ModuleNotFoundError)
-            if not (is_missing and f"{module_name}.".startswith(f"{name}.")):
+            missing = failed.name if isinstance(failed, ModuleNotFoundError) else "."
+            if not f"{module_name}.".startswith(f"{missing}."):
                 # Something inside of the user's module: not a typo here.
-                raise at_build(failed, key) or failed from failed
-            hint = f" There is no module {name}."
+                if mistake := at_build(failed, key):
+                    raise mistake from failed
+                raise
+            hint = f" There is no module {missing}."
         else:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {module_name}.{close[0]}?" if close else ""
@@ -70,7 +72,8 @@ def check_arguments(key: str, node: Any, called: Any) -> None:
         if name not in parameters and name not in HYDRA_KEYS:
             close = difflib.get_close_matches(str(name), parameters, n=1)
             hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(parameters)}."
-            raise UserError(f"{key}: {node._target_} has no argument {name}. {hint}")
+            place = place_of(f"{key}.{name}")
+            raise UserError(f"{place}{key}: {node._target_} has no argument {name}. {hint}")
 
 
 def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any]) -> None:
