@@ -16,7 +16,7 @@ SYNTAX = {
     "while parsing a flow sequence": "a [ is not closed, or a comma is missing",
     "while parsing a flow mapping": "a { is not closed, or a comma is missing",
     "while scanning a quoted scalar": "a quotation mark is not closed",
-    "mapping values are not allowed": "a second colon, or indented deeper than the line before",
+    "mapping values are not allowed": "a second colon, none in the line before, or indented deeper",
     "could not find expected ':'": "a colon is missing, here or in the line before",
     "cannot start any token": "a tab or another character that begins nothing; indent with spaces",
     "expected <block end>": "indented otherwise than the lines before",

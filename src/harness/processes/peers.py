@@ -1,4 +1,5 @@
 import logging
+import multiprocessing
 import secrets
 import selectors
 import socket
@@ -145,10 +146,12 @@ class Peers:
             time.sleep(GRACE_SECONDS)
         if not self.is_closing:
             if what != STOPS:
-                # On one machine the process that fails tells more, on the same screen.
-                level = logging.INFO if what == "failed" and self.is_one_machine else logging.ERROR
+                # On one machine the process that fails tells why, on the same screen; for those
+                # that were spawned their parent does.
+                is_told = what == "failed" and self.is_one_machine
+                is_told |= multiprocessing.parent_process() is not None
                 log.log(
-                    level,
+                    logging.INFO if is_told else logging.ERROR,
                     "The process of rank %d %s; rank %d leaves, it cannot go on without it.\n"
                     "resume=auto goes on from the last checkpoint.",
                     rank,
