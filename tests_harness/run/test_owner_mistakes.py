@@ -1,15 +1,20 @@
 """A mistake in the owner's code gets one to three lines, with the place in their file first."""
 
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from harness.command import start
 from harness.errors import UserError
 from harness.run import mistakes, tasks
+from tests_harness.conftest import command
 
 # A module and its data, as an owner writes them; each mistake is a change of this text.
 RIGHT = """
@@ -87,8 +92,7 @@ class Model(pl.LightningModule):
 
 @dataclass
 class Mistake:
-    """A change of RIGHT, the line that is blamed (with ``#!``, else that of ``blamed``), and what
-    is said."""
+    """A change of RIGHT, the function and the words that are to be told, and the line to blame."""
 
     old: str
     new: str
@@ -124,7 +128,7 @@ IN_TRAINING = {
         STEP,
         "        loss = F.cross_entropy(self(x), y.int())  #!\n",
         "training_step",
-        "RuntimeError: expected scalar type Long but found Int\nThe batch: tensor (8, 6)",
+        "\nThe batch: tensor (8, 6) float32, tensor (8,) int64 from 0 to 3.\n",
     ),
     "unpacks what the batch is not": Mistake(
         "        x, y = batch\n        loss",
@@ -315,6 +319,7 @@ def train(make_cfg: Callable[..., DictConfig], **settings: object) -> str:
     cfg.trainer.max_epochs, cfg.trainer.enable_progress_bar, cfg.checkpoint = 1, False, None
     cfg.data, cfg.model = {"_target_": "mine.Data"}, {"_target_": "mine.Model"}
     cfg.callbacks = {"watcher": {"_target_": "mine.Watcher"}}
+    OmegaConf.set_struct(cfg, False)
     for key, value in settings.items():
         cfg.merge_with({key: value})
     try:
@@ -357,6 +362,185 @@ def test_mistake_at_build_gets_its_place(
     message = train(make_cfg)
     expect(message, AT_BUILD[name], path)
     assert "HYDRA_FULL_ERROR=1 prints the traceback." in message
+
+
+def test_mistake_in_a_data_worker_gets_its_place(
+    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
+) -> None:
+    """Its exception comes to the run's process as a text."""
+    mistake = replace(
+        IN_TRAINING["missing column"],
+        says="KeyError: 'y'\nIn data worker 0; data.num_workers=0 reads in the run's own process.",
+    )
+    path = owners(mistake)
+    expect(train(make_cfg, data={"num_workers": 1}), mistake, path)
+
+
+def test_mistake_inside_of_a_replica_gets_its_place(
+    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
+) -> None:
+    mistake = replace(
+        IN_TRAINING["first batch does not fit"], says="(4x6 and 5x4)\nThe batch: tensor (8, 6)"
+    )
+    path = owners(mistake)
+    dp = {"_target_": "harness.strategies.dp.DataParallelStrategy"}
+    expect(train(make_cfg, trainer={"strategy": dp, "devices": 2}), mistake, path)
+
+
+ADAM = {"_target_": "torch.optim.AdamW", "_partial_": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lr": "abc"}, "model.optimizer: '<=' not supported .*(lr=abc is text)"),
+        ({"lr": -1.0}, "model.optimizer: Invalid learning rate: -1.0"),
+        ({"momentum": 0.9}, "model.optimizer: torch.optim.AdamW has no argument momentum"),
+    ],
+)
+def test_optimizer_that_refuses_its_arguments_is_named_for_any_module(
+    settings: dict[str, object],
+    says: str,
+    owners: Callable[..., Path],
+    make_cfg: Callable[..., DictConfig],
+) -> None:
+    path = owners()
+    message = train(make_cfg, model={"optimizer": ADAM | settings})
+    assert re.match(says.replace("(", r"\(").replace(")", r"\)"), message), message
+    if "momentum" not in settings:
+        line = line_of("self.make_optimizer(self.parameters())", path)
+        assert message.endswith(f"\nIt was called at {path}:{line} in configure_optimizers.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model": {"_target_": "mine.Net"}}, "model: mine.Net is not a LightningModule. A netw"),
+        (
+            {"data": {"_target_": "mine.Numbers", "split": "train"}},
+            "data: mine.Numbers is not a LightningDataModule.",
+        ),
+        ({"model": {"net": {"_target_": "torch.nn.Linear", "in_features": 3}}}, "model.net: TypeE"),
+        ({"data": {"_target_": "harness.data.datamodule.DataModule", "batch_size": 8}}, "returned"),
+    ],
+)
+def test_object_of_another_kind_is_refused(
+    settings: dict[str, object],
+    says: str,
+    owners: Callable[..., Path],
+    make_cfg: Callable[..., DictConfig],
+) -> None:
+    owners()
+    message = train(make_cfg, **settings)
+    assert says in message
+    assert len(message.splitlines()) == 1
+
+
+def run_mine(tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return command(
+        "train.py",
+        *("~model", "+model._target_=mine.Model", "~data", "+data._target_=mine.Data"),
+        *("+data.batch_size=8", "callbacks=none", "logger=none", "strategy=cpu"),
+        *("trainer.enable_progress_bar=false", f"output_dir={tmp_path / 'out'}", *overrides),
+        environment={"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])},
+    )
+
+
+def test_run_that_failed_is_kept_and_goes_on(owners: Callable[..., Path], tmp_path: Path) -> None:
+    mistake = Mistake(
+        "        x, y = batch\n        loss",
+        "        x, y = batch\n        if self.global_step == 4:\n"
+        '            raise OSError("the fifth step")  #!\n        loss',
+        "training_step",
+        "OSError: the fifth step",
+    )
+    path = owners(mistake)
+    settings = ("trainer.max_epochs=2", "checkpoint.every_n_steps=1", "resume=auto")
+    result = run_mine(tmp_path, *settings)
+    assert result.returncode == 1
+    expect(result.stderr, mistake, path)
+    (run_dir,) = (tmp_path / "out" / "default").iterdir()
+    assert "in training_step\n" in (run_dir / "run.log").read_text()
+    owners()
+    result = run_mine(tmp_path, *settings)
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "out" / "default").iterdir()) == [run_dir]
+    assert (run_dir / "results.json").exists()
+
+
+def test_run_that_was_refused_at_build_leaves_nothing(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = owners(AT_BUILD["exception in __init__"])
+    result = run_mine(tmp_path)
+    assert result.returncode == 1
+    expect(result.stderr, AT_BUILD["exception in __init__"], path)
+    assert not list(tmp_path.glob("out/**/*.yaml"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_mistake_of_all_processes_is_told_once(
+    strategy: str, owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = owners(IN_TRAINING["first batch does not fit"])
+    result = run_mine(tmp_path, f"strategy={strategy}", *ON_TWO)
+    assert result.returncode == 1
+    assert result.stderr.count("shapes cannot be multiplied") == 1, result.stderr
+    assert (
+        f"{path}:{line_of('return self.linear(x)', path)} in forward: RuntimeErr" in result.stderr
+    )
+    assert "Traceback (most" not in result.stderr
+    assert len(list(tmp_path.glob("out/default/*/run.log"))) == 1
+
+
+ON_TWO = ("trainer.devices=2", "trainer.accelerator=cpu")
+
+
+def test_mistake_of_one_process_is_told_by_it_alone(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    mistake = Mistake(
+        "        x, y = batch\n        loss",
+        "        x, y = batch\n        if self.global_rank == 1:\n"
+        '            raise OSError("only here")  #!\n        loss',
+        "training_step",
+        "OSError: only here",
+    )
+    path = owners(mistake)
+    result = run_mine(tmp_path, "strategy=ddp", *ON_TWO)
+    assert result.returncode == 1
+    assert result.stderr.startswith("Rank 1: ")
+    expect(result.stderr.removeprefix("Rank 1: "), mistake, path)
+    (log,) = tmp_path.glob("out/default/*/run.log")
+    assert "OSError: only here" in log.read_text()
+
+
+def test_bug_of_the_harness_keeps_its_traceback(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    """An owner's callback puts a folder where the run writes its results."""
+    mistake = Mistake(
+        "        self.seen = batch_idx\n",
+        '        Path(trainer.default_root_dir, "results.json").mkdir(exist_ok=True)\n',
+        "",
+        "",
+    )
+    path = owners(mistake)
+    path.write_text(f"from pathlib import Path\n{path.read_text()}")
+    result = run_mine(tmp_path, "trainer.max_epochs=1", "+callbacks.watcher._target_=mine.Watcher")
+    assert result.returncode == 1
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "IsADirectoryError" in result.stderr
+
+
+def test_everything_is_printed_on_request(
+    owners: Callable[..., Path],
+    make_cfg: Callable[..., DictConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(mistakes, "of_owner", lambda error: pytest.fail("was asked"))
+    start.tell_of_owner(RuntimeError("mat1 and mat2"))
 
 
 def test_right_code_trains(
