@@ -230,6 +230,19 @@ IN_TRAINING = {
         "A sample must be made of tensors or numbers.",
         blamed="def __getitem__",
     ),
+    "label out of range on a GPU": Mistake(  # as torch says it
+        STEP,
+        '        raise RuntimeError("CUDA error: device-side assert triggered\\nCompile")  #!\n',
+        "training_step",
+        "RuntimeError: CUDA error: device-side assert triggered\nMost often a label",
+    ),
+    "parameters without a part in the loss": Mistake(  # as Lightning says it under ddp
+        STEP,
+        '        raise RuntimeError("You have parameters that were not used in producing the loss. '
+        'Set strategy=...")  #!\n',
+        "training_step",
+        "in producing the loss\nSome parameters have no part in the loss: use or freeze them",
+    ),
     "in a callback": Mistake(
         "        self.seen = batch_idx\n",
         "        self.seen += batch_idx  #!\n",

@@ -41,7 +41,7 @@ KNOWN = (
     ),
     (r"batch must contain tensors", "A sample must be made of tensors or numbers.", "__getitem__"),
     (
-        r"finished reduction in the prior iteration",
+        r"not used in producing|finished reduction in the prior iteration",
         "Some parameters have no part in the loss: use or freeze them, or add "
         "+trainer.strategy.find_unused_parameters=true.",
         "training_step",

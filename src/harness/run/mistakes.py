@@ -5,6 +5,7 @@ import linecache
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -76,7 +77,10 @@ def of_owner(error: BaseException) -> str | None:
         place = _method(error)
     if place is None and not known:
         return None
-    said = [known[0][0]] if known else []
+    said = []
+    if known:  # the rest of what torch and Lightning say is advice for their own settings
+        said.append(known[0][0])
+        found = replace(found, message=found.message.partition(". ")[0])
     said.append(hints.seen(found))
     if worker := WORKER.search(str(error)):
         said.append(
