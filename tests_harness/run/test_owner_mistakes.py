@@ -455,7 +455,7 @@ def run_mine(tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str
         *("~model", "+model._target_=mine.Model", "~data", "+data._target_=mine.Data"),
         *("+data.batch_size=8", "callbacks=none", "logger=none", "strategy=cpu"),
         *("trainer.enable_progress_bar=false", f"output_dir={tmp_path / 'out'}", *overrides),
-        environment={"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )
 
 
