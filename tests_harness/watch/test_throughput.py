@@ -204,6 +204,9 @@ def test_verdict_names_the_largest_obstacle() -> None:
         "input-bound: 63% of the time waiting for data; try data.num_workers=2 (now 0)"
     )
     assert "data.pin_memory=true" in verdict(Spent(transfer=30, compute=70, num_steps=10), 0, 4)
+    on_cpu = verdict(Spent(transfer=30, compute=70, num_steps=10), 0, 4, is_cpu=True)
+    assert "batch_transfer hooks" in on_cpu
+    assert "pin_memory" not in on_cpu
     assert verdict(Spent(data=5, compute=95, num_steps=10), 0, 4) == (
         "compute-bound: 5% of the time waiting for data"
     )

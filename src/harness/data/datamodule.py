@@ -77,6 +77,12 @@ class DataModule(pl.LightningDataModule):
         """The data set of ``split``, built at its first use."""
         if split not in self.datasets:
             self.datasets[split] = self.make_dataset(split)
+            if not hasattr(self.datasets[split], "__len__"):
+                found = type(self.datasets[split]).__name__
+                raise UserError(
+                    f"{type(self).__name__}.make_dataset({split!r}) returned {found}; it must "
+                    "return a data set that has a length."
+                )
             if len(self.datasets[split]) == 0:  # type: ignore[arg-type]
                 raise UserError(f"The {split} data set of {type(self).__name__} has no samples.")
         return self.datasets[split]

@@ -17,6 +17,8 @@ keeps_process = False
 
 
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# Set where another process of the run failed that is the first one, and tells why.
+first_has_failed = threading.Event()
 # What is called with the status before this process ends: others may have to be told.
 FAREWELLS: set[Callable[[int], None]] = set()
 

@@ -40,7 +40,7 @@ from harness.processes.starting import observe_start
 from harness.run import screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
-from harness.run.targets import check_targets
+from harness.run.targets import check_kinds, check_targets
 from harness.upstream.idle_hooks import skip_idle_hooks
 from harness.watch.objective import Objective
 from harness.watch.replicas import Replicas
@@ -55,7 +55,7 @@ def train(cfg: DictConfig) -> None:
     screen.show_start(trainer, model, data)
     if cfg.resume is None and global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
-    with user_errors(), leaving_together(trainer):
+    with user_errors(cfg), leaving_together(trainer):
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
         # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
@@ -74,7 +74,7 @@ def evaluate(cfg: DictConfig) -> None:
     """Test a checkpoint and write the metrics."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
-    with user_errors():
+    with user_errors(cfg):
         trainer.test(model, data, verbose=False)
     finish(trainer, cfg, scalars(trainer))
 
@@ -83,7 +83,7 @@ def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
-    with user_errors():
+    with user_errors(cfg):
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
     if trainer.is_global_zero and Path(cfg.output).exists():
@@ -113,6 +113,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         data, model = make(cfg.data), make(cfg.model)
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
+        check_kinds(model, data, callbacks, loggers)
         own: list[pl.Callback] = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
         own += [UnevenBatches(), ExactEvaluation(), DeadRanks(), Objective()]
         trainer = instantiate(

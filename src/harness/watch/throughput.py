@@ -177,7 +177,8 @@ class Throughput(pl.Callback):
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_ranks_here)
-            self.verdict = verdict(self.total, self.loader.num_workers, max_workers)
+            is_cpu = trainer.strategy.root_device.type == "cpu"
+            self.verdict = verdict(self.total, self.loader.num_workers, max_workers, is_cpu)
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
 
@@ -197,18 +198,24 @@ def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
     return replace(spent, **dict(zip(PARTS, slowest, strict=True)))
 
 
-def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
+def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = False) -> str:
     """What holds a run back, and which setting to change.
 
     Args:
         spent: by all of its steps.
         num_workers: that it has.
         max_workers: for which there are cores, per process.
+        is_cpu: whether the network is computed where the batches are loaded.
     """
     waits = f"{spent.share('data'):.0%} of the time waiting for data"
     if spent.share("data") > WORTH_MENDING:
         return f"input-bound: {waits}; {advice(spent, num_workers, max_workers)}"
     if spent.share("transfer") > WORTH_MENDING:
+        if is_cpu:  # nothing is copied, and only hooks take time there
+            return (
+                f"transfer-bound: {spent.share('transfer'):.0%} of the time between loading a "
+                "batch and its step; make the on_before_ and on_after_batch_transfer hooks cheaper"
+            )
         return (
             f"transfer-bound: {spent.share('transfer'):.0%} of the time copying batches to the "
             "device; try data.pin_memory=true, or smaller values such as uint8"
