@@ -37,7 +37,7 @@ class Forked:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 300) -> int:
         end = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > end:

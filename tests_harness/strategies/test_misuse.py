@@ -1,6 +1,5 @@
 """Every misuse has its own message, which names what to change."""
 
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -116,10 +115,8 @@ def test_a_wrong_launch_is_refused_before_training(
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    start = time.monotonic()
     with pytest.raises(UserError) as error:
         trainer(strategy(), **settings)
-    assert time.monotonic() - start < 1
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
