@@ -60,7 +60,7 @@ def show(report: Report) -> None:
 def state(gpu: Gpu, name: str) -> str:
     """What a GPU does, what CUDA calls it, and what keeps runs away from it."""
     busy = "" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} % busy"
-    words = (busy, name or "hidden", gpu.problem or choice.taken(gpu))
+    words = (busy, name or "hidden", gpu.problem or choice.locked_by(gpu))
     return ", ".join(word for word in words if word)
 
 

@@ -61,7 +61,7 @@ def _positive(text: str) -> float:
 def tune_workers(options: argparse.Namespace) -> int:
     """Measure the data set with 0, 1, 2, 4, … workers."""
     from harness.data.measuring import candidates, knee, measure_all
-    from harness.machine.cores import usable_cores
+    from harness.machine.limits import usable_cores
     from harness.run.mistakes import user_errors
     from harness.run.tasks import make
     from harness.tuning import worker_curve

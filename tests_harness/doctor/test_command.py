@@ -82,7 +82,7 @@ def test_what_is_broken_is_told_and_is_the_exit_status(
 def test_gpu_of_another_run_is_marked(doctor, capsys, tmp_path) -> None:
     from harness.machine import locks
 
-    assert locks.take("GPU-00ab-cdef")
+    assert locks.acquire("GPU-00ab-cdef")
     doctor.main(["--output-dir", str(tmp_path)])
     assert "taken by the run of process" in capsys.readouterr().out
 

@@ -143,7 +143,7 @@ def test_busy_gpus_are_not_broken(machine) -> None:
 
 
 def test_mig_part_stands_at_its_place(machine) -> None:
-    machine(FakeGpu(80, parts=[9, 8]))
+    machine(FakeGpu(80, mig=[9, 8]))
     assert look(answer("another-name"))[1] == {0: "0:0"}
 
 

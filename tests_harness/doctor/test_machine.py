@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.doctor import machine as this
-from harness.machine import cgroups
+from harness.machine import limits
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -29,7 +29,7 @@ def test_memory_is_that_of_the_kernel_and_its_limit(tmp_path: Path, monkeypatch)
 
 def test_memory_without_the_kernel_s_file(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(this, "MEMINFO", tmp_path / "missing")
-    monkeypatch.setattr(cgroups, "PROC", tmp_path / "missing")
+    monkeypatch.setattr(limits, "PROC", tmp_path / "missing")
     total = this.memory().values["total_bytes"]
     assert total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -84,7 +84,7 @@ def test_learning_rate_is_a_line_to_paste_and_a_picture(capsys, tmp_path: Path) 
 def test_workers_are_a_line_to_paste_a_table_and_a_picture(
     capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.machine.cores.usable_cores", lambda: 2)
+    monkeypatch.setattr("harness.machine.limits.usable_cores", lambda: 2)
     tune.main(["workers", "--seconds=0.05", "model=mlp", f"output_dir={tmp_path}"])
     *table, picture, _ = [
         line for line in capsys.readouterr().out.splitlines() if "Read" not in line

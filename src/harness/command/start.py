@@ -282,7 +282,7 @@ def choose_gpus(cfg: Any) -> None:
 
     devices = cfg.trainer.devices
     num_wanted = None if devices in (-1, "auto") else int(devices)
-    chosen = choice.take_emptiest(num_wanted, cfg.gpus.min_free_gib)
+    chosen = choice.choose_emptiest(num_wanted, cfg.gpus.min_free_gib)
     for index, gpu in enumerate(chosen):
         free = f"{nvml.gib(gpu.free_bytes)} of {nvml.gib(gpu.total_bytes)} free"
         print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")

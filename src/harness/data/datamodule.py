@@ -12,7 +12,7 @@ from harness.data.measuring import Endless, candidates, knee, measure_briefly
 from harness.data.seeded_samples import SeededSamples
 from harness.data.watched_loader import WatchedLoader
 from harness.errors import UserError
-from harness.machine.cores import usable_cores
+from harness.machine.limits import usable_cores
 from harness.processes.orphans import die_with_parent
 from harness.processes.peers import close_inherited
 from harness.processes.signals import ignore_signals

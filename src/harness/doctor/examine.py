@@ -63,7 +63,7 @@ def examine(output_dir: Path, say: Callable[[str], None] = lambda _: None) -> Re
             *(found, driver_section, torch_section, cores, machine.memory(), shared_memory),
             *(machine.disk(output_dir), versions.versions(ROOT), gloo, nccl),
         ],
-        {gpu: names.get(gpu, "") for gpu in choice.parts(there)},
+        {gpu: names.get(gpu, "") for gpu in choice.selectable(there)},
         recommend.recommend(
             num_visible=len(shown),
             num_gpus=len(working),

@@ -55,7 +55,7 @@ def gpus() -> tuple[Section, list[Gpu], list[Gpu]]:
     if order is not None:
         section.text += f", CUDA_DEVICE_ORDER={order}"
     # CUDA shows the parts of a GPU in its place.
-    return section, there, choice.parts(shown)
+    return section, there, choice.selectable(shown)
 
 
 def driver() -> tuple[Section, Driver | None]:

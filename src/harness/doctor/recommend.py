@@ -1,6 +1,6 @@
 """Settings to begin with on this machine."""
 
-from harness.machine.choice import taken
+from harness.machine.choice import locked_by
 from harness.machine.nvml import Gpu
 
 MOST_WORKERS = 8  # of one process; what is best, only a measurement tells
@@ -42,4 +42,4 @@ def recommend(
 
 def is_busy(gpu: Gpu) -> bool:
     """Whether a run has taken it, or others have more than half of its memory."""
-    return bool(taken(gpu)) or gpu.free_bytes < gpu.total_bytes / 2
+    return bool(locked_by(gpu)) or gpu.free_bytes < gpu.total_bytes / 2
