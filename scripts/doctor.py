@@ -15,9 +15,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.doctor.examine import Report, examine
+from harness.doctor.examine import examine
+from harness.doctor.report import Report
 from harness.machine import choice
 from harness.machine.nvml import Gpu
+
+ROOT = Path(__file__).parents[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of runs")
     options = parser.parse_args(arguments)
     with Console(stderr=True).status("looking") as status:  # seen on a terminal only
-        report = examine(options.output_dir, lambda what: status.update(f"looking at {what}"))
+        report = examine(ROOT, options.output_dir, lambda what: status.update(f"looking at {what}"))
     if options.json:
         print(json.dumps(report.values(), indent=2))
     else:

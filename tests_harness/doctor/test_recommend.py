@@ -4,7 +4,7 @@ import pytest
 
 from harness.command import validate
 from harness.command.compose import compose
-from harness.doctor.recommend import is_busy, recommend
+from harness.doctor.examine import is_busy, recommend
 from harness.machine import locks, nvml
 from tests_harness.machine.fake_nvml import FakeGpu
 
