@@ -1,6 +1,6 @@
 """Lightning's searches for a batch size and a learning rate, in one process of an experiment.
 
-What they find holds for several, because training is the same under every strategy.
+The results hold for several, because training is the same under every strategy.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ SMALLEST = 2
 
 @dataclass
 class BatchSize:
-    """The largest batch, in powers of two, that one process has trained with.
+    """The largest batch, in powers of two, that one process could train with.
 
     Args:
-        per_process: its samples.
-        num_processes: of the experiment.
-        num_samples: that there are for training.
-        is_out_of_memory: with twice as many; else the search has ended before memory did.
+        per_process: samples in that batch.
+        num_processes: processes of the experiment.
+        num_samples: training samples in the data set.
+        is_out_of_memory: whether twice as many samples did not fit; otherwise the search has
+            ended for another reason than memory.
     """
 
     per_process: int
@@ -34,31 +35,31 @@ class BatchSize:
 
     @property
     def of_all_processes(self) -> int:
-        """What ``data.batch_size`` counts."""
+        """The value of ``data.batch_size``, which counts the samples of all processes."""
         return min(self.per_process * self.num_processes, self.num_samples)
 
 
 def find_batch_size(cfg: Any) -> BatchSize:
-    """Double the batch until memory, the data set, or the search's range ends it.
+    """Double the batch until memory, the data set, or the search's range is exhausted.
 
     Raises:
         UserError: where not even two samples fit.
     """
     processes = num_processes(cfg.trainer)
-    cfg.data.max_samples_per_device = None  # it would split what is to be tried
+    cfg.data.max_samples_per_device = None  # it would split the batches that are tried
     cfg.data.drop_last, cfg.trainer.accumulate_grad_batches = False, 1
     with one_process(cfg) as (trainer, model, data):
         num_samples = len(data.dataset("train"))
         largest = min(LARGEST, num_samples)
         data.batch_size = SMALLEST
-        # The search ends by loading what it has saved, with the batch size it had then.
+        # The search ends by loading the state it has saved, which has another batch size.
         data.load_state_dict = lambda _: None
         found = Tuner(trainer).scale_batch_size(
             model, datamodule=data, init_val=SMALLEST, max_val=largest + 1
         )
     if not found or found < SMALLEST:
         raise UserError("Not even a batch of two samples fits in memory: use a smaller model.")
-    if found > largest:  # which it has not tried
+    if found > largest:  # Lightning has doubled once more without trying
         found //= 2
     return BatchSize(found, processes, num_samples, is_out_of_memory=2 * found <= largest)
 
