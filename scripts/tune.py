@@ -58,7 +58,7 @@ def _positive(text: str) -> float:
 
 
 def tune_workers(options: argparse.Namespace) -> int:
-    """Measure the data set with 0, 1, 2, 4, … workers."""
+    """Measure reading the data set with 0, 1, 2, 4, … workers."""
     from harness.data.measuring import candidates, knee, measure_all, table
     from harness.machine.limits import usable_cores
     from harness.run.mistakes import user_errors
@@ -114,12 +114,12 @@ def tune_learning_rate(options: argparse.Namespace) -> int:
     if options.steps < 20:
         raise UserError(f"--steps {options.steps} are too few to see a slope: use 20 or more.")
     cfg = composed(options.overrides)
-    found = find_learning_rate(cfg, options.lowest, options.highest, options.steps)
+    suggestion, picture = find_learning_rate(cfg, options.lowest, options.highest, options.steps)
     path = Path(cfg.output_dir, "tune", "lr.png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    found.picture.savefig(path, dpi=150)
+    picture.savefig(path, dpi=150)
     print(f"picture: {path}")
-    print(f"model.optimizer.lr={found.suggestion:.2g}")
+    print(f"model.optimizer.lr={suggestion:.2g}")
     return 0
 
 

@@ -64,16 +64,13 @@ def find_batch_size(cfg: Any) -> BatchSize:
     return BatchSize(found, processes, num_samples, is_out_of_memory=2 * found <= largest)
 
 
-@dataclass
-class LearningRate:
-    """Losses at growing learning rates, and the rate at which the loss falls the fastest."""
-
-    suggestion: float
-    picture: Figure
-
-
-def find_learning_rate(cfg: Any, lowest: float, highest: float, num_steps: int) -> LearningRate:
+def find_learning_rate(
+    cfg: Any, lowest: float, highest: float, num_steps: int
+) -> tuple[float, Figure]:
     """Train some steps with a rate that grows from ``lowest`` to ``highest``.
+
+    Returns:
+        The rate at which the loss falls the fastest, and the curve of the losses.
 
     Raises:
         UserError: where the losses show no fall.
@@ -96,4 +93,4 @@ def find_learning_rate(cfg: Any, lowest: float, highest: float, num_steps: int) 
         raise UserError(f"{len(finder.results['lr'])} steps are too few: use a larger --steps.")
     picture = Figure(figsize=(6, 4), layout="constrained")
     finder.plot(suggest=True, ax=picture.add_subplot(title="Loss at growing learning rates"))
-    return LearningRate(suggestion, picture)
+    return suggestion, picture
