@@ -13,7 +13,7 @@ from tests_harness.machine.fake_nvml import FakeGpu, FakeNvml
 
 
 def answer(*devices: str | tuple[str, str], cuda: str | None = "12.8", error: str = "") -> Any:
-    """What torch_probe.py would say: UUIDs, with the error of those that do not compute."""
+    """What ``probe`` would say: UUIDs, with the error of those that do not compute."""
     pairs = [device if isinstance(device, tuple) else (device, "") for device in devices]
     return {
         "torch": "2.13.0",
