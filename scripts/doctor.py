@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="for a program")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of runs")
     options = parser.parse_args(arguments)
-    with Console(stderr=True).status("looking") as status:  # seen on a terminal only
-        report = examine(ROOT, options.output_dir, lambda what: status.update(f"looking at {what}"))
+    with Console(stderr=True).status("examining this machine"):  # seen on a terminal only
+        report = examine(ROOT, options.output_dir)
     if options.json:
         print(json.dumps(report.values(), indent=2))
     else:

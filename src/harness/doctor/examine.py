@@ -1,6 +1,5 @@
 """Look at everything that a run on this machine depends on, and recommend settings."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from harness.doctor import gpus, machine, process_groups
@@ -11,21 +10,17 @@ from harness.machine.nvml import Gpu
 MOST_WORKERS = 8  # of one process; only a measurement tells the best number
 
 
-def examine(root: Path, output_dir: Path, say: Callable[[str], None] = lambda _: None) -> Report:
+def examine(root: Path, output_dir: Path) -> Report:
     """Examine this machine, which takes some seconds: torch is started three times.
 
     Args:
         root: the folder of the project's pyproject.toml and requirements.lock.
         output_dir: the folder that runs are written below.
-        say: called with the name of what is examined next.
     """
-    say("GPUs")
     gpus_section, all_gpus, visible = gpus.gpus()
     driver_section, driver = gpus.driver()
-    say("torch")
     answer = gpus.ask_torch()
     torch_section, by_index, working = gpus.torch_on_gpus(all_gpus, visible, driver, answer)
-    say("all-reduce of two processes")
     gloo = process_groups.gloo()
     nccl = process_groups.nccl([f"cuda:{index}" for index in working])
     cores, shared_memory = machine.cores(), machine.shared_memory()

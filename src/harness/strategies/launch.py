@@ -1,11 +1,24 @@
 """Launches that cannot work, refused without torch: a command asks before it imports torch.
 
-Every function raises a UserError that says what to type instead.
+The checks raise a UserError that says what to type instead.
 """
 
 import os
+import re
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from harness.errors import UserError
+
+
+def device_indices(devices: Any) -> list[int] | None:
+    """The indices in ``[0, 1]`` or ``"0,1"``; ``None`` where ``devices`` is a count or a word."""
+    if OmegaConf.is_list(devices):
+        return [int(index) for index in devices]
+    if isinstance(devices, str) and re.fullmatch(r"\d+(,\d*)+", devices):
+        return [int(index) for index in devices.split(",") if index]
+    return None
 
 
 def check_one_node(num_nodes: int) -> None:

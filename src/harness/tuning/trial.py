@@ -21,6 +21,7 @@ from harness.run import tasks as run
 from harness.run.mistakes import user_errors
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
+from harness.strategies.launch import device_indices
 
 Experiment = tuple[pl.Trainer, pl.LightningModule, Any]
 
@@ -54,10 +55,9 @@ def _strategy(trainer: Any) -> str:
 
 
 def _num_devices(devices: Any) -> int:
-    if OmegaConf.is_list(devices):
-        return len(devices)
-    if isinstance(devices, str) and "," in devices:
-        return len([index for index in devices.split(",") if index])
+    indices = device_indices(devices)
+    if indices is not None:
+        return len(indices)
     return max(1, num_gpus()) if devices in ("auto", -1, "-1") else int(devices)
 
 
@@ -76,9 +76,8 @@ def one_process(cfg: Any) -> Iterator[Experiment]:
         dp["_target_"] = f"{DataParallelStrategy.__module__}.{DataParallelStrategy.__name__}"
         cfg.trainer.strategy = dp
     elif _strategy(cfg.trainer) != DataParallelStrategy.__name__:
-        devices = cfg.trainer.devices
-        is_list = OmegaConf.is_list(devices)
-        cfg.trainer.strategy, cfg.trainer.devices = "auto", [devices[0]] if is_list else 1
+        indices = device_indices(cfg.trainer.devices)
+        cfg.trainer.strategy, cfg.trainer.devices = "auto", indices[:1] if indices else 1
     choose_gpus(cfg)
     with tempfile.TemporaryDirectory() as folder, user_errors():
         cfg.run_dir = folder
