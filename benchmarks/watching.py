@@ -31,9 +31,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harness.data.datamodule import DataModule
-from harness.data.measuring import candidates, knee, measure_all
-from harness.machine.cores import usable_cores
-from harness.tuning.worker_curve import table
+from harness.data.measuring import candidates, knee, measure_all, table
+from harness.machine.limits import usable_cores
 from harness.upstream.idle_hooks import skip_idle_hooks
 from harness.watch.non_finite import NonFinite, first_bad_weight
 from harness.watch.replicas import hashes

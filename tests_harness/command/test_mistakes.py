@@ -168,9 +168,9 @@ def test_mistake_in_a_sweep_leaves_nothing(tmp_path: Path) -> None:
 
 def test_processes_that_would_each_train_alone_are_refused(tmp_path: Path) -> None:
     result = command(
-        *("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"),
+        *("-m", "torch.distributed.run", "--nproc-per-node=2"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "train.py"),
         f"output_dir={tmp_path}",
-        environment={"MASTER_PORT": "29533"},
     )
     assert "2 processes were started, and each would train alone" in result.stderr
 

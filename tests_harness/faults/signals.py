@@ -33,6 +33,10 @@ class Outcome:
     is_gone: bool
     log: str
 
+    def is_good(self, most_seconds: float) -> bool:
+        """Whether the run has saved, and nobody is left after that time."""
+        return self.is_saved and self.is_gone and self.seconds < most_seconds
+
 
 def hit(
     folder: Path,
@@ -66,8 +70,8 @@ def hit(
             os.killpg(process.pid, signum)
         else:
             os.kill(int((folder / "trace" / f"pid_{victim}").read_text()), signum)
-    status = process.wait(60)
-    is_gone = wait_until_gone(process.pid, 10)
+    status = process.wait(300)
+    is_gone = wait_until_gone(process.pid, 120)
     seconds = time.monotonic() - started
     if not is_gone:
         os.killpg(process.pid, signal.SIGKILL)
@@ -77,7 +81,7 @@ def hit(
     return Outcome(status, seconds, saved, is_gone, (folder / "log").read_text())
 
 
-def wait_for_files(process: Forked, paths: list[Path], seconds: float = 90) -> None:
+def wait_for_files(process: Forked, paths: list[Path], seconds: float = 300) -> None:
     """Wait until all of them are there."""
     end = time.monotonic() + seconds
     while not all(path.exists() for path in paths) and process.poll() is None:

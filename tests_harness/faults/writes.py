@@ -46,7 +46,7 @@ def kill_while_writing(folder: Path, num_kills: int, seed: int, tmpdir: str | No
                 write_for_ever(folder, newest_step + 1)
             finally:
                 os._exit(1)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not list(folder.glob(f".*{files.PART}")) and time.monotonic() < end:
             time.sleep(0.0005)
         time.sleep(rng.uniform(0, 0.05))

@@ -1,4 +1,4 @@
-"""What a module and its devices must be like, with what to change where they are not."""
+"""Which modules can be replicated, on which devices, and what to change in the others."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,18 @@ def check_module(module: nn.Module) -> None:
     """Refuse a module that cannot be replicated.
 
     Raises:
-        UserError: names the part of the module and the way out.
+        UserError: names the submodule and the way out.
     """
-    for name, part in module.named_modules():
-        if isinstance(part, nn.SyncBatchNorm):
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, nn.SyncBatchNorm):
             raise UserError(
                 f"{name} is a SyncBatchNorm, which shares statistics between processes.\n"
                 "Use BatchNorm, or strategy=ddp with trainer.sync_batchnorm=true."
             )
-        if isinstance(part, torch.jit.ScriptModule):
+        if isinstance(submodule, torch.jit.ScriptModule):
             raise UserError(
-                f"{name or type(part).__name__} is a TorchScript module, which has one device.\n"
+                f"{name or type(submodule).__name__} is a TorchScript module, which has one "
+                "device.\n"
                 "Use the original module with torch.compile, or strategy=ddp."
             )
     for name, parameter in module.named_parameters():

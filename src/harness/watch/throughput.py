@@ -8,10 +8,9 @@ import pytorch_lightning as pl
 import torch
 
 from harness.data.batches import GlobalBatchSampler
-from harness.data.measuring import RECEIVING_SECONDS
-from harness.data.watched_loader import WatchedLoader
+from harness.data.measuring import RECEIVING_SECONDS, WatchedLoader
 from harness.loggers.metrics_table import MetricsTable
-from harness.machine.cores import usable_cores
+from harness.machine.limits import usable_cores
 from harness.watch.clocks import HostClock, clock_of
 
 log = logging.getLogger(__name__)
