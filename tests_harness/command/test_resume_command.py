@@ -23,7 +23,7 @@ from tests_harness.conftest import ROOT, command
 
 SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
 SLOW_STEPS = (
-    "+callbacks.trace._target_=tests.faults.trace.Trace",
+    "+callbacks.trace._target_=tests_harness.faults.trace.Trace",
     "+callbacks.trace.seconds_per_batch=0.02",
 )
 
@@ -214,7 +214,7 @@ def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_pat
 def test_faults_lose_nothing(faults: tuple[str, ...], num_rows: int, tmp_path: Path) -> None:
     """A few of every kind, by the program that docs/reliability.md was made with."""
     figures = tmp_path / "figures.json"
-    words = ("-W", "ignore", "-m", "tests.faults", *faults, "--num", "5", "--json", figures)
+    words = ("-W", "ignore", "-m", "tests_harness.faults", *faults, "--num", "5", "--json", figures)
     result = command(*words, timeout=170)
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(json.loads(figures.read_text())) == num_rows

@@ -16,6 +16,7 @@ from harness.machine.cores import usable_cores
 from harness.processes.orphans import die_with_parent
 from harness.processes.peers import close_inherited
 from harness.processes.signals import ignore_signals
+from harness.upstream.resume_counters import position
 
 log = logging.getLogger(__name__)
 SPLITS = {"fit": "train", "validate": "val"}  # other functions have the names of theirs
@@ -107,12 +108,9 @@ class DataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The position between two steps, and what it means anything with."""
-        loop = self.trainer.fit_loop  # type: ignore[union-attr]
-        epochs: Any = loop.epoch_progress.current
-        batches: Any = loop.epoch_loop.batch_progress.current
-        is_inside = epochs.ready > epochs.processed
-        step = batches.processed // self.trainer.accumulate_grad_batches if is_inside else 0  # type: ignore[union-attr]
-        return {"epoch": epochs.processed, "step": step, **self._order()}
+        assert self.trainer is not None
+        epoch, step = position(self.trainer)
+        return {"epoch": epoch, "step": step, **self._order()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Begin where the run has stopped.

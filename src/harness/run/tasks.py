@@ -18,7 +18,6 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 
 from harness.checkpoints import files
 from harness.checkpoints.durable import DurableCheckpointIO
@@ -39,7 +38,8 @@ from harness.run import screen as summary
 from harness.run.log_file import RunLog
 from harness.run.mistakes import user_errors
 from harness.run.targets import check_targets
-from harness.upstream.idle_hooks import skip_idle_hooks
+from harness.upstream import launchers, versions
+from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.replicas import Replicas
 from harness.watch.throughput import Throughput
 
@@ -103,7 +103,7 @@ def build(
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    skip_idle_hooks()
+    skip_empty_hooks()
     chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
     if chooses_gpus and not torch.cuda.is_available() and run_folder.global_rank() == 0:
         log.warning(
@@ -136,6 +136,7 @@ def build(
             _convert_="all",
         )
     check_processes(trainer)
+    versions.check(trainer)
     observe_start()
     if trainer.world_size == 1:  # each callback costs some microseconds in every step
         trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
@@ -226,7 +227,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
 @contextmanager
 def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
     """Where all processes have agreed to leave, end the process group and wait for the others."""
-    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+    if launchers.is_spawning(trainer):
         with spawned.answering():
             yield
         return
@@ -234,7 +235,7 @@ def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
         yield
     except AgreedExit:
         close_process_group()
-        for process in getattr(trainer.strategy.launcher, "procs", []):
+        for process in launchers.started_processes(trainer):
             process.wait()
         raise
 

@@ -1,7 +1,9 @@
-"""What is counted and logged in the middle of an epoch, which Lightning's checkpoints leave out.
+"""Saves and restores what is counted and logged in the middle of an epoch.
 
-The means that ``self.log`` builds are private to Lightning (seen in 2.6):
-``tests_harness/checkpoints`` fails where they change.
+Lightning's checkpoints leave it out: after a resume an epoch's means and metrics would be those of
+its later batches only, and early stopping would not know its metric. There is nothing public that
+leads to the sums behind ``self.log``, or sets how often a metric was updated. Seen in Lightning 2.6
+and torchmetrics 1.6 to 1.9; ``tests_harness/checkpoints`` compares the values.
 """
 
 import dataclasses
@@ -9,19 +11,46 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.trainer.connectors.logger_connector.result import (
-    _Metadata,
-    _ResultMetric,
-    _Sync,
-)
+from pytorch_lightning.trainer.connectors.logger_connector import result
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-PLAIN_FIELDS = [
-    field.name
-    for field in dataclasses.fields(_Metadata)
-    if field.name not in ("reduce_fx", "_sync")
-]
+PRIVATE = (
+    "trainer:_results",
+    "trainer:_logger_connector._callback_metrics",
+    "trainer:_logger_connector._logged_metrics",
+    "trainer:_logger_connector._progress_bar_metrics",
+    "trainer:_logger_connector._first_loop_iter",
+    "trainer:_logger_connector._current_fx",
+    "torchmetrics:SumMetric()._update_count",
+    "torchmetrics:SumMetric()._computed",
+    "torchmetrics:SumMetric().metric_state",
+    "torchmetrics:SumMetric().merge_state",
+    "pytorch_lightning.trainer.connectors.logger_connector.result:_ResultMetric",
+    "pytorch_lightning.trainer.connectors.logger_connector.result:_Metadata.metric_attribute",
+    "pytorch_lightning.trainer.connectors.logger_connector.result:_Metadata._sync",
+    "pytorch_lightning.trainer.connectors.logger_connector.result:_Sync._should",
+    "logged_example()._forward_cache",
+    "logged_example()._update_count",
+    "logged_example().cumulated_batch_size",
+    "logged_example().has_reset",
+    "logged_example().is_tensor",
+    "logged_example().value",
+    "logged_example().meta.is_max_reduction",
+    "logged_example().meta.is_mean_reduction",
+    "logged_example().meta.is_min_reduction",
+    "logged_example().meta.on_epoch",
+    "logged_example().meta.reduce_fx",
+    "logged_example().meta.sync.rank_zero_only",
+    "logged_example().meta.sync.should",
+)
+
+
+def logged_example() -> Any:
+    """A logged value whose attributes are looked up."""
+    results = result._ResultCollection(training=True)
+    results.log("training_step", "loss", torch.ones(()))
+    return results["training_step.loss"]
 
 
 def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
@@ -126,10 +155,11 @@ def _restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device)
     metric._computed = None
 
 
-def _logged_state(logged: _ResultMetric) -> dict[str, Any]:
+def _logged_state(logged: Any) -> dict[str, Any]:
     meta = logged.meta
+    names = [field.name for field in dataclasses.fields(meta)]
     state: dict[str, Any] = {
-        "meta": {name: getattr(meta, name) for name in PLAIN_FIELDS},
+        "meta": {name: getattr(meta, name) for name in names if name not in ("reduce_fx", "_sync")},
         "reduce_fx": meta.reduce_fx.__name__,
         "sync": {"_should": meta.sync.should, "rank_zero_only": meta.sync.rank_zero_only},
         "is_tensor": logged.is_tensor,
@@ -150,10 +180,10 @@ def _copy(value: Any) -> Any:
 
 def _restore_logged(
     trainer: pl.Trainer, state: dict[str, Any], others: list[dict[str, Any]], takes_all: bool
-) -> _ResultMetric:
-    meta = _Metadata(reduce_fx=state["reduce_fx"], **state["meta"])
-    meta.sync = _Sync(fn=trainer.strategy.reduce, **state["sync"])
-    logged = _ResultMetric(meta, state["is_tensor"])
+) -> Any:
+    meta = result._Metadata(reduce_fx=state["reduce_fx"], **state["meta"])
+    meta.sync = result._Sync(fn=trainer.strategy.reduce, **state["sync"])
+    logged = result._ResultMetric(meta, state["is_tensor"])
     if logged.is_tensor:
         value, num_samples = state["value"], state.get("num_samples")
         for other in others:
