@@ -17,13 +17,11 @@ class SyncBatchNorm(nn.BatchNorm1d):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (B, C, ...) per channel."""
         if not self.training:
-            mean, variance, weight, bias = (
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
+            mean, variance = self.running_mean, self.running_var
+            uses_batch = mean is None  # with track_running_stats=False
+            return F.batch_norm(
+                input, mean, variance, self.weight, self.bias, uses_batch, eps=self.eps
             )
-            return F.batch_norm(input, mean, variance, weight, bias, mean is None, eps=self.eps)
         dtype, input = input.dtype, input.to(self.weight.dtype if self.affine else torch.float32)
         dims = [dim for dim in range(input.dim()) if dim != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)

@@ -1,4 +1,4 @@
-"""Everything of the harness that touches what Lightning, torch, torchmetrics or TensorBoard keep private.
+"""Everything that touches what Lightning, torch, torchmetrics and TensorBoard keep private.
 
     versions.py         which versions were tested, and what a run does with others
     launchers.py        processes that Lightning starts and watches

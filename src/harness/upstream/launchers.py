@@ -7,6 +7,7 @@ checkpoint of such a run would be lost. Launchers have no public class. Seen in 
 
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.strategies.launchers import multiprocessing, subprocess_script
@@ -16,12 +17,12 @@ PRIVATE = (
     "pytorch_lightning.strategies.launchers.multiprocessing:_MultiProcessingLauncher",
 )
 
-Processes = list[subprocess.Popen[bytes]]
+Processes = list[subprocess.Popen[Any]]
 
 
 def replace_process_observer(start: Callable[[Processes], None]) -> None:
     """Let Lightning call ``start`` with the processes of the later ranks, and no observer."""
-    subprocess_script._launch_process_observer = start  # type: ignore[attr-defined]
+    subprocess_script._launch_process_observer = start  # type: ignore[assignment,attr-defined]
 
 
 def is_spawning(trainer: pl.Trainer) -> bool:

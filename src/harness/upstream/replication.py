@@ -26,7 +26,7 @@ def own_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether ``module.compile()`` or ``torch.compile(LightningModule)`` hides the module's calls."""
+    """Whether ``module.compile()`` or ``torch.compile(LightningModule)`` hides its calls."""
     return bool(module._compiled_call_impl or getattr(module, "_compiler_ctx", None))
 
 

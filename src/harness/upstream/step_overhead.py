@@ -34,7 +34,7 @@ def skip_empty_hooks() -> None:
     """Let every Trainer of this process skip them, unless it has a profiler."""
     if untested() or originals:
         return
-    replacements = {
+    replacements: dict[str, Any] = {
         "_call_callback_hooks": call_callbacks,
         "_call_lightning_module_hook": call_module,
         "_call_strategy_hook": call_strategy,
