@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.loggers.rewind import read_events
 from harness.loggers.tensorboard import TensorBoard
-from harness.upstream.event_files import read_events
 
 
 @pytest.fixture

@@ -2,12 +2,20 @@ import csv
 import io
 import logging
 import os
+import struct
 from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from harness.checkpoints import files
-from harness.upstream.event_files import read_events
 
 log = logging.getLogger(__name__)
+
+LENGTH = struct.Struct("<Q")  # a TFRecord is a length with its checksum, data, another checksum
+CHECKSUM = struct.Struct("<I")
 
 
 def sync_logs(run_dir: Path) -> None:
@@ -77,3 +85,22 @@ def rewind_events(folder: Path, step: int) -> None:
             path.unlink()
         elif keep < path.stat().st_size:
             os.truncate(path, keep)
+
+
+def read_events(path: Path) -> list[tuple[int, Any]]:
+    """The whole records of a file with the positions of their ends, up to the first damage."""
+    data = path.read_bytes()
+    events = []
+    start = 0
+    while (body := start + LENGTH.size + CHECKSUM.size) <= len(data):
+        header = data[start : start + LENGTH.size]
+        start = body + LENGTH.unpack(header)[0] + CHECKSUM.size
+        (checksum,) = CHECKSUM.unpack_from(data, body - CHECKSUM.size)
+        if start > len(data) or checksum != masked_crc32c(header):
+            break  # it was being written when the process ended
+        try:
+            event = Event.FromString(data[body : start - CHECKSUM.size])
+        except DecodeError:
+            break
+        events.append((start, event))
+    return events

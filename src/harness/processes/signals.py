@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 
 from harness.processes import leaving
 from harness.processes.leaving import ASKED_TO_LEAVE, leave
-from harness.upstream.signals import keep_lightning_from_signals
+from harness.upstream.processes import keep_lightning_from_signals
 from harness.upstream.step_overhead import skip_sigterm_broadcast
 
 log = logging.getLogger(__name__)

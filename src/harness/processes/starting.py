@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 from harness.processes import leaving
-from harness.upstream.launchers import replace_process_observer
+from harness.upstream.processes import replace_process_observer
 
 log = logging.getLogger(__name__)
 

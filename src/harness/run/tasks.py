@@ -40,7 +40,7 @@ from harness.run import screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
 from harness.run.targets import check_targets
-from harness.upstream import launchers, versions
+from harness.upstream import processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective
 from harness.watch.replicas import Replicas
@@ -266,7 +266,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
 @contextmanager
 def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
     """Where all processes have agreed to leave, end the process group and wait for the others."""
-    if launchers.is_spawning(trainer):
+    if processes.is_spawning(trainer):
         with spawned.answering():
             yield
         return
@@ -274,7 +274,7 @@ def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
         yield
     except AgreedExit:
         close_process_group()
-        for process in launchers.started_processes(trainer):
+        for process in processes.started_processes(trainer):
             process.wait()
         raise
 

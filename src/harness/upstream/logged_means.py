@@ -10,15 +10,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-PRIVATE = (
-    "trainer:_results",
-    "harness.upstream.logged_values:logged_example().is_tensor",
-    "harness.upstream.logged_values:logged_example().has_reset",
-    "harness.upstream.logged_values:logged_example().cumulated_batch_size",
-    "harness.upstream.logged_values:logged_example().meta.is_mean_reduction",
-    "harness.upstream.logged_values:logged_example().meta.sync.should",
-    "harness.upstream.logged_values:logged_example().meta.sync.rank_zero_only",
-)
+PRIVATE = {
+    "trainer": "_results",
+    "harness.upstream.logged_values:example()": "is_tensor has_reset cumulated_batch_size",
+    "harness.upstream.logged_values:example().meta": "is_mean_reduction",
+    "harness.upstream.logged_values:example().meta.sync": "should rank_zero_only",
+}
 
 
 def logged_means(trainer: pl.Trainer) -> list[Any]:

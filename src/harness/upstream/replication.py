@@ -10,13 +10,11 @@ torch 2.6 to 2.13 and Lightning 2.6.
 from pytorch_lightning.strategies import ParallelStrategy
 from torch import Tensor, nn
 
-PRIVATE = (
-    "torch.nn:Module()._parameters",
-    "torch.nn:Module()._buffers",
-    "torch.nn:Module()._compiled_call_impl",
-    "pytorch_lightning:LightningModule()._compiler_ctx",
-    "pytorch_lightning.strategies:DDPStrategy()._layer_sync",
-)
+PRIVATE = {
+    "torch.nn:Module()": "_parameters _buffers _compiled_call_impl",
+    "pytorch_lightning:LightningModule()": "_compiler_ctx",
+    "pytorch_lightning.strategies:DDPStrategy()": "_layer_sync",
+}
 
 
 def own_tensors(module: nn.Module) -> list[Tensor]:

@@ -12,22 +12,15 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-PRIVATE = (
-    "trainer:fit_loop._restarting",
-    "trainer:fit_loop.epoch_progress.current.ready",
-    "trainer:fit_loop.epoch_progress.current.processed",
-    "trainer:fit_loop.epoch_loop._batches_that_stepped",
-    "trainer:fit_loop.epoch_loop.restarting",
-    "trainer:fit_loop.epoch_loop.total_batch_idx",
-    "trainer:fit_loop.epoch_loop.batch_progress.is_last_batch",
-    *(
-        f"trainer:fit_loop.epoch_loop.batch_progress.{counter}.{name}"
-        for counter in ("total", "current")
-        for name in ("ready", "started", "processed", "completed")
-    ),
-    "trainer:fit_loop.epoch_loop.val_loop.batch_progress.state_dict()",
-    "trainer:fit_loop.epoch_loop.val_loop.batch_progress.load_state_dict",
-)
+PRIVATE = {
+    "trainer:fit_loop": "_restarting",
+    "trainer:fit_loop.epoch_progress.current": "ready processed",
+    "trainer:fit_loop.epoch_loop": "_batches_that_stepped restarting total_batch_idx",
+    "trainer:fit_loop.epoch_loop.batch_progress": "is_last_batch",
+    "trainer:fit_loop.epoch_loop.batch_progress.total": "ready started processed completed",
+    "trainer:fit_loop.epoch_loop.batch_progress.current": "ready started processed completed",
+    "trainer:fit_loop.epoch_loop.val_loop.batch_progress": "state_dict load_state_dict",
+}
 
 
 def repair_counters(trainer: pl.Trainer, batches_per_step_before: int) -> None:

@@ -15,7 +15,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins import DoublePrecision
 from torch.optim.lr_scheduler import OneCycleLR
 
-PRIVATE = ("one_cycle_example().total_steps", "one_cycle_example()._schedule_phases")
+PRIVATE = {"harness.upstream.resume_states:example()": "total_steps _schedule_phases"}
 
 
 def repair_precision(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -61,6 +61,6 @@ def forget_length(schedule: dict[str, Any]) -> None:
         schedule.pop(key, None)
 
 
-def one_cycle_example() -> OneCycleLR:
+def example() -> OneCycleLR:
     """A schedule whose attributes are looked up."""
     return OneCycleLR(torch.optim.SGD([torch.zeros(1)]), max_lr=1.0, total_steps=2)

@@ -17,22 +17,21 @@ from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.trainer import call
 
-from harness.upstream.versions import untested
+from harness.upstream import versions
 
-PRIVATE = (
-    "pytorch_lightning.trainer.call:_call_callback_hooks",
-    "pytorch_lightning.trainer.call:_call_lightning_module_hook",
-    "pytorch_lightning.trainer.call:_call_strategy_hook",
-    "pytorch_lightning:LightningModule()._current_fx_name",
-    "trainer:fit_loop.epoch_loop._broadcast_sigterm_tensor",
-)
+PRIVATE = {
+    "pytorch_lightning.trainer.call": "_call_callback_hooks _call_lightning_module_hook "
+    "_call_strategy_hook",
+    "pytorch_lightning:LightningModule()": "_current_fx_name",
+    "trainer:fit_loop.epoch_loop": "_broadcast_sigterm_tensor",
+}
 
 originals: dict[str, Any] = {}  # Lightning's functions, by their names
 
 
 def skip_empty_hooks() -> None:
     """Let every Trainer of this process skip them, unless it has a profiler."""
-    if untested() or originals:
+    if versions.untested() or originals:
         return
     replacements: dict[str, Any] = {
         "_call_callback_hooks": call_callbacks,
@@ -46,7 +45,7 @@ def skip_empty_hooks() -> None:
 
 def skip_sigterm_broadcast(trainer: pl.Trainer) -> None:
     """Leave out the broadcast; the processes agree on signals in another way."""
-    if not untested():
+    if not versions.untested():
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 

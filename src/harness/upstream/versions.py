@@ -15,36 +15,28 @@ from packaging.specifiers import SpecifierSet
 
 from harness.errors import UserError
 
-log = logging.getLogger(__name__)
-
-# The same bounds as in pyproject.toml.
-TESTED = {
+TESTED = {  # the same bounds as in pyproject.toml
     "pytorch-lightning": ">=2.6.4,<2.7",
     "torch": ">=2.6,<2.14",
     "torchmetrics": ">=1.6,<1.10",
     "hydra-core": ">=1.3.6,<1.4",
-    "tensorboard": ">=2.18,<2.22",
 }
 NEEDED = (
-    "event_files",
-    "launchers",
     "logged_means",
     "logged_values",
+    "processes",
     "replication",
     "resume_counters",
     "resume_states",
-    "signals",
 )
 
+warn_once = lru_cache(logging.getLogger(__name__).warning)
 
-def untested() -> dict[str, str]:
-    """The installed versions that were not tested, by package."""
-    installed = {package: version(package) for package in TESTED}
-    return {
-        package: found
-        for package, found in installed.items()
-        if not SpecifierSet(TESTED[package]).contains(found)
-    }
+
+@lru_cache
+def untested() -> list[str]:
+    """The packages whose installed version was not tested; found out once, in some milliseconds."""
+    return [name for name in TESTED if not SpecifierSet(TESTED[name]).contains(version(name))]
 
 
 def check(trainer: pl.Trainer) -> None:
@@ -56,49 +48,45 @@ def check(trainer: pl.Trainer) -> None:
     others = untested()
     if not others:
         return
-    found = " and ".join(f"{package} {number}" for package, number in others.items())
-    install = " ".join(f"'{package}{TESTED[package]}'" for package in others)
+    found = " and ".join(f"{name} {version(name)}" for name in others)
+    install = "pip install " + " ".join(f"'{name}{TESTED[name]}'" for name in others)
     for file in NEEDED:
-        if gone := missing(file, trainer):
-            raise UserError(
-                f"{found}: {', '.join(gone)} is gone, and results would be wrong without it.\n"
-                f"Use pip install {install}, or mend src/harness/upstream/{file}.py."
-            )
+        for name in private_names(file):
+            if error := missing(name, trainer):
+                raise UserError(
+                    f"{found} lacks {name} ({error}): results would be wrong without it.\n"
+                    f"Use {install}, or mend src/harness/upstream/{file}.py."
+                )
     if trainer.is_global_zero:
         warn_once(
-            f"{found} was not tested: use pip install {install}, or run the tests in "
-            "tests_harness/upstream first. What only saves time is left out."
+            f"{found} was not tested, and what only saves time is left out: use {install}, or run "
+            "pytest tests_harness/upstream."
         )
 
 
-@lru_cache
-def warn_once(message: str) -> None:
-    """Log a warning that this process has not logged before."""
-    log.warning(message)
+def private_names(file: str) -> list[str]:
+    """What a file of this package relies on, each as ``module:path``."""
+    places: dict[str, str] = importlib.import_module(f"{__package__}.{file}").PRIVATE
+    return [
+        f"{place}{'.' if ':' in place else ':'}{name}"
+        for place, names in places.items()
+        for name in names.split()
+    ]
 
 
-def missing(file: str, trainer: pl.Trainer) -> list[str]:
-    """The names in a file's ``PRIVATE`` that upstream does not have."""
-    gone = []
-    for name in importlib.import_module(f"{__package__}.{file}").PRIVATE:
-        try:
-            find(name, file, trainer)
-        except (ImportError, AttributeError):
-            gone.append(name)
-    return gone
+def missing(name: str, trainer: pl.Trainer) -> str | None:
+    """What Python says where upstream does not have a name.
 
-
-def find(name: str, file: str, trainer: pl.Trainer) -> Any:
-    """What a name in ``PRIVATE`` of a file stands for; the package's docstring says how.
-
-    Raises:
-        ImportError, AttributeError: if it is gone.
+    Args:
+        name: as ``module:path``, in which ``()`` calls.
+        trainer: what the module ``trainer`` stands for.
     """
-    root, colon, path = name.rpartition(":")
-    module = root if colon else f"{__package__}.{file}"
-    found: Any = trainer if root == "trainer" else importlib.import_module(module)
-    for attribute in path.split("."):
-        found = getattr(found, attribute.removesuffix("()"))
-        if attribute.endswith("()"):
-            found = found()
-    return found
+    module, _, path = name.partition(":")
+    try:
+        found: Any = trainer if module == "trainer" else importlib.import_module(module)
+        for attribute in path.split("."):
+            found = getattr(found, attribute.removesuffix("()"))
+            found = found() if attribute.endswith("()") else found
+    except (ImportError, AttributeError) as error:
+        return str(error)
+    return None
