@@ -20,8 +20,9 @@ from harness.upstream import logged_values, resume_counters, resume_states
 
 log = logging.getLogger(__name__)
 
-
-LONG_SECONDS = 2.0  # less than processes.signals.PATIENCE_SECONDS
+# A checkpoint is written before a validation of more seconds: the run may be asked to leave in the
+# middle of it, and has processes.signals.PATIENCE_SECONDS for that.
+LONG_SECONDS = 2.0
 
 
 class SafePoint(pl.Callback):
@@ -50,15 +51,13 @@ class SafePoint(pl.Callback):
         self.folder, self.num_kept = folder, num_kept
         self.every_n_steps, self.every_minutes = every_n_steps, every_minutes
         self.signals = Signals()
-        self.loaded: dict[str, Any] = {}  # of the checkpoint that the run goes on from
+        self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
         self.saved_step = 0
         self.saved_time = time.monotonic()
         self.is_writing = False
-        self.saved_since_asked = False  # then whoever said that one is due has not known of it
-        # Before a validation that takes long a checkpoint is written, since the run may be asked
-        # to leave in the middle of it. How long the first one takes is not known.
-        self.validation_seconds = math.inf
-        self.validates_long = 1  # as the processes have agreed
+        self.saved_since_asked = False  # votes from before the last checkpoint are out of date
+        self.validation_seconds = math.inf  # not known before the first one
+        self.validates_long = 1  # whether one process or more found that it takes long
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take over the signals; Lightning's handlers would wait for other processes inside."""
@@ -120,7 +119,7 @@ class SafePoint(pl.Callback):
             self._save(trainer)
         if signum:
             self._tell(trainer, signum)
-        if signum or is_full:  # of which the writing process has told
+        if signum or is_full:  # the process that writes has logged that the disk is full
             self._leave(trainer, 128 + signum if signum else 1)
 
     def on_train_batch_end(

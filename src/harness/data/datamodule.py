@@ -13,7 +13,7 @@ from harness.data.seeded_samples import SeededSamples
 from harness.data.watched_loader import WatchedLoader
 from harness.errors import UserError
 from harness.machine.cores import usable_cores
-from harness.processes.orphans import die_with_parent
+from harness.processes.leaving import die_with_parent
 from harness.processes.peers import close_inherited
 from harness.processes.signals import ignore_signals
 from harness.upstream.resume_counters import position

@@ -28,9 +28,9 @@ class Signals:
     def __init__(self) -> None:
         self.received = 0
         self.received_time = 0.0
-        self.wait_for_step = False  # else there is nothing to save
+        self.wait_for_step = False  # whether training has begun, so that there is something to save
         self.is_validating = False
-        self.before_leaving: Callable[[], None] | None = None  # what is under way and must be done
+        self.before_leaving: Callable[[], None] | None = None  # waits for what is being written
         self.before: dict[int, Any] = {}
         self.pid = os.getpid()
 

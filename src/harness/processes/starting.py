@@ -12,7 +12,7 @@ from harness.upstream.processes import replace_process_observer
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-connected = threading.Event()  # from then on the connections tell
+connected = threading.Event()  # set when ``Peers`` connects the processes and notices an end
 
 
 class StartObserver(threading.Thread):

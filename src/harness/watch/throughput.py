@@ -17,7 +17,7 @@ from harness.upstream.resume_counters import num_steps_logged
 
 log = logging.getLogger(__name__)
 
-# A smaller share is not worth a change.
+# The verdict names a cause only if it takes more than this share of the time.
 WORTH_MENDING = 0.1
 
 
