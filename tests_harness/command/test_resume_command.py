@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.command import resume, run_folder
 from harness.command import start as cli
-from harness.command.compose import compose
+from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from tests_harness.conftest import ROOT, command
 
@@ -174,7 +174,7 @@ def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
     OmegaConf.save(saved, run_copy / "config.yaml")
     words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "gpus=emptiest"]
     words += ["gpus.min_free_gib=20", "resume=auto"]
-    config = resume.config(compose("train", words), words, run_copy)
+    config = resume.config(compose_command("train", words), run_copy)
     assert config.gpus == {"order": "emptiest", "min_free_gib": 20}
     assert config.trainer.devices == 2
     assert config.trainer.strategy._target_.endswith("DDPStrategy")
@@ -247,7 +247,7 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 def go_on(folder: Path, *words: str) -> DictConfig:
-    return resume.config(compose("train", list(words)), list(words), folder)
+    return resume.config(compose_command("train", words), folder)
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_refused_command_leaves_the_run_as_it_was(
     monkeypatch.setattr(cli, "execute", refuse)
     words = ["trainer.max_epochs=50"]
     with pytest.raises(UserError, match="others"):
-        cli.go_on(cli.Command("train", compose("train", words), words, {}, None), folder)
+        cli.go_on(compose_command("train", words), folder, program=())
     (folder / run_folder.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
