@@ -12,7 +12,7 @@ from harness.checkpoints import durable, files, safe_point
 from harness.checkpoints.safe_point import SafePoint
 from harness.command.compose import compose
 from harness.exact import seeded_steps
-from harness.upstream import loop_repairs, running_values
+from harness.upstream import logged_values, resume_counters, resume_states
 from tests_harness.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
 
 IN_DEFAULT_SUITE = {
@@ -39,14 +39,14 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 REPAIRS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
-    "counters": (loop_repairs, "repair_counters", nothing, "dropout, OneCycle"),
-    "validation": (loop_repairs, "repair_validation", nothing, "dropout, OneCycle"),
-    "current score": (loop_repairs, "repair_current_scores", nothing, "dropout, OneCycle"),
-    "precision": (loop_repairs, "repair_precision", nothing, "double precision"),
-    "end of the restart": (loop_repairs, "end_restart", nothing, "ReduceLROnPlateau"),
-    "logged sums": (running_values, "_restore_logged", nothing, "every kind of log"),
-    "metrics": (running_values, "_restore_metric", nothing, "dropout, OneCycle"),
-    "logged values": (running_values, "restore_of_all_ranks", nothing, "every kind of log"),
+    "counters": (resume_counters, "repair_counters", nothing, "dropout, OneCycle"),
+    "validation": (resume_counters, "repair_validation", nothing, "dropout, OneCycle"),
+    "current score": (resume_states, "repair_current_scores", nothing, "dropout, OneCycle"),
+    "precision": (resume_states, "repair_precision", nothing, "double precision"),
+    "end of the restart": (resume_counters, "end_restart", nothing, "ReduceLROnPlateau"),
+    "logged sums": (logged_values, "_restore_logged", nothing, "every kind of log"),
+    "metrics": (logged_values, "_restore_metric", nothing, "dropout, OneCycle"),
+    "logged values": (logged_values, "restore_of_all_ranks", nothing, "every kind of log"),
     "seeds": (seeded_steps, "seed_generators", nothing, "dropout, OneCycle"),
 }
 
@@ -172,7 +172,7 @@ def test_step_before_a_validation_is_known(
 ) -> None:
     """A checkpoint is written there, for a signal in the middle of a long validation."""
     told, done = set(), set()
-    follows = loop_repairs.validation_follows
+    follows = resume_counters.validation_follows
 
     def tell(trainer: Any, batch_idx: int) -> bool:
         if answer := follows(trainer, batch_idx):
@@ -182,7 +182,7 @@ def test_step_before_a_validation_is_known(
     def validate(self: Any, trainer: Any, *_: Any) -> None:
         done.add(trainer.global_step)
 
-    monkeypatch.setattr(loop_repairs, "validation_follows", tell)
+    monkeypatch.setattr(resume_counters, "validation_follows", tell)
     monkeypatch.setattr(SafePoint, "on_validation_start", validate)
     monkeypatch.setattr(SafePoint, "on_validation_end", nothing)
     cfg = compose("train", [*COMMON, *settings, f"run_dir={tmp_path}", "checkpoint.num_kept=2"])

@@ -12,8 +12,15 @@ from torch import Tensor, nn
 from harness.data.batches import BatchedDataset, GlobalBatchSampler
 from harness.data.datamodule import DataModule
 from harness.watch import throughput
-from harness.watch.clocks import CudaClock, HostClock
-from harness.watch.throughput import Spent, Throughput, advice, of_slowest, verdict
+from harness.watch.throughput import (
+    CudaClock,
+    HostClock,
+    Spent,
+    Throughput,
+    advice,
+    of_slowest,
+    verdict,
+)
 
 
 class SlowDataset(BatchedDataset):

@@ -19,7 +19,7 @@ from harness.command import gpus, resume, run_folder, validate
 from harness.command.compose import Command, compose_command, explained
 from harness.command.flags import let_hydra_answer, without_flags
 from harness.errors import TrainingError, UserError
-from harness.processes import launch, leaving, orphans
+from harness.processes import launch, leaving
 from harness.processes.leaving import AgreedExit, leave
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
@@ -42,10 +42,10 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     leaving.answer_signals()
     try:
         if run_dir := launch.run_that_this_is_a_rank_of():
-            orphans.die_with_parent(parent=os.getppid())
+            leaving.die_with_parent(parent=os.getppid())
             execute(task, run_folder.load_config(run_dir))
         elif run_dir := launch.job_that_this_is():
-            orphans.die_with_parent(signal.SIGTERM)  # saves before it ends
+            leaving.die_with_parent(signal.SIGTERM)  # saves before it ends
             execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
             words = without_flags(arguments)

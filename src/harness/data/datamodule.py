@@ -16,9 +16,10 @@ from harness.data.batches import (
 from harness.data.measuring import Endless, WatchedLoader, candidates, knee, measure_briefly
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
-from harness.processes.orphans import die_with_parent
+from harness.processes.leaving import die_with_parent
 from harness.processes.peers import close_inherited
 from harness.processes.signals import ignore_signals
+from harness.upstream.resume_counters import position
 
 log = logging.getLogger(__name__)
 # The split that a function of the Trainer reads; test and predict read the split of their name.
@@ -114,12 +115,9 @@ class DataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The position between two steps, and the settings that the batches depend on."""
-        loop = self.trainer.fit_loop  # type: ignore[union-attr]
-        epochs: Any = loop.epoch_progress.current
-        batches: Any = loop.epoch_loop.batch_progress.current
-        is_inside = epochs.ready > epochs.processed
-        step = batches.processed // self.trainer.accumulate_grad_batches if is_inside else 0  # type: ignore[union-attr]
-        return {"epoch": epochs.processed, "step": step, **self._order()}
+        assert self.trainer is not None
+        epoch, step = position(self.trainer)
+        return {"epoch": epoch, "step": step, **self._order()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where the run has stopped.

@@ -25,7 +25,7 @@ def answering() -> Iterator[None]:
 
     def pass_on(signum: int, _: FrameType | None) -> None:
         if signal.SIGINT in received and signum == signal.SIGINT:
-            leave(128 + signum)  # takes them along
+            leave(128 + signum)  # kills the spawned processes as well
         received.append(signum)
         # A terminal's Ctrl-C has reached them already, and would be their second one.
         passed = signal.SIGTERM if signum == signal.SIGINT else signum

@@ -20,7 +20,6 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 
 from harness.checkpoints import files
 from harness.checkpoints.durable import DurableCheckpointIO
@@ -41,7 +40,8 @@ from harness.run import screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
 from harness.run.targets import check_kinds, check_targets
-from harness.upstream.idle_hooks import skip_idle_hooks
+from harness.upstream import processes, versions
+from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective
 from harness.watch.replicas import Replicas
 from harness.watch.throughput import Throughput
@@ -103,7 +103,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    skip_idle_hooks()
+    skip_empty_hooks()
     chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
     if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
         log.warning(
@@ -126,6 +126,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             _convert_="all",
         )
     check_processes(trainer)
+    versions.check(trainer)
     observe_start()
     if trainer.world_size == 1:  # each callback costs some microseconds in every step
         trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
@@ -266,7 +267,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
 @contextmanager
 def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
     """Where all processes have agreed to leave, end the process group and wait for the others."""
-    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+    if processes.is_spawning(trainer):
         with spawned.answering():
             yield
         return
@@ -274,7 +275,7 @@ def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
         yield
     except AgreedExit:
         close_process_group()
-        for process in getattr(trainer.strategy.launcher, "procs", []):
+        for process in processes.started_processes(trainer):
             process.wait()
         raise
 

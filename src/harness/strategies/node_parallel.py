@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning.strategies import ParallelStrategy
 
 from harness.errors import UserError
+from harness.upstream.replication import synchronises_batch_norm
 
 from .parallel_forward import ParallelForward
 from .replicable import check_module
@@ -56,7 +57,7 @@ class NodeParallelStrategy(ParallelStrategy):
 
     def set_world_ranks(self) -> None:
         """Lightning calls this at the end of Trainer(...), when every setting is known."""
-        if self._layer_sync is not None:  # set by the Trainer, like num_nodes
+        if synchronises_batch_norm(self):  # set by the Trainer, like num_nodes
             raise UserError(
                 f"strategy={self.strategy_name} cannot share BatchNorm statistics between the "
                 "devices of a process, but trainer.sync_batchnorm=true.\n"

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from harness.upstream.replication import own_tensors
+
 # Attributes that every module has for its hooks; most of them are empty.
 _INTERNAL = frozenset(nn.Module().__dict__)
 # These are shared with the replica as they are.
@@ -53,9 +55,8 @@ class Replica:
         self._copied, self._rebind = {}, Rebinding(self._twins)
         for module in self._originals:
             sparse = bool(getattr(module, "sparse", False))  # an embedding's sparse gradients
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    self._tensor(tensor, root, sparse)
+            for tensor in own_tensors(module):
+                self._tensor(tensor, root, sparse)
         for module in self._originals:
             twin = self._twins[id(module)].__dict__
             for name, value in module.__dict__.items():

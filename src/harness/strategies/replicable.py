@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from harness.errors import UserError
+from harness.upstream.replication import is_compiled
 
 
 def check_module(module: nn.Module) -> None:
@@ -32,8 +33,7 @@ def check_module(module: nn.Module) -> None:
                 f"Parameter {name} is lazy and has no shape yet.\n"
                 "Run one forward on a small batch in LightningModule.configure_model."
             )
-    # Set by module.compile(), and by Lightning for torch.compile(LightningModule).
-    if module._compiled_call_impl or getattr(module, "_compiler_ctx", None):
+    if is_compiled(module):
         raise UserError(
             f"{type(module).__name__} is compiled as a whole, which hides the call to be split.\n"
             "Compile the networks in it (self.net.compile()) instead."

@@ -1,5 +1,6 @@
 import logging
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,11 +12,11 @@ from harness.data.batches import GlobalBatchSampler
 from harness.data.measuring import RECEIVING_SECONDS, WatchedLoader
 from harness.loggers.metrics_table import MetricsTable
 from harness.machine.limits import usable_cores
-from harness.watch.clocks import HostClock, clock_of
+from harness.upstream.resume_counters import num_steps_logged
 
 log = logging.getLogger(__name__)
 
-# A smaller share is not worth a change.
+# The verdict names a cause only if it takes more than this share of the time.
 WORTH_MENDING = 0.1
 
 
@@ -164,7 +165,7 @@ class Throughput(pl.Callback):
         if trainer.is_global_zero:
             log.info("Epoch %d: %s.", trainer.current_epoch, spent)
             # The step that Lightning gives to an epoch's values; logs are cut back by it.
-            step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+            step = num_steps_logged(trainer) - 1
             values = {f"throughput/{name}": spent.share(name) for name in PARTS}
             values["throughput/samples_per_second"] = spent.samples_per_second
             for logger in trainer.loggers:
@@ -238,3 +239,53 @@ def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
         f"data.num_workers={num_workers} uses every core there is: read whole batches "
         "(BatchedDataset) or make the transforms cheaper"
     )
+
+
+class HostClock:
+    """For the CPU, which has done its work when the call returns."""
+
+    def mark(self) -> Any:
+        """Now."""
+        return time.perf_counter()
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """From one mark to a later one."""
+        return float(last - first)
+
+    def is_past(self, mark: Any) -> bool:
+        """Whether ``seconds`` can be asked up to this mark."""
+        return True
+
+    def wait(self, mark: Any) -> None:
+        """Return when the mark is past."""
+
+
+class CudaClock(HostClock):
+    """For a GPU, which gets its work long before it does it.
+
+    A mark is an event in the device's queue. Between two of them lies what the device has spent
+    on the work in between; where it had run out of work, the time until the host sent more.
+    """
+
+    def mark(self) -> Any:
+        """When the device gets here."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """From one mark to a later one, both past."""
+        return float(first.elapsed_time(last) / 1000)
+
+    def is_past(self, mark: Any) -> bool:
+        """Ask, without waiting."""
+        return bool(mark.query())
+
+    def wait(self, mark: Any) -> None:
+        """Return when the device has got there."""
+        mark.synchronize()
+
+
+def clock_of(device: torch.device) -> HostClock:
+    """The clock of a device; others than CUDA's are watched from the host."""
+    return CudaClock() if device.type == "cuda" else HostClock()
