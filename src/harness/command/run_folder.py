@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness.checkpoints import files
 from harness.errors import UserError
+from harness.files import write_durably
 
 # Set in processes that a run has started: they take its folder and its frozen config.
 VARIABLE = "TRAIN_RUN_DIR"
@@ -128,7 +128,7 @@ def resolved(frozen: DictConfig) -> DictConfig:
 
 def save_config(frozen: DictConfig, run_dir: Path) -> None:
     """Write ``config.yaml``; who reads it meanwhile gets the old one or the new one."""
-    files.write_durably(run_dir / "config.yaml", OmegaConf.to_yaml(frozen).encode())
+    write_durably(run_dir / "config.yaml", OmegaConf.to_yaml(frozen).encode())
 
 
 def load_config(run_dir: Path) -> DictConfig:

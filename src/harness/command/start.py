@@ -21,10 +21,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.checkpoints import files
 from harness.command import explain, resume, run_folder, validate
 from harness.command.compose import CONF, store_training_config
 from harness.errors import TrainingError, UserError
+from harness.files import write_durably
 from harness.processes import leaving, orphans
 from harness.processes.leaving import AgreedExit, leave
 
@@ -187,7 +187,7 @@ def start(command: Command) -> Any:
     if run_folder.global_rank() == 0:
         run_folder.save_config(frozen, run_dir)
         words = OmegaConf.to_yaml(OmegaConf.create(command.overrides))
-        files.write_durably(run_dir / "overrides.yaml", words.encode())
+        write_durably(run_dir / "overrides.yaml", words.encode())
     try:
         if command.sweep_dir:
             return execute_apart(run_dir, cfg.get("objective"))
@@ -228,7 +228,7 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
     except UserError:
         if run_folder.global_rank() == 0:
             for path, data in before.items():
-                files.write_durably(path, data)
+                write_durably(path, data)
         raise
 
 

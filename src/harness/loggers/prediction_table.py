@@ -1,4 +1,5 @@
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import BasePredictionWriter
+
+from harness.files import write_durably
 
 
 class PredictionTable(BasePredictionWriter):
@@ -48,11 +51,9 @@ class PredictionTable(BasePredictionWriter):
 
 def write(path: Path, rows: dict[int, dict[str, Any]]) -> None:
     """Write one row per sample, ordered by its index."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", newline="") as file:
-        table = csv.DictWriter(file, ["sample", *rows[0]])
-        table.writeheader()
-        for index in sorted(rows):
-            table.writerow({"sample": index, **rows[index]})
-    part.replace(path)
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, ["sample", *rows[0]])
+    table.writeheader()
+    for index in sorted(rows):
+        table.writerow({"sample": index, **rows[index]})
+    write_durably(path, text.getvalue().encode())

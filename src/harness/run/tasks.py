@@ -20,15 +20,15 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 
-from harness.checkpoints import files
-from harness.checkpoints.durable import DurableCheckpointIO
 from harness.checkpoints.safe_point import SafePoint
+from harness.checkpoints.writing import DurableCheckpointIO
 from harness.command import run_folder
 from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.exact.uneven_batches import UnevenBatches
+from harness.files import write_durably
 from harness.loggers.prediction_table import PredictionTable
 from harness.loggers.rewind import rewind_logs
 from harness.processes import spawned
@@ -218,7 +218,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     if trainer.is_global_zero:
         log_hyperparameters(trainer, cfg, metrics)
         results = json.dumps(metrics, indent=2) + "\n"
-        files.write_durably(Path(cfg.run_dir, "results.json"), results.encode())
+        write_durably(Path(cfg.run_dir, "results.json"), results.encode())
         summary.show_end(Path(cfg.run_dir), metrics, speed(trainer))
     close_process_group()
 
