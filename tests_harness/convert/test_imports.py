@@ -13,7 +13,7 @@ import torch
 import harness.convert
 from harness import errors, files
 
-CONVERTER = Path(str(harness.convert.__file__)).parent
+CONVERTER = sorted(Path(str(harness.convert.__file__)).parent.glob("*.py"))
 LEAVES = [Path(str(files.__file__)), Path(str(errors.__file__))]
 OPTIONAL = {"numpy", "torch", "yaml"}  # each is imported where it is needed, and not before
 
@@ -32,7 +32,7 @@ def imported(path: Path) -> Iterator[tuple[str, bool]]:
             yield from ((name, id(node) in at_once) for name in names)
 
 
-@pytest.mark.parametrize("path", [*CONVERTER.glob("*.py"), *LEAVES], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*CONVERTER, *LEAVES], ids=lambda path: path.name)
 def test_only_python_itself_and_the_leaves_are_imported(path: Path) -> None:
     allowed = set() if path in LEAVES else {"harness.errors", "harness.files"}
     for name, is_at_once in imported(path):
@@ -41,7 +41,7 @@ def test_only_python_itself_and_the_leaves_are_imported(path: Path) -> None:
         assert package in sys.stdlib_module_names or name in allowed or is_optional, name
 
 
-@pytest.mark.parametrize("path", CONVERTER.glob("*.py"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", CONVERTER, ids=lambda path: path.name)
 def test_no_project_is_named(path: Path) -> None:
     texts = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
     assert not [text for text in texts if isinstance(text, str) and "project." in text]

@@ -3,11 +3,10 @@
 import itertools
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .cast import caster
-from .tensors import CheckpointError, Record, Tensor
+from .tensors import CheckpointError, Record, Tensor, target_dtype
 
 if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does not need it
     import numpy.typing as npt
@@ -16,10 +15,78 @@ if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does no
 
 BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower
 _GATHERED = 8 << 20  # bytes gathered at once: of a transposed matrix, the larger the faster
+_CASTABLE = ("float64", "float32", "float16", "bfloat16")
+_NOT_WRITTEN = "{} was not written as it is in the source: a failing disk or memory"
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # first element and sizes
 
 
-def read(record: Record, start: int, num_bytes: int, buffer: memoryview) -> Iterator[memoryview]:
+def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryview]:
+    """Yield the tensor's elements as `dtype`. Each chunk is gone when the next one is asked for.
+
+    Raises:
+        CheckpointError: the file ends early, a finite value would become infinite, or the
+            tensor's type has no conversion.
+    """
+    if not tensor.numel:
+        return iter(())
+    if tensor.record and tensor.is_plain:
+        start = tensor.offset * tensor.itemsize
+        chunks = _read(tensor.record, start, tensor.num_bytes, buffer)
+    else:
+        chunks = _gather(tensor)
+    return chunks if dtype == tensor.dtype else map(_caster(tensor.dtype, dtype), chunks)
+
+
+def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) -> None:
+    """Raise unless `new` holds exactly the tensors of `source`, converted to `dtype`.
+
+    Checksums are compared. Where the source states that of a tensor's bytes, the new bytes are
+    compared with it: one reading then finds damage of either file.
+
+    Raises:
+        CheckpointError: names the tensor, and which of the files is at fault.
+    """
+    if source.keys() != new.keys():
+        raise CheckpointError(_NOT_WRITTEN.format("the list of tensors"))
+    buffer = memoryview(bytearray(BLOCK))
+    partly_read: dict[Record, str] = {}
+    for name, old in source.items():
+        copy, wanted = new[name], target_dtype(old, dtype)
+        if (copy.dtype, copy.shape) != (wanted, old.shape):
+            raise CheckpointError(_NOT_WRITTEN.format(name))
+        if old.is_dense and copy.stride == old.stride:  # compare as they lie, without gathering
+            old, copy = (t.flat(t.offset, t.offset + t.span) for t in (old, copy))
+        record = old.whole_record if wanted == old.dtype else None
+        stated = record.crc if record else None
+        if stated is None:
+            shards = old.load_shards() if old.load_shards else [((), old)]
+            partly_read.update({s.record: name for _, s in shards if s.record})
+        if copy.record and not copy.whole_record:
+            partly_read[copy.record] = name
+        expected = _crc32(stream(old, wanted, buffer)) if stated is None else stated
+        actual = _crc32(stream(copy, wanted, buffer))
+        indexed = copy.whole_record.crc if copy.whole_record else None
+        if actual != expected or indexed not in (None, actual):
+            if record:
+                _check(record, name, buffer)
+            raise CheckpointError(_NOT_WRITTEN.format(name))
+    for record, name in partly_read.items():
+        _check(record, name, buffer)
+
+
+def _check(record: Record, name: str, buffer: memoryview) -> None:
+    if record.crc not in (None, _crc32(_read(record, 0, record.num_bytes, buffer))):
+        raise CheckpointError(f"damaged: {name} does not match its checksum; copy the file again")
+
+
+def _crc32(chunks: Iterable[memoryview]) -> int:
+    crc = 0
+    for chunk in chunks:
+        crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _read(record: Record, start: int, num_bytes: int, buffer: memoryview) -> Iterator[memoryview]:
     """Yield bytes [start, start + num_bytes) of a record, in `buffer`, which is reused."""
     position, stop = record.offset + start, record.offset + start + num_bytes
     while position < stop:
@@ -30,52 +97,25 @@ def read(record: Record, start: int, num_bytes: int, buffer: memoryview) -> Iter
         position += size
 
 
-def crc32(chunks: Iterable[memoryview]) -> int:
-    """Return the checksum of all chunks together."""
-    crc = 0
-    for chunk in chunks:
-        crc = zlib.crc32(chunk, crc)
-    return crc
-
-
-def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryview]:
-    """Yield the tensor's elements as `dtype`. Each chunk is gone when the next one is asked for.
-
-    Raises:
-        CheckpointError: the file ends early, or a finite value would become infinite.
-    """
-    if not tensor.numel:
-        return iter(())
-    if tensor.record and tensor.is_plain:
-        start = tensor.offset * tensor.itemsize
-        chunks = read(tensor.record, start, tensor.num_bytes, buffer)
-    else:
-        chunks = _gather(tensor)
-    return chunks if dtype == tensor.dtype else map(caster(tensor.dtype, dtype), chunks)
-
-
 def _gather(tensor: Tensor) -> Iterator[memoryview]:
     """Copy a strided or sharded tensor block by block, so that memory stays bounded."""
     import numpy as np
 
     element = np.dtype(f"u{tensor.itemsize}" if tensor.itemsize < 16 else "V16")
-    parts = tensor.load_shards() if tensor.load_shards else [((0,) * len(tensor.shape), tensor)]
+    shards = tensor.load_shards() if tensor.load_shards else [((0,) * len(tensor.shape), tensor)]
     for first, sizes in _blocks(tensor.shape, tensor.itemsize):
         block = np.empty(sizes, element)
-        for position, part in parts:
-            overlap = [
-                (max(a, p), min(a + n, p + m))
-                for a, n, p, m in zip(first, sizes, position, part.shape, strict=True)
-            ]
-            if all(low < high for low, high in overlap):
-                inside = tuple(
-                    slice(low - a, high - a) for (low, high), a in zip(overlap, first, strict=True)
-                )
-                lows = (low - p for (low, _), p in zip(overlap, position, strict=True))
-                steps = zip(lows, part.stride, strict=True)
-                offset = part.offset + sum(low * step for low, step in steps)
-                target = block[inside] if inside else block  # () would copy a number
-                _fill(target, part.record, offset, part.stride)
+        for position, shard in shards:
+            # Where the block and the shard overlap, per axis and counted in the whole tensor.
+            lows = [max(a, p) for a, p in zip(first, position, strict=True)]
+            ends = zip(first, sizes, position, shard.shape, strict=True)
+            highs = [min(a + n, p + m) for a, n, p, m in ends]
+            if all(low < high for low, high in zip(lows, highs, strict=True)):
+                bounds = zip(first, lows, highs, strict=True)
+                inside: Any = [slice(low - a, high - a) for a, low, high in bounds]
+                steps = zip(lows, position, shard.stride, strict=True)
+                offset = shard.offset + sum((low - p) * step for low, p, step in steps)
+                _fill(block[(*inside, ...)], shard.record, offset, shard.stride)
         flat = block.reshape(-1)
         if tensor.negate:
             _negate(flat, tensor)
@@ -108,7 +148,7 @@ def _fill(target: "Array", record: Record | None, offset: int, stride: tuple[int
     itemsize, span = target.itemsize, 1 + sum(spans)
     if span * itemsize <= max(4 * target.nbytes, 1 << 14):
         buffer = memoryview(bytearray(span * itemsize))
-        (raw,) = read(record, offset * itemsize, len(buffer), buffer)
+        (raw,) = _read(record, offset * itemsize, len(buffer), buffer)
         steps = [step * itemsize for step in stride]
         source = np.frombuffer(raw, target.dtype)
         target[...] = np.lib.stride_tricks.as_strided(source, target.shape, steps)
@@ -126,3 +166,37 @@ def _negate(flat: "Array", tensor: Tensor) -> None:
     numbers = flat.view(f"u{tensor.itemsize // parts}")
     first, step = {"all": (0, 1), "imag": (1, parts), "real": (0, parts)}[tensor.negate]
     numbers[first::step] ^= numbers.dtype.type(1 << (8 * numbers.itemsize - 1))
+
+
+def _caster(source: str, target: str) -> Callable[[memoryview], memoryview]:
+    """Return the conversion of a block to float32, float16 or bfloat16.
+
+    Its numbers are those of torch's `Tensor.to`; a NaN stays a NaN, though not always with the
+    same bits.
+    """
+    import numpy as np
+
+    def decode(raw: "Array") -> "Array":
+        if source == "bfloat16":
+            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return raw.view(source)
+
+    def encode(single: "Array") -> "Array":
+        if target != "bfloat16":
+            return single.astype(target)
+        bits = single.view(np.uint32)
+        nearest_even = bits + 0x7FFF + ((bits >> 16) & 1)
+        return (np.where(np.isnan(single), bits | 0x400000, nearest_even) >> 16).astype(np.uint16)
+
+    def cast(chunk: memoryview) -> memoryview:
+        values = decode(np.frombuffer(chunk, np.uint8))
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = encode(values.astype(np.float32))  # float64 goes by float32 in torch too
+        infinite = (result & 0x7FFF) == 0x7F80 if target == "bfloat16" else np.isinf(result)
+        if np.any(infinite & np.isfinite(values)):
+            raise CheckpointError(f"a value is too large for {target}; use --dtype keep")
+        return result.view(np.uint8).data
+
+    if source not in _CASTABLE:
+        raise CheckpointError(f"{source} cannot become {target}; use --dtype keep")
+    return cast

@@ -109,10 +109,6 @@ class InertUnpickler(pickle._Unpickler):
 
     The C unpickler is no base: its opcodes cannot be overridden and a large memo index makes it
     allocate gigabytes.
-
-    Args:
-        file: the pickle.
-        record_of: (storage key, element size in bytes, number of elements) -> its Record.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
@@ -203,16 +199,20 @@ class InertUnpickler(pickle._Unpickler):
     dispatch[pickle.BYTEARRAY8[0]] = dispatch[pickle.BINBYTES8[0]]
 
 
-def unpickle(file: Any, record_of: Callable[[str, int, int], Record]) -> Any:
+def no_storage(key: str, itemsize: int, numel: int) -> Record:
+    """Refuse tensors where none belong."""
+    raise CheckpointError("damaged: a tensor where none belongs")
+
+
+@parsing("its pickle")
+def unpickle(file: Any, record_of: Callable[[str, int, int], Record] = no_storage) -> Any:
     """Return the next object of `file` as dicts, lists, numbers, Tensors and Inerts.
+
+    Args:
+        file: opened for reading.
+        record_of: (storage key, element size in bytes, number of elements) -> its Record.
 
     Raises:
         CheckpointError: the bytes are not a well-formed pickle.
     """
-    with parsing("its pickle"):
-        return InertUnpickler(file, record_of).load()
-
-
-def no_storage(key: str, itemsize: int, numel: int) -> Record:
-    """Refuse tensors where none belong."""
-    raise CheckpointError("damaged: a tensor where none belongs")
+    return InertUnpickler(file, record_of).load()
