@@ -175,7 +175,8 @@ def test_only_what_is_called_ones_own_is_imported(
     assert (tmp_path / "executed").exists() == is_own
     assert report.verified[1:] == ["loads strict into config.yaml's Net"] * is_own
     if not is_own:
-        assert "if that package is your own, add --package stranger" in report.notes[0]
+        assert "stranger.Net is not a network of torch.nn" in report.notes[0]
+        assert report.notes[0].endswith("; --package adds your own")
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,8 @@ def stem_of(source: Path) -> str:
 
 def default_output(source: Path) -> Path:
     """Return where the weights go if nobody says."""
-    path = source if source.name not in ("", "..") else source.resolve()
-    return path.with_name(f"{stem_of(path)}.weights.pt")
+    folder = source.parent if source.name not in ("", "..") else source.resolve().parent
+    return folder / f"{stem_of(source)}.weights.pt"
 
 
 def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> None:

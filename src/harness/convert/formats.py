@@ -26,12 +26,10 @@ class Window(io.RawIOBase):
         self.fd, self.start, self.size, self._position = fd, start, size, 0
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True, as `seekable` does."""
         return True
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+    seekable = readable
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move the position, which belongs to this window alone."""

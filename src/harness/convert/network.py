@@ -25,12 +25,7 @@ class Network(NamedTuple):
     """A network on the meta device, where tensors have no memory."""
 
     module: "torch.nn.Module"
-    attribute: str  # the network's name in its LightningModule
-
-    @property
-    def names(self) -> set[str]:
-        """The names of its tensors, as the LightningModule's state_dict has them."""
-        return {f"{self.attribute}.{name}" for name in self.module.state_dict()}
+    names: set[str]  # of its tensors, as the state_dict of its LightningModule has them
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise a CheckpointError unless these are its names and shapes."""
@@ -61,13 +56,19 @@ def network_of(checkpoint: Path, packages: Collection[str]) -> tuple[Network | N
     if not config.is_file():
         return None, []
     try:
+        import torch
+
         model = _load(config)["model"]
         attribute = next((name for name in NETWORKS if name in model), NETWORKS[0])
-        module = _network(model.get(attribute), packages)
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = _build(model.get(attribute), ("torch.nn", *packages))
+        if not isinstance(module, torch.nn.Module):
+            raise CheckpointError("its model.net does not name a network")
     except Exception as error:  # a class's own code can fail in any way
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         return None, [f"not held against the network of {config}: {reason}"]
-    return Network(module, attribute), []
+    return Network(module, {f"{attribute}.{name}" for name in module.state_dict()}), []
 
 
 def _load(config: Path) -> Any:
@@ -81,25 +82,6 @@ def _load(config: Path) -> Any:
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
         raise CheckpointError("config.yaml holds aliases")  # ten of ten of ten ...
     return yaml.safe_load(text)
-
-
-def _network(node: Any, packages: Collection[str]) -> "torch.nn.Module":
-    if not isinstance(node, dict) or "_target_" not in node:
-        raise CheckpointError("its model.net does not name a network")
-    target, packages = str(node["_target_"]), ("torch.nn", *packages)
-    if not _is_in(target, packages):  # asked before torch's import, which takes seconds
-        raise CheckpointError(
-            f"{target} is not a network of {' or '.join(packages)}; "
-            f"if that package is your own, add --package {target.partition('.')[0]}"
-        )
-    import torch
-
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        network = _build(node, packages)
-    if not isinstance(network, torch.nn.Module):
-        raise CheckpointError("its model.net is a partial, not a network")
-    return network
 
 
 def _build(node: Any, packages: Collection[str]) -> Any:
@@ -122,13 +104,12 @@ def _build(node: Any, packages: Collection[str]) -> Any:
 def _class(target: Any, packages: Collection[str]) -> Any:
     import torch
 
+    allowed = tuple(f"{package}." for package in packages)
     module, _, name = str(target).rpartition(".")
-    cls = getattr(importlib.import_module(module), name) if _is_in(module, packages) else None
+    cls = getattr(importlib.import_module(module), name) if target.startswith(allowed) else None
     is_network = isinstance(cls, type) and issubclass(cls, torch.nn.Module)
-    if not is_network or not _is_in(cls.__module__, packages):  # it may only be imported there
-        raise CheckpointError(f"{target} is not a network of {' or '.join(packages)}")
+    # What another package has defined may only be imported there.
+    if not is_network or not f"{cls.__module__}.".startswith(allowed):
+        known = " or ".join(packages)
+        raise CheckpointError(f"{target} is not a network of {known}; --package adds your own")
     return cls
-
-
-def _is_in(name: str, packages: Collection[str]) -> bool:
-    return f"{name}.".startswith(tuple(f"{package}." for package in packages))

@@ -1,9 +1,10 @@
 """The bytes of a tensor in row-major order, a block at a time, whatever its layout in the file."""
 
-import itertools
+import functools
+import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .tensors import CheckpointError, Record, Tensor, target_dtype
@@ -17,7 +18,7 @@ BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower
 _GATHERED = 8 << 20  # bytes gathered at once: of a transposed matrix, the larger the faster
 _CASTABLE = ("float64", "float32", "float16", "bfloat16")
 _NOT_WRITTEN = "{} was not written as it is in the source: a failing disk or memory"
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # first element and sizes
+Sizes = tuple[int, ...]  # or the position of an element
 
 
 def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryview]:
@@ -34,7 +35,11 @@ def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryvie
         chunks = _read(tensor.record, start, tensor.num_bytes, buffer)
     else:
         chunks = _gather(tensor)
-    return chunks if dtype == tensor.dtype else map(_caster(tensor.dtype, dtype), chunks)
+    if dtype == tensor.dtype:
+        return chunks
+    if tensor.dtype not in _CASTABLE:
+        raise CheckpointError(f"{tensor.dtype} cannot become {dtype}; use --dtype keep")
+    return map(functools.partial(_cast, tensor.dtype, dtype), chunks)
 
 
 def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) -> None:
@@ -102,8 +107,9 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
     import numpy as np
 
     element = np.dtype(f"u{tensor.itemsize}" if tensor.itemsize < 16 else "V16")
-    shards = tensor.load_shards() if tensor.load_shards else [((0,) * len(tensor.shape), tensor)]
-    for first, sizes in _blocks(tensor.shape, tensor.itemsize):
+    origin = (0,) * len(tensor.shape)
+    shards = tensor.load_shards() if tensor.load_shards else [(origin, tensor)]
+    for first, sizes in _blocks(origin, tensor.shape, tensor.itemsize):
         block = np.empty(sizes, element)
         for position, shard in shards:
             # Where the block and the shard overlap, per axis and counted in the whole tensor.
@@ -123,20 +129,16 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
         yield from (content[start : start + BLOCK] for start in range(0, len(content), BLOCK))
 
 
-def _blocks(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Yield boxes of at most _GATHERED bytes that tile the shape in row-major order."""
-    axis, inner = len(shape), itemsize
-    while axis and inner * shape[axis - 1] <= _GATHERED:
-        axis -= 1
-        inner *= shape[axis]
-    if axis == 0:
-        yield (0,) * len(shape), shape
+def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, Sizes]]:
+    """Halve a box until its parts have at most _GATHERED bytes: yield them in row-major order."""
+    if math.prod(sizes) * itemsize <= _GATHERED:
+        yield first, sizes
         return
-    size, rows, rest = shape[axis - 1], _GATHERED // inner, shape[axis:]
-    for lead in itertools.product(*map(range, shape[: axis - 1])):
-        for start in range(0, size, rows):
-            ones = (1,) * len(lead)
-            yield (*lead, start, *(0 for _ in rest)), (*ones, min(rows, size - start), *rest)
+    axis = next(i for i, size in enumerate(sizes) if size > 1)
+    half = sizes[axis] // 2
+    for start, size in ((0, half), (half, sizes[axis] - half)):
+        corner = *first[:axis], first[axis] + start, *first[axis + 1 :]
+        yield from _blocks(corner, (*sizes[:axis], size, *sizes[axis + 1 :]), itemsize)
 
 
 def _fill(target: "Array", record: Record | None, offset: int, stride: tuple[int, ...]) -> None:
@@ -168,35 +170,30 @@ def _negate(flat: "Array", tensor: Tensor) -> None:
     numbers[first::step] ^= numbers.dtype.type(1 << (8 * numbers.itemsize - 1))
 
 
-def _caster(source: str, target: str) -> Callable[[memoryview], memoryview]:
-    """Return the conversion of a block to float32, float16 or bfloat16.
+def _cast(source: str, target: str, chunk: memoryview) -> memoryview:
+    """Convert a block of floating numbers to float32, float16 or bfloat16.
 
-    Its numbers are those of torch's `Tensor.to`; a NaN stays a NaN, though not always with the
-    same bits.
+    The result is that of torch's `Tensor.to`; a NaN stays a NaN, though not always with the same
+    bits.
     """
     import numpy as np
 
-    def decode(raw: "Array") -> "Array":
-        if source == "bfloat16":
-            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return raw.view(source)
-
-    def encode(single: "Array") -> "Array":
-        if target != "bfloat16":
-            return single.astype(target)
-        bits = single.view(np.uint32)
-        nearest_even = bits + 0x7FFF + ((bits >> 16) & 1)
-        return (np.where(np.isnan(single), bits | 0x400000, nearest_even) >> 16).astype(np.uint16)
-
-    def cast(chunk: memoryview) -> memoryview:
-        values = decode(np.frombuffer(chunk, np.uint8))
-        with np.errstate(over="ignore", invalid="ignore"):
-            result = encode(values.astype(np.float32))  # float64 goes by float32 in torch too
-        infinite = (result & 0x7FFF) == 0x7F80 if target == "bfloat16" else np.isinf(result)
-        if np.any(infinite & np.isfinite(values)):
-            raise CheckpointError(f"a value is too large for {target}; use --dtype keep")
-        return result.view(np.uint8).data
-
-    if source not in _CASTABLE:
-        raise CheckpointError(f"{source} cannot become {target}; use --dtype keep")
-    return cast
+    raw = np.frombuffer(chunk, np.uint8)
+    if source == "bfloat16":
+        values: Array = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = raw.view(source)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = values.astype(np.float32)  # float64 goes by float32 in torch too
+        if target == "bfloat16":
+            bits = single.view(np.uint32)
+            nearest_even = bits + 0x7FFF + ((bits >> 16) & 1)
+            bits = np.where(np.isnan(single), bits | 0x400000, nearest_even)
+            result: Array = (bits >> 16).astype(np.uint16)
+            is_infinite = (result & 0x7FFF) == 0x7F80
+        else:
+            result = single.astype(target)
+            is_infinite = np.isinf(result)
+    if np.any(is_infinite & np.isfinite(values)):
+        raise CheckpointError(f"a value is too large for {target}; use --dtype keep")
+    return result.view(np.uint8).data

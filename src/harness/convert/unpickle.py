@@ -11,7 +11,6 @@ _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.stor
 _STORAGES["UntypedStorage"] = "uint8"
 _BITS = {(): "", ("conj",): "imag", ("neg",): "all", ("conj", "neg"): "real"}
 
-
 # A few bytes of a pickle can repeat what came before, so whatever copies needs a limit.
 _MAX_NAME = 1_000  # characters of a global
 _MAX_COPIED = 1_000_000  # items of all OrderedDicts that are made of a list, as Python 2 did
@@ -32,9 +31,6 @@ class Inert:
         self.state: Any = None
         self.items: list[Any] = []
         self.append, self.extend = self.items.append, self.items.extend
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.items.append((key, value))
@@ -83,24 +79,19 @@ def _device_tensor(tensor: Tensor, dtype: Any, *rest: Any) -> Tensor | Inert:
     return tensor if as_saved else Inert(Global(f"torch._utils._rebuild_device_tensor of {dtype}"))
 
 
-def _first(value: Any = (), *rest: Any) -> Any:
-    return value
-
-
 # The only calls that are understood, and what each stands for. All others give an Inert.
+_FIRST_ARGUMENT = (
+    *("builtins.set", "__builtin__.set", "torch.Size", "torch.nn.parameter.Parameter"),
+    *("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"),
+)
 _CALLS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_FIRST_ARGUMENT, lambda value=(), *rest: value),
     "collections.OrderedDict": _ordered_dict,
     "collections.defaultdict": lambda *args: OrderedDict(),
-    "builtins.set": _first,
-    "__builtin__.set": _first,
-    "torch.Size": _first,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
-    "torch._utils._rebuild_parameter": _first,
-    "torch._utils._rebuild_parameter_with_state": _first,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _device_tensor,
-    "torch.nn.parameter.Parameter": _first,
 }
 
 

@@ -18,6 +18,8 @@ _ALIGNMENT = 64  # bytes, as torch.save does: torch.load(mmap=True) gives aligne
 _IN_EXTRA = 0xFFFFFFFF
 _PADDING = 0x4246  # "FB", the extra field with which torch.save itself aligns its records
 
+Place = tuple[int, int, tuple[int, ...]]  # a blob's index, offset and stride in it, in elements
+
 
 class Blob(NamedTuple):
     """Elements that are written together: those of `tensor`, in row-major order, as `dtype`."""
@@ -30,14 +32,6 @@ class Blob(NamedTuple):
     def num_bytes(self) -> int:
         """Bytes in the new file."""
         return self.tensor.numel * DTYPES[self.dtype].size
-
-
-class Place(NamedTuple):
-    """Where a tensor lies: in which blob, offset and stride in elements."""
-
-    blob: int
-    offset: int
-    stride: tuple[int, ...]
 
 
 def write_pt(
@@ -125,7 +119,7 @@ def _share(tensors: Mapping[str, Tensor], dtype: str) -> tuple[list[Blob], dict[
             tensor = tensors[name]
             dense = tensor.offset - start, tensor.stride
             offset, stride = dense if tensor.is_dense else (0, row_major(tensor.shape))
-            places[name] = Place(len(blobs), offset, stride)
+            places[name] = len(blobs), offset, stride
         whole = tensor.flat(start, stop) if tensor.is_dense else tensor
         blobs.append(Blob(whole, target_dtype(whole, dtype), names[0]))
     return blobs, places
