@@ -90,6 +90,20 @@ def test_values_may_change_while_they_are_written(
     assert torch.load(path)["weights"].sum() == 0
 
 
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+def test_what_cannot_be_serialised_gets_no_name(tmp_path: Path) -> None:
+    path = lookup.path_of(tmp_path, 1)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        DurableCheckpointIO().save_checkpoint(
+            {"weights": torch.zeros(9000), "callback": Unpicklable()}, path
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_failed_write_does_not_stop_what_is_larger_than_the_queue(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -130,14 +130,16 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, Sizes]]:
-    """Halve a box until its parts have at most _GATHERED bytes: yield them in row-major order."""
-    if math.prod(sizes) * itemsize <= _GATHERED:
+    """Cut a box into boxes of at most _GATHERED bytes: yield them in row-major order."""
+    num_bytes = math.prod(sizes) * itemsize
+    if num_bytes <= _GATHERED:
         yield first, sizes
         return
     axis = next(i for i, size in enumerate(sizes) if size > 1)
-    half = sizes[axis] // 2
-    for start, size in ((0, half), (half, sizes[axis] - half)):
-        corner = *first[:axis], first[axis] + start, *first[axis + 1 :]
+    rows = max(1, _GATHERED * sizes[axis] // num_bytes)
+    for start in range(0, sizes[axis], rows):
+        corner = (*first[:axis], first[axis] + start, *first[axis + 1 :])
+        size = min(rows, sizes[axis] - start)
         yield from _blocks(corner, (*sizes[:axis], size, *sizes[axis + 1 :]), itemsize)
 
 
