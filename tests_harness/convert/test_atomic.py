@@ -60,13 +60,13 @@ def test_a_signal_leaves_neither_a_temporary_nor_a_traceback(
         with subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as process:
-            while process.poll() is None and not list(tmp_path.glob("out.pt*")):
+            while process.poll() is None and not list(tmp_path.glob("*out.pt*")):
                 time.sleep(0.001)
             process.send_signal(number)
             assert process.stderr
             assert process.stderr.read() == b""
         statuses.add(process.returncode)
-        assert not list(tmp_path.glob("*.tmp"))
+        assert not list(tmp_path.glob("*.part"))
         (tmp_path / "out.pt").unlink(missing_ok=True)
     assert 128 + number in statuses
 
@@ -83,8 +83,8 @@ def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
         calls.append("name")
         os.rename(source, target)
 
-    monkeypatch.setattr(conversion.os, "fsync", fsync)
-    monkeypatch.setattr(conversion.os, "replace", replace)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
     convert(checkpoint, tmp_path / "out.pt")
     assert calls == ["file", "name", "folder"]
 

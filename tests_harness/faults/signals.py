@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.checkpoints import files
+from harness.checkpoints import lookup
 from tests_harness.faults.fast_command import Forked, start, wait_until_gone
 from tests_harness.faults.kills import command, run_dir, wait_for_step
 
@@ -75,7 +75,7 @@ def hit(
     seconds = time.monotonic() - started
     if not is_gone:
         os.killpg(process.pid, signal.SIGKILL)
-    newest, _ = files.newest_whole(run_dir(folder) / "checkpoints")
+    newest, _ = lookup.newest_whole(run_dir(folder) / "checkpoints")
     expected = {"validation": "step_4", "test": "step_13"}.get(moment)  # of 5 and 13 steps
     saved = newest is not None and expected in (None, newest.stem)
     return Outcome(status, seconds, saved, is_gone, (folder / "log").read_text())

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import WeightAveraging
 
-from harness.checkpoints import files
-from harness.checkpoints.durable import DurableCheckpointIO
+from harness.checkpoints import lookup
+from harness.checkpoints.writing import DurableCheckpointIO
+from harness.files import remove_parts
 from harness.loggers.rewind import rewind_logs, sync_logs
 from harness.processes.agreement import Agreement
 from harness.processes.leaving import AgreedExit, leave
@@ -69,7 +70,7 @@ class SafePoint(pl.Callback):
             self.io = trainer.strategy.checkpoint_io
             self.signals.before_leaving = self.io.finish
             if trainer.is_global_zero:
-                files.remove_parts(self.folder)
+                remove_parts(self.folder)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Bring back the values that callbacks look at, and take back what came afterwards.
@@ -80,7 +81,7 @@ class SafePoint(pl.Callback):
             path = Path(str(trainer.ckpt_path))
             if trainer.is_global_zero:
                 rewind_logs(self.folder.parent, self.num_steps_logged)
-                files.set_aside_newer(path)
+                lookup.set_aside_newer(path)
                 log.info("Going on from %s.", path)
             logged_values.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
@@ -245,7 +246,7 @@ class SafePoint(pl.Callback):
             getattr(logger, "write_all", logger.save)()
         if trainer.is_global_zero:
             sync_logs(self.folder.parent)
-        path = files.path_of(self.folder, step)
+        path = lookup.path_of(self.folder, step)
         self.is_writing, self.is_end = True, is_end
         trainer.save_checkpoint(path, weights_only=False, storage_options=partial(self._keep, path))
         self.is_writing = False
@@ -256,5 +257,5 @@ class SafePoint(pl.Callback):
 
     def _keep(self, path: Path) -> None:
         """Count on a checkpoint that has become safe, and not on those before it any more."""
-        files.link_newest(path)
-        files.remove_old(self.folder, self.num_kept)
+        lookup.link_newest(path)
+        lookup.remove_old(self.folder, self.num_kept)

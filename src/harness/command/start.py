@@ -14,11 +14,11 @@ from typing import NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.checkpoints import files
 from harness.command import gpus, resume, run_folder, validate
 from harness.command.compose import Command, compose_command, explained
 from harness.command.flags import let_hydra_answer, without_flags
 from harness.errors import TrainingError, UserError
+from harness.files import write_durably
 from harness.processes import launch, leaving
 from harness.processes.leaving import AgreedExit, leave
 
@@ -131,7 +131,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
         if launch.global_rank() == 0:
             run_folder.save_config(frozen, run_dir)
             words = OmegaConf.to_yaml(OmegaConf.create(command.overrides))
-            files.write_durably(run_dir / "overrides.yaml", words.encode())
+            write_durably(run_dir / "overrides.yaml", words.encode())
         execute_in(run_dir, command.task, frozen, program)
     except JobFailedError:
         raise  # its folder has its log
@@ -174,7 +174,7 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
     except UserError:
         if launch.global_rank() == 0:
             for path, data in before.items():
-                files.write_durably(path, data)
+                write_durably(path, data)
         raise
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from harness.checkpoints.files import damage
+from harness.checkpoints.lookup import damage
 from harness.command import gpus
 from harness.command.compose import Command, flat, groups
 from harness.command.explain import OLD_NAMES, old_name

@@ -21,14 +21,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from harness.checkpoints import files
-from harness.checkpoints.durable import DurableCheckpointIO
+from harness.checkpoints.lookup import link
 from harness.checkpoints.safe_point import SafePoint
+from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.exact.uneven_batches import UnevenBatches
+from harness.files import write_durably
 from harness.loggers.guarded import guarded
 from harness.loggers.rewind import rewind_logs
 from harness.processes import spawned
@@ -237,7 +238,7 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
 def name_best(path: Path, is_first_process: bool) -> None:
     """Let ``best.ckpt`` be the best of several checkpoints."""
     if is_first_process and path.name != "best.ckpt":
-        files.link(path.with_name("best.ckpt"), path.name)
+        link(path.with_name("best.ckpt"), path.name)
 
 
 def scalars(trainer: pl.Trainer) -> dict[str, float]:
@@ -259,7 +260,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
             log.warning("%s is %s.", name, metrics[name])
         log_hyperparameters(trainer, cfg, metrics)
         results = json.dumps(metrics, indent=2) + "\n"
-        files.write_durably(Path(cfg.run_dir, "results.json"), results.encode())
+        write_durably(Path(cfg.run_dir, "results.json"), results.encode())
         screen.show_end(Path(cfg.run_dir), metrics, speed(trainer))
     close_process_group()
 
