@@ -340,18 +340,19 @@ def test_each_machine_of_a_run_tells_what_it_lacks(commands, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("launched", [{}, {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1(x2)"}])
 def test_process_that_is_alone_on_its_machine_may_choose(launched, monkeypatch) -> None:
-    from harness.command import run_folder
+    from harness.processes import launch
 
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert run_folder.num_processes_here() == 1
+    assert launch.num_processes_here() == 1
 
 
 @pytest.mark.parametrize("config", ["train", "evaluate", "predict"])
 def test_every_command_can_choose(config: str) -> None:
     from harness.command.compose import compose
 
-    overrides = ["gpus=emptiest", *(["checkpoint=x"] if config != "train" else [])]
+    checkpoint = "checkpoint=tests_harness/runs/before_two_rooms/checkpoints/best.ckpt"
+    overrides = ["gpus=emptiest", *([checkpoint] if config != "train" else [])]
     assert compose(config, overrides).gpus == {"order": "emptiest", "min_free_gib": 0}
     assert compose(config, overrides[1:]).gpus.order == "visible"
 
