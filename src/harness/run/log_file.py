@@ -1,4 +1,5 @@
 import logging
+import os
 import warnings
 from pathlib import Path
 
@@ -12,6 +13,8 @@ QUIET = (
     r"Checkpoint directory .* exists and is not empty",  # a run that goes on
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
+# Lightning says this wherever Slurm is installed; inside of a job it is worth knowing.
+NOT_UNDER_SLURM = r"The `srun` command is available"
 # The first is this package.
 LOGGERS = (
     __name__.partition(".")[0],
@@ -40,7 +43,8 @@ class RunLog(pl.Callback):
 
     def start(self, is_first_process: bool) -> None:
         """Direct the log records of this process; a second call changes nothing."""
-        for message in QUIET:
+        in_job = "SLURM_JOB_ID" in os.environ
+        for message in QUIET if in_job else (*QUIET, NOT_UNDER_SLURM):
             warnings.filterwarnings("ignore", message)
         logging.captureWarnings(True)
         screen = logging.StreamHandler()
