@@ -20,7 +20,8 @@ train: $(INSTALLED)
 # is strict throughout.
 ifneq ($(wildcard template/make_project.py),)
 RUFF_RULES := --config src/harness/ruff.toml
-MYPY_RULES := --strict
+MYPY_RULES := --strict $(addprefix --enable-error-code=,\
+    arg-type assignment index operator override return-value union-attr)
 FORMATTED := .
 else
 FORMATTED := src/harness
