@@ -4,7 +4,9 @@ python evaluate.py checkpoint=outputs/default/<run>/checkpoints/best.ckpt
 python evaluate.py checkpoint=... strategy=ddp trainer.devices=2 data.batch_size=256
 """
 
-from harness.command.start import main
+from pathlib import Path
+
+from harness import main
 
 if __name__ == "__main__":
-    main("evaluate")
+    main("evaluate", conf=Path(__file__).with_name("conf"))

@@ -4,7 +4,9 @@ python predict.py checkpoint=outputs/default/<run>/checkpoints/best.ckpt
 python predict.py checkpoint=... output=predictions.csv
 """
 
-from harness.command.start import main
+from pathlib import Path
+
+from harness import main
 
 if __name__ == "__main__":
-    main("predict")
+    main("predict", conf=Path(__file__).with_name("conf"))

@@ -8,7 +8,9 @@ python train.py -m seed=1,2,3                       a sweep: one run after anoth
 python train.py --help                              groups and keys
 """
 
-from harness.command.start import main
+from pathlib import Path
+
+from harness import main
 
 if __name__ == "__main__":
-    main("train")
+    main("train", conf=Path(__file__).with_name("conf"))

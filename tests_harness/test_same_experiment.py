@@ -64,7 +64,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory):
     def evaluate(devices: int) -> Path:
         if devices not in folders:
             folder = folders[devices] = tmp_path_factory.mktemp(f"devices{devices}")
-            result = command("-m", "tests.workers.evaluate_sizes", str(devices), folder)
+            result = command("-m", "tests_harness.workers.evaluate_sizes", str(devices), folder)
             assert result.returncode == 0, result.stderr
         return folders[devices]
 
@@ -101,7 +101,7 @@ def test_module_that_knows_nothing_of_this_trains_the_same(
     for num_devices in (1, devices):
         folder = tmp_path / str(num_devices)
         folder.mkdir()
-        worker = ("-m", "tests.workers.train_user_module", str(num_devices), module)
+        worker = ("-m", "tests_harness.workers.train_user_module", str(num_devices), module)
         result = command(*worker, folder)
         assert result.returncode == 0, result.stderr
         results.append(torch.load(folder / "weights.pt", weights_only=True))

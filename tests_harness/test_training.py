@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness.command import run_folder
 from harness.command import start as cli
+from harness.errors import UserError
 from harness.run import tasks as run
 from tests_harness.conftest import ROOT, command
 
@@ -222,11 +223,12 @@ def test_settings_reach_the_loader(make_cfg) -> None:
     assert not data.val_dataloader().pin_memory  # there is nothing to copy to
 
 
-def test_sweep_looks_at_the_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_looks_at_the_objective(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"val/accuracy": 0.5, "val/loss": 2.0}')
-    done = subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(cli.subprocess, "run", lambda *_, **__: done)
-    assert cli.execute_apart(tmp_path, "val/loss") == 2.0
+    assert cli.objective_of(tmp_path, "val/loss") == 2.0
+    assert cli.objective_of(tmp_path, None) is None
+    with pytest.raises(UserError, match="objective=val/f1 is not among the results"):
+        cli.objective_of(tmp_path, "val/f1")
 
 
 def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:

@@ -1,0 +1,74 @@
+"""What a project uses of the machinery that trains it; everything else is the harness's own.
+
+Commands and notebooks:
+
+- ``main``: the whole of ``train.py``, ``evaluate.py`` and ``predict.py``.
+- ``train``, ``evaluate``, ``predict``: the same from Python; each returns a ``Run``.
+- ``compose``: the config that words such as ``"model=mlp"`` make.
+- ``load_run``: a run's config, results, metrics and model, from its folder.
+
+Data:
+
+- ``DataModule``: loaders whose batches mean the same under every strategy.
+- ``BatchedDataset``: a data set that reads whole batches; ``Batch``: the indices of one.
+- ``uniform``: random numbers that depend on (seed, epoch, sample) alone.
+
+Modules and callbacks:
+
+- ``Mean``: a weighted mean that is cheap enough for every training step.
+- ``UserError``: a mistake that is told in a line, without a traceback.
+
+Names are imported when they are used: ``from harness import main`` does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.command.compose import compose
+    from harness.command.from_python import Run, evaluate, load_run, predict, train
+    from harness.command.start import main
+    from harness.data.batches import Batch, BatchedDataset
+    from harness.data.datamodule import DataModule
+    from harness.data.randomness import uniform
+    from harness.errors import UserError
+    from harness.exact.mean import Mean
+
+__all__ = [
+    "Batch",
+    "BatchedDataset",
+    "DataModule",
+    "Mean",
+    "Run",
+    "UserError",
+    "compose",
+    "evaluate",
+    "load_run",
+    "main",
+    "predict",
+    "train",
+    "uniform",
+]
+
+_MODULES = {
+    "Batch": "data.batches",
+    "BatchedDataset": "data.batches",
+    "DataModule": "data.datamodule",
+    "Mean": "exact.mean",
+    "Run": "command.from_python",
+    "UserError": "errors",
+    "compose": "command.compose",
+    "evaluate": "command.from_python",
+    "load_run": "command.from_python",
+    "main": "command.start",
+    "predict": "command.from_python",
+    "train": "command.from_python",
+    "uniform": "data.randomness",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"harness has no {name}; it has {', '.join(__all__)}.")
+    value = globals()[name] = getattr(import_module(f"harness.{_MODULES[name]}"), name)
+    return value

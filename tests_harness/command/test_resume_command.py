@@ -17,13 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.command import resume, run_folder
 from harness.command import start as cli
-from harness.command.compose import compose
+from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from tests_harness.conftest import ROOT, command
 
 SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
 SLOW_STEPS = (
-    "+callbacks.trace._target_=tests.faults.trace.Trace",
+    "+callbacks.trace._target_=tests_harness.faults.trace.Trace",
     "+callbacks.trace.seconds_per_batch=0.02",
 )
 
@@ -174,7 +174,7 @@ def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
     OmegaConf.save(saved, run_copy / "config.yaml")
     words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "gpus=emptiest"]
     words += ["gpus.min_free_gib=20", "resume=auto"]
-    config = resume.config(compose("train", words), words, run_copy)
+    config = resume.config(compose_command("train", words), run_copy)
     assert config.gpus == {"order": "emptiest", "min_free_gib": 20}
     assert config.trainer.devices == 2
     assert config.trainer.strategy._target_.endswith("DDPStrategy")
@@ -214,7 +214,7 @@ def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_pat
 def test_faults_lose_nothing(faults: tuple[str, ...], num_rows: int, tmp_path: Path) -> None:
     """A few of every kind, by the program that docs/reliability.md was made with."""
     figures = tmp_path / "figures.json"
-    words = ("-W", "ignore", "-m", "tests.faults", *faults, "--num", "5", "--json", figures)
+    words = ("-W", "ignore", "-m", "tests_harness.faults", *faults, "--num", "5", "--json", figures)
     result = command(*words, timeout=170)
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(json.loads(figures.read_text())) == num_rows
@@ -247,7 +247,7 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 def go_on(folder: Path, *words: str) -> DictConfig:
-    return resume.config(compose("train", list(words)), list(words), folder)
+    return resume.config(compose_command("train", words), folder)
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_refused_command_leaves_the_run_as_it_was(
     monkeypatch.setattr(cli, "execute", refuse)
     words = ["trainer.max_epochs=50"]
     with pytest.raises(UserError, match="others"):
-        cli.go_on(cli.Command("train", compose("train", words), words, {}, None), folder)
+        cli.go_on(compose_command("train", words), folder, program=())
     (folder / run_folder.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 

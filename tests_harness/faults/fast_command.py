@@ -66,7 +66,7 @@ def run_command(arguments: list[str], env: dict[str, str]) -> None:
         sys.argv = list(arguments)
         launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
         fabric_launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
-        cli.main("train")
+        cli.main("train", "conf")
         status = 0
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1

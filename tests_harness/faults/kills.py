@@ -28,7 +28,7 @@ RUN = (
     "callbacks.confusion_matrix=null",
     "callbacks.worst_mistakes=null",
     "checkpoint.every_n_steps=3",
-    "+callbacks.trace._target_=tests.faults.trace.Trace",
+    "+callbacks.trace._target_=tests_harness.faults.trace.Trace",
     "resume=auto",
 )
 NUM_STEPS = 39

@@ -30,7 +30,7 @@ COMMON = (
     "checkpoint.num_kept=1000",
 )
 PLAIN = (
-    "model._target_=tests.faults.plain_module.PlainModule",
+    "model._target_=tests_harness.faults.plain_module.PlainModule",
     "callbacks.learning_rate=null",
 )
 STEP_LR = ("model.scheduler._target_=torch.optim.lr_scheduler.StepLR", "~model.scheduler.max_lr")

@@ -26,13 +26,16 @@ SHORT = (
     "callbacks.replicas.every_n_steps=1",
 )
 # Has BatchNorm, whose statistics differ between the processes of a run that is in order.
-NORM = ("model._target_=tests.faults.plain_module.PlainModule", "callbacks.learning_rate=null")
+NORM = (
+    "model._target_=tests_harness.faults.plain_module.PlainModule",
+    "callbacks.learning_rate=null",
+)
 CPU = torch.device("cpu")
 
 
 def disturb(**settings: Any) -> list[str]:
     words = [f"+callbacks.disturb.{key}={value}" for key, value in settings.items()]
-    return ["+callbacks.disturb._target_=tests.workers.disturb.Disturb", *words]
+    return ["+callbacks.disturb._target_=tests_harness.workers.disturb.Disturb", *words]
 
 
 @pytest.mark.parametrize(

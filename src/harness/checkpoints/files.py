@@ -93,10 +93,15 @@ def newest_whole(
 
 def link_newest(path: Path) -> None:
     """Let ``last.ckpt`` point to ``path``, which is in the same folder; never to nothing."""
-    part = path.with_name(f".{NEWEST}{PART}")
+    link(path.with_name(NEWEST), path.name)
+
+
+def link(path: Path, target: str) -> None:
+    """Let ``path`` point to another file of its folder, at once."""
+    part = path.with_name(f".{path.name}{PART}")
     part.unlink(missing_ok=True)
-    part.symlink_to(path.name)
-    part.replace(path.with_name(NEWEST))
+    part.symlink_to(target)
+    part.replace(path)
 
 
 def remove_old(folder: Path, num_kept: int) -> None:

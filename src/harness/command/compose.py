@@ -1,41 +1,164 @@
-"""Hydra's composition, the same for the command line, the tests and a notebook."""
+"""From typed words to one composed config: for the command line, for tests and for notebooks."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from harness.command import run_folder
+from harness.errors import UserError
 from harness.machine import num_gpus
-
-CONF = Path(__file__).parents[3] / "conf"
-GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
 
 OmegaConf.register_new_resolver("num_gpus_or", lambda default: num_gpus() or default, replace=True)
 
 
-def compose(config_name: str, overrides: list[str]) -> DictConfig:
-    """Compose a config as the command line would, inside and outside of a Hydra application."""
-    if GlobalHydra.instance().is_initialized():
-        return hydra.compose(config_name, overrides)
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(config_name, overrides)
+@dataclass
+class Command:
+    """A composed command.
+
+    Attributes:
+        task: ``train``, ``evaluate`` or ``predict``.
+        cfg: what its config files and its words make together.
+        overrides: the words, as they were typed, but for Hydra's own.
+        conf: the folder of the config files.
+        places: Hydra's word for further folders of config files, if one was typed.
+        choices: the file that was chosen of each group.
+        rules: ``conf/rules.yaml``: what is checked, and what may change in a run that goes on.
+        is_sweep: whether the words or the files ask for many runs.
+        sweep_dir: the folder that a sweep has given to this job; ``None`` outside of sweeps.
+    """
+
+    task: str
+    cfg: DictConfig
+    overrides: list[str]
+    conf: Path
+    places: list[str] = field(default_factory=list)
+    is_sweep: bool = False
+    choices: dict[str, str | None] = field(default_factory=dict)
+    rules: dict[str, Any] = field(default_factory=dict)
+    sweep_dir: str | None = None
+
+    def composed_with(self, overrides: Sequence[str]) -> DictConfig:
+        """The config that other words make, with the same files within reach."""
+        return hydra_compose(self.task, [*self.places, *overrides], self.conf)
+
+
+def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> DictConfig:
+    """Compose the config of a command.
+
+    Args:
+        task: ``train``, ``evaluate`` or ``predict``.
+        overrides: words as on the command line, such as ``"model=mlp"``.
+        conf: the folder of the config files.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    return compose_command(task, overrides, conf).cfg
+
+
+def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
+    """Compose a command; see ``compose``."""
+    from harness.command import explain  # which composes as well, to name the nearest key
+
+    conf, words = Path(conf).resolve(), list(overrides)
+    if not (conf / f"{task}.yaml").is_file():
+        raise UserError(f"conf={conf}: there is no {task}.yaml. Give the folder of the configs.")
+    explain.refuse_numbers_of_gpus(words)
+    if task != "train":
+        words = with_training_config(words)
+    try:
+        cfg = hydra_compose(task, words, conf, with_hydra=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(explain.explain(error, task, words, conf)) from error
+    HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
+    return from_hydra(task, cfg, conf, words)
+
+
+def hydra_compose(
+    task: str, overrides: Sequence[str], conf: Path, with_hydra: bool = False
+) -> DictConfig:
+    """Let Hydra compose, inside of one of its applications or outside."""
+    if GlobalHydra.instance().is_initialized():  # a sweep
+        return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
+    with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+        return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
+
+
+def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> Command:
+    """A command from its config and from what Hydra knows of it besides."""
+    known = HydraConfig.get()
+    with open_dict(cfg):
+        cfg.pop("hydra", None)
+        rules: Any = OmegaConf.to_container(cfg.pop("rules"), resolve=True)
+    is_sweep = known.mode == RunMode.MULTIRUN
+    return Command(
+        task,
+        cfg,
+        list(known.overrides.task),
+        conf,
+        [word for word in words if word.startswith("hydra.searchpath=")],
+        is_sweep,
+        dict(known.runtime.choices),
+        rules,
+        known.runtime.output_dir if is_sweep else None,
+    )
+
+
+def groups(conf: Path) -> set[str]:
+    """The choices that a command has: the folders of config files."""
+    return {path.name for path in conf.iterdir() if path.is_dir()}
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """All values of a tree of settings by their whole keys."""
+    values: dict[str, Any] = {}
+    for key, child in node.items():
+        if isinstance(child, (DictConfig, dict)) and child:
+            values |= flat(child, f"{prefix}{key!s}.")
+        else:
+            values[f"{prefix}{key!s}"] = child
+    return values
+
+
+def with_training_config(overrides: list[str]) -> list[str]:
+    """Let the next composition have the settings of the run that wrote the command's checkpoint."""
+    words, checkpoint = [], None
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if key == "checkpoint":
+            is_quoted = value[:1] in ("'", '"') and value[-1:] == value[:1]
+            checkpoint = value[1:-1] if is_quoted else value
+            # Hydra wants quotes around names like epoch=3.ckpt.
+            word = "checkpoint='{}'".format(checkpoint.replace("'", "\\'"))
+        words.append(word)
+    file = run_folder.config_of_checkpoint(Path(checkpoint)) if checkpoint else None
+    store_training_config(file)
+    return words
 
 
 def store_training_config(file: Path | None) -> None:
     """Give Hydra, as config ``run``, what a run has trained on: see conf/evaluate.yaml.
 
-    Only what the weights depend on is taken; devices, callbacks and loggers are those of the
-    new command. Without a file, data and model stay empty.
+    Devices, loggers and the Trainer's settings are those of the new command, but for the
+    precision. Without a file, everything stays empty.
     """
-    node: dict[str, Any] = {"data": {}, "model": {}}
+    node: dict[str, Any] = {"data": {}, "model": {}, "callbacks": {}}
     if file is not None:
-        trained = run_folder.resolved(run_folder.load_config(file.parent))
-        node = {key: trained.get(key) for key in ("data", "model", "seed", "name")}
-        node["trainer"] = {"precision": trained.trainer.precision}
+        saved = run_folder.load_config(file.parent)  # keeps ${run_dir}, which will be another one
+        whole: Any = OmegaConf.to_container(saved)
+        kept = ("data", "model", "callbacks", "seed", "name")
+        node = {key: whole[key] for key in kept if key in whole}
+        node["trainer"] = {"precision": saved.trainer.precision}
     ConfigStore.instance().store(name="run", node=node, package="_global_")
 
 

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
@@ -13,7 +14,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from harness.command.compose import GROUPS, compose
+from harness.command.compose import groups, hydra_compose
 from harness.errors import UserError
 
 # Settings of earlier Lightning versions and of the scripts of that time.
@@ -42,12 +43,12 @@ OLD_STRATEGIES = {
 }
 
 
-def explain(error: Exception, config_name: str, overrides: list[str]) -> str:
+def explain(error: Exception, config_name: str, overrides: list[str], conf: Path) -> str:
     """Say in one or two lines what Hydra or OmegaConf refused."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_choice(error)
     if isinstance(error.__cause__, (ConfigKeyError, ConfigAttributeError)):
-        return _unknown_key(str(error.__cause__.full_key), config_name, overrides)
+        return _unknown_key(str(error.__cause__.full_key), config_name, overrides, conf)
     if isinstance(error, OverrideParseException):
         key, equals, value = str(error.override).partition("=")
         if not equals:
@@ -87,15 +88,15 @@ def _unknown_choice(error: MissingConfigException) -> str:
     )
 
 
-def _unknown_key(key: str, config_name: str, overrides: list[str]) -> str:
+def _unknown_key(key: str, config_name: str, overrides: list[str], conf: Path) -> str:
     leaf = key.rpartition(".")[2]
     if leaf in OLD_NAMES:
         return old_name(key)
-    keys = known_keys(config_name, overrides)
+    keys = known_keys(config_name, overrides, conf)
     same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
     if config_name != "train" and key in ("data", "model"):
         return f"{key}={{...}}: the {key} is that of the checkpoint's run. Leave it out."
-    hint = _did_you_mean(key, [*keys, *GROUPS])
+    hint = _did_you_mean(key, [*keys, *groups(conf)])
     if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text
         hint = f" Did you mean {same_leaf[0]}?"
     return f"There is no key {key}.{hint}\nTo add a new one, write +{key}=<value>."
@@ -106,17 +107,18 @@ def old_name(key: str) -> str:
     return f"{key} is a setting of Lightning 1. Use {OLD_NAMES[key.rpartition('.')[2]]}."
 
 
-def known_keys(config_name: str, overrides: list[str]) -> list[str]:
+def known_keys(config_name: str, overrides: list[str], conf: Path) -> list[str]:
     """All keys of the composed config, with the choices of groups that the command made."""
-    choices = [text for text in overrides if text.partition("=")[0] in GROUPS and "," not in text]
-    return list(_flatten(compose(config_name, choices)))
+    chosen = {*groups(conf), "hydra.searchpath"}
+    choices = [text for text in overrides if text.partition("=")[0] in chosen and "," not in text]
+    return list(_keys(hydra_compose(config_name, choices, conf)))
 
 
-def _flatten(node: DictConfig, prefix: str = "") -> Iterable[str]:
+def _keys(node: DictConfig, prefix: str = "") -> Iterable[str]:
     for key, child in node.items_ex(resolve=False):
         yield f"{prefix}{key!s}"
         if isinstance(child, DictConfig):
-            yield from _flatten(child, f"{prefix}{key!s}.")
+            yield from _keys(child, f"{prefix}{key!s}.")
 
 
 def _did_you_mean(name: str, names: list[str], prefix: str = "") -> str:

@@ -4,10 +4,10 @@ The run's own saved config counts. What the command asks for besides is taken wh
 change the result, and refused where it would.
 """
 
-import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +18,10 @@ from yaml import YAMLError
 
 from harness.checkpoints import files
 from harness.command import run_folder
-from harness.command.compose import compose
+from harness.command.compose import Command, flat
 from harness.errors import UserError
+from harness.processes.launch import global_rank
 
-# Where a run is computed, how much of it, and what is shown: not what comes out.
-FREE = (
-    "checkpoint",
-    "on_full_disk",
-    "callbacks.non_finite",
-    "callbacks.progress_bar",
-    "callbacks.replicas",
-    "callbacks.throughput",
-    "data.max_samples_per_device",
-    "data.num_workers",
-    "data.persistent_workers",
-    "data.pin_memory",
-    "data.prefetch_factor",
-    "gpus",
-    "objective",
-    "test",
-    "trainer.accelerator",
-    "trainer.accumulate_grad_batches",
-    "trainer.devices",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.max_time",
-    "trainer.num_nodes",
-    "trainer.profiler",
-    "trainer.strategy",
-)
-FREE_UPWARD = ("trainer.max_epochs", "trainer.max_steps")  # -1 has no end
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
 LONGEST_SHOWN = 60  # characters of a value
 NUM_SHOWN = 3  # differences of one word
@@ -87,20 +61,21 @@ def runs_in(parent: Path) -> list[Path]:
     )
 
 
-def config(cfg: DictConfig, overrides: list[str], run_dir: Path) -> DictConfig:
+def config(command: Command, run_dir: Path) -> DictConfig:
     """The run's own config, with what the command may change, and the checkpoint to go on from.
 
     Raises:
         UserError: if the command would change the result, or no whole checkpoint is left.
     """
     saved = run_folder.load_config(run_dir)
-    composed = run_folder.freeze(cfg, run_dir)
+    composed = run_folder.freeze(command.cfg, run_dir)
+    may_change, may_grow = tuple(command.rules["may_change"]), command.rules["may_grow"]
     refused: dict[str, list[str]] = {}
-    for key, word in sorted(asked_for(composed, saved, overrides, typed_first(run_dir)).items()):
+    for key, word in sorted(asked_for(command, composed, saved, typed_first(run_dir)).items()):
         asked, was = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
         if asked == was or is_below(key, NOT_COMPARED):
             continue
-        if is_below(key, FREE) or (key in FREE_UPWARD and is_more(key, asked, was)):
+        if is_below(key, may_change) or (key in may_grow and is_more(key, asked, was)):
             take(saved, composed, key)
         else:
             refused.setdefault(word, []).append(f"{key}={shown(asked)} (it has {shown(was)})")
@@ -162,7 +137,7 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
     traces = [folder / files.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
     had_some = last_resume is not None or any(os.path.lexists(trace) for trace in traces)
-    if run_folder.global_rank() == 0:
+    if global_rank() == 0:
         for line in skipped:
             print(line, file=sys.stderr)
         if path is None and not had_some:
@@ -187,20 +162,17 @@ def typed_first(run_dir: Path) -> list[str]:
         return []
 
 
-def is_finished(cfg: DictConfig, run_dir: Path) -> bool:
+def is_finished(cfg: DictConfig, run_dir: Path, limits: Sequence[str]) -> bool:
     """Whether the run has ended, and the command asks for no more of it."""
     if not (run_dir / "results.json").exists():
         return False
     before = run_folder.load_config(run_dir)
-    return all(OmegaConf.select(before, key) == OmegaConf.select(cfg, key) for key in FREE_UPWARD)
+    return all(OmegaConf.select(before, key) == OmegaConf.select(cfg, key) for key in limits)
 
 
 def finished(run_dir: Path) -> str:
     """What to say of a run that has ended."""
-    try:
-        results = json.loads((run_dir / "results.json").read_text())
-    except (OSError, ValueError):
-        results = {}  # damaged, and of no importance here
+    results = run_folder.results(run_dir)
     scores = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if k.startswith("test/"))
     return (
         f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
@@ -209,31 +181,30 @@ def finished(run_dir: Path) -> str:
 
 
 def asked_for(
-    composed: DictConfig, saved: DictConfig, overrides: list[str], first: list[str]
+    command: Command, composed: DictConfig, saved: DictConfig, first: list[str]
 ) -> dict[str, str]:
     """The keys that the command's words set, down to single values and lists, each with its word.
 
     Args:
+        command: with its words.
         composed: what the command describes.
         saved: what the run is made of.
-        overrides: the command's words.
-        first: those with which the run was started.
+        first: the words with which the run was started.
     """
     ours, theirs = flat(composed), flat(saved)
+    may_change = (*command.rules["may_change"], *command.rules["may_grow"])
     keys: dict[str, str] = {}
-    for override in OverridesParser.create().parse_overrides(overrides):
+    for override in OverridesParser.create().parse_overrides(command.overrides):
         name, word = override.key_or_group, str(override.input_line)
         if name == "strategy":
             mine = {key for key in ours.keys() | theirs.keys() if is_below(key, STRATEGY)}
         elif name in ("experiment", "debug"):
-            defaults = flat(compose("train", []))
+            defaults = flat(command.composed_with([]))
             mine = {key for key, value in ours.items() if defaults.get(key) != value}
             if name == "experiment" and word not in first:
                 # Another one: what it leaves as it is by default is part of it as well.
                 mine |= {
-                    key
-                    for key in ours.keys() | theirs.keys()
-                    if not is_below(key, (*FREE, *FREE_UPWARD))
+                    key for key in ours.keys() | theirs.keys() if not is_below(key, may_change)
                 }
         else:  # a value, all of a node, or a group, which fills the node of its name
             mine = {key for key in ours.keys() | theirs.keys() if is_below(key, (name,))}
@@ -242,17 +213,6 @@ def asked_for(
         "trainer.strategy" if is_below(key, ("trainer.strategy",)) else key: word
         for key, word in keys.items()
     }
-
-
-def flat(node: DictConfig, prefix: str = "") -> dict[str, Any]:
-    """All values by their whole key."""
-    values: dict[str, Any] = {}
-    for key, child in node.items():
-        if isinstance(child, DictConfig) and child:
-            values |= flat(child, f"{prefix}{key!s}.")
-        else:
-            values[f"{prefix}{key!s}"] = child
-    return values
 
 
 def is_below(key: str, names: tuple[str, ...]) -> bool:

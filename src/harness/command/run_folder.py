@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import platform
 import shutil
@@ -11,38 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.checkpoints import files
+from harness.command import aliases
 from harness.errors import UserError
+from harness.processes.launch import global_rank
 
-# Set in processes that a run has started: they take its folder and its frozen config.
-VARIABLE = "TRAIN_RUN_DIR"
-LAUNCHER = "TRAIN_LAUNCHER_PID"
 LOCK = ".lock"
-
-
-def global_rank() -> int:
-    """This process's place among those of the run, from what its launcher has set; 0 if alone."""
-    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
-
-
-def num_processes_here() -> int:
-    """Processes of the run that a launcher has started on this machine; 1 if none did."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-    if "SLURM_JOB_ID" in os.environ:
-        # Of the step that srun has started, else of the job: "2(x3),1" is three times 2, then 1.
-        tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get(
-            "SLURM_TASKS_PER_NODE", "1"
-        )
-        return max(int(count.partition("(")[0]) for count in tasks.split(","))
-    return 1
 
 
 def choose(parent: Path, num_nodes: int = 1) -> Path:
@@ -116,6 +96,10 @@ def locked(run_dir: Path) -> Iterator[None]:
 def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:
     """Fill in all values but the run's folder: a copy of it must not name the original."""
     cfg.run_dir = r"\${run_dir}"
+    if HydraConfig.initialized():  # ${hydra:runtime.output_dir} is the run's folder as well
+        known: Any = HydraConfig.get()
+        with read_write(known):
+            known.runtime.output_dir = cfg.run_dir
     frozen: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     frozen.run_dir = cfg.run_dir = str(run_dir)
     return frozen  # type: ignore[no-any-return]
@@ -139,7 +123,8 @@ def load_config(run_dir: Path) -> DictConfig:
     """
     path = run_dir / "config.yaml"
     try:
-        frozen: Any = OmegaConf.load(path)
+        whole = OmegaConf.to_container(OmegaConf.load(path))
+        frozen: Any = OmegaConf.create(aliases.renamed(whole))
         missing = {"data", "model", "seed", "trainer"} - frozen.keys()
         if missing:
             raise KeyError(f"it has no {' and no '.join(sorted(missing))}")
@@ -161,6 +146,27 @@ def load_config(run_dir: Path) -> DictConfig:
     return frozen  # type: ignore[no-any-return]
 
 
+def results(run_dir: Path) -> dict[str, float]:
+    """The last value of every metric; empty where the run has not finished."""
+    try:
+        found: dict[str, float] = json.loads((run_dir / "results.json").read_text())
+    except (OSError, ValueError):  # damaged, and what it says is in metrics.csv
+        return {}
+    return found
+
+
+def best_checkpoint(run_dir: Path) -> Path:
+    """The checkpoint that a run has tested, or the last one of a run that kept no best.
+
+    Raises:
+        UserError: if there is none.
+    """
+    for name in ("best.ckpt", "last.ckpt"):
+        if (path := run_dir / "checkpoints" / name).is_file():
+            return path
+    raise UserError(f"The run in {run_dir} has no checkpoint, which would hold its weights.")
+
+
 def remove_unused(path: Path) -> None:
     """Remove the folder of a run that was refused before it produced anything."""
     if any((path / name).exists() for name in ("checkpoints", "metrics.csv", "results.json")):
@@ -176,13 +182,31 @@ def sweeps(overrides: list[str]) -> Path:
     return Path(given.get("output_dir", "outputs"), "sweeps")
 
 
-def remove_unstarted(folders: set[Path]) -> None:
-    """Remove folders that sweeps were given but in which no run has started."""
-    for folder in folders:
-        if not any(folder.glob("*/config.yaml")):
-            shutil.rmtree(folder, ignore_errors=True)
-            if not any(folder.parent.iterdir()):
-                folder.parent.rmdir()
+def remove_unstarted(folder: Path) -> None:
+    """Remove the folder of a sweep in which no run has started."""
+    if folder.is_dir() and not any(folder.glob("*/config.yaml")):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
+
+
+def config_of_checkpoint(checkpoint: Path) -> Path:
+    """Where the config of the run that wrote ``checkpoint`` is.
+
+    Raises:
+        UserError: if the checkpoint or the config is missing.
+    """
+    if not checkpoint.is_file():
+        there = sorted(str(path) for path in checkpoint.parent.glob("*.ckpt"))
+        hint = f" There is {', '.join(there)}." if there else ""
+        raise UserError(f"checkpoint={checkpoint}: there is no such file.{hint}")
+    config = checkpoint.resolve().parent.parent / "config.yaml"
+    if not config.is_file():
+        raise UserError(
+            f"checkpoint={checkpoint}: there is no {config}, which says how to build its model.\n"
+            "Keep a checkpoint in the checkpoints/ folder of its run."
+        )
+    return config
 
 
 def _make(path: Path, exist_ok: bool = False) -> None:

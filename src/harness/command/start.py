@@ -1,51 +1,71 @@
-"""From a command to a run: compose, check, choose the folder, freeze the config, go.
+"""From a command to a run: compose, check, choose the folder, freeze the config, execute.
 
 Nothing here imports torch: ``--help``, ``--cfg job``, completion and mistakes answer at once.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.checkpoints import files
 from harness.command import explain, resume, run_folder, validate
-from harness.command.compose import CONF, store_training_config
+from harness.command.compose import Command, compose_command, from_hydra, with_training_config
 from harness.errors import TrainingError, UserError
-from harness.processes import leaving, orphans
+from harness.processes import launch, leaving, orphans
 from harness.processes.leaving import AgreedExit, leave
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
 TELL_SECONDS = 1.0
+# One sweep a process: the folder of another command's sweep has another name.
+SWEEP_NAME = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+
+OmegaConf.register_new_resolver("sweep_name", lambda: SWEEP_NAME, replace=True)
 
 
-def main(task: str) -> None:
-    """Run ``train``, ``evaluate`` or ``predict`` with the command line's overrides."""
+class JobFailedError(UserError):
+    """A run that was executed by a program of its own has failed."""
+
+
+def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
+    """Run ``train``, ``evaluate`` or ``predict`` with the command line's words.
+
+    Args:
+        task: one of the three.
+        conf: the folder of the config files.
+        arguments: the words; by default those behind the script's name.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    leaving.answer_signals()
     try:
-        if run_folder.VARIABLE in os.environ:
-            # A run has started this process: it takes that run's config, and composes no second.
-            run_dir = Path(os.environ[run_folder.VARIABLE])
-            if orphans.has_launched_itself():
-                orphans.die_with_parent(parent=int(os.environ[run_folder.LAUNCHER]))
-                execute(task, run_folder.load_config(run_dir))
-            else:  # a job of a sweep
-                with run_folder.locked(run_dir):
-                    execute_here(task, run_folder.load_config(run_dir))
+        if run_dir := launch.run_that_this_is_a_rank_of():
+            orphans.die_with_parent(parent=os.getppid())
+            execute(task, run_folder.load_config(run_dir))
+        elif run_dir := launch.job_that_this_is():
+            orphans.die_with_parent(signal.SIGTERM)  # saves before it ends
+            execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
-            compose_and_start(task)
+            words = without_flags(arguments)
+            if any(word.startswith("-") for word in words):
+                let_hydra_answer(task, Path(conf).resolve(), words)
+            else:
+                command = compose_command(task, words, conf)
+                if command.is_sweep:
+                    let_hydra_answer(task, command.conf, ["--multirun", *words])
+                else:
+                    start(command)
     except AgreedExit as agreed:
         leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
     except TrainingError:
@@ -62,81 +82,68 @@ def tell_once(message: str) -> NoReturn:
     Its end ends the others, by torchrun or by the kernel. A process that lives on has found
     something of its own.
     """
-    if rank := run_folder.global_rank():
+    if rank := launch.global_rank():
         time.sleep(TELL_SECONDS)
         message = f"Rank {rank}: {message}"
     sys.exit(message)
 
 
-@dataclass
-class Command:
-    """One composed command, with what Hydra knows about it."""
+def without_flags(arguments: Sequence[str]) -> list[str]:
+    """Write those of Hydra's flags as words which only say where config files are.
 
-    task: str
-    cfg: DictConfig
-    overrides: list[str]
-    choices: dict[str, str | None]
-    sweep_dir: str | None  # the folder that a sweep gave to this job
-
-
-def compose_and_start(task: str) -> None:
-    """Let Hydra compose the command, and start what it describes.
-
-    A sweep's jobs start inside Hydra, which counts them and collects their results. A single
-    run starts after Hydra has returned: an error is then ours to tell, and Lightning starts
-    processes as for any script.
+    Raises:
+        UserError: for flags that choose another config than the command's.
     """
-    if task != "train":
-        take_training_config(sys.argv)
-    single: list[Command | UserError] = []
-
-    def take(cfg: DictConfig) -> Any:
-        hydra_cfg = HydraConfig.get()
-        overrides = list(hydra_cfg.overrides.task)
-        is_sweep = hydra_cfg.mode == RunMode.MULTIRUN
-        command = Command(
-            task,
-            cfg,
-            overrides,
-            dict(hydra_cfg.runtime.choices),
-            hydra_cfg.runtime.output_dir if is_sweep else None,
-        )
-        try:
-            validate.check(cfg, task, overrides)
-        except UserError as error:
-            if is_sweep:
-                raise
-            single.append(error)
-            return None
-        if is_sweep:
-            return start(command)
-        single.append(command)
-        return None
-
+    words: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        flag, equals, value = argument.partition("=")
+        if flag in ("-cd", "--config-dir"):
+            folder = Path(value if equals else next(rest, ""))
+            if not folder.is_dir():
+                raise UserError(f"{flag} {folder}: there is no such folder.")
+            words.append(f"hydra.searchpath=[file://{folder.resolve()}]")
+        elif flag in ("-cn", "--config-name", "-cp", "--config-path"):
+            raise UserError(
+                f"{flag}: a command has its own config. Choose settings with experiment=<name>; "
+                "-cd <folder> adds a folder of config files."
+            )
+        elif argument not in ("-r", "--run"):
+            words.append(argument)
     # Hydra takes "seed=1 -m model=mlp" only with the flag in front.
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
-    overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    explain.refuse_numbers_of_gpus(overrides)
-    sweeps = run_folder.sweeps(overrides)
-    before = set(sweeps.glob("*"))
+    return sorted(words, key=lambda word: word not in ("-m", "--multirun"))
+
+
+def let_hydra_answer(task: str, conf: Path, words: list[str]) -> None:
+    """``--help``, ``--cfg``, ``--info`` and completion; and ``-m``, whose jobs start inside Hydra.
+
+    Hydra counts a sweep's jobs and collects what they have reached.
+    """
+    program = [sys.executable, os.path.abspath(sys.argv[0])]
+    if sys.modules["__main__"].__spec__ is not None:
+        program = [sys.executable, "-m", "harness", task]
+
+    def start_job(cfg: DictConfig) -> Any:
+        command = from_hydra(task, cfg, conf, words)
+        run_dir = start(command, program)
+        return objective_of(run_dir, cfg.get("objective"))
+
+    explain.refuse_numbers_of_gpus(words)
+    if task != "train":
+        words = with_training_config(words)
+    sys.argv[1:] = words
     try:
         with hydra_raises():
-            hydra.main(config_path=str(CONF), config_name=task, version_base="1.3")(take)()
+            hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(start_job)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        run_folder.remove_unstarted(set(sweeps.glob("*")) - before)
-        raise UserError(explain.explain(error, task, overrides)) from error
-    except UserError:
-        run_folder.remove_unstarted(set(sweeps.glob("*")) - before)
-        raise
+        raise UserError(explain.explain(error, task, words, conf)) from error
     except OSError as error:
         raise UserError(
             f"The sweep's folder cannot be made: {error}.\n"
             "Choose a folder that you may write to with output_dir=<folder>."
         ) from error
-    for command in single:
-        if isinstance(command, UserError):
-            raise command
-        start(command)
+    finally:
+        run_folder.remove_unstarted(run_folder.sweeps(words) / SWEEP_NAME)
 
 
 @contextmanager
@@ -152,71 +159,70 @@ def hydra_raises() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def take_training_config(argv: list[str]) -> None:
-    """Let the command compose the data and the model of its checkpoint's run."""
-    for i, argument in enumerate(argv):
-        key, _, value = argument.partition("=")
-        if key == "checkpoint":
-            path = value[1:-1] if value[:1] in ("'", '"') and value[-1:] == value[:1] else value
-            # Hydra wants quotes around names like epoch=3.ckpt.
-            argv[i] = "checkpoint='{}'".format(path.replace("'", "\\'"))
-            store_training_config(validate.training_config(Path(path)))
+def start(command: Command, program: Sequence[str] = ()) -> Path:
+    """Check a command, make its folder, freeze the config in it, and execute it.
 
+    Args:
+        command: composed.
+        program: executes the job in a process of its own, which starts with free devices and
+            with no process group of a job before; else this process executes it.
 
-def start(command: Command) -> Any:
-    """Make the folder of a checked command, freeze the config in it, and execute it.
+    Returns:
+        The run's folder.
 
     Raises:
         UserError: where it cannot run; then no folder is left.
     """
+    validate.check(command)
     cfg = command.cfg
     if command.task == "train":
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
-        if run_dir := resume.find(cfg, is_sweep=command.sweep_dir is not None):
-            return go_on(command, run_dir)
+        if run_dir := resume.find(cfg, is_sweep=command.is_sweep):
+            return go_on(command, run_dir, program)
         cfg.resume = None
         parent = Path(cfg.output_dir, cfg.name)
     else:
-        trained = validate.training_config(Path(cfg.checkpoint)).parent
+        trained = run_folder.config_of_checkpoint(Path(cfg.checkpoint)).parent
         parent = Path(cfg.output_dir or trained, command.task)
     if command.sweep_dir:
         run_dir = Path(command.sweep_dir)
     else:
         run_dir = run_folder.choose(parent, cfg.trainer.num_nodes)
     frozen = run_folder.freeze(cfg, run_dir)
-    if run_folder.global_rank() == 0:
-        run_folder.save_config(frozen, run_dir)
-        words = OmegaConf.to_yaml(OmegaConf.create(command.overrides))
-        files.write_durably(run_dir / "overrides.yaml", words.encode())
     try:
-        if command.sweep_dir:
-            return execute_apart(run_dir, cfg.get("objective"))
-        with run_folder.locked(run_dir):
-            return execute_here(command.task, frozen)
+        if launch.global_rank() == 0:
+            run_folder.save_config(frozen, run_dir)
+            words = OmegaConf.to_yaml(OmegaConf.create(command.overrides))
+            files.write_durably(run_dir / "overrides.yaml", words.encode())
+        execute_in(run_dir, command.task, frozen, program)
+    except JobFailedError:
+        raise  # its folder has its log
     except UserError:
-        if run_folder.global_rank() == 0:
+        if launch.global_rank() == 0:
             run_folder.remove_unused(run_dir)
         raise
+    return run_dir
 
 
-def go_on(command: Command, run_dir: Path) -> Any:
+def go_on(command: Command, run_dir: Path, program: Sequence[str]) -> Path:
     """Continue a run in its own folder, with its own config.
 
     Raises:
         UserError: if the command asks for another result, or no whole checkpoint is left; the
             folder stays as it was.
     """
-    with run_folder.locked(run_dir):
-        frozen = resume.config(command.cfg, command.overrides, run_dir)
-        if resume.is_finished(frozen, run_dir):
+    with nullcontext() if program else run_folder.locked(run_dir):  # the program locks it itself
+        frozen = resume.config(command, run_dir)
+        if resume.is_finished(frozen, run_dir, command.rules["may_grow"]):
             print(resume.finished(run_dir))
-            return None
+            return run_dir
         with kept_if_refused(run_dir / "config.yaml", run_dir / "results.json"):
-            if run_folder.global_rank() == 0:
+            if launch.global_rank() == 0:
                 # In this order: another process may still ask whether the run has finished.
                 (run_dir / "results.json").unlink(missing_ok=True)
                 run_folder.save_config(frozen, run_dir)
-            return execute_here("train", frozen)
+            execute_in(run_dir, "train", frozen, program)
+    return run_dir
 
 
 @contextmanager
@@ -225,48 +231,46 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
     before = {path: path.read_bytes() for path in paths if path.exists()}
     try:
         yield
+    except JobFailedError:
+        raise
     except UserError:
-        if run_folder.global_rank() == 0:
+        if launch.global_rank() == 0:
             for path, data in before.items():
                 files.write_durably(path, data)
         raise
 
 
-def execute_apart(run_dir: Path, objective: str | None) -> Any:
-    """Execute one job of a sweep in a process of its own, and return what the sweep optimises.
+def execute_in(run_dir: Path, task: str, frozen: DictConfig, program: Sequence[str]) -> None:
+    """Execute a run in its folder, here or by a program of its own.
 
-    A fresh process starts with free devices and no process group of the job before; and the
-    processes that it starts in turn re-run a job, not the sweep.
+    Raises:
+        JobFailedError: if the program has failed; it has said why.
     """
-    environment = {key: os.environ[key] for key in os.environ if key != "HYDRA_FULL_ERROR"}
-    environment[run_folder.VARIABLE] = str(run_dir)
-    script = os.path.abspath(sys.argv[0])
-    code = subprocess.run([sys.executable, script], env=environment).returncode
-    if code:
-        raise UserError(f"The run in {run_dir} ended with exit status {code}.")
-    results = json.loads((run_dir / "results.json").read_text())
-    return results.get(objective)
+    if not program:
+        with run_folder.locked(run_dir), launch.telling_ranks(run_dir):
+            execute(task, frozen)
+    elif code := wait_for(subprocess.Popen(program, env=launch.job_environment(run_dir))):
+        raise JobFailedError(f"The run in {run_dir} ended with exit status {code}.")
 
 
-def execute_here(task: str, frozen: DictConfig) -> Any:
-    """Execute a run whose further processes find its folder in the environment."""
-    os.environ[run_folder.VARIABLE] = frozen.run_dir
-    os.environ[run_folder.LAUNCHER] = str(os.getpid())
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """The exit status of a process; Ctrl-C lets it finish its step and save."""
     try:
-        return execute(task, frozen)
-    finally:
-        del os.environ[run_folder.VARIABLE], os.environ[run_folder.LAUNCHER]
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
 
 
-def execute(task: str, frozen: DictConfig) -> Any:
+def execute(task: str, frozen: DictConfig) -> None:
     """Train, evaluate or predict with a frozen config."""
-    leaving.answer_signals()
     cfg = run_folder.resolved(frozen)
-    if not orphans.has_launched_itself():  # else the first process has chosen for this one
+    if not launch.is_rank_of_a_run():  # else the first process has chosen for this one
         choose_gpus(cfg)
     from harness.run import tasks  # torch and Lightning; seconds
 
-    return getattr(tasks, task)(cfg)
+    getattr(tasks, task)(cfg)
 
 
 def choose_gpus(cfg: Any) -> None:
@@ -286,3 +290,20 @@ def choose_gpus(cfg: Any) -> None:
     for index, gpu in enumerate(chosen):
         free = f"{nvml.gib(gpu.free_bytes)} of {nvml.gib(gpu.total_bytes)} free"
         print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")
+
+
+def objective_of(run_dir: Path, objective: str | None) -> float | None:
+    """What a sweep optimises, from a job's results.
+
+    Raises:
+        UserError: if the job has not logged it.
+    """
+    if objective is None:
+        return None
+    results: dict[str, float] = json.loads((run_dir / "results.json").read_text())
+    if objective not in results:
+        raise UserError(
+            f"objective={objective} is not among the results of {run_dir}: "
+            f"{', '.join(results)}.\nUse one of these, or objective=null."
+        )
+    return results[objective]

@@ -9,19 +9,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from harness.checkpoints.files import damage
-from harness.command import run_folder
-from harness.command.compose import GROUPS, compose
+from harness.command.compose import Command, flat, groups
 from harness.command.explain import OLD_NAMES, old_name
 from harness.errors import UserError
 from harness.machine import num_gpus
+from harness.processes import launch
 
 
-def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
-    """Refuse a composed config that cannot run.
+def check(command: Command) -> None:
+    """Refuse a composed command that cannot run.
 
     Raises:
         UserError: with what to type instead.
     """
+    cfg, task, overrides = command.cfg, command.task, command.overrides
     if task != "train" and OmegaConf.is_missing(cfg, "checkpoint"):
         raise UserError(
             "checkpoint has no value. Add checkpoint=<run folder>/checkpoints/best.ckpt."
@@ -30,16 +31,20 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
         # What is left of ~trainer is the strategy's part of it.
         if not OmegaConf.is_dict(cfg.get(key)) or (key == "trainer" and "_target_" not in cfg[key]):
             raise UserError(f"{key} was removed, and nothing runs without it. Leave out ~{key}.")
+    for group in ("experiment", "debug"):
+        if OmegaConf.is_dict(cfg.get(group)):
+            raise UserError(
+                f"conf/{group}/{command.choices.get(group)}.yaml changes nothing: its settings "
+                f"arrive below {group}.\nWrite this as its first line: # @package _global_"
+            )
     for key in OmegaConf.missing_keys(cfg):
         raise UserError(f"{key} has no value. Add {key}=<value>.")
     for override in overrides:
         name = override.lstrip("+~").partition("=")[0]
         if override.startswith("+") and name.rpartition(".")[2] in OLD_NAMES:
             raise UserError(old_name(name))
-    _check_kinds(task, overrides)
-    for key, least in WHOLE_NUMBERS.items():
-        if not key.startswith("checkpoint.") or task == "train":  # elsewhere it is a path
-            _check_number(cfg, key, least)
+    _check_kinds(command)
+    _check_numbers(cfg, command.rules)
     if cfg.get("on_full_disk", "stop") not in ("continue", "stop"):
         raise UserError(f"on_full_disk={cfg.on_full_disk}: use continue or stop.")
     if cfg.seed >= 2**32:
@@ -48,6 +53,7 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
         raise UserError(f"data.pin_memory={cfg.data.pin_memory} must be true, false or auto.")
     if task == "train":
         _check_names(cfg)
+        _check_objective(cfg, overrides)
         if cfg.resume is not None and cfg.checkpoint is None:
             raise UserError(
                 f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
@@ -58,45 +64,31 @@ def check(cfg: DictConfig, task: str, overrides: list[str]) -> None:
     _check_launch(cfg)
     if task != "train":
         check_checkpoint(Path(cfg.checkpoint))
-    if cfg.get("output") is not None:
+    if any(override.startswith("output=") for override in overrides):
         _check_output(Path(cfg.output))
 
 
-# The least value of each; a key that a config does not have is not checked.
-WHOLE_NUMBERS = {
-    "seed": 0,
-    "data.batch_size": 1,
-    "data.max_samples_per_device": 1,
-    "data.num_workers": 0,  # or auto
-    "data.prefetch_factor": 1,
-    "checkpoint.every_n_steps": 1,
-    "callbacks.replicas.every_n_steps": 1,
-    "checkpoint.num_kept": 2,  # one of them may be damaged
-    "trainer.num_nodes": 1,
-    "trainer.accumulate_grad_batches": 1,
-    "trainer.log_every_n_steps": 1,
-    "trainer.max_epochs": -1,
-    "trainer.max_steps": -1,
-}
-MAY_BE_NULL = {
-    "callbacks.replicas.every_n_steps",
-    "checkpoint.every_n_steps",
-    "data.max_samples_per_device",
-    "trainer.max_epochs",
-}
+def _check_numbers(cfg: DictConfig, rules: dict[str, Any]) -> None:
+    for key, least in flat(rules["whole_numbers"]).items():
+        value = OmegaConf.select(cfg, key, default=least)
+        takes_auto = key in rules["may_be_auto"]
+        if (value is None and key in rules["may_be_null"]) or (takes_auto and value == "auto"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            shown = "null" if value is None else value
+            word = ", or auto" if takes_auto else ""
+            raise UserError(f"{key}={shown} must be a whole number, {least} or more{word}.")
 
 
-WORDS = {"data.num_workers": "auto"}  # that may stand for a number
-
-
-def _check_number(cfg: DictConfig, key: str, least: int) -> None:
-    value = OmegaConf.select(cfg, key, default=least)
-    if (value is None and key in MAY_BE_NULL) or (value is not None and value == WORDS.get(key)):
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        shown = "null" if value is None else value
-        word = f", or {WORDS[key]}" if key in WORDS else ""
-        raise UserError(f"{key}={shown} must be a whole number, {least} or more{word}.")
+def _check_objective(cfg: DictConfig, overrides: list[str]) -> None:
+    """Refuse a score whose best is not said: the worst checkpoint would be kept as the best."""
+    if cfg.get("mode", "min") not in ("min", "max"):
+        raise UserError(f"mode={cfg.mode}: use min or max, whichever is the best {cfg.objective}.")
+    typed = {override.partition("=")[0] for override in overrides}
+    if "objective" in typed and "mode" not in typed and cfg.objective is not None:
+        raise UserError(
+            f"objective={cfg.objective}: add mode=min or mode=max, whichever is the best."
+        )
 
 
 def _check_names(cfg: DictConfig) -> None:
@@ -119,29 +111,33 @@ def _check_output(path: Path) -> None:
         raise UserError(f"output={path} cannot be written: {error.strerror}.") from error
 
 
-def _check_kinds(config_name: str, overrides: list[str]) -> None:
-    """Refuse text or a truth value where the YAML file holds a number or a truth value."""
-    parsed = OverridesParser.create().parse_overrides(overrides)
+def _check_kinds(command: Command) -> None:
+    """Refuse text or a truth value where the YAML file holds a number or a truth value.
+
+    The files are read once more only where the command sets such a word.
+    """
+    known_groups = groups(command.conf)
     suspects = {
         override.key_or_group: override
-        for override in parsed
+        for override in OverridesParser.create().parse_overrides(command.overrides)
         if not override.is_add()
         and not override.is_delete()
         and (isinstance(override.value(), bool) or _is_text(override.value()))
-        and override.key_or_group not in GROUPS
+        and override.key_or_group not in known_groups
     }
     if not suspects:
         return
     lines = {override.input_line for override in suspects.values()}
-    defaults = compose(config_name, [line for line in overrides if line not in lines])
+    defaults = command.composed_with([line for line in command.overrides if line not in lines])
     for key, override in suspects.items():
         default = OmegaConf.select(defaults, key, throw_on_resolution_failure=False)
         number = isinstance(default, (int, float)) and not isinstance(default, bool)
-        if override.value() == WORDS.get(key):
+        takes_auto = key in command.rules["may_be_auto"]
+        if takes_auto and override.value() == "auto":
             continue
         if number or (isinstance(default, bool) and _is_text(override.value())):
             kind = "a number" if number else "true or false"
-            kind += f" or {WORDS[key]}" if key in WORDS else ""
+            kind += " or auto" if takes_auto else ""
             raise UserError(
                 f"{override.input_line}: {key} takes {kind}, for example {key}={default}."
             )
@@ -217,9 +213,9 @@ def check_gpus(cfg: DictConfig) -> None:
             f"trainer.devices={devices} names GPUs, and gpus=emptiest chooses them.\n"
             f"Use trainer.devices={len(indices)}, or leave out gpus=emptiest."
         )
-    if run_folder.num_processes_here() > 1:
+    if launch.num_processes_here() > 1:
         raise UserError(
-            f"gpus=emptiest chooses in one process, and {run_folder.num_processes_here()} were "
+            f"gpus=emptiest chooses in one process, and {launch.num_processes_here()} were "
             "started on this machine.\n"
             "Start one (python train.py strategy=ddp trainer.devices=<number>) which starts the "
             "others, or name GPUs with CUDA_VISIBLE_DEVICES."
@@ -253,9 +249,10 @@ def _check_launch(cfg: DictConfig) -> None:
     num_devices = len(indices) if indices is not None else devices
     if target.endswith(".DDPStrategy") and isinstance(num_devices, int) and num_devices > 0:
         num_processes = num_devices * num_nodes
-        if cfg.data.batch_size < num_processes:
+        batch_size = cfg.data.get("batch_size", num_processes)
+        if batch_size < num_processes:
             raise UserError(
-                f"data.batch_size={cfg.data.batch_size} cannot be shared by {num_processes} "
+                f"data.batch_size={batch_size} cannot be shared by {num_processes} "
                 "processes: it counts the samples of one step over all of them.\n"
                 f"Use data.batch_size={num_processes} or more."
             )
@@ -280,25 +277,6 @@ def _device_indices(devices: Any) -> list[int] | None:
     if isinstance(devices, str) and re.fullmatch(r"\d+(,\d*)+", devices):
         return [int(index) for index in devices.split(",") if index]
     return None
-
-
-def training_config(checkpoint: Path) -> Path:
-    """Where the config of the run that wrote ``checkpoint`` is.
-
-    Raises:
-        UserError: if the checkpoint or the config is missing.
-    """
-    if not checkpoint.is_file():
-        there = sorted(str(path) for path in checkpoint.parent.glob("*.ckpt"))
-        hint = f" There is {', '.join(there)}." if there else ""
-        raise UserError(f"checkpoint={checkpoint}: there is no such file.{hint}")
-    config = checkpoint.resolve().parent.parent / "config.yaml"
-    if not config.is_file():
-        raise UserError(
-            f"checkpoint={checkpoint}: there is no {config}, which says how to build its model.\n"
-            "Keep a checkpoint in the checkpoints/ folder of its run."
-        )
-    return config
 
 
 def check_checkpoint(path: Path) -> None:

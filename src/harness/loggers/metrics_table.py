@@ -99,3 +99,14 @@ class MetricsTable(Logger):
         else:
             with self.path.open("a", newline="") as file:
                 file.write(text.getvalue())
+
+
+def read(path: Path) -> list[dict[str, float]]:
+    """The rows of a table, each without the columns that it leaves empty."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [
+            {name: float(value) for name, value in row.items() if value}
+            for row in csv.DictReader(file)
+        ]

@@ -17,9 +17,9 @@ class PredictionTable(BasePredictionWriter):
         path: where the file goes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         super().__init__(write_interval="batch")
-        self.path = path
+        self.path = Path(path)
         self.rows: dict[int, dict[str, Any]] = {}
 
     def write_on_batch_end(

@@ -12,6 +12,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 received = 0  # the last signal that asked this process to leave
+# A notebook's process is not the run's to end: what would end it is raised there.
+keeps_process = False
 
 
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -50,6 +52,8 @@ def _answer(reader: socket.socket) -> None:
 
 def leave(status: Any) -> NoReturn:
     """End this process and its workers now, whatever it is waiting for."""
+    if keeps_process and threading.current_thread() is threading.main_thread():
+        raise KeyboardInterrupt if status == 128 + signal.SIGINT else SystemExit(status)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises where a worker is killed
     for farewell in list(FAREWELLS):

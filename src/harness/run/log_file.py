@@ -15,27 +15,22 @@ QUIET = (
 )
 # Lightning says this wherever Slurm is installed; inside of a job it is worth knowing.
 NOT_UNDER_SLURM = r"The `srun` command is available"
-# The first is this package.
-LOGGERS = (
-    __name__.partition(".")[0],
-    "pytorch_lightning",
-    "lightning",
-    "lightning_fabric",
-    "py.warnings",
-)
+ALWAYS = {"harness", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings"}
+_directed: set[str] = set()  # the loggers of this process that have handlers of ours
 
 
-class RunLog(pl.Callback):
+class LogFile(pl.Callback):
     """Show warnings on the screen, and write them and the rest to the run's log file.
 
     A callback, because spawned processes must set it up again.
 
     Args:
         path: the log file; only the first process writes to it.
+        packages: whose messages are the run's, besides those of the harness and of Lightning.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, packages: set[str]) -> None:
+        self.path, self.packages = path, packages
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Direct the log records of this process."""
@@ -55,18 +50,18 @@ class RunLog(pl.Callback):
             file = logging.FileHandler(self.path, delay=True)
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             handlers.append(file)
-        for name in LOGGERS:
+        stop()  # of an earlier run in this process
+        for name in ALWAYS | self.packages:
             logger = logging.getLogger(name)
             logger.setLevel(logging.INFO)
             logger.propagate = False
-            for handler in logger.handlers:  # of an earlier run in this process
-                handler.close()
-            logger.handlers = handlers
+            logger.handlers = list(handlers)
+            _directed.add(name)
 
 
 def stop() -> None:
     """Direct the log records of this process nowhere: the run's folder goes."""
-    for name in LOGGERS:
+    for name in _directed:
         logger = logging.getLogger(name)
         for handler in logger.handlers:
             handler.close()

@@ -6,7 +6,9 @@ plain values.
 
 import json
 import logging
+import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,74 +25,72 @@ from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcess
 from harness.checkpoints import files
 from harness.checkpoints.durable import DurableCheckpointIO
 from harness.checkpoints.safe_point import SafePoint
-from harness.command import run_folder
 from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.exact.uneven_batches import UnevenBatches
-from harness.loggers.prediction_table import PredictionTable
+from harness.loggers.guarded import guarded
 from harness.loggers.rewind import rewind_logs
 from harness.processes import spawned
 from harness.processes.dead_ranks import DeadRanks
+from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
 from harness.processes.starting import observe_start
-from harness.run import screen as summary
-from harness.run.log_file import RunLog
+from harness.run import screen
+from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
 from harness.run.targets import check_targets
 from harness.upstream.idle_hooks import skip_idle_hooks
+from harness.watch.objective import Objective
 from harness.watch.replicas import Replicas
 from harness.watch.throughput import Throughput
 
 log = logging.getLogger(__name__)
 
 
-def train(cfg: DictConfig) -> dict[str, float]:
-    """Fit, test the best checkpoint, and return the metrics."""
+def train(cfg: DictConfig) -> None:
+    """Fit, test the best checkpoint, and write what came out."""
     trainer, model, data = build(cfg)
-    summary.show_start(trainer, model, data)
-    if cfg.resume is None and run_folder.global_rank() == 0:
+    screen.show_start(trainer, model, data)
+    if cfg.resume is None and global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
     with user_errors(), leaving_together(trainer):
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
+        # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
+        best = Path(getattr(trainer.checkpoint_callback, "best_model_path", "") or "none")
+        if best.is_file():
+            name_best(best, trainer.is_global_zero)
         if cfg.test and not trainer.interrupted:
-            # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
-            if best := getattr(trainer.checkpoint_callback, "best_model_path", ""):
-                load_weights(model, Path(best))
+            if best.is_file():
+                load_weights(model, best)
             trainer.test(model, data, verbose=False)
             metrics |= scalars(trainer)
     finish(trainer, cfg, metrics)
-    return metrics
 
 
-def evaluate(cfg: DictConfig) -> dict[str, float]:
-    """Test a checkpoint and return the metrics."""
+def evaluate(cfg: DictConfig) -> None:
+    """Test a checkpoint and write the metrics."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
     with user_errors():
         trainer.test(model, data, verbose=False)
-    metrics = scalars(trainer)
-    finish(trainer, cfg, metrics)
-    return metrics
+    finish(trainer, cfg, scalars(trainer))
 
 
 def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV."""
-    path = Path(cfg.output or Path(cfg.run_dir, "predictions.csv"))
-    trainer, model, data = build(cfg, PredictionTable(path))
+    trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
     with user_errors():
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
-    if trainer.is_global_zero and path.exists():
-        summary.show_predictions(path)
+    if trainer.is_global_zero and Path(cfg.output).exists():
+        screen.show_predictions(Path(cfg.output))
 
 
-def build(
-    cfg: DictConfig, *callbacks: pl.Callback
-) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule]:
+def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule]:
     """Build what the config names.
 
     Raises:
@@ -98,41 +98,30 @@ def build(
     """
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
     check_targets(cfg)
-    run_log = RunLog(Path(cfg.run_dir, "run.log"))
-    run_log.start(is_first_process=run_folder.global_rank() == 0)
+    run_log = LogFile(Path(cfg.run_dir, "run.log"), packages(cfg))
+    run_log.start(is_first_process=global_rank() == 0)
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     skip_idle_hooks()
     chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
-    if chooses_gpus and not torch.cuda.is_available() and run_folder.global_rank() == 0:
+    if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
         log.warning(
             "This torch cannot use the GPUs, and computes on the CPU: see scripts/doctor.py."
         )
     with user_errors():
         data, model = make(cfg.data), make(cfg.model)
-        loggers = [make(node) for node in cfg.logger.values() if node is not None]
-        configured = [make(node) for node in cfg.callbacks.values() if node is not None]
-        # Lightning refuses callbacks that would have nothing to do.
-        idle: list[type[pl.Callback]] = []
-        idle += [pl.callbacks.ProgressBar] * (not cfg.trainer.enable_progress_bar)
-        idle += [pl.callbacks.LearningRateMonitor] * (not loggers)
-        configured = [c for c in configured if not isinstance(c, tuple(idle))]
-        own = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
-        own += [UnevenBatches(), ExactEvaluation(), DeadRanks()]
-        checkpoint_io = DurableCheckpointIO(cfg.on_full_disk if "on_full_disk" in cfg else "stop")
-        plugins: dict[str, Any] = {"plugins": [checkpoint_io]}
-        on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
-        if cfg.trainer.sync_batchnorm and on_cpu:
-            # torch's own layer runs on GPUs only.
-            plugins = {"plugins": [checkpoint_io, SyncBatchNormAnywhere()], "sync_batchnorm": False}
+        loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
+        callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
+        own: list[pl.Callback] = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
+        own += [UnevenBatches(), ExactEvaluation(), DeadRanks(), Objective()]
         trainer = instantiate(
             cfg.trainer,
-            **plugins,
-            callbacks=sorted([*own, *configured, *callbacks], key=comes_later),
+            **plugins(cfg),
+            callbacks=sorted([*own, *callbacks], key=comes_later),
             logger=loggers,
             default_root_dir=cfg.run_dir,
-            enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in configured),
+            enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
             _convert_="all",
         )
     check_processes(trainer)
@@ -140,6 +129,40 @@ def build(
     if trainer.world_size == 1:  # each callback costs some microseconds in every step
         trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
     return trainer, model, data
+
+
+def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback]:
+    """The callbacks that the config names, but for those that would have nothing to do."""
+    callbacks: list[pl.Callback] = [make(node) for node in cfg.callbacks.values() if node]
+    idle: list[type[pl.Callback]] = []
+    if "resume" not in cfg:  # an evaluation has the callbacks of the run that it evaluates
+        idle.append(pl.callbacks.Checkpoint)
+    if not cfg.trainer.enable_progress_bar:  # Lightning refuses these where they are idle
+        idle.append(pl.callbacks.ProgressBar)
+    if not has_loggers:
+        idle.append(pl.callbacks.LearningRateMonitor)
+    callbacks = [callback for callback in callbacks if not isinstance(callback, tuple(idle))]
+    for callback in callbacks:
+        # Of several files with one name only the last would stay.
+        if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.save_top_k not in (0, 1):
+            name = callback.filename or "best"
+            callback.filename = name if "{" in name else name + "-{epoch}-{step}"
+    return callbacks
+
+
+def plugins(cfg: DictConfig) -> dict[str, Any]:
+    """The Trainer's arguments for what writes checkpoints and synchronises BatchNorm."""
+    checkpoint_io = DurableCheckpointIO(cfg.on_full_disk if "on_full_disk" in cfg else "stop")
+    on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
+    if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
+        return {"plugins": [checkpoint_io, SyncBatchNormAnywhere()], "sync_batchnorm": False}
+    return {"plugins": [checkpoint_io]}
+
+
+def packages(cfg: DictConfig) -> set[str]:
+    """The packages of everything that the config names: what they log is the run's."""
+    named = set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg)))
+    return named - {"torch"}  # which tells of its compiler's inner life
 
 
 def comes_later(callback: pl.Callback) -> bool:
@@ -201,6 +224,20 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
         ) from error
 
 
+def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
+    """A run's module with the weights of a checkpoint, on the CPU, ready for evaluation."""
+    with user_errors():
+        model: pl.LightningModule = make(cfg.model)
+    load_weights(model, checkpoint)
+    return model.eval()
+
+
+def name_best(path: Path, is_first_process: bool) -> None:
+    """Let ``best.ckpt`` be the best of several checkpoints."""
+    if is_first_process and path.name != "best.ckpt":
+        files.link(path.with_name("best.ckpt"), path.name)
+
+
 def scalars(trainer: pl.Trainer) -> dict[str, float]:
     """The last value of every metric."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -216,10 +253,12 @@ def speed(trainer: pl.Trainer) -> str | None:
 def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Write the results, once, and end the process group."""
     if trainer.is_global_zero:
+        for name in (name for name, value in metrics.items() if not math.isfinite(value)):
+            log.warning("%s is %s.", name, metrics[name])
         log_hyperparameters(trainer, cfg, metrics)
         results = json.dumps(metrics, indent=2) + "\n"
         files.write_durably(Path(cfg.run_dir, "results.json"), results.encode())
-        summary.show_end(Path(cfg.run_dir), metrics, speed(trainer))
+        screen.show_end(Path(cfg.run_dir), metrics, speed(trainer))
     close_process_group()
 
 

@@ -3,17 +3,15 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from harness.command import explain, validate
-from harness.command.compose import compose
+from harness.command import validate
+from harness.command.compose import compose_command
 from harness.command.start import choose_gpus
-from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.run import log_file as run_log
 from harness.run import tasks as run
@@ -22,18 +20,15 @@ from harness.run.mistakes import user_errors
 Parts = tuple[pl.Trainer, pl.LightningModule, Any]
 
 
-def composed(overrides: list[str]) -> Any:
+def composed(overrides: list[str], conf: str | Path = "conf") -> Any:
     """The checked config of a training command.
 
     Raises:
         UserError: with what to type instead.
     """
-    try:
-        cfg = compose("train", overrides)
-        validate.check(cfg, "train", overrides)
-        return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(explain.explain(error, "train", overrides)) from error
+    command = compose_command("train", overrides, conf)
+    validate.check(command)
+    return OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
 
 
 def num_processes(trainer: Any) -> int:

@@ -1,0 +1,152 @@
+"""Train, evaluate and predict from a notebook or a script, in the same run folders.
+
+from harness import train
+run = train("model=mlp", "trainer.max_epochs=3")
+run.results["test/accuracy"], run.model, run.metrics
+"""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from harness.command import run_folder
+from harness.command.compose import Command, compose_command
+from harness.command.start import start
+from harness.errors import UserError
+from harness.processes import leaving
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has left in its folder, read when it is asked for.
+
+    Attributes:
+        folder: of the run.
+    """
+
+    folder: Path
+
+    @cached_property
+    def config(self) -> DictConfig:
+        """Everything the run was made of."""
+        return run_folder.resolved(run_folder.load_config(self.folder))
+
+    @cached_property
+    def results(self) -> dict[str, float]:
+        """The last value of every metric; empty while the run has not finished."""
+        return run_folder.results(self.folder)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of ``metrics.csv``, each with its ``step`` and the metrics logged there.
+
+        ``pandas.DataFrame(run.metrics)`` makes a table of it.
+        """
+        from harness.loggers.metrics_table import read
+
+        return read(self.folder / "metrics.csv")
+
+    @cached_property
+    def model(self) -> "pl.LightningModule":
+        """The module with the weights that were tested, on the CPU, ready for evaluation.
+
+        Raises:
+            UserError: if the run has no checkpoint.
+        """
+        from harness.run import tasks
+
+        return tasks.load_model(self.config, run_folder.best_checkpoint(self.folder))
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint that was tested: the best one.
+
+        Raises:
+            UserError: if the run has none.
+        """
+        return run_folder.best_checkpoint(self.folder)
+
+
+def load_run(folder: str | Path) -> Run:
+    """A run from its folder, finished or not.
+
+    Raises:
+        UserError: if there is none.
+    """
+    run = Run(Path(folder).resolve())
+    _ = run.config
+    return run
+
+
+def train(*overrides: str, conf: str | Path = "conf") -> Run:
+    """Train, and test the best checkpoint, as ``train.py`` does.
+
+    Args:
+        *overrides: words as on the command line, such as ``"model=mlp"``.
+        conf: the folder of the config files.
+
+    Raises:
+        UserError: with what to type instead.
+        KeyboardInterrupt: where it was interrupted; it has saved, and goes on with
+            ``resume=auto``.
+    """
+    return _start("train", overrides, conf)
+
+
+def evaluate(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") -> Run:
+    """Test a checkpoint, as ``evaluate.py`` does; arguments and errors as in ``train``."""
+    return _start("evaluate", (f"checkpoint={checkpoint}", *overrides), conf)
+
+
+def predict(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") -> Path:
+    """Write the predictions of a checkpoint, as ``predict.py`` does, and return the CSV's path."""
+    run = _start("predict", (f"checkpoint={checkpoint}", *overrides), conf)
+    return Path(run.config.output)
+
+
+def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
+    command = compose_command(task, overrides, conf)
+    if command.is_sweep:
+        raise UserError("A sweep runs from the command line: python train.py -m <words>.")
+    with _surviving():
+        return Run(start(command, _program(task, command)))
+
+
+def _program(task: str, command: Command) -> list[str]:
+    """A command for what must not happen in the caller's process: processes that start again.
+
+    Lightning starts the further processes of ddp by running the same program again, which a
+    notebook or a script of one's own is not made for.
+    """
+    strategy = str(command.cfg.trainer.get("strategy", "")).lower()
+    starts_processes = "ddpstrategy" in strategy or strategy == "ddp"
+    if not starts_processes or "spawn" in strategy or "fork" in strategy:
+        return []
+    return [sys.executable, "-m", "harness", task]
+
+
+@contextmanager
+def _surviving() -> Iterator[None]:
+    """Keep the caller's process alive, and its answers to signals what they were."""
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in leaving.ASKED_TO_LEAVE}
+    leaving.keeps_process = True
+    try:
+        yield
+    except SystemExit as left:  # of Lightning, or agreed after saving
+        if left.code in (1, 128 + signal.SIGINT):
+            raise KeyboardInterrupt from left
+        raise
+    finally:
+        leaving.keeps_process = False
+        for number, handler in before.items():
+            signal.signal(number, handler)
