@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from template import make_project
 from tests_harness.conftest import ROOT
 
 collect_ignore = ["owner"]  # files of a project, for test_owner.py
@@ -72,8 +71,3 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project without the examples, to look at."""
     return make(tmp_path_factory.mktemp("skeleton") / "zebra-study", "--no-examples")
-
-
-def files(folder: Path) -> make_project.Files:
-    """The files of a folder, without those that git keeps or ignores."""
-    return make_project.read(folder)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from template import make_project
-from template.make_project import PACKAGE, Files
+from template.make_project import PACKAGE, Files, read
 from tests_harness.conftest import ROOT
-from tests_harness.template.conftest import ANSWERS, commit, files, run, succeed
+from tests_harness.template.conftest import ANSWERS, commit, run, succeed
 
 OURS = ANSWERS["package"]
 # What an earlier version could have said: of the harness, of the owner's room, of both.
@@ -43,7 +43,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working tree as a repository with a tag, v2; v1 is an older state of it."""
     folder = tmp_path_factory.mktemp("template")
     succeed(folder, "git", "init", "-q", "-b", "main")
-    now = files(ROOT)
+    now = read(ROOT)
     make_project.write(folder, older(now))
     commit(folder, "Before")
     succeed(folder, "git", "tag", "v1.0.0")
@@ -58,9 +58,9 @@ def test_copier_writes_what_the_program_writes(
     template: Path, project: Path, tmp_path: Path
 ) -> None:
     copier(ROOT, "copy", template, tmp_path / "made", **ANSWERS)
-    made = files(tmp_path / "made")
+    made = read(tmp_path / "made")
     assert b"_commit: v2.0.0" in made.pop(".copier-answers.yml").data
-    assert made == files(project)
+    assert made == read(project)
     assert succeed(tmp_path / "made", "git", "status", "--porcelain") == ""
 
 
@@ -92,14 +92,14 @@ def test_edits_survive_an_update_and_the_template_s_changes_arrive(
     edit(folder / "README.md", 'Stripes, "measured"', "Stripes of zebras, by us.")
     (folder / "conf" / "strategy" / "dp.yaml").unlink()
     commit(folder, "Mine")
-    before = files(folder)
+    before = read(folder)
 
     copier(folder, "update")
 
-    after = files(folder)
+    after = read(folder)
     assert {path: after[path] for path in mine} == {path: before[path] for path in mine}
     harness = "src/harness/"  # not edited, so all of it is the template's
-    theirs = {path: file for path, file in files(template).items() if path.startswith(harness)}
+    theirs = {path: file for path, file in read(template).items() if path.startswith(harness)}
     assert {path: file for path, file in after.items() if path.startswith(harness)} == theirs
     trainer = (folder / "conf/trainer/default.yaml").read_text()
     assert "log_every_n_steps: 7" in trainer
@@ -138,8 +138,6 @@ def test_answers_can_be_changed_later(template: Path, tmp_path: Path) -> None:
     [
         ("My Study 2", "My-Study-2", "my_study_2"),
         ("2024-zoo", "2024-zoo", "zoo"),
-        ("_2024_", "2024", "my_study"),
-        ("änderung", "nderung", "nderung"),
         ("é", "my-study", "my_study"),
     ],
 )
@@ -153,19 +151,14 @@ def test_default_answers_of_any_folder_are_valid(
 
 
 @pytest.mark.parametrize(
-    ("key", "answer", "reason"),
-    [
-        ("package", "torch", "torch is a dependency"),
-        ("package", "my-study", "such as my_study"),
-        ("name", "my study!", "such as my-study"),
-    ],
+    ("package", "reason"),
+    [("torch", "torch is a dependency"), ("my-study", "such as my_study")],
 )
 def test_answers_that_cannot_be_are_refused(
-    key: str, answer: str, reason: str, template: Path, tmp_path: Path
+    package: str, reason: str, template: Path, tmp_path: Path
 ) -> None:
-    data = f"--data={key}={answer}"
-    words = ("copier", "copy", template, tmp_path / "new", "--trust", "--defaults", data)
-    result = run(tmp_path, "python", "-m", *words)
+    words = ("copier", "copy", template, tmp_path / "new", "--trust", "--defaults")
+    result = run(tmp_path, "python", "-m", *words, f"--data=package={package}")
     assert result.returncode != 0
     assert reason in " ".join((result.stdout + result.stderr).split())
     assert not (tmp_path / "new" / "train.py").exists()

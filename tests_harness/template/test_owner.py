@@ -12,6 +12,7 @@ from template.make_project import PACKAGE
 from tests_harness.template.conftest import commit, make, run, succeed
 
 OWNER = Path(__file__).parent / "owner"
+PYTHON = f"PYTHON={sys.executable}"
 
 
 def environment_beside(project: Path) -> None:
@@ -31,18 +32,6 @@ def environment_beside(project: Path) -> None:
         (folder / stamp).touch()
 
 
-def check_and_train(project: Path) -> str:
-    """Run a project's checks and tests as its owner would, and an epoch of training."""
-    python = project / ".venv" / "bin" / "python"
-    missing = run(project, python, "-c", f"import {PACKAGE}")
-    assert "ModuleNotFoundError" in missing.stderr
-    tested = succeed(project, "make", "test", timeout=900)
-    trained = succeed(project, python, "train.py", "trainer.max_epochs=1", timeout=500)
-    assert "test/accuracy" in trained
-    assert succeed(project, "git", "status", "--porcelain") == ""
-    return tested
-
-
 @pytest.mark.timeout(1500)
 def test_an_ordinary_owner_s_code_is_accepted(tmp_path: Path) -> None:
     """Also where Slurm is installed, of which Lightning warns in every run."""
@@ -50,13 +39,35 @@ def test_an_ordinary_owner_s_code_is_accepted(tmp_path: Path) -> None:
     shutil.copytree(OWNER, project, dirs_exist_ok=True)
     commit(project, "Mine")
     environment_beside(project)
-    srun = project / ".venv" / "bin" / "srun"
-    srun.write_text("#!/bin/sh\n")
-    srun.chmod(0o755)
-    python = project / ".venv" / "bin" / "python"
-    path = f"PATH={srun.parent}:/usr/bin:/bin"
-    trained = succeed(project, "env", path, python, "train.py", "debug=fast_dev_run")
-    assert "srun" not in trained
-    tested = succeed(project, "env", path, "make", "test", timeout=900)
-    assert "test_houses.py" not in tested.partition("warnings summary")[0]  # nothing failed
-    assert " passed" in tested
+    bin = project / ".venv" / "bin"
+    (bin / "srun").write_text("#!/bin/sh\n")
+    (bin / "srun").chmod(0o755)
+    with_slurm = ("env", f"PATH={bin}:/usr/bin:/bin")
+    result = run(project, *with_slurm, bin / "python", "train.py", "debug=fast_dev_run")
+    assert result.returncode == 0, result.stderr
+    assert "srun" not in result.stdout + result.stderr
+    assert "test_houses.py" in succeed(project, *with_slurm, "make", "test", timeout=1200)
+    assert "No module" in run(project, bin / "python", "-c", f"import {PACKAGE}").stderr
+    assert succeed(project, "git", "status", "--porcelain") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_project_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    """All packages come from pip, or its cache: what the project needs, it says."""
+    project, started = make(tmp_path / "zebra-study"), time.monotonic()
+    succeed(project, "make", "train", PYTHON, "ARGS=trainer.max_epochs=1", timeout=1200)
+    installed = time.monotonic()
+    succeed(project, "make", "test", PYTHON, timeout=1200)
+    shutil.rmtree(project / ".venv")
+    print(f"installed and trained in {installed - started:.0f} s,", end=" ")
+    print(f"checked and tested in {time.monotonic() - installed:.0f} s")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("examples", ["--examples", "--no-examples"])
+def test_tests_of_the_harness_pass_in_a_project(examples: str, tmp_path: Path) -> None:
+    project = make(tmp_path / "zebra-study", examples, "--harness-tests")
+    environment_beside(project)
+    succeed(project, "make", "test", timeout=7000)
