@@ -1,28 +1,29 @@
-"""Write the starting point of an experiment, a model or a data set, which trains as it is.
+"""Write a starting point that trains as it is: a network, a module, data or an experiment.
 
-    python scripts/new.py experiment NAME    conf/experiment/NAME.yaml
-    python scripts/new.py model NAME         a network, conf/model/NAME.yaml and a test
-    python scripts/new.py data NAME          a DataModule, conf/data/NAME.yaml and a test
+    python scripts/new.py model NAME              a network for the classifier
+    python scripts/new.py module NAME             a LightningModule of your own
+    python scripts/new.py data NAME               a data set, read sample by sample
+    python scripts/new.py data NAME --csv FILE    a table of numbers with a header
+    python scripts/new.py experiment NAME         a choice of data, model and settings
 
-They are copies, under the new name, of what is here already: the experiment `synthetic`, the model
-`mlp`, the data `synthetic`. Nothing has to be registered: a file's name is the choice on the
-command line. Needs Python 3.10; nothing has to be installed.
+Each comes with its YAML file, and with a test that you keep. Nothing has to be registered: a file's
+name is the choice on the command line. What is written lies in scripts/new/, where you may change
+it. Needs Python 3.10; nothing has to be installed.
 """
 
 import argparse
-import ast
 import builtins
+import csv
+import json
 import keyword
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ORIGINALS = {"experiment": "synthetic", "model": "mlp", "data": "synthetic"}
-CLASSES = {"model": "MLP", "data": "Synthetic"}
+TEMPLATES = Path(__file__).resolve().with_suffix("")
 # What YAML or Hydra reads as something else than a word.
 NO_WORDS = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf"}
-NOT_MEASURED = "# Not measured yet: write here how long it takes (s or min) and what it reaches.\n"
 
 
 def main() -> None:
@@ -30,23 +31,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=ORIGINALS)
+    parser.add_argument("kind", choices=("model", "module", "data", "experiment"))
     parser.add_argument("name", help="lower case, such as my_data")
+    parser.add_argument("--csv", metavar="FILE", help="a table; its last column is the target")
     arguments = parser.parse_args()
     kind, name = arguments.kind, arguments.name
+    if arguments.csv and kind != "data":
+        sys.exit(f"--csv belongs to data, not to {kind}.")
     check_name(name)
-    check_class(kind, name)
-    written = starting_point(kind, name)
-    if there := [str(path.relative_to(ROOT)) for path in written if path.exists()]:
+    group = "model" if kind == "module" else kind  # of conf/
+    run = f"python train.py {group}={name}"
+    words = {"NAME": name, "CLASS": class_name(name), "PACKAGE": package()}
+    if arguments.csv:
+        columns = header(arguments.csv)
+        num_features = str(len(columns) - 1)
+        words |= {"PATH": json.dumps(arguments.csv), "TARGET": json.dumps(columns[-1])}
+        words |= {"COLUMNS": ", ".join(columns), "NUM_FEATURES": num_features}
+        run += f" model=regressor model.net.in_features={num_features}"
+        kind = "csv"
+    files = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}
+    folder = "data" if group == "data" else "models"
+    if kind in ("model", "module", "data"):
+        files[f"src/{package()}/{folder}/{name}.py"] = f"{kind}.py.txt"
+        check_class(name, f"{kind}.py.txt", f"test_{kind}.py.txt")
+    if kind != "experiment":
+        files[f"tests/{folder}/test_{name}.py"] = f"test_{kind}.py.txt"
+    if there := [path for path in files if (ROOT / path).exists()]:
         sys.exit(f"{' and '.join(there)} exist already. Choose another name, or remove them first.")
-    for path, text in written.items():
-        path.write_text(text)
-        print(f"wrote  {path.relative_to(ROOT)}")
-    tests = [
-        path for path in written if path.suffix == ".py" and path.is_relative_to(ROOT / "tests")
-    ]
-    tested = str(tests[0].relative_to(ROOT)) if tests else f"tests_harness/test_config.py -k {name}"
-    print(f"run    python train.py {kind}={name}\ntest   pytest {tested}")
+    for path, template in files.items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(filled((TEMPLATES / template).read_text(), words))
+        print(f"wrote  {path}")
+    tested = f"tests/test_config.py -k {name}" if kind == "experiment" else list(files)[-1]
+    print(f"run    {run}\ntest   pytest {tested}")
 
 
 def check_name(name: str) -> None:
@@ -59,19 +76,14 @@ def check_name(name: str) -> None:
         )
 
 
-def check_class(kind: str, name: str) -> None:
+def check_class(name: str, *templates: str) -> None:
     """Exit where the class would hide another one, or pytest would take it for a test."""
-    if kind not in CLASSES:
-        return
     new = class_name(name)
     if name.startswith("test") or hasattr(builtins, new):
         sys.exit(f"{new} means something to Python or pytest. Choose a name such as my_{name}.")
-    for path, text in originals(kind).items():
-        if path.suffix == ".py" and new in names(text):
-            sys.exit(
-                f"{path.relative_to(ROOT)}, which this starts from, uses another {new}. "
-                f"Choose a name such as my_{name}."
-            )
+    for template in templates:
+        if re.search(rf"\b{new}\b", (TEMPLATES / template).read_text()):
+            sys.exit(f"The new file uses another {new}. Choose a name such as my_{name}.")
 
 
 def class_name(name: str) -> str:
@@ -79,54 +91,31 @@ def class_name(name: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
-def names(code: str) -> set[str]:
-    """What code calls by a bare name."""
-    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+def package() -> str:
+    """The project's package: the one beside the harness."""
+    found = {path.parent.name for path in (ROOT / "src").glob("*/__init__.py")} - {"harness"}
+    if len(found) != 1:
+        sys.exit(f"src/ must hold one package beside harness, and holds {len(found)}.")
+    return found.pop()
 
 
-def originals(kind: str) -> dict[Path, str]:
-    """The files that a starting point is copied from, with their text."""
-    original = ORIGINALS[kind]
-    (package,) = (path.parent for path in (ROOT / "src").glob("*/__init__.py"))
-    folders = [ROOT / "conf" / kind]
-    if kind in CLASSES:
-        modules = "models" if kind == "model" else "data"
-        folders += [package / modules, ROOT / "tests" / modules]
-    found = {}
-    for folder in folders:
-        if folder.parts[-2] == "conf":
-            source = folder / f"{original}.yaml"
-        else:
-            prefix = "test_" if folder.parent.name == "tests" else ""
-            source = folder / f"{prefix}{original}.py"
-        if not source.is_file():
-            sys.exit(f"{source.relative_to(ROOT)}, which this starts from, is gone: restore it.")
-        found[source] = source.read_text()
-    return found
+def header(path: str) -> list[str]:
+    """The names of a table's columns."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            columns = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"--csv {path} cannot be read: {error}.")
+    if len(columns) < 2:
+        sys.exit(f"--csv {path} must begin with the names of two columns or more, and commas.")
+    return columns
 
 
-def starting_point(kind: str, name: str) -> dict[Path, str]:
-    """The files of a starting point, with their text."""
-    return {
-        path.with_name(path.name.replace(ORIGINALS[kind], name)): renamed(text, kind, name)
-        for path, text in originals(kind).items()
-    }
-
-
-def renamed(text: str, kind: str, name: str) -> str:
-    """The text of an original under a new name, in the order that linters ask for."""
-    original = ORIGINALS[kind]
-    if kind == "experiment":
-        text = re.sub(rf"experiment={original}\b", f"experiment={name}", text)
-        return re.sub(r"(?m)^# Takes .*\n", NOT_MEASURED, text)
-    text = text.replace(original, name)
-    text = re.sub(rf"\b{CLASSES[kind]}(?=[A-Z]\w|\b)", class_name(name), text)
-    # Imports stand in the order of their modules, and one of them has another name now.
-    return re.sub(r"(?m)(?:^from \w+\.\S+ import .*\n)+", _sorted_lines, text)
-
-
-def _sorted_lines(match: re.Match[str]) -> str:
-    return "".join(sorted(match[0].splitlines(keepends=True), key=lambda line: line.split()[1]))
+def filled(text: str, words: dict[str, str]) -> str:
+    """A template's text with its words in place, its imports in the order of their modules."""
+    text = re.sub(rf"(?<![A-Z])({'|'.join(words)})(?![A-Z])", lambda match: words[match[0]], text)
+    own = rf"(?m)(?:^from (?:harness|{words['PACKAGE']})\b.*\n)+"
+    return re.sub(own, lambda match: "".join(sorted(match[0].splitlines(keepends=True))), text)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,66 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from project.callbacks import confusion_matrix, worst_mistakes
+from harness.watch.picture import Picture
+from project.callbacks.confusion_matrix import ConfusionMatrix
+from project.callbacks.worst_mistakes import WorstMistakes
 
 LABELS = torch.tensor([0, 0, 1, 2])
 # Sample 1 is wrong with more confidence than sample 3; samples 0 and 2 are right.
 LOGITS = torch.tensor([[5.0, 0, 0], [0, 9, 0], [0, 5, 0], [1, 0, 0]])
-OUTPUTS = {"inputs": torch.arange(4.0).reshape(4, 1, 1, 1), "labels": LABELS, "logits": LOGITS}
-TRAINER = SimpleNamespace(testing=True, test_dataloaders=None, world_size=1)
-MODULE = SimpleNamespace(device="cpu")
+IMAGES = torch.arange(4.0).reshape(4, 1, 1, 1)
 
 
-def run(callback, monkeypatch: pytest.MonkeyPatch):
-    """Return what a callback would draw after a test of two batches."""
-    drawn = []
-    module = confusion_matrix if "confusion" in type(callback).__module__ else worst_mistakes
-    monkeypatch.setattr(module, "draw", lambda _, what: drawn.append(what))
-    callback.on_test_start(TRAINER, MODULE)
+def kept(picture: Picture, images: torch.Tensor = IMAGES):
+    """What a picture keeps of a test of two batches."""
+    picture.reset()
     for part in (slice(0, 2), slice(2, 4)):
-        batch = {name: value[part] for name, value in OUTPUTS.items()}
-        callback.on_test_batch_end(TRAINER, MODULE, batch, None, 0)
-    callback.on_test_epoch_end(TRAINER, MODULE)
-    return drawn[0]
+        outputs = {"inputs": images[part], "labels": LABELS[part], "logits": LOGITS[part]}
+        picture.update(outputs, batch=None)
+    return picture.kept()
 
 
-def test_rows_of_the_confusion_matrix_are_true_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = run(confusion_matrix.ConfusionMatrix(3), monkeypatch)
-    assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+def test_rows_of_the_confusion_matrix_are_true_classes() -> None:
+    assert kept(ConfusionMatrix(3)).tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
 
 
-def test_worst_mistakes_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    worst = run(worst_mistakes.WorstMistakes(num_images=3), monkeypatch)
+def test_confusion_matrix_shows_the_counts_of_all_processes() -> None:
+    counts = kept(ConfusionMatrix(3))
+    axes = ConfusionMatrix(3).draw([counts, counts]).axes[0]
+    assert {text.get_position(): text.get_text() for text in axes.texts} == {
+        (0, 0): "2",
+        (1, 0): "2",
+        (1, 1): "2",
+        (0, 2): "2",
+    }
+
+
+def test_worst_mistakes_come_first() -> None:
+    worst = kept(WorstMistakes(num_images=3))
     assert worst["images"].flatten().tolist()[:2] == [1, 3]
     assert worst["predictions"].tolist()[:2] == [1, 0]
     assert worst["losses"][2] == -1  # a right answer fills the place, and is not drawn
+
+
+def test_worst_mistakes_of_all_processes_are_drawn_without_the_right_answers() -> None:
+    picture = WorstMistakes(num_images=3)
+    figure = picture.draw([kept(picture), {}])  # another process had no sample
+    assert [axes.get_title() for axes in figure.axes] == ["0, taken for 1", "2, taken for 0"]
+
+
+def test_normalised_images_are_scaled_for_showing(caplog: pytest.LogCaptureFixture) -> None:
+    """Matplotlib would say of each that it clips the data."""
+    images = torch.linspace(-2.5, 2.5, 4 * 3 * 2 * 2).reshape(4, 3, 2, 2)
+    picture = WorstMistakes()
+    figure = picture.draw([kept(picture, images)])
+    FigureCanvasAgg(figure).draw()
+    assert not caplog.messages
+    for axes in figure.axes:
+        shown = axes.images[0].get_array()
+        assert (shown.min(), shown.max()) == (0, 1)
+
+
+def test_inputs_that_are_no_images_are_named() -> None:
+    with pytest.raises(ValueError, match=r"shape \(2, 10\) are no images"):
+        kept(WorstMistakes(), torch.zeros(4, 10))

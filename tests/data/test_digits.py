@@ -7,7 +7,7 @@ import torch
 from harness.data.batches import Batch
 from harness.errors import UserError
 from harness.testing import command
-from project.data.digits import DigitImages, Digits, read_images, shift
+from project.data.digits import Digits, read_images, shift
 
 
 @pytest.fixture
@@ -64,13 +64,6 @@ def test_shift_moves_by_whole_pixels() -> None:
     assert torch.equal(shift(image, still, 1), image)
     up_left = shift(image, torch.tensor([[0.99, 0.99]]), 1)
     assert torch.equal(up_left[0, 0], torch.tensor([[4.0, 5, 0], [7, 8, 0], [0, 0, 0]]))
-
-
-def test_batch_and_single_reads_agree() -> None:
-    data = DigitImages(torch.randint(0, 17, (4, 1, 8, 8)).byte(), torch.arange(4))
-    images, labels = data.__getitems__([2, 3])
-    assert torch.equal(images[1], data[3][0])
-    assert labels.tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,19 @@
-"""What scripts/new.py writes is clean, trains, and passes the test that it writes with it."""
+"""What scripts/new.py writes is clean, trains, and passes the test that comes with it."""
 
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import new
 import pytest
 
 from tests_harness.conftest import ROOT
 
+KINDS = {kind: (kind,) for kind in ("experiment", "model", "module", "data")} | {"csv": ("data",)}
+CSV = {"csv": ("--csv", "houses.csv")}
+PLACEHOLDER = re.compile(r"(?<![A-Z])(NAME|CLASS|PACKAGE|PATH|TARGET|COLUMNS)(?![A-Z])")
 NEVER_COPIED = (".git", ".venv", "outputs", "build", "*.egg-info", "__pycache__", ".*_cache")
 
 
@@ -28,44 +33,85 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy that tests may write into; its modules come before those that are installed."""
     folder = tmp_path_factory.mktemp("repository") / "copy"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NEVER_COPIED))
+    rows = "\n".join(f"{i},{i % 7},{3 * i}" for i in range(40))
+    (folder / "houses.csv").write_text(f"size,rooms,price\n{rows}\n")
     return folder
 
 
-# `alpha` comes before the modules of this project in the alphabet, `zulu` after them.
 @pytest.mark.parametrize("name", ["alpha_1", "zulu", "z", "a" * 16])
-@pytest.mark.parametrize("kind", ["experiment", "model", "data"])
+@pytest.mark.parametrize("kind", ["experiment", "model", "module", "data", "csv"])
 def test_starting_point_is_clean_and_refuses_to_overwrite(
     kind: str, name: str, repository: Path
 ) -> None:
-    written = run(repository, "scripts/new.py", kind, name)
+    words = ("scripts/new.py", *KINDS[kind], f"{name[:15]}{kind[-1]}", *CSV.get(kind, ()))
+    written = run(repository, *words)
     assert written.returncode == 0, written.stderr
     paths = [line.split()[1] for line in written.stdout.splitlines() if line.startswith("wrote")]
-    assert f"conf/{kind}/{name}.yaml" in paths
-    assert len(paths) == (1 if kind == "experiment" else 3)
+    assert len(paths) == {"experiment": 1, "csv": 2}.get(kind, 3)
     texts = {path: (repository / path).read_text() for path in paths}
+    assert not [text for text in texts.values() if PLACEHOLDER.search(text)]
     code = [path for path in paths if path.endswith(".py")] or ["train.py"]
     for checker in (["ruff", "format", "--check"], ["ruff", "check"]):
         checked = run(repository, "-m", *checker, *code)
         assert checked.returncode == 0, checked.stdout
-    again = run(repository, "scripts/new.py", kind, name)
+    again = run(repository, *words)
     assert again.returncode == 1
     assert "already" in again.stderr
     assert texts == {path: (repository / path).read_text() for path in paths}
 
 
-def test_starting_points_pass_their_tests(repository: Path) -> None:
+def test_starting_points_pass_their_tests_and_type_checks(repository: Path) -> None:
     """The tests that were written, and those that look at every YAML file."""
-    for kind in ("experiment", "model", "data"):
-        assert run(repository, "scripts/new.py", kind, f"my_{kind}").returncode == 0
-    tests = [
-        "tests_harness/data/test_my_data.py",
-        "tests_harness/models/test_my_model.py",
-        "tests_harness/test_config.py",
-    ]
+    tests, sources = ["tests/test_config.py"], []
+    for kind in KINDS:
+        words = ("scripts/new.py", *KINDS[kind], f"my_{kind}", *CSV.get(kind, ()))
+        written = run(repository, *words)
+        assert written.returncode == 0, written.stderr
+        tests += re.findall(r"(?m)^wrote  (tests/.*)", written.stdout)
+        sources += re.findall(r"(?m)^wrote  (src/.*)", written.stdout)
     result = run(repository, "-m", "pytest", "-q", "-rA", *tests, "-k", "my_", "-p", "no:xdist")
     assert result.returncode == 0, result.stdout
-    names = ("[experiment=my_experiment]", "test_my_data_trains", "test_my_model_learns")
+    choices = ("experiment=my_experiment", "model=my_module", "data=my_csv")
+    names = (*(f"[{choice}]" for choice in choices), "test_my_data_trains", "test_my_module_learns")
     assert all(f"{name}\n" in result.stdout for name in names)
+    checked = run(repository, "-m", "mypy", *sources)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("package", ["alpha", "zulu"])
+def test_imports_are_sorted_whatever_the_package_is_called(package: str) -> None:
+    """`alpha` comes before `harness` in the alphabet, `zulu` after it."""
+    words = {"NAME": "mine", "CLASS": "Mine", "PACKAGE": package}
+    for template in new.TEMPLATES.glob("*.py.txt"):
+        lines = new.filled(template.read_text(), words).splitlines()
+        own = [line for line in lines if line.startswith(("from harness", f"from {package}"))]
+        assert own == sorted(own), template
+
+
+def test_a_table_trains_as_the_printed_command_says(repository: Path) -> None:
+    written = run(repository, "scripts/new.py", "data", "prices", "--csv", "houses.csv")
+    (command,) = re.findall(r"(?m)^run    python (.*)", written.stdout)
+    short = ("trainer.max_epochs=1", "trainer.log_every_n_steps=1")
+    trained = run(repository, *command.split(), *short)
+    assert trained.returncode == 0, trained.stderr
+    assert "test/mae" in trained.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("data", "mine", "--csv", "nope.csv"), "--csv nope.csv cannot be read"),
+        (("data", "mine", "--csv", "LICENSE"), "must begin with the names of two columns"),
+        (("model", "mine", "--csv", "houses.csv"), "--csv belongs to data, not to model"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused(
+    words: tuple[str, ...], message: str, repository: Path
+) -> None:
+    result = run(repository, "scripts/new.py", *words)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert not (repository / "conf" / "data" / "mine.yaml").exists()
 
 
 @pytest.mark.parametrize(
@@ -82,12 +128,8 @@ def test_names_that_python_cannot_import_are_refused(name: str, repository: Path
 @pytest.mark.parametrize(
     ("kind", "name", "reason"),
     [
-        ("data", "batch", "data/synthetic.py, which this starts from, uses another Batch"),
-        (
-            "model",
-            "path",
-            "tests_harness/models/test_mlp.py, which this starts from, uses another Path",
-        ),
+        ("data", "samples", "The new file uses another Samples"),
+        ("module", "tensor", "The new file uses another Tensor"),
         ("model", "test", "Test means something to Python or pytest"),
         ("data", "tests_of_mine", "TestsOfMine means something to Python or pytest"),
         ("model", "exception", "Exception means something to Python or pytest"),
@@ -102,12 +144,3 @@ def test_names_whose_class_would_hide_another_are_refused(
     assert reason in result.stderr
     assert f"my_{name}" in result.stderr
     assert sorted(repository.rglob("*")) == before
-
-
-def test_missing_original_is_named(repository: Path, tmp_path: Path) -> None:
-    for folder in ("scripts", "conf", "src", "tests"):
-        shutil.copytree(repository / folder, tmp_path / folder)
-    (tmp_path / "conf" / "model" / "mlp.yaml").unlink()
-    result = run(tmp_path, "scripts/new.py", "model", "mine")
-    assert result.returncode == 1
-    assert "conf/model/mlp.yaml, which this starts from, is gone" in result.stderr

@@ -110,7 +110,7 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
         is_sweep,
         dict(known.runtime.choices),
         rules,
-        known.runtime.output_dir if is_sweep else None,
+        OmegaConf.select(known, "runtime.output_dir") if is_sweep else None,
     )
 
 

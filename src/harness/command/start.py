@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.checkpoints import files
-from harness.command import explain, resume, run_folder, validate
+from harness.command import explain, gpus, resume, run_folder, validate
 from harness.command.compose import Command, compose_command, from_hydra, with_training_config
 from harness.errors import TrainingError, UserError
 from harness.processes import launch, leaving, orphans
@@ -173,7 +173,11 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
     Raises:
         UserError: where it cannot run; then no folder is left.
     """
-    validate.check(command)
+    try:
+        validate.check(command)
+    except OmegaConfBaseException as error:  # of a value that refers to another one
+        told = explain.explain(error, command.task, command.overrides, command.conf)
+        raise UserError(told) from error
     cfg = command.cfg
     if command.task == "train":
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
@@ -267,29 +271,10 @@ def execute(task: str, frozen: DictConfig) -> None:
     """Train, evaluate or predict with a frozen config."""
     cfg = run_folder.resolved(frozen)
     if not launch.is_rank_of_a_run():  # else the first process has chosen for this one
-        choose_gpus(cfg)
+        gpus.choose(cfg)
     from harness.run import tasks  # torch and Lightning; seconds
 
     getattr(tasks, task)(cfg)
-
-
-def choose_gpus(cfg: Any) -> None:
-    """Take the GPUs that the config asks for, and say which they are.
-
-    Raises:
-        UserError: if they cannot be had.
-    """
-    if "gpus" not in cfg or cfg.gpus.order == "visible":  # a run of before there was a choice
-        return
-    validate.check_gpus(cfg)
-    from harness.machine import choice, nvml
-
-    devices = cfg.trainer.devices
-    num_wanted = None if devices in (-1, "auto") else int(devices)
-    chosen = choice.take_emptiest(num_wanted, cfg.gpus.min_free_gib)
-    for index, gpu in enumerate(chosen):
-        free = f"{nvml.gib(gpu.free_bytes)} of {nvml.gib(gpu.total_bytes)} free"
-        print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")
 
 
 def objective_of(run_dir: Path, objective: str | None) -> float | None:

@@ -1,7 +1,6 @@
 """What Hydra accepts and no run can do, refused before torch is imported."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from harness.checkpoints.files import damage
+from harness.command import gpus
 from harness.command.compose import Command, flat, groups
 from harness.command.explain import OLD_NAMES, old_name
+from harness.command.gpus import device_indices
 from harness.errors import UserError
 from harness.machine import num_gpus
-from harness.processes import launch
 
 
 def check(command: Command) -> None:
@@ -39,6 +39,7 @@ def check(command: Command) -> None:
             )
     for key in OmegaConf.missing_keys(cfg):
         raise UserError(f"{key} has no value. Add {key}=<value>.")
+    OmegaConf.to_container(cfg, resolve=True)  # before there is a folder
     for override in overrides:
         name = override.lstrip("+~").partition("=")[0]
         if override.startswith("+") and name.rpartition(".")[2] in OLD_NAMES:
@@ -59,7 +60,7 @@ def check(command: Command) -> None:
                 f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
             )
     _check_devices(cfg.trainer)
-    check_gpus(cfg)
+    gpus.check(cfg)
     _check_clipping(cfg)
     _check_launch(cfg)
     if task != "train":
@@ -163,7 +164,7 @@ def _check_devices(trainer: DictConfig) -> None:
             f"trainer.accelerator={accelerator} is unknown: auto, cpu, gpu, cuda or mps."
         )
     is_count = str(devices).isdigit() and int(devices) > 0
-    if not is_count and devices not in ("auto", -1) and _device_indices(devices) is None:
+    if not is_count and devices not in ("auto", -1) and device_indices(devices) is None:
         raise UserError(
             f"trainer.devices={devices} must be a number from 1, a list such as [0,1], or auto."
         )
@@ -177,7 +178,7 @@ def _check_devices(trainer: DictConfig) -> None:
         )
     if available == 0:
         return  # the CPU takes any number of processes
-    indices = _device_indices(devices)
+    indices = device_indices(devices)
     wanted = len(indices) if indices is not None else devices
     if isinstance(wanted, int) and (wanted > available or max(indices or [0]) >= available):
         raise UserError(
@@ -185,44 +186,6 @@ def _check_devices(trainer: DictConfig) -> None:
             f"{'s' if available > 1 else ''} (numbered from 0).\n"
             f"Use trainer.devices={available} or fewer, or strategy=cpu."
         )
-
-
-def check_gpus(cfg: DictConfig) -> None:
-    """Refuse a choice of GPUs that cannot be made, or would not be the one that counts.
-
-    Raises:
-        UserError: with what to type instead.
-    """
-    order, least = cfg.gpus.get("order"), cfg.gpus.get("min_free_gib")
-    if order not in ("visible", "emptiest"):
-        raise UserError(f"gpus.order={order}: use gpus=visible or gpus=emptiest.")
-    if order == "visible":
-        if least is not None:
-            raise UserError(f"gpus.min_free_gib={least} is looked at by gpus=emptiest. Add that.")
-        return
-    if isinstance(least, bool) or not isinstance(least, (int, float)) or least < 0:
-        raise UserError(f"gpus.min_free_gib={least} must be a number of GiB, 0 or more.")
-    accelerator, devices = cfg.trainer.accelerator, cfg.trainer.devices
-    if accelerator in ("cpu", "mps"):
-        raise UserError(
-            f"gpus=emptiest chooses NVIDIA GPUs, and trainer.accelerator={accelerator} uses none.\n"
-            "Leave out one of them."
-        )
-    if (indices := _device_indices(devices)) is not None:
-        raise UserError(
-            f"trainer.devices={devices} names GPUs, and gpus=emptiest chooses them.\n"
-            f"Use trainer.devices={len(indices)}, or leave out gpus=emptiest."
-        )
-    if launch.num_processes_here() > 1:
-        raise UserError(
-            f"gpus=emptiest chooses in one process, and {launch.num_processes_here()} were "
-            "started on this machine.\n"
-            "Start one (python train.py strategy=ddp trainer.devices=<number>) which starts the "
-            "others, or name GPUs with CUDA_VISIBLE_DEVICES."
-        )
-    from harness.machine import choice  # asked for by few
-
-    choice.check()
 
 
 def _check_clipping(cfg: DictConfig) -> None:
@@ -245,7 +208,7 @@ def _check_launch(cfg: DictConfig) -> None:
             f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
             "Use strategy=ddp2 for one process per node, or strategy=ddp for one per device."
         )
-    indices = _device_indices(devices)
+    indices = device_indices(devices)
     num_devices = len(indices) if indices is not None else devices
     if target.endswith(".DDPStrategy") and isinstance(num_devices, int) and num_devices > 0:
         num_processes = num_devices * num_nodes
@@ -268,15 +231,6 @@ def _check_launch(cfg: DictConfig) -> None:
                 f"Use torchrun --nnodes={num_nodes} or srun, or set MASTER_ADDR, MASTER_PORT and "
                 f"NODE_RANK (0 to {num_nodes - 1}) on each."
             )
-
-
-def _device_indices(devices: Any) -> list[int] | None:
-    """The indices in ``[0, 1]`` or ``"0,1"``; ``None`` where ``devices`` is a count or a word."""
-    if OmegaConf.is_list(devices):
-        return [int(index) for index in devices]
-    if isinstance(devices, str) and re.fullmatch(r"\d+(,\d*)+", devices):
-        return [int(index) for index in devices.split(",") if index]
-    return None
 
 
 def check_checkpoint(path: Path) -> None:

@@ -1,3 +1,4 @@
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -27,3 +28,14 @@ class Mean(Metric):
     def compute(self) -> Tensor:
         """The mean over everything counted since the last ``reset``."""
         return self.total / self.weight
+
+
+def is_logged(module: pl.LightningModule, batch_idx: int) -> bool:
+    """Whether what the training step logs for this batch reaches the loggers.
+
+    Most batches log nothing, and ``self.log`` takes a good part of a small network's step.
+    """
+    trainer = module.trainer
+    ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+    log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set untyped
+    return ends_step and (module.global_step + 1) % log_every == 0

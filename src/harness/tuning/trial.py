@@ -9,9 +9,8 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
-from harness.command import validate
+from harness.command import gpus, validate
 from harness.command.compose import compose_command
-from harness.command.start import choose_gpus
 from harness.machine import num_gpus
 from harness.run import log_file as run_log
 from harness.run import tasks as run
@@ -73,7 +72,7 @@ def one_process(cfg: Any) -> Iterator[Parts]:
         devices = cfg.trainer.devices
         is_list = OmegaConf.is_list(devices)
         cfg.trainer.strategy, cfg.trainer.devices = "auto", [devices[0]] if is_list else 1
-    choose_gpus(cfg)
+    gpus.choose(cfg)
     with tempfile.TemporaryDirectory() as folder, user_errors():
         cfg.run_dir = folder
         try:

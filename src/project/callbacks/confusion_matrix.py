@@ -1,16 +1,14 @@
 from typing import Any
 
-import pytorch_lightning as pl
+import torch
 from matplotlib.figure import Figure
-from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from harness.exact.evaluation import is_filler
-from harness.loggers.figures import add_figure
+from harness.watch.picture import Picture
 
 
-class ConfusionMatrix(pl.Callback):
+class ConfusionMatrix(Picture):
     """Show in TensorBoard which classes the test mistakes for which.
 
     It reads ``labels`` and ``logits`` from what ``test_step`` returns.
@@ -19,42 +17,37 @@ class ConfusionMatrix(pl.Callback):
         num_classes: classes from 0 to ``num_classes - 1``.
     """
 
+    name = "test/confusion_matrix"
+
     def __init__(self, num_classes: int) -> None:
-        self.matrix = MulticlassConfusionMatrix(num_classes)
+        self.num_classes = num_classes
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def reset(self) -> None:
         """Start to count."""
-        self.matrix.reset()
-        self.matrix.to(pl_module.device)
+        self.counts = torch.zeros(self.num_classes, self.num_classes, dtype=torch.long)
 
-    def on_test_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
-    ) -> None:
-        """Count one batch."""
-        if not is_filler(trainer):
-            self.matrix.update(outputs["logits"], outputs["labels"])
+    def update(self, outputs: dict[str, Tensor], batch: Any) -> None:
+        """Count one batch, on the device: reading the counts would wait for it."""
+        counts = multiclass_confusion_matrix(outputs["logits"], outputs["labels"], self.num_classes)
+        self.counts = self.counts.to(counts.device) + counts
 
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sum over the processes and draw."""
-        counts = self.matrix.compute().cpu()
-        draw(trainer, counts)
+    def kept(self) -> Tensor:
+        """The counts, shape (true class, predicted class)."""
+        return self.counts.cpu()
 
-
-@rank_zero_only
-def draw(trainer: pl.Trainer, counts: Tensor) -> None:
-    """Draw ``counts``, shape (true class, predicted class), where a logger takes figures."""
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    axes = figure.add_subplot(xlabel="predicted", ylabel="true", title="Test confusion matrix")
-    share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    image = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, label="share of the true class")
-    classes = range(len(counts))
-    axes.set_xticks(classes)
-    axes.set_yticks(classes)
-    for row in classes:
-        for column in classes:
-            if counts[row, column]:
-                color = "white" if share[row, column] > 0.5 else "black"
-                text = str(int(counts[row, column]))
-                axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
-    add_figure(trainer, "test/confusion_matrix", figure)
+    def draw(self, parts: list[Tensor]) -> Figure:
+        """Draw the sum of the processes' counts."""
+        counts = torch.stack(parts).sum(dim=0)
+        figure = Figure(figsize=(6, 5), layout="constrained")
+        axes = figure.add_subplot(xlabel="predicted", ylabel="true", title="Test confusion matrix")
+        share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+        image = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
+        figure.colorbar(image, label="share of the true class")
+        classes = range(len(counts))
+        axes.set_xticks(classes)
+        axes.set_yticks(classes)
+        for row, column in counts.nonzero().tolist():
+            color = "white" if share[row, column] > 0.5 else "black"
+            text = str(int(counts[row, column]))
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
+        return figure

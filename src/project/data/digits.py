@@ -17,7 +17,6 @@ ImageBatch: TypeAlias = tuple[Tensor, Tensor]
 
 SIDE = 8
 MAX_VALUE = 16  # pixels are counts from 0 to 16
-UNKNOWN = -1  # the label of an image that has none
 
 
 class DigitImages(BatchedDataset):
@@ -25,20 +24,22 @@ class DigitImages(BatchedDataset):
 
     Args:
         images: pixel counts, shape (N, 1, 8, 8), uint8.
-        labels: classes from 0 to 9 or ``UNKNOWN``, shape (N,), int64.
+        labels: classes from 0 to 9, shape (N,), int64; ``None`` leaves them out of the batches.
         max_shift: augment by moving each image up to this many pixels each way.
         seed: decides, with the epoch and the sample's index, how far each image moves.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, max_shift: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, images: Tensor, labels: Tensor | None = None, max_shift: int = 0, seed: int = 0
+    ) -> None:
         self.images, self.labels = images, labels
         self.max_shift, self.seed = max_shift, seed
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.images)
 
-    def __getitems__(self, indices: list[int]) -> ImageBatch:
-        """Read a batch: images in [0, 1] of shape (B, 1, 8, 8), labels of shape (B,)."""
+    def __getitems__(self, indices: list[int]) -> ImageBatch | Tensor:
+        """Read a batch: images in [0, 1] of shape (B, 1, 8, 8), and labels of shape (B,)."""
         rows = torch.tensor(indices)
         # index_select copies whole rows: three times as fast as images[rows].
         images = self.images.index_select(0, rows).float() / MAX_VALUE
@@ -46,11 +47,7 @@ class DigitImages(BatchedDataset):
             epoch = indices.epoch if isinstance(indices, Batch) else 0
             draws = uniform(self.seed, epoch, indices, 2)
             images = shift(images, torch.from_numpy(draws), self.max_shift)
-        return images, self.labels.index_select(0, rows)
-
-    def __getitem__(self, index: int) -> ImageBatch:
-        images, labels = self.__getitems__([index])
-        return images[0], labels[0]
+        return images if self.labels is None else (images, self.labels.index_select(0, rows))
 
 
 def shift(images: Tensor, draws: Tensor, max_shift: int) -> Tensor:
@@ -108,8 +105,7 @@ class Digits(DataModule):
     def make_dataset(self, split: str) -> DigitImages:
         """Read the images of one split."""
         if split == "predict" and self.predict_file is not None:
-            images = read_images(Path(self.predict_file))
-            return DigitImages(images, torch.full((len(images),), UNKNOWN))
+            return DigitImages(read_images(Path(self.predict_file)))
         digits = load_digits()
         images = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
         labels = torch.from_numpy(digits.target.astype(np.int64))

@@ -1,6 +1,4 @@
-import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -11,8 +9,8 @@ from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from harness.errors import UserError
-from harness.exact.mean import Mean
+from harness.exact.mean import Mean, is_logged
+from harness.optimizers import build_optimizers
 
 
 class Classifier(pl.LightningModule):
@@ -21,8 +19,7 @@ class Classifier(pl.LightningModule):
     Args:
         net: maps inputs of shape (B, ...) to logits of shape (B, num_classes).
         optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
-        scheduler: called with the optimizer. If it takes ``total_steps`` and none is bound, the
-            run's number of optimizer steps is filled in.
+        scheduler: called with the optimizer; see ``build_optimizers``.
         scheduler_interval: whether the scheduler advances after each step or each epoch.
         scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
         num_classes: classes from 0 to ``num_classes - 1``.
@@ -44,8 +41,6 @@ class Classifier(pl.LightningModule):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        if scheduler_interval not in ("step", "epoch"):
-            raise ValueError(f"scheduler_interval={scheduler_interval} must be step or epoch.")
         if class_weights is not None and len(class_weights) != num_classes:
             raise ValueError(f"class_weights has {len(class_weights)} numbers, not {num_classes}.")
         # Only plain values: a checkpoint must load where this code does not exist.
@@ -82,10 +77,7 @@ class Classifier(pl.LightningModule):
         self.train_loss.update(loss.detach(), self._weight(labels))
         is_right = logits.detach().argmax(dim=1) == labels
         self.train_accuracy.update(is_right.float().mean(), len(labels))
-        # Most batches log nothing: self.log costs a good part of a small network's step.
-        log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # set untyped
-        ends_step = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
-        if ends_step and (self.global_step + 1) % log_every == 0:
+        if is_logged(self, batch_idx):
             # The mean since the last time, over the samples of all processes.
             self.log("train/loss", self.train_loss.compute(), prog_bar=True)
             self.train_loss.reset()
@@ -128,50 +120,24 @@ class Classifier(pl.LightningModule):
         """How much a batch's mean loss counts among those of other batches."""
         return len(labels) if self.class_weights is None else self.class_weights[labels].sum()
 
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Return columns of a table with one row per sample."""
-        inputs, labels = batch
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Return columns of a table with one row per sample; new data has no labels."""
+        inputs, *labels = batch if isinstance(batch, (tuple, list)) else (batch,)
         probabilities = self(inputs).softmax(dim=1)  # (B, num_classes)
         confidence, prediction = probabilities.max(dim=1)
-        columns = {"prediction": prediction, "confidence": confidence}
-        if (labels >= 0).all():
-            columns = {"label": labels, **columns}  # new data has none
+        columns = {"label": labels[0]} if labels else {}
+        columns |= {"prediction": prediction, "confidence": confidence}
         return columns | {f"p{i}": column for i, column in enumerate(probabilities.unbind(dim=1))}
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        optimizer = configured("model.optimizer", self.make_optimizer, self.parameters())
-        if self.make_scheduler is None:
-            return optimizer
-        arguments = inspect.signature(self.make_scheduler).parameters
-        if "total_steps" in arguments and arguments["total_steps"].default is None:
-            steps = self.trainer.estimated_stepping_batches
-            if steps == float("inf"):
-                raise UserError(
-                    "model.scheduler needs to know when the run ends, to plan its steps.\n"
-                    "Set trainer.max_epochs or trainer.max_steps, or leave it out with "
-                    "~model.scheduler +model.scheduler=null."
-                )
-            make = partial(self.make_scheduler, total_steps=int(steps))
-            scheduler = configured("model.scheduler", make, optimizer)
-        else:
-            scheduler = configured("model.scheduler", self.make_scheduler, optimizer)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {
-                "scheduler": scheduler,
-                "interval": self.scheduler_interval,
-                "monitor": self.scheduler_monitor,
-            },
-        }
-
-
-def configured(key: str, make: Callable[..., Any], argument: Any) -> Any:
-    """Call what the configuration gave; name its key where it refuses its arguments."""
-    try:
-        return make(argument)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{key}: {error}") from error
+        return build_optimizers(
+            self,
+            self.make_optimizer,
+            self.make_scheduler,
+            self.scheduler_interval,
+            self.scheduler_monitor,
+        )
 
 
 def metrics(num_classes: int) -> MetricCollection:

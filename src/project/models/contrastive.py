@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 
+from harness.optimizers import build_optimizers
 from project.models.classifier import metrics
 
 
@@ -105,15 +107,17 @@ class Contrastive(pl.LightningModule):
         metrics.update(logits, labels)
         return {"inputs": images, "labels": labels, "logits": logits}
 
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Return columns of a table with one row per sample: the probe's answer, the embedding."""
-        embeddings = self(batch[0])
-        columns = {f"e{i}": column for i, column in enumerate(embeddings.unbind(dim=1))}
-        return {"label": batch[1], "prediction": self.logits(embeddings).argmax(dim=1), **columns}
+        images, *labels = batch if isinstance(batch, (tuple, list)) else (batch,)
+        embeddings = self(images)
+        columns = {"label": labels[0]} if labels else {}
+        columns["prediction"] = self.logits(embeddings).argmax(dim=1)
+        return columns | {f"e{i}": column for i, column in enumerate(embeddings.unbind(dim=1))}
 
-    def configure_optimizers(self) -> Optimizer:
+    def configure_optimizers(self) -> Any:
         """Build the optimizer from what the configuration gave."""
-        return self.make_optimizer(self.parameters())
+        return build_optimizers(self, self.make_optimizer)
 
 
 def info_nce(embeddings: Tensor, temperature: float) -> Tensor:

@@ -1,0 +1,102 @@
+import logging
+import pickle
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import pytorch_lightning as pl
+import torch
+from matplotlib.figure import Figure
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from harness.exact.evaluation import is_filler
+
+log = logging.getLogger(__name__)
+
+
+class Picture(pl.Callback):
+    """Draw a test's outputs in TensorBoard; a subclass says what is kept and how it is drawn.
+
+    A picture never costs a run its result: where the subclass raises an error in any process, the
+    first process says so once, the traceback goes to ``run.log``, and nothing is drawn. Samples
+    that only keep a process busy are left out. Without a logger nothing is computed.
+
+    Attributes:
+        name: the picture's name in TensorBoard, such as ``"test/confusion_matrix"``.
+    """
+
+    name: ClassVar[str]
+    error: Exception | None = None
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget an earlier test."""
+
+    @abstractmethod
+    def update(self, outputs: Any, batch: Any) -> None:
+        """Keep what the picture needs of one batch; nothing may wait for other processes here.
+
+        Args:
+            outputs: what ``test_step`` returned.
+            batch: what the loader gave, on the module's device.
+        """
+
+    @abstractmethod
+    def kept(self) -> Any:
+        """What this process has kept, on the CPU: it travels to the first process."""
+
+    @abstractmethod
+    def draw(self, parts: list[Any]) -> Figure:
+        """Draw what the processes have kept, in the order of their ranks."""
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start anew."""
+        self.error = None
+        self._try(self.reset)
+
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Show the subclass one batch."""
+        if trainer.loggers and not is_filler(trainer, batch_idx, dataloader_idx):
+            self._try(self.update, outputs, batch)
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Bring together what the processes have kept, and draw."""
+        if not trainer.loggers:
+            return
+        # Bytes, because what cannot be pickled must fail before the processes wait for each other.
+        part = self._try(lambda: pickle.dumps(self.kept()))
+        mine = (part, self.error and f"{type(self.error).__name__}: {self.error}")
+        everyone: list[Any] = [mine]
+        if trainer.world_size > 1:
+            everyone = [None] * trainer.world_size
+            torch.distributed.all_gather_object(everyone, mine)
+        if not trainer.is_global_zero:
+            return
+        errors = [error for _, error in everyone if error]
+        figure = None
+        if not errors:
+            figure = self._try(lambda: self.draw([pickle.loads(part) for part, _ in everyone]))
+            errors = [f"{type(self.error).__name__}: {self.error}"] if self.error else []
+        if errors:
+            log.warning("%s is not drawn: %s", type(self).__name__, errors[0])
+        for logger in trainer.loggers if figure is not None else []:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_figure(self.name, figure, trainer.global_step)
+
+    def _try(self, function: Any, *arguments: Any) -> Any:
+        """Call the subclass; after its first error, no more until the next test."""
+        if self.error is not None:
+            return None
+        try:
+            return function(*arguments)
+        except Exception as error:
+            log.info("%s has failed", type(self).__name__, exc_info=True)
+            self.error = error
+            return None

@@ -1,0 +1,112 @@
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
+
+from harness.optimizers import build_optimizers
+
+
+class Regressor(pl.LightningModule):
+    """Train any network that maps a batch to numbers.
+
+    The network learns targets of mean 0 and deviation 1: the training data says what they are, if
+    it has a ``target_mean`` and a ``target_std``. Metrics and predictions have the targets' units.
+
+    Args:
+        net: maps inputs of shape (B, ...) to numbers, in the shape of the targets or (B, 1).
+        loss: compares numbers and targets, for example ``torch.nn.HuberLoss()``.
+        optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
+        scheduler: called with the optimizer; see ``build_optimizers``.
+        scheduler_interval: whether the scheduler advances after each step or each epoch.
+        scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
+    """
+
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        loss: nn.Module,
+        optimizer: Callable[..., Optimizer],
+        scheduler: Callable[..., Any] | None = None,
+        scheduler_interval: Literal["step", "epoch"] = "step",
+        scheduler_monitor: str = "val/loss",
+    ) -> None:
+        super().__init__()
+        self.net, self.loss = net, loss
+        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
+        # Buffers are part of a checkpoint: predictions need no training data.
+        self.register_buffer("target_mean", torch.tensor(0.0))
+        self.register_buffer("target_std", torch.tensor(1.0))
+        metrics = MetricCollection({"mse": MeanSquaredError(), "mae": MeanAbsoluteError()})
+        self.val_metrics = metrics.clone(prefix="val/")
+        self.test_metrics = metrics.clone(prefix="test/")
+
+    def on_fit_start(self) -> None:
+        """Take over the targets' scale."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]  # set untyped
+        self.target_mean.fill_(getattr(data, "target_mean", 0.0))
+        self.target_std.fill_(getattr(data, "target_std", 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs (B, ...) to scaled numbers, (B,) or (B, num_outputs)."""
+        numbers: Tensor = self.net(x)
+        return numbers.squeeze(1) if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
+
+    def in_units(self, numbers: Tensor) -> Tensor:
+        """What the network's numbers are in the targets' units."""
+        return numbers * self.target_std + self.target_mean
+
+    def scaled_loss(self, numbers: Tensor, targets: Tensor) -> Tensor:
+        """The loss between the network's numbers and targets in their own units."""
+        scaled = (targets - self.target_mean) / self.target_std
+        loss: Tensor = self.loss(numbers, scaled.view_as(numbers))
+        return loss
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the mean loss of the batch."""
+        inputs, targets = batch
+        loss = self.scaled_loss(self(inputs), targets)
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Count one batch; the outputs are for callbacks."""
+        return self._evaluate(batch, "val", self.val_metrics)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Count one batch; the outputs are for callbacks."""
+        return self._evaluate(batch, "test", self.test_metrics)
+
+    def _evaluate(
+        self, batch: tuple[Tensor, Tensor], split: str, metrics: MetricCollection
+    ) -> dict[str, Tensor]:
+        inputs, targets = batch
+        numbers = self(inputs)
+        self.log(f"{split}/loss", self.scaled_loss(numbers, targets), batch_size=len(targets))
+        predictions = self.in_units(numbers)
+        metrics.update(predictions, targets.view_as(predictions))
+        self.log_dict(dict(metrics.items()), on_step=False, on_epoch=True, prog_bar=True)
+        return {"inputs": inputs, "targets": targets, "predictions": predictions}
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Return columns of a table with one row per sample; new data has no targets."""
+        inputs, *targets = batch if isinstance(batch, (tuple, list)) else (batch,)
+        columns = {"target": targets[0]} if targets else {}
+        return columns | {"prediction": self.in_units(self(inputs))}
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer and the scheduler from what the configuration gave."""
+        return build_optimizers(
+            self,
+            self.make_optimizer,
+            self.make_scheduler,
+            self.scheduler_interval,
+            self.scheduler_monitor,
+        )

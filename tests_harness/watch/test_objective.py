@@ -1,0 +1,115 @@
+"""No silent wrong default: the score that is monitored, and the files that are kept by it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from harness import UserError, compose, train
+from harness.command import validate
+from harness.command.compose import compose_command
+from harness.loggers.metrics_table import MetricsTable
+
+SHORT = ("data=synthetic", "model=mlp", "data.num_train=640", "callbacks.progress_bar=null")
+
+
+def test_several_best_checkpoints_have_names_and_the_best_is_the_best(tmp_path: Path) -> None:
+    """With one name for all, the last of them would stand for the best."""
+    run = train(
+        *(*SHORT, "trainer.max_epochs=5", "model.optimizer.lr=0.02", f"output_dir={tmp_path}"),
+        *("callbacks.checkpoint.save_top_k=3", "objective=val/loss", "mode=min"),
+    )
+    kept = sorted((run.folder / "checkpoints").glob("best-*.ckpt"))
+    assert len(kept) == 3
+    losses = {row["step"] + 1: row["val/loss"] for row in run.metrics if "val/loss" in row}
+    best = min(losses, key=lambda step: losses[step])
+    assert (
+        run.checkpoint.resolve().name == f"best-epoch={int(best) // 10 - 1}-step={int(best)}.ckpt"
+    )
+    steps = {torch.load(path, weights_only=True)["global_step"] for path in kept}
+    assert steps == set(sorted(losses, key=lambda step: losses[step])[:3])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["objective=val/f1"], "objective=val/f1: add mode=min or mode=max"),
+        (["mode=most"], "mode=most: use min or max"),
+    ],
+)
+def test_objective_without_its_direction_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate.check(compose_command("train", words))
+
+
+def test_experiment_that_changes_nothing_is_refused(tmp_path: Path) -> None:
+    """Without its package line a file's settings arrive where nobody looks."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("trainer:\n  max_epochs: 3\n")
+    words = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
+    with pytest.raises(UserError, match="# @package _global_"):
+        validate.check(compose_command("train", words))
+
+
+def test_config_of_another_folder_passes_the_check_of_kinds(tmp_path: Path) -> None:
+    """The check composes the defaults, which must find the file as well."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ntrainer:\n  max_epochs: 3\n"
+    )
+    place = f"hydra.searchpath=[file://{tmp_path}]"
+    words = [place, "experiment=mine", "trainer.precision=bf16-mixed"]
+    command = compose_command("train", words)
+    validate.check(command)
+    assert command.cfg.trainer.max_epochs == 3
+    with pytest.raises(UserError, match="trainer.max_epochs takes a number"):
+        validate.check(compose_command("train", [place, "experiment=mine", "trainer.max_epochs=x"]))
+
+
+def test_score_that_nothing_logs_is_told_and_the_last_checkpoint_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("objective=val/acuracy", "mode=max", "trainer.max_epochs=2")
+    run = train(*SHORT, *words, f"output_dir={tmp_path}")
+    told = (run.folder / "run.log").read_text()
+    assert "best.ckpt is the last checkpoint" in told
+    assert "Did you mean objective=val/accuracy?" in told
+    saved: Any = torch.load(run.checkpoint, weights_only=True)
+    assert saved["global_step"] == 20
+    assert "test/accuracy" in run.results
+
+
+def test_early_stopping_without_its_score_stops_the_run(tmp_path: Path) -> None:
+    words = (
+        "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping",
+        "+callbacks.stop.monitor=val/lost",
+    )
+    with pytest.raises(UserError, match="Early stopping watches val/lost, but Classifier logs"):
+        train(*SHORT, *words, f"output_dir={tmp_path}")
+
+
+class Broken(MetricsTable):
+    """A tracker whose server is gone."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        raise ConnectionError("no route to host")
+
+
+def test_logger_that_fails_costs_no_result(tmp_path: Path) -> None:
+    words = (f"+logger.mine._target_={__name__}.Broken", "+logger.mine.path=${run_dir}/mine.csv")
+    run = train(*SHORT, "trainer.max_epochs=1", *words, f"output_dir={tmp_path}")
+    assert "test/accuracy" in run.results
+    told = (run.folder / "run.log").read_text()
+    assert told.count("Broken.log_metrics has failed, and the run goes on: no route to host") == 1
+    assert "Traceback" in told
+
+
+def test_metric_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    from harness.run import tasks
+
+    cfg: DictConfig = compose("train", [*SHORT, f"run_dir={tmp_path}", f"output_dir={tmp_path}"])
+    trainer, _, _ = tasks.build(cfg)
+    tasks.finish(trainer, cfg, {"val/loss": float("nan"), "test/loss": 1.0})
+    assert "val/loss is nan" in (tmp_path / "run.log").read_text()
