@@ -15,7 +15,11 @@ Data:
 
 Modules and callbacks:
 
+- ``build_optimizers``: the body of ``configure_optimizers``, from an optimizer and a scheduler
+  that a YAML file gives.
 - ``Mean``: a weighted mean that is cheap enough for every training step.
+- ``is_logged``: whether Lightning writes what is logged at this step.
+- ``Picture``: what a test looked like, in TensorBoard; its mistakes cost a run nothing.
 - ``UserError``: a mistake that is told in a line, without a traceback.
 
 Names are imported when they are used: ``from harness import main`` does not import torch.
@@ -32,17 +36,22 @@ if TYPE_CHECKING:
     from harness.data.datamodule import DataModule
     from harness.data.randomness import uniform
     from harness.errors import UserError
-    from harness.exact.mean import Mean
+    from harness.exact.mean import Mean, is_logged
+    from harness.optimizers import build_optimizers
+    from harness.watch.picture import Picture
 
 __all__ = [
     "Batch",
     "BatchedDataset",
     "DataModule",
     "Mean",
+    "Picture",
     "Run",
     "UserError",
+    "build_optimizers",
     "compose",
     "evaluate",
+    "is_logged",
     "load_run",
     "main",
     "predict",
@@ -55,10 +64,13 @@ _MODULES = {
     "BatchedDataset": "data.batches",
     "DataModule": "data.datamodule",
     "Mean": "exact.mean",
+    "Picture": "watch.picture",
     "Run": "command.from_python",
     "UserError": "errors",
+    "build_optimizers": "optimizers",
     "compose": "command.compose",
     "evaluate": "command.from_python",
+    "is_logged": "exact.mean",
     "load_run": "command.from_python",
     "main": "command.start",
     "predict": "command.from_python",

@@ -2,7 +2,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from harness.watch.picture import Picture
+from harness import Picture
 from project.callbacks.confusion_matrix import ConfusionMatrix
 from project.callbacks.worst_mistakes import WorstMistakes
 

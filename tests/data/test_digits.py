@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.data.batches import Batch
-from harness.errors import UserError
+from harness import Batch, UserError
 from harness.testing import command
 from project.data.digits import Digits, read_images, shift
 

@@ -2,10 +2,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from harness.data.batches import Batch
-from harness.run import tasks as run
+from harness import Batch, train
 from project.data.synthetic import Synthetic, SyntheticImages
 
 
@@ -56,10 +54,8 @@ def test_noise_stays_within_its_bound() -> None:
     assert 0 < (noisy - images).abs().max() <= 0.1
 
 
-def test_synthetic_trains(make_cfg, tmp_path: Path) -> None:
+def test_synthetic_trains(tmp_path: Path) -> None:
     """One epoch through the configs, with the test after it."""
-    overrides = ["strategy=cpu", "trainer.max_epochs=1"]
-    cfg = make_cfg("data=synthetic", "model=mlp", *overrides)
-    cfg.trainer.enable_progress_bar = False
-    results = run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
-    assert 0 <= results["test/accuracy"] <= 1
+    words = ("strategy=cpu", "trainer.max_epochs=1", "trainer.enable_progress_bar=false")
+    run = train("data=synthetic", "model=mlp", *words, f"output_dir={tmp_path}")
+    assert 0 <= run.results["test/accuracy"] <= 1

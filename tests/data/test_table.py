@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.errors import UserError
+from harness import UserError
 from project.data.table import Table, read_csv
 
 

@@ -13,7 +13,7 @@ from project.models.mlp import MLP
 
 
 def classifier(**kwargs) -> Classifier:
-    net = MLP(in_features=4, hidden=[8], num_outputs=3)
+    net = MLP(in_features=4, hidden=[8], num_classes=3)
     return Classifier(net, partial(SGD, lr=0.1), num_classes=3, **kwargs)
 
 

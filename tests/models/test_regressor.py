@@ -4,18 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 from torch.optim import SGD
 
-from harness.run import tasks as run
+from harness import train
 from project.models.mlp import MLP
 from project.models.regressor import Regressor
 
 
 @pytest.fixture
 def model() -> Regressor:
-    net = MLP(in_features=4, hidden=[8], num_outputs=1)
+    net = MLP(in_features=4, hidden=[8], num_classes=1)
     regressor = Regressor(net, nn.MSELoss(), partial(SGD, lr=0.1))
     data = SimpleNamespace(target_mean=100.0, target_std=5.0)
     regressor._trainer = SimpleNamespace(datamodule=data)
@@ -62,10 +61,9 @@ def test_objective_and_pictures_come_with_the_model(make_cfg) -> None:
     assert chosen.callbacks.worst_mistakes is None
 
 
-def test_regressor_learns(make_cfg, tmp_path: Path) -> None:
+def test_regressor_learns(tmp_path: Path) -> None:
     """Better than the mean of all patients, which is 58 off on average."""
-    words = ["strategy=cpu", "trainer.max_epochs=10", "trainer.enable_progress_bar=false"]
-    cfg = make_cfg("experiment=table", *words)
-    results = run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
-    assert results["test/mae"] < 55
-    assert "val/accuracy" not in results
+    words = ("strategy=cpu", "trainer.max_epochs=10", "trainer.enable_progress_bar=false")
+    run = train("experiment=table", *words, f"output_dir={tmp_path}")
+    assert run.results["test/mae"] < 55
+    assert "val/accuracy" not in run.results

@@ -59,7 +59,7 @@ def test_interrupted_run_saves_and_leaves_the_caller_alive(tmp_path: Path) -> No
 
 def test_mistakes_are_raised_and_leave_nothing(tmp_path: Path) -> None:
     words = (*SHORT, f"output_dir={tmp_path}")
-    with pytest.raises(UserError, match="There is no key trainer.max_epoch"):
+    with pytest.raises(UserError, match=r"There is no key trainer\.max_epoch"):
         train(*words, "trainer.max_epoch=2")
     with pytest.raises(UserError, match=r"there is no train\.yaml"):
         compose("train", conf=tmp_path)

@@ -64,7 +64,7 @@ def test_config_of_another_folder_passes_the_check_of_kinds(tmp_path: Path) -> N
     command = compose_command("train", words)
     validate.check(command)
     assert command.cfg.trainer.max_epochs == 3
-    with pytest.raises(UserError, match="trainer.max_epochs takes a number"):
+    with pytest.raises(UserError, match=r"trainer\.max_epochs takes a number"):
         validate.check(compose_command("train", [place, "experiment=mine", "trainer.max_epochs=x"]))
 
 

@@ -96,7 +96,7 @@ def hydra_compose(
 
 def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> Command:
     """A command from its config and from what Hydra knows of it besides."""
-    known = HydraConfig.get()
+    known: Any = HydraConfig.get()
     with open_dict(cfg):
         cfg.pop("hydra", None)
         rules: Any = OmegaConf.to_container(cfg.pop("rules"), resolve=True)

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from harness.watch.picture import Picture
+from harness import Picture
 
 
 class ConfusionMatrix(Picture):

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from harness.watch.picture import Picture
+from harness import Picture
 
 COLUMNS = 4  # images side by side
 

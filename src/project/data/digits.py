@@ -8,10 +8,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from harness.data.batches import Batch, BatchedDataset
-from harness.data.datamodule import DataModule
-from harness.data.randomness import uniform
-from harness.errors import UserError
+from harness import Batch, BatchedDataset, DataModule, UserError, uniform
 
 ImageBatch: TypeAlias = tuple[Tensor, Tensor]
 

@@ -4,9 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.data.batches import Batch, BatchedDataset
-from harness.data.datamodule import DataModule
-from harness.data.randomness import uniform
+from harness import Batch, BatchedDataset, DataModule, uniform
 
 ImageBatch: TypeAlias = tuple[Tensor, Tensor]
 

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
 from torch import Tensor
 
-from harness.data.batches import BatchedDataset
-from harness.data.datamodule import DataModule
-from harness.errors import UserError
+from harness import BatchedDataset, DataModule, UserError
 
 
 class Rows(BatchedDataset):

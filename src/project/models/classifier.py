@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from harness.exact.mean import Mean, is_logged
-from harness.optimizers import build_optimizers
+from harness import Mean, build_optimizers, is_logged
 
 
 class Classifier(pl.LightningModule):

@@ -12,7 +12,7 @@ class CNN(nn.Module):
     Args:
         in_channels: channels of the images.
         channels: width of each level; each must be a multiple of ``num_groups``.
-        num_outputs: width of the output.
+        num_classes: width of the output.
         num_groups: groups of channels that are normalised together (Wu and He, "Group
             Normalization", ECCV 2018).
     """
@@ -21,7 +21,7 @@ class CNN(nn.Module):
         self,
         in_channels: int,
         channels: Sequence[int],
-        num_outputs: int,
+        num_classes: int,
         num_groups: int = 8,
     ) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class CNN(nn.Module):
             ]
             in_channels = width
         self.levels = nn.Sequential(*levels)
-        self.head = nn.Linear(in_channels, num_outputs)
+        self.head = nn.Linear(in_channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images of shape (B, C, H, W) to logits of shape (B, num_outputs)."""
+        """Map images of shape (B, C, H, W) to logits of shape (B, num_classes)."""
         features = self.levels(x).mean(dim=(2, 3))  # (B, channels[-1])
         logits: Tensor = self.head(features)
         return logits

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 
-from harness.optimizers import build_optimizers
+from harness import build_optimizers
 from project.models.classifier import metrics
 
 

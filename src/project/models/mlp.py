@@ -9,12 +9,12 @@ class MLP(nn.Module):
     Args:
         in_features: numbers per sample; inputs of any shape are flattened to it.
         hidden: widths of the hidden layers.
-        num_outputs: width of the output.
+        num_classes: width of the output.
         dropout: probability that a hidden activation is zeroed in training.
     """
 
     def __init__(
-        self, in_features: int, hidden: Sequence[int], num_outputs: int, dropout: float = 0.0
+        self, in_features: int, hidden: Sequence[int], num_classes: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Flatten()]
@@ -23,9 +23,9 @@ class MLP(nn.Module):
             if dropout:
                 layers.append(nn.Dropout(dropout))
             in_features = width
-        self.layers = nn.Sequential(*layers, nn.Linear(in_features, num_outputs))
+        self.layers = nn.Sequential(*layers, nn.Linear(in_features, num_classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, ...) to logits of shape (B, num_outputs)."""
+        """Map (B, ...) to logits of shape (B, num_classes)."""
         logits: Tensor = self.layers(x)
         return logits

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 
-from harness.optimizers import build_optimizers
+from harness import build_optimizers
 
 
 class Regressor(pl.LightningModule):
