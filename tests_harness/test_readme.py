@@ -10,6 +10,7 @@ import pytest
 from tests_harness.conftest import ROOT, command
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "template" / "README.md"]
 # Commands whose work is what the suite itself is run by.
 SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
