@@ -22,8 +22,8 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from torch.utils.data import DataLoader, TensorDataset
 
-from harness.checkpoints.durable import DurableCheckpointIO
 from harness.checkpoints.safe_point import SafePoint
+from harness.checkpoints.writing import DurableCheckpointIO
 from harness.exact.seeded_steps import SeededSteps
 
 STEP_SECONDS, STEPS = 0.05, 40

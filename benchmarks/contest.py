@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from harness.machine.cores import usable_cores
+from harness.machine.limits import usable_cores
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,7 +20,7 @@ import images
 import overhead
 import torch.distributed as dist
 
-from harness.machine.cores import usable_cores
+from harness.machine.limits import usable_cores
 
 # name: processes, and the settings of this project; None is the loop by hand
 CONTENDERS: dict[str, tuple[int, list[str] | None]] = {

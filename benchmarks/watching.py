@@ -31,10 +31,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harness.data.datamodule import DataModule
-from harness.data.measuring import candidates, knee, measure_all
-from harness.machine.cores import usable_cores
-from harness.tuning.worker_curve import table
-from harness.upstream.idle_hooks import skip_idle_hooks
+from harness.data.measuring import candidates, knee, measure_all, table
+from harness.machine.limits import usable_cores
+from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.non_finite import NonFinite, first_bad_weight
 from harness.watch.replicas import hashes
 from harness.watch.throughput import Throughput
@@ -212,7 +211,7 @@ def main() -> None:
     if options.images:
         print(images())
         return
-    skip_idle_hooks()  # as in every run
+    skip_empty_hooks()  # as in every run
     step_seconds([])
     found: dict[str, list[float]] = {}
     for _ in range(options.repeats):

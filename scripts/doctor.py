@@ -15,9 +15,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.doctor.examine import Report, examine
+from harness.doctor.examine import examine
+from harness.doctor.report import Report
 from harness.machine import choice
 from harness.machine.nvml import Gpu
+
+ROOT = Path(__file__).parents[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="for a program")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of runs")
     options = parser.parse_args(arguments)
-    with Console(stderr=True).status("looking") as status:  # seen on a terminal only
-        report = examine(options.output_dir, lambda what: status.update(f"looking at {what}"))
+    with Console(stderr=True).status("examining this machine"):  # seen on a terminal only
+        report = examine(ROOT, options.output_dir)
     if options.json:
         print(json.dumps(report.values(), indent=2))
     else:
@@ -60,7 +63,7 @@ def show(report: Report) -> None:
 def state(gpu: Gpu, name: str) -> str:
     """What a GPU does, what CUDA calls it, and what keeps runs away from it."""
     busy = "" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} % busy"
-    words = (busy, name or "hidden", gpu.problem or choice.taken(gpu))
+    words = (busy, name or "hidden", gpu.problem or choice.locked_by(gpu))
     return ", ".join(word for word in words if word)
 
 

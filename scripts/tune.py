@@ -5,15 +5,14 @@
     python scripts/tune.py lr experiment=synthetic            model.optimizer.lr
 
 What follows the first word is what train.py takes. The last line on the screen is for pasting
-behind train.py; pictures go to <output_dir>/tune/. Exit status: 0 found; 1 a mistake in the
-command, or nothing found; 2 unknown options.
+behind train.py; the curve of lr goes to <output_dir>/tune/. Exit status: 0 found; 1 a mistake in
+the command, or nothing found; 2 unknown options.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UserError
 
@@ -59,12 +58,11 @@ def _positive(text: str) -> float:
 
 
 def tune_workers(options: argparse.Namespace) -> int:
-    """Measure the data set with 0, 1, 2, 4, … workers."""
-    from harness.data.measuring import candidates, knee, measure_all
-    from harness.machine.cores import usable_cores
+    """Measure reading the data set with 0, 1, 2, 4, … workers."""
+    from harness.data.measuring import candidates, knee, measure_all, table
+    from harness.machine.limits import usable_cores
     from harness.run.mistakes import user_errors
     from harness.run.tasks import make
-    from harness.tuning import worker_curve
     from harness.tuning.trial import composed, num_processes
 
     cfg = composed(options.overrides)
@@ -78,10 +76,9 @@ def tune_workers(options: argparse.Namespace) -> int:
             options.seconds,
         )
     chosen = knee(found)
-    print(worker_curve.table(found, chosen, cfg.data.batch_size // num_ranks))
-    _save(worker_curve.picture(found, chosen), cfg, "workers")
+    print(table(found, chosen, cfg.data.batch_size // num_ranks))
     if chosen == 0:
-        print("Reading costs a step no more than to take batches over from workers would.")
+        print("Reading costs a step no more than receiving batches from workers would.")
     print(f"data.num_workers={chosen}")
     return 0
 
@@ -117,17 +114,13 @@ def tune_learning_rate(options: argparse.Namespace) -> int:
     if options.steps < 20:
         raise UserError(f"--steps {options.steps} are too few to see a slope: use 20 or more.")
     cfg = composed(options.overrides)
-    found = find_learning_rate(cfg, options.lowest, options.highest, options.steps)
-    _save(found.picture, cfg, "lr")
-    print(f"model.optimizer.lr={found.suggestion:.2g}")
-    return 0
-
-
-def _save(picture: Any, cfg: Any, name: str) -> None:
-    path = Path(cfg.output_dir, "tune", f"{name}.png")
+    suggestion, picture = find_learning_rate(cfg, options.lowest, options.highest, options.steps)
+    path = Path(cfg.output_dir, "tune", "lr.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, dpi=150)
     print(f"picture: {path}")
+    print(f"model.optimizer.lr={suggestion:.2g}")
+    return 0
 
 
 if __name__ == "__main__":

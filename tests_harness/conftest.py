@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 # The first filter has the least to say: a test's own marks come after these.
 WARNINGS = [
     "error",
+    "ignore:This DataLoader will create",  # torch, on a machine with fewer cores than workers
     "ignore:The `srun` command is available",  # Lightning, wherever Slurm is installed
 ]
 

@@ -28,7 +28,7 @@ def clean_environment() -> Iterator[None]:
 
 
 def command(
-    *arguments: str | Path, environment: dict[str, str] | None = None, timeout: float = 120
+    *arguments: str | Path, environment: dict[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of the project as a user would, with this Python, where pytest was started."""
     return subprocess.run(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.checkpoints import durable, files
-from harness.checkpoints.durable import DurableCheckpointIO, unreadable
+from harness.checkpoints import lookup, writing
+from harness.checkpoints.writing import DurableCheckpointIO, unreadable
 from tests_harness.faults.damage import damages, not_rejected
 from tests_harness.faults.writes import kill_while_writing
 
@@ -19,12 +19,12 @@ from tests_harness.faults.writes import kill_while_writing
 def two_checkpoints(tmp_path: Path) -> Path:
     for step in (9, 10):  # by number: as text, 9 would be the newest
         values = {"weights": torch.randn(20_000), "step": step, "rates": [0.1, 0.2]}
-        DurableCheckpointIO().save_checkpoint(values, files.path_of(tmp_path, step))
+        DurableCheckpointIO().save_checkpoint(values, lookup.path_of(tmp_path, step))
     return tmp_path
 
 
 def test_newest_is_taken(two_checkpoints: Path) -> None:
-    assert files.newest_whole(two_checkpoints) == (two_checkpoints / "step_10.ckpt", [])
+    assert lookup.newest_whole(two_checkpoints) == (two_checkpoints / "step_10.ckpt", [])
 
 
 def test_damaged_newest_is_skipped_and_said(two_checkpoints: Path) -> None:
@@ -34,7 +34,7 @@ def test_damaged_newest_is_skipped_and_said(two_checkpoints: Path) -> None:
 
 def test_any_flipped_bit_is_rejected_or_means_nothing(tmp_path: Path) -> None:
     """Between an archive's members is padding, which no checksum covers and nobody reads."""
-    path = files.path_of(tmp_path, 1)
+    path = lookup.path_of(tmp_path, 1)
     expected = {"weights": torch.randn(50), "step": 3}
     DurableCheckpointIO().save_checkpoint(expected, path)
     whole = path.read_bytes()
@@ -51,14 +51,14 @@ def test_any_flipped_bit_is_rejected_or_means_nothing(tmp_path: Path) -> None:
 def test_damaged_checkpoint_does_not_push_out_whole_ones(two_checkpoints: Path) -> None:
     newest = two_checkpoints / "step_10.ckpt"
     newest.write_bytes(b"")
-    files.set_aside_newer(two_checkpoints / "step_9.ckpt")
-    assert files.by_step(two_checkpoints) == [two_checkpoints / "step_9.ckpt"]
+    lookup.set_aside_newer(two_checkpoints / "step_9.ckpt")
+    assert lookup.by_step(two_checkpoints) == [two_checkpoints / "step_9.ckpt"]
     assert (two_checkpoints / "step_10.ckpt.damaged").exists()
 
 
 def test_link_follows_the_newest(two_checkpoints: Path) -> None:
     for name in ("step_9.ckpt", "step_10.ckpt"):
-        files.link_newest(two_checkpoints / name)
+        lookup.link_newest(two_checkpoints / name)
         assert (two_checkpoints / "last.ckpt").resolve().name == name
 
 
@@ -71,16 +71,16 @@ def test_values_may_change_while_they_are_written(
 ) -> None:
     """Training goes on; the link and the removal of the oldest wait for the file."""
     goes_on, order = threading.Event(), []
-    write = durable.write
+    write = writing.write
 
     def write_late(file: Any, pieces: Any) -> None:
         assert goes_on.wait(20)
         write(file, pieces)
         order.append("written")
 
-    monkeypatch.setattr(durable, "write", write_late)
+    monkeypatch.setattr(writing, "write", write_late)
     io, weights = DurableCheckpointIO(), torch.zeros(1000)
-    path = files.path_of(tmp_path, 1)
+    path = lookup.path_of(tmp_path, 1)
     io.save_checkpoint({"weights": weights}, path, lambda: order.append("safe"))
     weights += 1
     assert not path.exists()
@@ -90,19 +90,33 @@ def test_values_may_change_while_they_are_written(
     assert torch.load(path)["weights"].sum() == 0
 
 
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+def test_what_cannot_be_serialised_gets_no_name(tmp_path: Path) -> None:
+    path = lookup.path_of(tmp_path, 1)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        DurableCheckpointIO().save_checkpoint(
+            {"weights": torch.zeros(9000), "callback": Unpicklable()}, path
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_failed_write_does_not_stop_what_is_larger_than_the_queue(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(durable, "MOST_BYTES", 2000)
+    monkeypatch.setattr(writing, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(writing, "MOST_BYTES", 2000)
 
     def fail(file: Any, pieces: Any) -> None:
         if moment == "after":
             list(pieces)
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(durable, "write", fail)
+    monkeypatch.setattr(writing, "write", fail)
     io = DurableCheckpointIO()
     io.save_checkpoint({"weights": torch.zeros(9000)}, tmp_path / "a.ckpt", lambda: None)
     with pytest.raises(OSError, match="Input/output"):
@@ -116,19 +130,19 @@ def test_full_disk_is_said_and_the_last_checkpoint_stands(
     on_full_disk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     io = DurableCheckpointIO(on_full_disk)
-    path = files.path_of(tmp_path, 1)
+    path = lookup.path_of(tmp_path, 1)
     io.save_checkpoint({"step": 1}, path)
 
     def write_half(file: Any, pieces: Any) -> None:
         file.write(b"half of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(durable, "write", write_half)
+    monkeypatch.setattr(writing, "write", write_half)
     io.save_checkpoint({"step": 1}, path)
     assert io.met_full_disk
     assert io.must_stop == (on_full_disk == "stop")
     assert [file.name for file in tmp_path.iterdir()] == ["step_1.ckpt"]
-    assert files.damage(path) is None
+    assert lookup.damage(path) is None
 
 
 def test_other_errors_of_the_disk_are_raised(
@@ -137,7 +151,7 @@ def test_other_errors_of_the_disk_are_raised(
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(durable, "write", fail)
+    monkeypatch.setattr(writing, "write", fail)
     with pytest.raises(OSError, match="Input/output"):
-        DurableCheckpointIO().save_checkpoint({}, files.path_of(tmp_path, 1))
+        DurableCheckpointIO().save_checkpoint({}, lookup.path_of(tmp_path, 1))
     assert list(tmp_path.iterdir()) == []

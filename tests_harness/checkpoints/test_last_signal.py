@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 
-from harness.checkpoints import files
+from harness.checkpoints import lookup
 from harness.processes.leaving import AgreedExit
 from harness.run import tasks as run
 
@@ -23,6 +23,6 @@ def test_signal_after_the_last_step_is_answered_before_the_test(make_cfg) -> Non
     with pytest.raises(AgreedExit) as left:
         run.train(cfg)
     assert left.value.code == 128 + signal.SIGTERM
-    last = files.by_step(Path(cfg.run_dir, "checkpoints"))[-1]
+    last = lookup.by_step(Path(cfg.run_dir, "checkpoints"))[-1]
     assert last.name == "step_20.ckpt"
     assert not Path(cfg.run_dir, "results.json").exists()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.checkpoints import durable, files, safe_point
+from harness.checkpoints import lookup, safe_point, writing
 from harness.checkpoints.safe_point import SafePoint
 from harness.command.compose import compose
 from harness.exact import seeded_steps
-from harness.upstream import loop_repairs, running_values
+from harness.upstream import logged_values, resume_counters, resume_states
 from tests_harness.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
 
 IN_DEFAULT_SUITE = {
@@ -39,14 +39,14 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 REPAIRS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
-    "counters": (loop_repairs, "repair_counters", nothing, "dropout, OneCycle"),
-    "validation": (loop_repairs, "repair_validation", nothing, "dropout, OneCycle"),
-    "current score": (loop_repairs, "repair_current_scores", nothing, "dropout, OneCycle"),
-    "precision": (loop_repairs, "repair_precision", nothing, "double precision"),
-    "end of the restart": (loop_repairs, "end_restart", nothing, "ReduceLROnPlateau"),
-    "logged sums": (running_values, "_restore_logged", nothing, "every kind of log"),
-    "metrics": (running_values, "_restore_metric", nothing, "dropout, OneCycle"),
-    "logged values": (running_values, "restore_of_all_ranks", nothing, "every kind of log"),
+    "counters": (resume_counters, "repair_counters", nothing, "dropout, OneCycle"),
+    "validation": (resume_counters, "repair_validation", nothing, "dropout, OneCycle"),
+    "current score": (resume_states, "repair_current_scores", nothing, "dropout, OneCycle"),
+    "precision": (resume_states, "repair_precision", nothing, "double precision"),
+    "end of the restart": (resume_counters, "end_restart", nothing, "ReduceLROnPlateau"),
+    "logged sums": (logged_values, "_restore_logged", nothing, "every kind of log"),
+    "metrics": (logged_values, "_restore_metric", nothing, "dropout, OneCycle"),
+    "logged values": (logged_values, "restore_of_all_ranks", nothing, "every kind of log"),
     "seeds": (seeded_steps, "seed_generators", nothing, "dropout, OneCycle"),
 }
 
@@ -66,7 +66,7 @@ def test_repair_is_needed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_checkpoints_load_as_plain_values_with_their_position(tmp_path: Path) -> None:
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "checkpoint.every_n_steps=4"])
     train(cfg)
-    steps = [path.stem for path in files.by_step(tmp_path / "checkpoints")]
+    steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
     assert steps == ["step_4", "step_8", "step_12", "step_15"]
     checkpoint = torch.load(tmp_path / "checkpoints" / "step_8.ckpt", weights_only=True)
     position = checkpoint["Synthetic"]
@@ -76,7 +76,7 @@ def test_checkpoints_load_as_plain_values_with_their_position(tmp_path: Path) ->
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     train(compose("train", [*COMMON, f"run_dir={tmp_path}", "checkpoint.num_kept=2"]))
-    steps = [path.stem for path in files.by_step(tmp_path / "checkpoints")]
+    steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
     assert steps == ["step_14", "step_15"]
 
 
@@ -89,7 +89,7 @@ def test_resumed_run_reads_no_sample_that_it_skips(
     train(cfg)
     checkpoint = tmp_path / "checkpoints" / "step_4.ckpt"
     cfg.resume = str(checkpoint)
-    for later in files.by_step(checkpoint.parent)[4:]:
+    for later in lookup.by_step(checkpoint.parent)[4:]:
         later.unlink()
     reads = []
     original = SyntheticImages.__getitems__
@@ -142,19 +142,19 @@ def test_full_disk_stops_a_run_that_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "on_full_disk=stop"])
-    original = durable.write
+    original = writing.write
 
     def write(file: Any, pieces: Any) -> None:
         if "step_3.ckpt" in file.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         original(file, pieces)
 
-    monkeypatch.setattr(durable, "write", write)
+    monkeypatch.setattr(writing, "write", write)
     with pytest.raises(SystemExit) as stop:
         train(cfg)
     assert stop.value.code == 1
     # One or two more are tried; the disk may have room again.
-    assert files.by_step(tmp_path / "checkpoints")[-1].stem in ("step_4", "step_5")
+    assert lookup.by_step(tmp_path / "checkpoints")[-1].stem in ("step_4", "step_5")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_step_before_a_validation_is_known(
 ) -> None:
     """A checkpoint is written there, for a signal in the middle of a long validation."""
     told, done = set(), set()
-    follows = loop_repairs.validation_follows
+    follows = resume_counters.validation_follows
 
     def tell(trainer: Any, batch_idx: int) -> bool:
         if answer := follows(trainer, batch_idx):
@@ -182,7 +182,7 @@ def test_step_before_a_validation_is_known(
     def validate(self: Any, trainer: Any, *_: Any) -> None:
         done.add(trainer.global_step)
 
-    monkeypatch.setattr(loop_repairs, "validation_follows", tell)
+    monkeypatch.setattr(resume_counters, "validation_follows", tell)
     monkeypatch.setattr(SafePoint, "on_validation_start", validate)
     monkeypatch.setattr(SafePoint, "on_validation_end", nothing)
     cfg = compose("train", [*COMMON, *settings, f"run_dir={tmp_path}", "checkpoint.num_kept=2"])
@@ -200,7 +200,7 @@ def test_checkpoint_is_written_before_a_validation_that_takes_long(
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "test=false"])
     cfg.checkpoint.every_n_steps = None
     train(cfg)
-    steps = [path.stem for path in files.by_step(tmp_path / "checkpoints")]
+    steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
     assert steps == ["step_4", "step_9", "step_14", "step_15"]
 
 
@@ -208,5 +208,5 @@ def test_short_validations_cost_one_checkpoint(tmp_path: Path) -> None:
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "test=false"])
     cfg.checkpoint.every_n_steps = None
     train(cfg)
-    steps = [path.stem for path in files.by_step(tmp_path / "checkpoints")]
+    steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
     assert steps == ["step_4", "step_15"]

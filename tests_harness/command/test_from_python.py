@@ -16,6 +16,7 @@ from harness import UserError, compose, evaluate, load_run, predict, train
 from tests_harness.conftest import ROOT
 
 SHORT = ("data=synthetic", "model=mlp", "data.num_train=640", "trainer.max_epochs=2")
+CONF = str(ROOT / "conf")
 
 
 class Interrupt(pl.Callback):
@@ -78,7 +79,7 @@ def test_script_trains_with_two_processes_twice(tmp_path: Path) -> None:
         "print('the script begins')\n"
         "for seed in (1, 2):\n"
         f"    run = train(*{SHORT}, 'strategy=ddp', 'trainer.devices=2', f'seed={{seed}}',\n"
-        f"        'trainer.accelerator=cpu', 'output_dir={tmp_path}', conf={str(ROOT / 'conf')!r})\n"
+        f"        'trainer.accelerator=cpu', 'output_dir={tmp_path}', conf={CONF!r})\n"
         "    print('reached', run.results['test/accuracy'], run.folder)\n"
     )
     result = subprocess.run(

@@ -1,12 +1,18 @@
 """A mistake in a command gets one or two lines that say what to type, and leaves nothing behind."""
 
+import re
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 from harness.command import start as cli
-from harness.processes import peers
-from tests_harness.conftest import command
+from harness.command import yaml_files
+from harness.processes import leaving, peers
+from tests_harness.conftest import ROOT, command
 
 MISTAKES = {
     "unknown key": ("trainer.devcies=2", "Did you mean trainer.devices?"),
@@ -154,45 +160,17 @@ def test_checkpoint_of_another_network_is_refused(finished_run: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_bug_keeps_its_traceback(tmp_path: Path) -> None:
-    """Only mistakes are shortened; an error inside a class is shown whole."""
-    (tmp_path / "broken_net.py").write_text(
-        "class Net:\n    def __init__(self, **_):\n        int('abc')\n"
-    )
-    result = command(
-        "train.py",
-        "model.net._target_=broken_net.Net",
-        f"output_dir={tmp_path / 'outputs'}",
-        environment={"PYTHONPATH": str(tmp_path)},
-    )
-    assert result.returncode == 1
-    assert "Traceback" in result.stderr
-    assert "broken_net.py" in result.stderr
-
-
 def test_mistake_in_a_sweep_leaves_nothing(tmp_path: Path) -> None:
     result = command("train.py", "-m", "trainer.devcies=1,2", f"output_dir={tmp_path / 'out'}")
     assert "Did you mean trainer.devices?" in result.stderr
     assert not list(tmp_path.glob("out/**/*.yaml"))
 
 
-def test_failing_import_inside_of_a_module_is_not_called_a_typo(tmp_path: Path) -> None:
-    (tmp_path / "my_net.py").write_text("import a_package_that_is_missing\n")
-    result = command(
-        "train.py",
-        "model.net._target_=my_net.Net",
-        f"output_dir={tmp_path / 'out'}",
-        environment={"PYTHONPATH": str(tmp_path)},
-    )
-    assert "Traceback" in result.stderr
-    assert "No module named 'a_package_that_is_missing'" in result.stderr
-
-
 def test_processes_that_would_each_train_alone_are_refused(tmp_path: Path) -> None:
     result = command(
-        *("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"),
+        *("-m", "torch.distributed.run", "--nproc-per-node=2"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "train.py"),
         f"output_dir={tmp_path}",
-        environment={"MASTER_PORT": "29533"},
     )
     assert "2 processes were started, and each would train alone" in result.stderr
 
@@ -212,7 +190,7 @@ def test_answers_do_not_import_torch(tmp_path: Path) -> None:
 def test_mistake_of_one_rank_only_is_told_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of all ranks is told by the first, whose end ends the others before they speak."""
     waited: list[float] = []
-    monkeypatch.setattr(cli.time, "sleep", waited.append)
+    monkeypatch.setattr(leaving.first_has_failed, "wait", waited.append)
     for rank, message in (("0", "This disk is full."), ("3", "Rank 3: This disk is full.")):
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit) as stop:
@@ -220,3 +198,82 @@ def test_mistake_of_one_rank_only_is_told_by_it(monkeypatch: pytest.MonkeyPatch)
         assert stop.value.code == message
     assert waited == [cli.TELL_SECONDS]
     assert cli.TELL_SECONDS < peers.GRACE_SECONDS - peers.NEWS_SECONDS  # before others give up
+
+
+def test_mistake_that_the_first_process_tells_is_not_told_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave(status: int) -> None:
+        raise RuntimeError(f"left with {status}")
+
+    monkeypatch.setattr(cli, "leave", leave)
+    monkeypatch.setattr(leaving.first_has_failed, "wait", lambda seconds: True)
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(RuntimeError, match="left with 1"):
+        cli.tell_once("This disk is full.")
+
+
+HEADER = "# @package _global_\n"
+# What an experiment's file holds, the line that is blamed, and what is said of it.
+YAML_MISTAKES = {
+    "bracket that is not closed": ("model:\n  net:\n    hidden: [1, 2\n", 4, "a [ is not closed"),
+    "quotation mark that is not closed": ('name: "mine\n', 2, "a quotation mark"),
+    "no colon": ("trainer:\n  max_epochs 3\n", 2, "no keys below trainer"),
+    "no space after the colon": ("trainer:\n  max_epochs:3\n", 2, "a space after the colon"),
+    "no colon in one of two lines": ("trainer:\n  max_epochs\n  max_steps: 3\n", 4, "none in"),
+    "not indented": ("trainer:\nmax_epochs: 3\n", 2, "no keys below trainer"),
+    "indented too far": ("trainer:\n  max_epochs: 3\n   max_steps: 3\n", 4, "indented deeper"),
+    "indented too little": ("trainer:\n  max_epochs: 3\n max_steps: 3\n", 4, "otherwise than"),
+    "tab": ("trainer:\n\tmax_epochs: 3\n", 3, "indent with spaces"),
+    "key twice": ("seed: 3\nseed: 4\n", 3, "found duplicate key seed"),
+    "misspelt group": ("trainr:\n  max_epochs: 3\n", 2, "Did you mean trainer?"),
+    "key without its group": ("lr: 3\n", 2, "Did you mean model.optimizer.lr?"),
+    "misspelt setting": ("checkpoint:\n  every_n_step: 3\n", 3, "checkpoint.every_n_steps?"),
+}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Iterator[Path]:
+    """The file of an experiment in a copy of conf/."""
+    conf = tmp_path / "conf"
+    shutil.copytree(ROOT / "conf", conf)
+    yield conf / "experiment" / "mine.yaml"
+    GlobalHydra.instance().clear()
+
+
+@pytest.mark.parametrize("name", YAML_MISTAKES)
+def test_mistake_in_a_yaml_file_is_told_with_its_line(
+    name: str, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, line, hint = YAML_MISTAKES[name]
+    experiment.write_text(HEADER + text)
+    arguments = ["train.py", "experiment=mine", f"output_dir={tmp_path / 'out'}"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as stop:
+        cli.main("train", experiment.parents[1])
+    message = str(stop.value.code)
+    assert message.startswith(f"{experiment}:{line}: ")
+    assert hint in message
+    assert len(message.splitlines()) <= 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_key_that_another_value_is_filled_in_from_is_no_mistake(experiment: Path) -> None:
+    experiment.write_text(f"{HEADER}width: 3\nmodel:\n  num_classes: ${{width}}\n")
+    yaml_files.check_experiments(["experiment=mine"], experiment.parents[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["model.net.hidden=[256,", "128]"], "'model.net.hidden=[256, 128]'"),
+        (["model.net.hidden=[256,", "128]"], "model.net.hidden=[256,128],"),
+        (["model.net.hidden=[256,128"], "a bracket is not closed"),
+    ],
+)
+def test_list_that_the_shell_has_split_is_explained(
+    words: list[str], hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "model=mlp", *words])
+    with pytest.raises(SystemExit, match=re.escape(hint)):
+        cli.main("train", "conf")

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from harness.convert import CheckpointError, convert
-from harness.convert.dcp import _tile
-from harness.convert.read import Checkpoint
+from harness.convert.read import Checkpoint, _tile
 
 from .checkpoint_matrix import save_distributed
 

@@ -67,6 +67,12 @@ def test_a_wrapper_around_a_real_module_is_stripped_once() -> None:
     assert set(renamed(*names, known=known).values()) == known
 
 
+def test_a_wrapper_around_the_whole_does_not_hide_a_real_module_deep_inside() -> None:
+    names = ("module.net.a.module.weight", "module.net.a.module.bias")
+    known = {"net.a.module.weight", "net.a.module.bias"}
+    assert set(renamed(*names, known=known).values()) == known
+
+
 def test_two_names_that_would_become_one_are_an_error() -> None:
     with pytest.raises(CheckpointError, match=r"a\.weight and a\._orig_mod\.weight would both"):
         renamed("a.weight", "a._orig_mod.weight")

@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 from torch import nn
 from torch.distributed.nn import RemoteModule
 
-from harness.convert import CheckpointError, convert
+import harness.convert
+from harness.convert import CheckpointError
 
 from .checkpoint_matrix import lightning, prefixed, trained
+
+convert = partial(harness.convert.convert, packages=["project"])
 
 
 class OnlyModule(nn.Module):
@@ -33,7 +37,7 @@ class Broken(nn.Module):
 def models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the networks above into the project."""
     module = types.ModuleType("project.models_of_test")
-    for cls in (OnlyModule, Broken):
+    for cls in (OnlyModule, Broken, Partly):
         monkeypatch.setattr(cls, "__module__", module.__name__)
         setattr(module, cls.__name__, cls)
     module.touch, module.RemoteModule = Path.touch, RemoteModule
@@ -152,3 +156,60 @@ def test_a_config_that_would_take_for_ever_is_not_read(
     (tmp_path / "run" / "config.yaml").write_text(text)
     (note,) = convert(path, tmp_path / "out.pt").notes
     assert reason in note
+
+
+@pytest.mark.parametrize("packages", [[], ["own"], ["stranger"]])
+def test_only_what_is_called_ones_own_is_imported(
+    packages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is downloaded may hold a package beside a config that names it."""
+    (tmp_path / "stranger.py").write_text(
+        "from pathlib import Path\nfrom torch import nn\n"
+        f"Path({str(tmp_path / 'executed')!r}).touch()\n"
+        "class Net(nn.Linear):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = run_with(nn.Linear(3, 2), LINEAR | {"_target_": "stranger.Net"}, tmp_path)
+    report = harness.convert.convert(path, tmp_path / "out.pt", packages=packages)
+    is_own = packages == ["stranger"]
+    assert (tmp_path / "executed").exists() == is_own
+    assert report.verified[1:] == ["loads strict into config.yaml's Net"] * is_own
+    if not is_own:
+        assert "stranger.Net is not a network of torch.nn" in report.notes[0]
+        assert report.notes[0].endswith("; --package adds your own")
+
+
+@pytest.mark.parametrize(
+    "target", ["torchvision.Net", "torch.nnx.Net", "torch.nn", "projectile.Net"]
+)
+def test_a_package_is_not_another_that_begins_like_it(target: str, tmp_path: Path) -> None:
+    path = run_with(nn.Linear(3, 2), {"_target_": target}, tmp_path)
+    (note,) = convert(path, tmp_path / "out.pt").notes
+    assert f"{target} is not a network of torch.nn or project" in note
+
+
+@pytest.mark.parametrize("name", ["net", "model", "network"])
+def test_a_network_is_known_by_its_usual_names(name: str, tmp_path: Path) -> None:
+    path = run_with(nn.Linear(3, 2), LINEAR, tmp_path, prefix=f"{name}.")
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps({"model": {name: LINEAR}}))
+    assert len(convert(path, tmp_path / "out.pt").verified) == 2
+
+
+def test_a_config_may_describe_no_network(tmp_path: Path) -> None:
+    path = run_with(nn.Linear(3, 2), LINEAR, tmp_path)
+    (tmp_path / "run" / "config.yaml").write_text("model: {num_features: 3}")
+    (note,) = convert(path, tmp_path / "out.pt").notes
+    assert "its model.net does not name a network" in note
+
+
+class Partly(nn.Module):
+    def __init__(self, layer: type[nn.Module], widths: list[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer(width) for width in widths)
+
+
+def test_partials_are_built_as_hydra_builds_them(tmp_path: Path) -> None:
+    layer = {"_target_": "torch.nn.BatchNorm1d", "_partial_": True, "affine": False}
+    config = {"_target_": "project.models_of_test.Partly", "layer": layer, "widths": [2, 3]}
+    path = run_with(Partly(partial(nn.BatchNorm1d, affine=False), [2, 3]), config, tmp_path)
+    assert "Partly" in convert(path, tmp_path / "out.pt").verified[1]

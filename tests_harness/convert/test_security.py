@@ -364,11 +364,10 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return bytes(content)
 
 
-def fuzz(audited: Audited, folder: Path, wall_seconds: float, seed: int) -> int:
-    """Convert mutated checkpoints for a while; return how many."""
-    rng, num_files, stop = random.Random(seed), 0, time.monotonic() + wall_seconds
-    originals = seeds(folder)
-    while time.monotonic() < stop:
+def fuzz(audited: Audited, folder: Path, num_files: int, seed: int) -> None:
+    """Convert mutated checkpoints."""
+    rng, originals = random.Random(seed), seeds(folder)
+    for i in range(num_files):
         original, target = rng.choice(originals), folder / "mutated"
         if original.is_dir():
             metadata = (original / ".metadata").read_bytes()
@@ -386,18 +385,15 @@ def fuzz(audited: Audited, folder: Path, wall_seconds: float, seed: int) -> int:
         else:
             target.write_bytes(mutate(original.read_bytes(), rng))
         result, forbidden = audited.convert(target)
-        assert not forbidden, (seed, num_files, forbidden)
-        assert not result.startswith("TRACEBACK"), (seed, num_files, result)
-        assert "\n" not in result, (seed, num_files, result)
-        num_files += 1
-    return num_files
+        assert not forbidden, (seed, i, forbidden)
+        assert not result.startswith("TRACEBACK"), (seed, i, result)
+        assert "\n" not in result, (seed, i, result)
 
 
 def test_mutated_checkpoints_neither_execute_nor_crash(audited: Audited, tmp_path: Path) -> None:
-    assert fuzz(audited, tmp_path, wall_seconds=5, seed=0) > 50
+    fuzz(audited, tmp_path, num_files=200, seed=0)
 
 
 @pytest.mark.slow
-def test_a_minute_of_mutated_checkpoints(audited: Audited, tmp_path: Path) -> None:
-    num_files = fuzz(audited, tmp_path, wall_seconds=60, seed=int(time.time()))
-    print(f"{num_files} mutated checkpoints")
+def test_thousands_of_mutated_checkpoints(audited: Audited, tmp_path: Path) -> None:
+    fuzz(audited, tmp_path, num_files=5000, seed=int(time.time()))

@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from harness.data.batches import Batch, EvaluationBatchSampler, GlobalBatchSampler
+from harness.errors import UserError
 
 
 class Indices(Dataset[tuple[list[int], int]]):
@@ -107,12 +108,12 @@ def test_weights_make_the_mean_of_shares_the_global_mean(num_ranks: int, num_mic
 def test_drop_last_leaves_out_only_the_smaller_batch() -> None:
     assert len(GlobalBatchSampler(45, 10)) == 5
     assert len(GlobalBatchSampler(45, 10, drop_last=True)) == 4
-    with pytest.raises(ValueError, match="drop_last leaves none"):
+    with pytest.raises(UserError, match="drop_last leaves none"):
         GlobalBatchSampler(5, 10, drop_last=True)
 
 
 def test_batch_smaller_than_its_parts_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Use data\.batch_size=4 or more"):
+    with pytest.raises(UserError, match=r"Use data\.batch_size=4 or more"):
         GlobalBatchSampler(100, 3, num_ranks=4)
 
 

@@ -1,3 +1,4 @@
+import multiprocessing
 import random
 import time
 from types import SimpleNamespace
@@ -71,21 +72,37 @@ def test_knee_is_the_least_number_that_is_as_good_as_any(
     assert knee(found) == expected
 
 
+class Meets(Sleeps):
+    """Reads its first batch when as many workers as ``meeting`` counts are reading theirs."""
+
+    def __init__(self, meeting: Any) -> None:
+        super().__init__(0.0)
+        self.meeting, self.has_met = meeting, False
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        if not self.has_met:
+            self.meeting.wait()
+        self.has_met = True
+        return super().__getitems__(indices)
+
+
 def test_workers_read_at_the_same_time() -> None:
+    data = Data(0.0)
+    data.datasets["train"] = Meets(multiprocessing.Barrier(2, timeout=60))
+    assert measure(data.endless_loader(2, "train"), 0.05).num_workers == 2
+
+
+def test_reading_counts_as_time_of_the_step_without_workers_only() -> None:
     data = Data(0.03)
-    found = measure_all(lambda n: data.endless_loader(n, "train"), [0, 1, 2], 0.3, num_rounds=1)
-    seconds = [m.seconds_per_batch for m in found]
-    assert seconds[0] >= 0.03
-    assert seconds[2] < 0.8 * seconds[1]
-    # Taking a batch over is no part of the sleep.
-    assert found[1].seconds_of_step < seconds[0] / 2
-    assert found[0].seconds_of_step == seconds[0]
-    assert knee(found) == 2
+    alone, helped = measure_all(lambda n: data.endless_loader(n, "train"), [0, 1], 0.1, 1)
+    assert alone.seconds_of_step == alone.seconds_per_batch >= 0.03
+    assert helped.seconds_of_step < helped.seconds_per_batch
 
 
 def test_data_set_that_is_fast_is_left_to_the_training_process(monkeypatch) -> None:
     """And no worker is started to find out."""
     monkeypatch.setattr(workers, "SECONDS_EACH", 0.05)
+    monkeypatch.setattr(workers, "RECEIVING_SECONDS", 1.0)  # fast even on busy cores
     data = Data(0.0)
     found = measure_briefly(lambda n: data.endless_loader(n, "train"), [0, 1, 2])
     assert [m.num_workers for m in found] == [0]
@@ -111,7 +128,7 @@ def test_measuring_leaves_the_generators_as_they_were(num_workers: int) -> None:
     assert draw() == expected
 
 
-def chosen_by(seconds: float, rank: int = 0, **kwargs: Any) -> int:
+def chosen(rank: int = 0) -> int:
     told = {}
 
     def broadcast(value: int) -> int:
@@ -121,7 +138,7 @@ def chosen_by(seconds: float, rank: int = 0, **kwargs: Any) -> int:
     strategy = SimpleNamespace(
         distributed_sampler_kwargs=None, root_device=torch.device("cpu"), broadcast=broadcast
     )
-    data = Data(seconds, num_workers="auto", **kwargs)
+    data = Data(100.0, num_workers="auto")
     data.trainer = SimpleNamespace(
         strategy=strategy,
         is_global_zero=rank == 0,
@@ -135,15 +152,15 @@ def chosen_by(seconds: float, rank: int = 0, **kwargs: Any) -> int:
 
 
 def test_auto_chooses_by_measuring_and_says_so(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(workers, "SECONDS_EACH", 0.1)
-    monkeypatch.setattr("harness.data.datamodule.usable_cores", lambda: 2)
-    assert chosen_by(0.0) == 0
-    assert "data.num_workers=auto chose 0 (batches per second with 0: " in capsys.readouterr().out
-    assert chosen_by(0.05) == 2
+    found = measured(40, 40, 20)
+    monkeypatch.setattr("harness.data.datamodule.measure_briefly", lambda *_: found)
+    assert chosen() == 2
+    said = "data.num_workers=auto chose 2 (batches per second with 0: 25, 1: 25, 2: 50)"
+    assert said in capsys.readouterr().out
 
 
 def test_other_processes_take_what_the_first_has_chosen() -> None:
-    assert chosen_by(100.0, rank=1) == 1
+    assert chosen(rank=1) == 1
 
 
 def test_two_processes_choose_once(tmp_path) -> None:

@@ -28,7 +28,7 @@ def two_gpus(machine, lock_folder, monkeypatch: pytest.MonkeyPatch):
     machine(FakeGpu(79.1, utilisation=3), FakeGpu(78.0, utilisation=None))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setattr(gpus, "ask_torch", lambda: answer("11ab-cdef"))
-    monkeypatch.setattr(process_groups, "add_up", lambda *_: "")
+    monkeypatch.setattr(process_groups, "all_reduce_in_processes", lambda *_: "")
 
 
 def test_this_machine_is_examined() -> None:
@@ -82,7 +82,7 @@ def test_what_is_broken_is_told_and_is_the_exit_status(
 def test_gpu_of_another_run_is_marked(doctor, capsys, tmp_path) -> None:
     from harness.machine import locks
 
-    assert locks.take("GPU-00ab-cdef")
+    assert locks.acquire("GPU-00ab-cdef")
     doctor.main(["--output-dir", str(tmp_path)])
     assert "taken by the run of process" in capsys.readouterr().out
 
@@ -97,7 +97,7 @@ def test_unknown_option_is_status_2(doctor) -> None:
 def test_readme_shows_the_screen_of_a_machine_without_gpus(doctor, machine, capsys, monkeypatch):
     machine(error=FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     monkeypatch.setattr(gpus, "ask_torch", lambda: answer(cuda=None))
-    monkeypatch.setattr(process_groups, "add_up", lambda *_: "")
+    monkeypatch.setattr(process_groups, "all_reduce_in_processes", lambda *_: "")
     doctor.main([])
     seen = capsys.readouterr().out.splitlines()
     (shown,) = re.findall(r"```\n(GPUs .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from harness.doctor import gpus as this
-from harness.doctor import torch_probe
 from tests_harness.machine.fake_nvml import FakeGpu, FakeNvml
 
 
 def answer(*devices: str | tuple[str, str], cuda: str | None = "12.8", error: str = "") -> Any:
-    """What torch_probe.py would say: UUIDs, with the error of those that do not compute."""
+    """What ``probe`` would say: UUIDs, with the error of those that do not compute."""
     pairs = [device if isinstance(device, tuple) else (device, "") for device in devices]
     return {
         "torch": "2.13.0",
@@ -143,7 +142,7 @@ def test_busy_gpus_are_not_broken(machine) -> None:
 
 
 def test_mig_part_stands_at_its_place(machine) -> None:
-    machine(FakeGpu(80, parts=[9, 8]))
+    machine(FakeGpu(80, mig=[9, 8]))
     assert look(answer("another-name"))[1] == {0: "0:0"}
 
 
@@ -162,7 +161,7 @@ def test_torch_that_does_not_answer_is_a_problem(end, machine, monkeypatch) -> N
     monkeypatch.setattr(subprocess, "run", run)
     machine(FakeGpu(80))
     section, working = look(this.ask_torch())
-    assert "python -m harness.doctor.torch_probe" in section.problems[0].remedy
+    assert "python -m harness.doctor.gpus" in section.problems[0].remedy
     assert working == {}
 
 
@@ -178,26 +177,26 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, product) -> None:
 
 def test_probe_computes_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, lambda ones: ones)
-    report = torch_probe.probe()
+    report = this.probe()
     assert report["devices"] == [{"name": "NVIDIA H100", "uuid": "00ab-cdef", "error": ""}]
     assert (report["cuda"], report["error"]) == ("12.8", "")
 
 
 def test_probe_tells_wrong_results_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, lambda ones: ones.mul_(2))
-    assert "comes out wrong" in torch_probe.probe()["devices"][0]["error"]
+    assert "comes out wrong" in this.probe()["devices"][0]["error"]
 
     def fail(_: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("CUDA error: no kernel image\nCompile with ...")
 
     fake_cuda(monkeypatch, fail)
-    assert torch_probe.probe()["devices"][0]["error"] == "CUDA error: no kernel image"
+    assert this.probe()["devices"][0]["error"] == "CUDA error: no kernel image"
 
     def too_old() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old\nmore")
 
     monkeypatch.setattr(torch.cuda, "init", too_old)
-    assert torch_probe.probe()["error"] == "The NVIDIA driver on your system is too old"
+    assert this.probe()["error"] == "The NVIDIA driver on your system is too old"
 
 
 @pytest.mark.gpu

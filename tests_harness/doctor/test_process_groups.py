@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import distributed
 
-from harness.doctor import all_reduce
 from harness.doctor import process_groups as this
 
 
@@ -35,7 +34,9 @@ def test_processes_that_wait_for_each_other_are_ended(monkeypatch: pytest.Monkey
         this.subprocess, "Popen", lambda *a, **k: started.append((p := popen(*a, **k)).pid) or p
     )
     # Of three announced processes one never comes.
-    assert "no sum after" in this.add_up("gloo", ["cpu", "cpu"], {"WORLD_SIZE": "3"})
+    assert "no sum after" in this.all_reduce_in_processes(
+        "gloo", ["cpu", "cpu"], {"WORLD_SIZE": "3"}
+    )
     assert len(started) == 2
     for pid in started:
         with pytest.raises(ProcessLookupError):
@@ -45,16 +46,16 @@ def test_processes_that_wait_for_each_other_are_ended(monkeypatch: pytest.Monkey
 def test_process_that_fails_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one would wait for it, until the limit, and then that would be said."""
     monkeypatch.setattr(this, "LIMIT_SECONDS", 150)
-    assert "nope" in this.add_up("gloo", ["cpu", "nope"])
+    assert "nope" in this.all_reduce_in_processes("gloo", ["cpu", "nope"])
 
 
 def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571"}
+    address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in address.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor[5:].add_(1))
     with pytest.raises(SystemExit, match="The sum is 1 to 2, and should be 1"):
-        all_reduce.main("gloo", "cpu")
+        this.all_reduce("gloo", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_nccl_is_tried_with_what_there_is(devices, errors, works, text, monkeypa
         calls.append((backend, used, environment))
         return next(answers)
 
-    monkeypatch.setattr(this, "add_up", add_up)
+    monkeypatch.setattr(this, "all_reduce_in_processes", add_up)
     section = this.nccl(devices)
     assert section.values["works"] is works
     told = section.text + "".join(problem.remedy for problem in section.problems)

@@ -4,7 +4,7 @@ import pytest
 
 from harness.command import validate
 from harness.command.compose import compose
-from harness.doctor.recommend import is_busy, recommend
+from harness.doctor.examine import is_busy, recommend
 from harness.machine import locks, nvml
 from tests_harness.machine.fake_nvml import FakeGpu
 
@@ -74,5 +74,5 @@ def test_every_recommendation_composes_and_passes_the_checks(machine) -> None:
 
 def test_busy_is_taken_or_half_full(machine, lock_folder) -> None:
     machine(FakeGpu(39), FakeGpu(41), FakeGpu(80), FakeGpu(0, memory_unknown=True))
-    assert locks.take("GPU-22ab-cdef")
+    assert locks.acquire("GPU-22ab-cdef")
     assert [is_busy(gpu) for gpu in nvml.gpus()] == [True, False, True, False]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.doctor import versions as this
+from harness.doctor import machine as this
 from tests_harness.conftest import ROOT
 
 

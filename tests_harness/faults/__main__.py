@@ -18,15 +18,14 @@ from typing import TypeAlias
 
 from tests_harness.faults import damage, full_disk, kills, resume_sweep, signals, writes
 
-FINISH_SECONDS = 10  # what schedulers leave at least
 Rows: TypeAlias = dict[str, tuple[bool, str]]  # whether the bar is met, and the figures
 
 
-def sweep(folder: Path, num: int, seed: int, only: str) -> Rows:
+def sweep(folder: Path, options: argparse.Namespace) -> Rows:
     rows = {}
     good = total = 0
     for name in resume_sweep.CONFIGURATIONS:
-        if only in name:
+        if options.only in name:
             found = dict(resume_sweep.sweep(name, folder))
             equal = sum(not differences for differences in found.values())
             good, total = good + equal, total + len(found)
@@ -39,10 +38,10 @@ def sweep(folder: Path, num: int, seed: int, only: str) -> Rows:
     return rows
 
 
-def kill(folder: Path, num: int, seed: int, only: str) -> Rows:
+def kill(folder: Path, options: argparse.Namespace) -> Rows:
     rows = {}
     for num_processes in (1, 2):
-        trials = kills.kills(folder, num_processes, num, seed)
+        trials = kills.kills(folder, num_processes, options.num, options.seed)
         faults = sum(len(trial.faults) for trial in trials)
         equal = sum(not trial.differences for trial in trials)
         hangs = sum(trial.hangs for trial in trials)
@@ -53,12 +52,12 @@ def kill(folder: Path, num: int, seed: int, only: str) -> Rows:
     return rows
 
 
-def storm(folder: Path, num: int, seed: int, only: str) -> Rows:
+def storm(folder: Path, options: argparse.Namespace) -> Rows:
     rows = {}
     # AdamW turns the rounding of a gradient that is nearly zero into a step: of three processes,
     # one weight is 1.3e-6 off without any fault. In double precision nothing hides behind that.
     for most_processes, precision, bar in ((2, "32-true", 1e-6), (3, "64-true", 1e-12)):
-        trials = kills.storms(folder, num, seed, most_processes, precision)
+        trials = kills.storms(folder, options.num, options.seed, most_processes, precision)
         faults = sum(len(trial.faults) for trial in trials)
         worst = max(trial.max_weight_difference for trial in trials)
         hangs = sum(trial.hangs for trial in trials)
@@ -70,23 +69,27 @@ def storm(folder: Path, num: int, seed: int, only: str) -> Rows:
     return rows
 
 
-def write(folder: Path, num: int, seed: int, only: str) -> Rows:
+def write(folder: Path, options: argparse.Namespace) -> Rows:
     rows = {}
     for where, tmpdir in (("", None), (", TMPDIR on another file system", "/dev/shm")):
-        unusable = writes.kill_while_writing(folder, 2 * num, seed, tmpdir)
+        unusable = writes.kill_while_writing(folder, 2 * options.num, options.seed, tmpdir)
         rows[f"kill -9 while a checkpoint is written{where}"] = (
             unusable == 0,
-            f"{unusable} of {2 * num} unusable",
+            f"{unusable} of {2 * options.num} unusable",
         )
     return rows
 
 
-def damaged(folder: Path, num: int, seed: int, only: str) -> Rows:
+def damaged(folder: Path, options: argparse.Namespace) -> Rows:
     kills.finish(folder, 1)
     checkpoints = kills.run_dir(folder) / "checkpoints"
-    failed = [name for i in range(num) for name in damage.not_rejected(checkpoints, seed + i)]
+    failed = [
+        name
+        for i in range(options.num)
+        for name in damage.not_rejected(checkpoints, options.seed + i)
+    ]
     kinds = len(damage.damages(1 << 20, random.Random(0)))
-    total = kinds * num
+    total = kinds * options.num
     return {
         f"damaged newest checkpoint, {kinds} kinds": (
             not failed,
@@ -95,7 +98,7 @@ def damaged(folder: Path, num: int, seed: int, only: str) -> Rows:
     }
 
 
-def asked(folder: Path, num: int, seed: int, only: str) -> Rows:
+def asked(folder: Path, options: argparse.Namespace) -> Rows:
     cases = [
         (strategy, num_workers, victim, signum)
         for strategy, num_processes in signals.STRATEGIES.items()
@@ -103,12 +106,12 @@ def asked(folder: Path, num: int, seed: int, only: str) -> Rows:
         for victim in ["group", *range(num_processes)]
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
     ]
-    random.Random(seed).shuffle(cases)
-    cases = cases[: 2 * num]
+    random.Random(options.seed).shuffle(cases)
+    cases = cases[: 2 * options.num]
     slowest, bad = 0.0, []
     for strategy, num_workers, victim, signum in cases:
         outcome = signals.hit(folder, strategy, signum, victim, num_workers)
-        is_good = outcome.is_saved and outcome.is_gone and outcome.seconds < FINISH_SECONDS
+        is_good = outcome.is_good(options.finish_seconds)
         slowest = max(slowest, outcome.seconds)
         if not is_good or outcome.status != 128 + signum:
             bad.append((strategy, num_workers, victim, signum.name, outcome.status))
@@ -119,13 +122,13 @@ def asked(folder: Path, num: int, seed: int, only: str) -> Rows:
             for strategy, num_processes in signals.STRATEGIES.items()
             for victim in ["group", *range(num_processes)]
         ]
-        random.Random(seed).shuffle(cases_there)
-        cases_there = cases_there[: max(2, num // 5)]
+        random.Random(options.seed).shuffle(cases_there)
+        cases_there = cases_there[: max(2, options.num // 5)]
         failed, longest = [], 0.0
         for strategy, victim in cases_there:
             outcome = signals.hit(folder, strategy, signal.SIGTERM, victim, moment=moment)
             longest = max(longest, outcome.seconds)
-            is_good = outcome.is_saved and outcome.is_gone and outcome.seconds < FINISH_SECONDS
+            is_good = outcome.is_good(options.finish_seconds)
             if not is_good or outcome.status != 128 + signal.SIGTERM:
                 failed.append((strategy, victim, outcome.status, f"{outcome.seconds:.1f} s"))
         rows[f"SIGTERM in the middle of a {moment} of {signals.SLOW_SECONDS} s"] = (
@@ -148,11 +151,11 @@ def asked(folder: Path, num: int, seed: int, only: str) -> Rows:
     }
 
 
-def dead(folder: Path, num: int, seed: int, only: str) -> Rows:
+def dead(folder: Path, options: argparse.Namespace) -> Rows:
     good, slowest, cases = 0, 0.0, 0
     for num_workers in (0, 2):
         for victim in (0, 1):
-            for _ in range(max(1, num // 10)):
+            for _ in range(max(1, options.num // 10)):
                 outcome = signals.hit(folder, "ddp", signal.SIGKILL, victim, num_workers)
                 named = f"The process of rank {victim} has ended" in outcome.log
                 cases, good = cases + 1, good + (named and outcome.is_gone)
@@ -165,7 +168,7 @@ def dead(folder: Path, num: int, seed: int, only: str) -> Rows:
     }
 
 
-def disk(folder: Path, num: int, seed: int, only: str) -> Rows:
+def disk(folder: Path, options: argparse.Namespace) -> Rows:
     rows = {}
     for choice, expected in (("continue", 0), ("stop", 1)):
         status, log, stands, finished = full_disk.run_into_full_disk(folder / "disk", choice)
@@ -178,7 +181,7 @@ def disk(folder: Path, num: int, seed: int, only: str) -> Rows:
     return rows
 
 
-FAULTS: dict[str, Callable[[Path, int, int, str], Rows]] = {
+FAULTS: dict[str, Callable[[Path, argparse.Namespace], Rows]] = {
     "sweep": sweep,
     "kill": kill,
     "storm": storm,
@@ -197,6 +200,9 @@ def main() -> None:
     parser.add_argument("faults", nargs="*", metavar="fault", help=", ".join(FAULTS))
     parser.add_argument("--num", type=int, default=50, help="how many of the random ones")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--finish-seconds", type=float, default=10, help="that a stopped run has to leave"
+    )  # schedulers leave 10 at least
     parser.add_argument("--only", default="", help="configurations whose name contains this")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -208,7 +214,7 @@ def main() -> None:
     for name in sorted(arguments.faults or FAULTS, key="sweep".__eq__):
         started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            found = FAULTS[name](Path(folder) / name, arguments.num, arguments.seed, arguments.only)
+            found = FAULTS[name](Path(folder) / name, arguments)
         for fault, outcome in found.items():
             print(f"| {fault} | {'' if outcome[0] else 'MISSED: '}{outcome[1]} |", flush=True)
         print(f"<!-- {name}: {time.monotonic() - started:.0f} s -->", flush=True)

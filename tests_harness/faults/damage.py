@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.checkpoints import files
+from harness.checkpoints import lookup
 
 PAGE = 4096
 
@@ -52,14 +52,14 @@ def value_bytes(data: bytes | bytearray) -> range:
 
 def not_rejected(folder: Path, seed: int) -> list[str]:
     """The kinds after which the checkpoint before the damaged one was not taken."""
-    *_, before, newest = files.by_step(folder)
+    *_, before, newest = lookup.by_step(folder)
     data = newest.read_bytes()
     failed = []
     for name, change in damages(len(data), random.Random(seed)).items():
         newest.write_bytes(change(bytearray(data)))
-        path, skipped = files.newest_whole(folder)
+        path, skipped = lookup.newest_whole(folder)
         if path != before or len(skipped) != 1 or newest.name not in skipped[0]:
             failed.append(name)
     newest.write_bytes(data)
-    assert files.newest_whole(folder) == (newest, [])
+    assert lookup.newest_whole(folder) == (newest, [])
     return failed

@@ -17,7 +17,7 @@ from lightning_fabric.strategies.launchers import subprocess_script as fabric_la
 from pytorch_lightning.strategies.launchers import subprocess_script as launcher
 
 from harness.command import start as cli
-from project import run  # noqa: F401  # imports what a run needs
+from harness.run import tasks  # noqa: F401  # imports what a run needs
 
 
 class Forked:
@@ -37,7 +37,7 @@ class Forked:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 300) -> int:
         end = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > end:

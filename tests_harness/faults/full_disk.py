@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.checkpoints import files
+from harness.checkpoints import lookup
 from tests_harness.faults.fast_command import start
 from tests_harness.faults.kills import command, run_dir, wait_for_step
 
@@ -43,10 +43,10 @@ def run_into_full_disk(folder: Path, on_full_disk: str) -> tuple[int, str, bool,
         free = shutil.disk_usage(disk).free
         filler = disk / "filler"
         filler.write_bytes(bytes(max(0, free - ROOM_FOR_LOGS)))
-        status = process.wait(60)
+        status = process.wait(300)
         log = (disk.parent / "log").read_text()
-        stands = files.newest_whole(run_dir(disk) / "checkpoints")[0] is not None
+        stands = lookup.newest_whole(run_dir(disk) / "checkpoints")[0] is not None
         filler.unlink()
-        again = start(command(disk, 1, *settings), disk.parent / "log").wait(60)
+        again = start(command(disk, 1, *settings), disk.parent / "log").wait(300)
         is_finished = again == 0 and (run_dir(disk) / "results.json").exists()
     return status, log, stands, is_finished

@@ -59,7 +59,7 @@ def num_steps(folder: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def wait_for_step(process: Forked, folder: Path, before: int, seconds: float = 60) -> None:
+def wait_for_step(process: Forked, folder: Path, before: int, seconds: float = 300) -> None:
     """Wait until an attempt trains."""
     end = time.monotonic() + seconds
     while num_steps(folder) <= before and process.poll() is None and time.monotonic() < end:
@@ -75,7 +75,7 @@ def run_dir(folder: Path) -> Path:
 def finish(folder: Path, num_processes: int, *overrides: str) -> None:
     """Let a run go to its end."""
     process = start(command(folder, num_processes, *overrides), folder / "log")
-    status = process.wait(120)
+    status = process.wait(300)
     assert status == 0, (folder / "log").read_text()[-2000:]
 
 
@@ -126,7 +126,7 @@ def trial(
             signum = signal.SIGKILL
         strike(process, folder, signum, victim)
         result.faults.append(f"{signum.name} to {victim} of {num_processes}")
-        if not wait_until_gone(process.pid, 30):
+        if not wait_until_gone(process.pid, 120):
             result.hangs += 1
             os.killpg(process.pid, signal.SIGKILL)
         process.poll()

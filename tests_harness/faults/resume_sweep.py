@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.checkpoints.files import by_step, link_newest
+from harness.checkpoints.lookup import by_step, link_newest
 from harness.command.compose import compose
 from harness.run import tasks as run
 from tests_harness.faults.run_folder import contents, differences

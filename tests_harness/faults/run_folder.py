@@ -1,5 +1,6 @@
 """What a run has left behind, and whether two runs have left the same."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,17 @@ def contents(run_dir: Path) -> dict[str, Any]:
 
 def curves(folder: Path) -> list[tuple[int, str, Any]]:
     """Every value in the files, read as they are: nothing is purged."""
+    found = [list(EventFileLoader(str(path)).Load()) for path in folder.glob("events*")]
+    # A file's name has the second in which it was made and a process id: of two in one second
+    # the names tell no order. The first event has the time with all its digits.
+    files = sorted((events for events in found if events), key=lambda e: e[0].wall_time)
     points = []
-    # Names are events.out.tfevents.<seconds>.<host>.<pid>.<count>; a test starts many in a second.
-    for path in sorted(folder.glob("events*"), key=lambda p: (p.name[:30], int(p.suffix[1:]))):
-        for event in EventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                is_timing = value.tag.startswith("throughput/")  # no two runs take the same time
-                if value.metadata.plugin_data.plugin_name in ("", "scalars") and not is_timing:
-                    number = tensor_util.make_ndarray(value.tensor).item()
-                    points.append((event.step, value.tag, number))
+    for event in itertools.chain(*files):
+        for value in event.summary.value:
+            is_timing = value.tag.startswith("throughput/")  # no two runs take the same time
+            if value.metadata.plugin_data.plugin_name in ("", "scalars") and not is_timing:
+                number = tensor_util.make_ndarray(value.tensor).item()
+                points.append((event.step, value.tag, number))
     return points
 
 

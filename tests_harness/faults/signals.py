@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.checkpoints import files
+from harness.checkpoints import lookup
 from tests_harness.faults.fast_command import Forked, start, wait_until_gone
 from tests_harness.faults.kills import command, run_dir, wait_for_step
 
@@ -32,6 +32,10 @@ class Outcome:
     is_saved: bool
     is_gone: bool
     log: str
+
+    def is_good(self, most_seconds: float) -> bool:
+        """Whether the run has saved, and nobody is left after that time."""
+        return self.is_saved and self.is_gone and self.seconds < most_seconds
 
 
 def hit(
@@ -66,18 +70,18 @@ def hit(
             os.killpg(process.pid, signum)
         else:
             os.kill(int((folder / "trace" / f"pid_{victim}").read_text()), signum)
-    status = process.wait(60)
-    is_gone = wait_until_gone(process.pid, 10)
+    status = process.wait(300)
+    is_gone = wait_until_gone(process.pid, 120)
     seconds = time.monotonic() - started
     if not is_gone:
         os.killpg(process.pid, signal.SIGKILL)
-    newest, _ = files.newest_whole(run_dir(folder) / "checkpoints")
+    newest, _ = lookup.newest_whole(run_dir(folder) / "checkpoints")
     expected = {"validation": "step_4", "test": "step_13"}.get(moment)  # of 5 and 13 steps
     saved = newest is not None and expected in (None, newest.stem)
     return Outcome(status, seconds, saved, is_gone, (folder / "log").read_text())
 
 
-def wait_for_files(process: Forked, paths: list[Path], seconds: float = 90) -> None:
+def wait_for_files(process: Forked, paths: list[Path], seconds: float = 300) -> None:
     """Wait until all of them are there."""
     end = time.monotonic() + seconds
     while not all(path.exists() for path in paths) and process.poll() is None:

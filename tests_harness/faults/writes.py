@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from harness.checkpoints import files
-from harness.checkpoints.durable import DurableCheckpointIO
+from harness.checkpoints import lookup
+from harness.checkpoints.writing import DurableCheckpointIO
+from harness.files import PART, remove_parts
 
 NUM_VALUES = 1_000_000  # 4 MB: a write takes some milliseconds
 
@@ -19,12 +20,12 @@ def write_for_ever(folder: Path, step: int) -> None:
     """What a run does with its checkpoints, and nothing else."""
     io = DurableCheckpointIO()
     while True:
-        path = files.path_of(folder, step)
+        path = lookup.path_of(folder, step)
         values = torch.full((NUM_VALUES,), float(step))
 
         def keep(path: Path = path) -> None:
-            files.link_newest(path)
-            files.remove_old(folder, 2)
+            lookup.link_newest(path)
+            lookup.remove_old(folder, 2)
 
         io.save_checkpoint({"step": step, "values": values}, path, keep)
         values.zero_()  # as training changes them while they are written
@@ -46,13 +47,13 @@ def kill_while_writing(folder: Path, num_kills: int, seed: int, tmpdir: str | No
                 write_for_ever(folder, newest_step + 1)
             finally:
                 os._exit(1)
-        end = time.monotonic() + 10
-        while not list(folder.glob(f".*{files.PART}")) and time.monotonic() < end:
+        end = time.monotonic() + 60
+        while not list(folder.glob(f".*{PART}")) and time.monotonic() < end:
             time.sleep(0.0005)
         time.sleep(rng.uniform(0, 0.05))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        path, skipped = files.newest_whole(folder)
+        path, skipped = lookup.newest_whole(folder)
         written = newest_step > 0 or path is not None
         if path is not None:
             checkpoint = torch.load(path, weights_only=True)
@@ -60,5 +61,5 @@ def kill_while_writing(folder: Path, num_kills: int, seed: int, tmpdir: str | No
             is_good = bool((checkpoint["values"] == step).all()) and step >= newest_step
             newest_step = max(newest_step, step)
         num_unusable += bool(skipped) or (written and (path is None or not is_good))
-        files.remove_parts(folder)
+        remove_parts(folder)
     return num_unusable

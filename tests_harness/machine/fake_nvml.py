@@ -21,7 +21,7 @@ class NVMLError(Exception):
 
 @dataclass
 class FakeGpu:
-    """A GPU; ``parts`` are the free GiB of its MIG parts, ``None`` where MIG is off."""
+    """A GPU; ``mig`` is the free GiB of each of its MIG devices, ``None`` where MIG is off."""
 
     free: float
     total: float = 80.0
@@ -29,7 +29,7 @@ class FakeGpu:
     utilisation: int | None = 0
     compute_mode: int = 0
     processes: int = 0
-    parts: list[float] | None = None
+    mig: list[float] | None = None
     lost: bool = False
     memory_unknown: bool = False
     uuid: str = ""
@@ -95,7 +95,7 @@ class FakeNvml:
         gpu = self.gpus[handle[0]]
         if gpu.memory_unknown:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        free = gpu.free if handle[1] is None else gpu.parts[handle[1]]
+        free = gpu.free if handle[1] is None else gpu.mig[handle[1]]
         total = gpu.total if handle[1] is None else 10
         return SimpleNamespace(total=int(total * GIB), free=int(free * GIB))
 
@@ -108,13 +108,13 @@ class FakeNvml:
     def nvmlDeviceGetMigMode(self, handle):
         if "H100" not in self.gpus[handle[0]].name:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        return [int(self.gpus[handle[0]].parts is not None), 0]
+        return [int(self.gpus[handle[0]].mig is not None), 0]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle):
         return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, part):
-        if part >= len(self.gpus[handle[0]].parts):
+        if part >= len(self.gpus[handle[0]].mig):
             raise NVMLError(self.NVML_ERROR_NOT_FOUND)
         return (handle[0], part)
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("lock_folder")
 
 def chosen(num_wanted: int | None, min_free_gib: float = 0) -> str:
     """The numbers of the GPUs, which CUDA must see in this order."""
-    numbers = [gpu.number for gpu in choice.take_emptiest(num_wanted, min_free_gib)]
+    numbers = [gpu.number for gpu in choice.choose_emptiest(num_wanted, min_free_gib)]
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     return " ".join(numbers)
 
@@ -73,7 +73,7 @@ def test_variable_that_hides_all_is_named(value: str, machine, monkeypatch) -> N
     machine(FakeGpu(80), FakeGpu(80))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={value}, which shows none"):
-        choice.take_emptiest(1)
+        choice.choose_emptiest(1)
     assert visible() == value
 
 
@@ -82,7 +82,7 @@ def test_numbers_in_an_order_that_nobody_knows_are_refused(machine, monkeypatch)
     machine(FakeGpu(80, name="NVIDIA T4"), FakeGpu(80), FakeGpu(20))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(UserError, match="Set CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-        choice.take_emptiest(1)
+        choice.choose_emptiest(1)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert chosen(1) == "0"
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
@@ -101,7 +101,7 @@ def test_minimum_counts_in_gib(machine) -> None:
     assert chosen(1, 20) == "0"
     machine(FakeGpu(19.9))
     with pytest.raises(UserError, match="less free than"):
-        choice.take_emptiest(1, 20)
+        choice.choose_emptiest(1, 20)
 
 
 def test_one_run_at_a_time_chooses(machine, monkeypatch, lock_folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_one_run_at_a_time_chooses(machine, monkeypatch, lock_folder: Path) -> N
         held("choice", lock_folder),
         pytest.raises(UserError, match="has been choosing"),
     ):
-        choice.take_emptiest(1)
+        choice.choose_emptiest(1)
     assert chosen(1) == "0"
 
 
@@ -126,7 +126,7 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, lock_folder: Pa
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     with held("GPU-22ab-cdef", lock_folder) as pid, pytest.raises(UserError) as caught:
-        choice.take_emptiest(2, 20)
+        choice.choose_emptiest(2, 20)
     assert str(caught.value).splitlines() == [
         "gpus=emptiest looked for 2 GPUs, and 1 can be had:",
         "  GPU 0    T4    79.1 GiB of   80.0 GiB free  free",
@@ -144,9 +144,9 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, lock_folder: Pa
 def test_more_gpus_than_there_are(machine) -> None:
     machine(FakeGpu(80))
     with pytest.raises(UserError, match="looked for 2 GPUs, and 1 can be had"):
-        choice.take_emptiest(2)
+        choice.choose_emptiest(2)
     with pytest.raises(UserError, match="looked for a GPU, and 0 can be had"):
-        choice.take_emptiest(None, 100)
+        choice.choose_emptiest(None, 100)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
@@ -162,11 +162,11 @@ def test_no_driver_is_told(machine) -> None:
         choice.check()
     machine(error=FakeNvml.NVML_ERROR_DRIVER_NOT_LOADED)
     with pytest.raises(UserError, match="modprobe"):
-        choice.take_emptiest(1)
+        choice.choose_emptiest(1)
 
 
 def test_mig_part_is_chosen_by_its_own_memory(machine, monkeypatch) -> None:
-    machine(FakeGpu(8), FakeGpu(70, parts=[4, 9.5]))
+    machine(FakeGpu(8), FakeGpu(70, mig=[4, 9.5]))
     assert chosen(1) == "1:1"
     assert visible() == "MIG-11aa-part"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-10")
@@ -174,11 +174,11 @@ def test_mig_part_is_chosen_by_its_own_memory(machine, monkeypatch) -> None:
 
 
 def test_several_gpus_are_whole_ones(machine) -> None:
-    machine(FakeGpu(8), FakeGpu(70, parts=[4, 9.5]), FakeGpu(7))
+    machine(FakeGpu(8), FakeGpu(70, mig=[4, 9.5]), FakeGpu(7))
     assert chosen(2) == "0 2"
-    machine(FakeGpu(70, parts=[4, 9.5]))
-    with pytest.raises(UserError, match="CUDA shows a process only one"):
-        choice.take_emptiest(2)
+    machine(FakeGpu(70, mig=[4, 9.5]))
+    with pytest.raises(UserError, match="CUDA shows only one to a process"):
+        choice.choose_emptiest(2)
 
 
 def test_uuids_are_used_where_cuda_may_count_otherwise(machine) -> None:
@@ -198,7 +198,7 @@ def test_choice_after_cuda_has_started_is_refused(machine, monkeypatch) -> None:
     machine(FakeGpu(80))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="CUDA has started"):
-        choice.take_emptiest(1)
+        choice.choose_emptiest(1)
 
 
 class held:  # noqa: N801  (reads as a word in a with statement)
@@ -207,7 +207,8 @@ class held:  # noqa: N801  (reads as a word in a with statement)
     def __init__(self, uuid: str, folder: Path) -> None:
         code = (
             "import pathlib, sys, time; from harness.machine import locks\n"
-            "locks.FOLDER = pathlib.Path(sys.argv[1]); print(locks.take(sys.argv[2]), flush=True)\n"
+            "locks.FOLDER = pathlib.Path(sys.argv[1])\n"
+            "print(locks.acquire(sys.argv[2]), flush=True)\n"
             "time.sleep(60)"
         )
         self.process = subprocess.Popen(
@@ -229,7 +230,7 @@ def test_runs_that_start_together_take_different_gpus(tmp_path: Path, lock_folde
     code = (
         "import pathlib, sys; from harness.machine import choice, locks\n"
         "locks.FOLDER = pathlib.Path(sys.argv[1]); print('ready', flush=True); input()\n"
-        "try: print(choice.take_emptiest(1)[0].number, flush=True)\n"
+        "try: print(choice.choose_emptiest(1)[0].number, flush=True)\n"
         "except Exception as error: print(type(error).__name__, flush=True)\n"
         "input()"
     )
@@ -359,7 +360,7 @@ def test_every_command_can_choose(config: str) -> None:
 def test_real_gpu_is_chosen_and_becomes_cuda_0(lock_folder: Path) -> None:
     code = (
         "import pathlib, sys; from harness.machine import choice, locks\n"
-        "locks.FOLDER = pathlib.Path(sys.argv[1]); gpu, = choice.take_emptiest(1)\n"
+        "locks.FOLDER = pathlib.Path(sys.argv[1]); gpu, = choice.choose_emptiest(1)\n"
         "import torch; print(gpu.uuids[0], torch.cuda.get_device_properties(0).uuid)\n"
         "assert torch.cuda.device_count() == 1"
     )
@@ -372,7 +373,7 @@ def test_real_gpu_is_chosen_and_becomes_cuda_0(lock_folder: Path) -> None:
 @pytest.mark.multi_gpu
 def test_real_gpus_are_in_the_order_of_their_free_memory(lock_folder: Path) -> None:
     before = {gpu.uuids[0]: gpu.free_bytes for gpu in nvml.gpus()}
-    found = choice.take_emptiest(2)
+    found = choice.choose_emptiest(2)
     free = [before[gpu.uuids[0]] for gpu in found]
     assert free == sorted(free, reverse=True)
     assert free[0] == max(before.values())

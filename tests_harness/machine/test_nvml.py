@@ -67,7 +67,7 @@ def test_lost_gpu_does_not_hide_the_others(machine) -> None:
         ),
         (FakeGpu(free=80, compute_mode=FakeNvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS), ""),
         (FakeGpu(free=80, processes=3), ""),
-        (FakeGpu(free=80, parts=[]), "without parts"),
+        (FakeGpu(free=80, mig=[]), "without MIG devices"),
     ],
 )
 def test_gpu_on_which_nothing_can_start_says_why(gpu, problem, machine) -> None:
@@ -78,12 +78,12 @@ def test_gpu_on_which_nothing_can_start_says_why(gpu, problem, machine) -> None:
 
 
 def test_mig_parts_have_their_own_memory_and_both_names(machine) -> None:
-    machine(FakeGpu(free=80), FakeGpu(free=60, parts=[9.5, 4], utilisation=None))
+    machine(FakeGpu(free=80), FakeGpu(free=60, mig=[9.5, 4], utilisation=None))
     gpu = nvml.gpus()[1]
     assert gpu.utilisation_percent is None
-    assert [part.number for part in gpu.parts] == ["1:0", "1:1"]
-    assert [part.free_bytes for part in gpu.parts] == [9.5 * GIB, 4 * GIB]
-    assert gpu.parts[1].uuids == ("MIG-11aa-part", "MIG-GPU-11ab-cdef/8/0")
+    assert [device.number for device in gpu.mig_devices] == ["1:0", "1:1"]
+    assert [device.free_bytes for device in gpu.mig_devices] == [9.5 * GIB, 4 * GIB]
+    assert gpu.mig_devices[1].uuids == ("MIG-11aa-part", "MIG-GPU-11ab-cdef/8/0")
 
 
 def test_unknown_memory_is_no_error(machine) -> None:

@@ -63,7 +63,7 @@ def test_torch_reads_the_variable_alike(
 
 
 def test_mig_parts_are_shown_by_either_name(machine) -> None:
-    machine(FakeGpu(free=80), FakeGpu(free=80, parts=[10, 10]))
+    machine(FakeGpu(free=80), FakeGpu(free=80, mig=[10, 10]))
     gpus = nvml.gpus()
     for value in ("MIG-11aa-part,MIG-10aa", "MIG-GPU-11ab-cdef/8/0,MIG-GPU-11ab-cdef/7/0"):
         shown, mistake = visible(gpus, value)
@@ -72,7 +72,7 @@ def test_mig_parts_are_shown_by_either_name(machine) -> None:
 
 
 def test_process_has_one_mig_part_at_most(machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(FakeGpu(free=80, parts=[10, 10]))
+    machine(FakeGpu(free=80, mig=[10, 10]))
     assert num_gpus() == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-00,MIG-01")
     assert num_gpus() == 1

@@ -188,7 +188,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 300) -> None:
+def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 500) -> None:
     """Run command lines with their environments at the same time; all must succeed."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PYTEST_"))}
     running = [

@@ -31,7 +31,6 @@ def test_dp_follows_one_device(name, strategy):
 IN_PROCESSES = ["SGD", "Adam", "SGD, bf16-mixed", "BatchNorm, fp64", *parity.DOUBLE]
 
 
-@pytest.mark.timeout(400)  # starting processes is slow on a busy machine
 @pytest.mark.parametrize("strategy", ["ddp(2)", "ddp2(2x2)"])
 def test_two_processes_follow_one_device(strategy, tmp_path):
     losses = parity.measure(strategy, tmp_path, IN_PROCESSES)
@@ -52,7 +51,6 @@ def test_batch_norm_differs_from_one_device():
     assert difference(train(BATCH_NORM, "dp(2)"), train(BATCH_NORM, "one device")) > 1e-6
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("start", ["torchrun", "slurm"])
 def test_ddp2_starts_under(start, tmp_path):
     file = tmp_path / "losses.json"

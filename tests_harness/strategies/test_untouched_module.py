@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
-from harness.strategies.random_streams import separate
+from harness.strategies.parallel_forward import reseed_like_seeded
 from tests_harness.strategies.parity import Case, Module, Shares
 from tests_harness.strategies.test_misuse import trainer
 from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
@@ -299,9 +299,9 @@ def test_generators_seeded_alike_are_separated_once_and_again_after_a_new_seed()
     for _ in range(2):
         for generator in generators:
             generator.manual_seed(5)  # as torch.manual_seed(5) does for every GPU
-        separate(generators)
+        reseed_like_seeded(generators)
         first = draws()
-        separate(generators)  # changes nothing
+        reseed_like_seeded(generators)  # changes nothing
         runs.append(first + draws())
     assert len(set(runs[0])) == 6
     assert runs[0] == runs[1]

@@ -26,7 +26,7 @@ ENVIRONMENT = IDENTITY | {
 
 
 def run(
-    folder: Path, *command: str | Path, timeout: float = 170
+    folder: Path, *command: str | Path, timeout: float = 500
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; ``python`` is the one that runs the tests."""
     words = [sys.executable if word == "python" else str(word) for word in command]
@@ -41,7 +41,7 @@ def run(
     )
 
 
-def succeed(folder: Path, *command: str | Path, timeout: float = 170) -> str:
+def succeed(folder: Path, *command: str | Path, timeout: float = 500) -> str:
     """Run a command that must succeed, and return what it prints."""
     result = run(folder, *command, timeout=timeout)
     assert result.returncode == 0, f"{command}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"

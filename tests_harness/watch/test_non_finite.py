@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.checkpoints.files import by_step
+from harness.checkpoints.lookup import by_step
 from harness.errors import TrainingError
 from harness.run import tasks as run
 from harness.watch.non_finite import NonFinite, first_bad_weight

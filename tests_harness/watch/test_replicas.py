@@ -92,7 +92,7 @@ def test_nodes_of_ddp2_that_are_in_order_go_on(tmp_path: Path) -> None:
         )
         for rank in (0, 1)
     ]
-    screens = [node.communicate(timeout=120)[0] for node in nodes]
+    screens = [node.communicate(timeout=300)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], screens
 
 

@@ -10,18 +10,20 @@ from typing import Any, NoReturn
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import WeightAveraging
 
-from harness.checkpoints import files
-from harness.checkpoints.durable import DurableCheckpointIO
+from harness.checkpoints import lookup
+from harness.checkpoints.writing import DurableCheckpointIO
+from harness.files import remove_parts
 from harness.loggers.rewind import rewind_logs, sync_logs
 from harness.processes.agreement import Agreement
 from harness.processes.leaving import AgreedExit, leave
 from harness.processes.signals import Signals
-from harness.upstream import loop_repairs, running_values
+from harness.upstream import logged_values, resume_counters, resume_states
 
 log = logging.getLogger(__name__)
 
-
-LONG_SECONDS = 2.0  # less than processes.signals.PATIENCE_SECONDS
+# A checkpoint is written before a validation of more seconds: the run may be asked to leave in the
+# middle of it, and has processes.signals.PATIENCE_SECONDS for that.
+LONG_SECONDS = 2.0
 
 
 class SafePoint(pl.Callback):
@@ -50,27 +52,25 @@ class SafePoint(pl.Callback):
         self.folder, self.num_kept = folder, num_kept
         self.every_n_steps, self.every_minutes = every_n_steps, every_minutes
         self.signals = Signals()
-        self.loaded: dict[str, Any] = {}  # of the checkpoint that the run goes on from
+        self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
         self.saved_step = 0
         self.saved_time = time.monotonic()
         self.is_writing = False
-        self.saved_since_asked = False  # then whoever said that one is due has not known of it
-        # Before a validation that takes long a checkpoint is written, since the run may be asked
-        # to leave in the middle of it. How long the first one takes is not known.
-        self.validation_seconds = math.inf
-        self.validates_long = 1  # as the processes have agreed
+        self.saved_since_asked = False  # votes from before the last checkpoint are out of date
+        self.validation_seconds = math.inf  # not known before the first one
+        self.validates_long = 1  # whether one process or more found that it takes long
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take over the signals; Lightning's handlers would wait for other processes inside."""
         self.signals.install(trainer)
         if stage == "fit":
-            loop_repairs.repair_precision(trainer, pl_module)
+            resume_states.repair_precision(trainer, pl_module)
             self.agreement = Agreement(trainer)
             assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
             self.io = trainer.strategy.checkpoint_io
             self.signals.before_leaving = self.io.finish
             if trainer.is_global_zero:
-                files.remove_parts(self.folder)
+                remove_parts(self.folder)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Bring back the values that callbacks look at, and take back what came afterwards.
@@ -81,9 +81,9 @@ class SafePoint(pl.Callback):
             path = Path(str(trainer.ckpt_path))
             if trainer.is_global_zero:
                 rewind_logs(self.folder.parent, self.num_steps_logged)
-                files.set_aside_newer(path)
+                lookup.set_aside_newer(path)
                 log.info("Going on from %s.", path)
-            running_values.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
+            logged_values.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -91,7 +91,7 @@ class SafePoint(pl.Callback):
         self.signals.wait_for_step = True
         self.saved_time = time.monotonic()
         if self.loaded:
-            loop_repairs.repair_counters(trainer, self.loaded["batches_per_step"])
+            resume_counters.repair_counters(trainer, self.loaded["batches_per_step"])
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -101,8 +101,8 @@ class SafePoint(pl.Callback):
             return
         if self.loaded:
             if self.loaded["each_rank"] is not None:
-                loop_repairs.repair_validation(trainer, self.loaded["validation"])
-                running_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
+                resume_counters.repair_validation(trainer, self.loaded["validation"])
+                logged_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
             self.loaded = {}
         is_due, signum, is_full = 0, 0, 0
         answer = self.agreement.ask(
@@ -115,19 +115,19 @@ class SafePoint(pl.Callback):
             is_due, signum, is_full, self.validates_long = answer
             is_due &= not self.saved_since_asked
             self.saved_since_asked = False
-        is_due |= self.validates_long and loop_repairs.validation_follows(trainer, batch_idx)
+        is_due |= self.validates_long and resume_counters.validation_follows(trainer, batch_idx)
         if is_due or signum or self._passed_multiple(trainer.global_step):
             self._save(trainer)
         if signum:
             self._tell(trainer, signum)
-        if signum or is_full:  # of which the writing process has told
+        if signum or is_full:  # the process that writes has logged that the disk is full
             self._leave(trainer, 128 + signum if signum else 1)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         """End the restart."""
-        loop_repairs.end_restart(trainer)
+        resume_counters.end_restart(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure how long it takes, and be ready to leave it."""
@@ -175,11 +175,11 @@ class SafePoint(pl.Callback):
         checkpoint["safe_point"] = {
             "step": trainer.global_step,
             "batches_per_step": trainer.accumulate_grad_batches,
-            "all_ranks": running_values.of_all_ranks(trainer),
+            "all_ranks": logged_values.of_all_ranks(trainer),
             "each_rank": None
             if self.is_end
-            else self.agreement.gather(running_values.of_this_rank(trainer)),
-            "validation": loop_repairs.validation_counters(trainer),
+            else self.agreement.gather(logged_values.of_this_rank(trainer)),
+            "validation": resume_counters.validation_counters(trainer),
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
         }
 
@@ -190,10 +190,9 @@ class SafePoint(pl.Callback):
         if not trainer.training:
             return
         self.loaded = checkpoint["safe_point"]
-        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
-        self.num_steps_logged = loop["_batches_that_stepped"]
-        loop_repairs.repair_paths(trainer, checkpoint["callbacks"])
-        loop_repairs.repair_current_scores(trainer, checkpoint["callbacks"])
+        self.num_steps_logged = resume_counters.num_steps_logged_in(checkpoint)
+        resume_states.repair_paths(trainer, checkpoint["callbacks"])
+        resume_states.repair_current_scores(trainer, checkpoint["callbacks"])
         for schedule in checkpoint["lr_schedulers"]:
             if schedule.get("total_steps") == self.loaded["num_steps_planned"]:
                 self._stretch(trainer, schedule)
@@ -202,8 +201,7 @@ class SafePoint(pl.Callback):
         """Leave a schedule's length to the one that this run has made."""
         if trainer.estimated_stepping_batches == schedule["total_steps"]:
             return
-        for key in ("total_steps", "_schedule_phases"):  # as OneCycleLR has them
-            schedule.pop(key, None)
+        resume_states.forget_length(schedule)
         log.warning(
             "The learning rate's schedule now ends at step %s; the steps before followed a "
             "shorter one.",
@@ -248,7 +246,7 @@ class SafePoint(pl.Callback):
             getattr(logger, "write_all", logger.save)()
         if trainer.is_global_zero:
             sync_logs(self.folder.parent)
-        path = files.path_of(self.folder, step)
+        path = lookup.path_of(self.folder, step)
         self.is_writing, self.is_end = True, is_end
         trainer.save_checkpoint(path, weights_only=False, storage_options=partial(self._keep, path))
         self.is_writing = False
@@ -259,5 +257,5 @@ class SafePoint(pl.Callback):
 
     def _keep(self, path: Path) -> None:
         """Count on a checkpoint that has become safe, and not on those before it any more."""
-        files.link_newest(path)
-        files.remove_old(self.folder, self.num_kept)
+        lookup.link_newest(path)
+        lookup.remove_old(self.folder, self.num_kept)

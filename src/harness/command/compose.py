@@ -1,11 +1,13 @@
 """From typed words to one composed config: for the command line, for tests and for notebooks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -68,20 +70,33 @@ def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf")
 
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
     """Compose a command; see ``compose``."""
-    from harness.command import explain  # which composes as well, to name the nearest key
+    from harness.command.explain import refuse_numbers_of_gpus
 
     conf, words = Path(conf).resolve(), list(overrides)
     if not (conf / f"{task}.yaml").is_file():
         raise UserError(f"conf={conf}: there is no {task}.yaml. Give the folder of the configs.")
-    explain.refuse_numbers_of_gpus(words)
+    refuse_numbers_of_gpus(words)
     if task != "train":
         words = with_training_config(words)
-    try:
+    with explained(task, words, conf):
         cfg = hydra_compose(task, words, conf, with_hydra=True)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(explain.explain(error, task, words, conf)) from error
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
     return from_hydra(task, cfg, conf, words)
+
+
+@contextmanager
+def explained(task: str, overrides: list[str], conf: Path) -> Iterator[None]:
+    """Say in a line or two what Hydra, OmegaConf or YAML refuse of a command."""
+    from harness.command import explain, yaml_files  # which compose as well, for the nearest key
+
+    try:
+        if task == "train":
+            yaml_files.check_experiments(overrides, conf)
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(explain.explain(error, task, overrides, conf)) from error
+    except yaml.YAMLError as error:
+        raise UserError(yaml_files.explain_syntax(error)) from error
 
 
 def hydra_compose(

@@ -53,6 +53,8 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
         key, equals, value = str(error.override).partition("=")
         if not equals:
             return f"{key!r} is not of the form key=value."
+        if split := _split_by_shell(str(error.override), overrides):
+            return split
         quoted = value.replace('"', "")
         return (
             f"The value of {key} has characters with a meaning of their own.\n"
@@ -66,6 +68,24 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {lines[0]}"
     return "\n".join(lines[:2])
+
+
+def _split_by_shell(override: str, overrides: list[str]) -> str | None:
+    """Say how to write a list with spaces, of which the shell makes several arguments."""
+    if _is_closed(override) or override not in overrides:
+        return None
+    rest = overrides[overrides.index(override) :]
+    for end in range(2, len(rest) + 1):
+        if _is_closed(whole := " ".join(rest[:end])):
+            return (
+                f"The shell splits {whole} at the space.\n"
+                f"Write it without spaces, {''.join(rest[:end])}, or in quotes, '{whole}'."
+            )
+    return f"{override}: a bracket is not closed."
+
+
+def _is_closed(text: str) -> bool:
+    return all(text.count(opening) == text.count(closing) for opening, closing in ("[]", "{}"))
 
 
 def refuse_numbers_of_gpus(overrides: list[str]) -> None:
@@ -89,17 +109,22 @@ def _unknown_choice(error: MissingConfigException) -> str:
 
 
 def _unknown_key(key: str, config_name: str, overrides: list[str], conf: Path) -> str:
-    leaf = key.rpartition(".")[2]
-    if leaf in OLD_NAMES:
+    if key.rpartition(".")[2] in OLD_NAMES:
         return old_name(key)
-    keys = known_keys(config_name, overrides, conf)
-    same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
     if config_name != "train" and key in ("data", "model"):
         return f"{key}={{...}}: the {key} is that of the checkpoint's run. Leave it out."
-    hint = _did_you_mean(key, [*keys, *groups(conf)])
-    if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text
-        hint = f" Did you mean {same_leaf[0]}?"
+    hint = nearest(key, config_name, overrides, conf)
     return f"There is no key {key}.{hint}\nTo add a new one, write +{key}=<value>."
+
+
+def nearest(key: str, config_name: str, overrides: list[str], conf: Path) -> str:
+    """Ask whether a key that is not there should be one that is."""
+    keys = [known for known in known_keys(config_name, overrides, conf) if known != key]
+    leaf = key.rpartition(".")[2]
+    same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
+    if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text
+        return f" Did you mean {same_leaf[0]}?"
+    return _did_you_mean(key, [*keys, *groups(conf)])
 
 
 def old_name(key: str) -> str:

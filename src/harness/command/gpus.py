@@ -1,12 +1,12 @@
 """The choice of GPUs that a command asks for: checked before torch is imported, and made."""
 
-import re
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from harness.errors import UserError
 from harness.processes import launch
+from harness.strategies.launchable import device_indices
 
 
 def check(cfg: DictConfig) -> None:
@@ -60,16 +60,7 @@ def choose(cfg: Any) -> None:
 
     devices = cfg.trainer.devices
     num_wanted = None if devices in (-1, "auto") else int(devices)
-    chosen = choice.take_emptiest(num_wanted, cfg.gpus.min_free_gib)
+    chosen = choice.choose_emptiest(num_wanted, cfg.gpus.min_free_gib)
     for index, gpu in enumerate(chosen):
         free = f"{nvml.gib(gpu.free_bytes)} of {nvml.gib(gpu.total_bytes)} free"
         print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")
-
-
-def device_indices(devices: Any) -> list[int] | None:
-    """The indices in ``[0, 1]`` or ``"0,1"``; ``None`` where ``devices`` is a count or a word."""
-    if OmegaConf.is_list(devices):
-        return [int(index) for index in devices]
-    if isinstance(devices, str) and re.fullmatch(r"\d+(,\d*)+", devices):
-        return [int(index) for index in devices.split(",") if index]
-    return None

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness.checkpoints import files
+from harness.checkpoints import lookup
 from harness.command import run_folder
 from harness.command.compose import Command, flat
 from harness.errors import UserError
@@ -129,13 +129,13 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     folder = run_dir / "checkpoints"
     path = None
     skipped: list[str] = []
-    if files.by_step(folder):
+    if lookup.by_step(folder):
         # This takes torch, which will be needed in any case.
-        from harness.checkpoints.durable import unreadable
+        from harness.checkpoints.writing import unreadable
 
-        path, skipped = files.newest_whole(folder, unreadable)
+        path, skipped = lookup.newest_whole(folder, unreadable)
     # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
-    traces = [folder / files.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
+    traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
     had_some = last_resume is not None or any(os.path.lexists(trace) for trace in traces)
     if global_rank() == 0:
         for line in skipped:

@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness.checkpoints import files
 from harness.command import aliases
 from harness.errors import UserError
+from harness.files import write_durably
 from harness.processes.launch import global_rank
 
 LOCK = ".lock"
@@ -112,7 +112,7 @@ def resolved(frozen: DictConfig) -> DictConfig:
 
 def save_config(frozen: DictConfig, run_dir: Path) -> None:
     """Write ``config.yaml``; who reads it meanwhile gets the old one or the new one."""
-    files.write_durably(run_dir / "config.yaml", OmegaConf.to_yaml(frozen).encode())
+    write_durably(run_dir / "config.yaml", OmegaConf.to_yaml(frozen).encode())
 
 
 def load_config(run_dir: Path) -> DictConfig:

@@ -3,36 +3,27 @@
 Nothing here imports torch: ``--help``, ``--cfg job``, completion and mistakes answer at once.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from harness.checkpoints import files
-from harness.command import explain, gpus, resume, run_folder, validate
-from harness.command.compose import Command, compose_command, from_hydra, with_training_config
+from harness.command import gpus, resume, run_folder, validate
+from harness.command.compose import Command, compose_command, explained
+from harness.command.flags import let_hydra_answer, without_flags
 from harness.errors import TrainingError, UserError
-from harness.processes import launch, leaving, orphans
+from harness.files import write_durably
+from harness.processes import launch, leaving
 from harness.processes.leaving import AgreedExit, leave
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
 TELL_SECONDS = 1.0
-# One sweep a process: the folder of another command's sweep has another name.
-SWEEP_NAME = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
-
-OmegaConf.register_new_resolver("sweep_name", lambda: SWEEP_NAME, replace=True)
 
 
 class JobFailedError(UserError):
@@ -51,19 +42,19 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     leaving.answer_signals()
     try:
         if run_dir := launch.run_that_this_is_a_rank_of():
-            orphans.die_with_parent(parent=os.getppid())
+            leaving.die_with_parent(parent=os.getppid())
             execute(task, run_folder.load_config(run_dir))
         elif run_dir := launch.job_that_this_is():
-            orphans.die_with_parent(signal.SIGTERM)  # saves before it ends
+            leaving.die_with_parent(signal.SIGTERM)  # saves before it ends
             execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
             words = without_flags(arguments)
             if any(word.startswith("-") for word in words):
-                let_hydra_answer(task, Path(conf).resolve(), words)
+                let_hydra_answer(task, Path(conf).resolve(), words, start)
             else:
                 command = compose_command(task, words, conf)
                 if command.is_sweep:
-                    let_hydra_answer(task, command.conf, ["--multirun", *words])
+                    let_hydra_answer(task, command.conf, ["--multirun", *words], start)
                 else:
                     start(command)
     except AgreedExit as agreed:
@@ -74,6 +65,22 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         tell_once(str(error))
+    except Exception as error:
+        tell_of_owner(error)
+        raise
+
+
+def tell_of_owner(error: Exception) -> None:
+    """Exit with a few lines if the owner's code is to blame; another bug keeps its traceback."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        return
+    from harness.run import mistakes  # torch; what comes here has mostly imported it
+
+    if message := mistakes.of_owner(error):
+        if "CUDA error" in message:  # a device that has failed speaks again when it is closed
+            print(message, file=sys.stderr)
+            leave(1)
+        tell_once(message)
 
 
 def tell_once(message: str) -> NoReturn:
@@ -83,80 +90,10 @@ def tell_once(message: str) -> NoReturn:
     something of its own.
     """
     if rank := launch.global_rank():
-        time.sleep(TELL_SECONDS)
+        if leaving.first_has_failed.wait(TELL_SECONDS):
+            leave(1)
         message = f"Rank {rank}: {message}"
     sys.exit(message)
-
-
-def without_flags(arguments: Sequence[str]) -> list[str]:
-    """Write those of Hydra's flags as words which only say where config files are.
-
-    Raises:
-        UserError: for flags that choose another config than the command's.
-    """
-    words: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        flag, equals, value = argument.partition("=")
-        if flag in ("-cd", "--config-dir"):
-            folder = Path(value if equals else next(rest, ""))
-            if not folder.is_dir():
-                raise UserError(f"{flag} {folder}: there is no such folder.")
-            words.append(f"hydra.searchpath=[file://{folder.resolve()}]")
-        elif flag in ("-cn", "--config-name", "-cp", "--config-path"):
-            raise UserError(
-                f"{flag}: a command has its own config. Choose settings with experiment=<name>; "
-                "-cd <folder> adds a folder of config files."
-            )
-        elif argument not in ("-r", "--run"):
-            words.append(argument)
-    # Hydra takes "seed=1 -m model=mlp" only with the flag in front.
-    return sorted(words, key=lambda word: word not in ("-m", "--multirun"))
-
-
-def let_hydra_answer(task: str, conf: Path, words: list[str]) -> None:
-    """``--help``, ``--cfg``, ``--info`` and completion; and ``-m``, whose jobs start inside Hydra.
-
-    Hydra counts a sweep's jobs and collects what they have reached.
-    """
-    program = [sys.executable, os.path.abspath(sys.argv[0])]
-    if sys.modules["__main__"].__spec__ is not None:
-        program = [sys.executable, "-m", "harness", task]
-
-    def start_job(cfg: DictConfig) -> Any:
-        command = from_hydra(task, cfg, conf, words)
-        run_dir = start(command, program)
-        return objective_of(run_dir, cfg.get("objective"))
-
-    explain.refuse_numbers_of_gpus(words)
-    if task != "train":
-        words = with_training_config(words)
-    sys.argv[1:] = words
-    try:
-        with hydra_raises():
-            hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(start_job)()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(explain.explain(error, task, words, conf)) from error
-    except OSError as error:
-        raise UserError(
-            f"The sweep's folder cannot be made: {error}.\n"
-            "Choose a folder that you may write to with output_dir=<folder>."
-        ) from error
-    finally:
-        run_folder.remove_unstarted(run_folder.sweeps(words) / SWEEP_NAME)
-
-
-@contextmanager
-def hydra_raises() -> Iterator[None]:
-    """Let Hydra raise its errors; by default it prints them and exits."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["HYDRA_FULL_ERROR"]
-        if before is not None:
-            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 def start(command: Command, program: Sequence[str] = ()) -> Path:
@@ -173,11 +110,8 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
     Raises:
         UserError: where it cannot run; then no folder is left.
     """
-    try:
+    with explained(command.task, command.overrides, command.conf):
         validate.check(command)
-    except OmegaConfBaseException as error:  # of a value that refers to another one
-        told = explain.explain(error, command.task, command.overrides, command.conf)
-        raise UserError(told) from error
     cfg = command.cfg
     if command.task == "train":
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
@@ -197,7 +131,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
         if launch.global_rank() == 0:
             run_folder.save_config(frozen, run_dir)
             words = OmegaConf.to_yaml(OmegaConf.create(command.overrides))
-            files.write_durably(run_dir / "overrides.yaml", words.encode())
+            write_durably(run_dir / "overrides.yaml", words.encode())
         execute_in(run_dir, command.task, frozen, program)
     except JobFailedError:
         raise  # its folder has its log
@@ -240,7 +174,7 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
     except UserError:
         if launch.global_rank() == 0:
             for path, data in before.items():
-                files.write_durably(path, data)
+                write_durably(path, data)
         raise
 
 
@@ -275,20 +209,3 @@ def execute(task: str, frozen: DictConfig) -> None:
     from harness.run import tasks  # torch and Lightning; seconds
 
     getattr(tasks, task)(cfg)
-
-
-def objective_of(run_dir: Path, objective: str | None) -> float | None:
-    """What a sweep optimises, from a job's results.
-
-    Raises:
-        UserError: if the job has not logged it.
-    """
-    if objective is None:
-        return None
-    results: dict[str, float] = json.loads((run_dir / "results.json").read_text())
-    if objective not in results:
-        raise UserError(
-            f"objective={objective} is not among the results of {run_dir}: "
-            f"{', '.join(results)}.\nUse one of these, or objective=null."
-        )
-    return results[objective]

@@ -7,13 +7,13 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from harness.checkpoints.files import damage
+from harness.checkpoints.lookup import damage
 from harness.command import gpus
 from harness.command.compose import Command, flat, groups
 from harness.command.explain import OLD_NAMES, old_name
-from harness.command.gpus import device_indices
 from harness.errors import UserError
 from harness.machine import num_gpus
+from harness.strategies import launchable
 
 
 def check(command: Command) -> None:
@@ -164,7 +164,7 @@ def _check_devices(trainer: DictConfig) -> None:
             f"trainer.accelerator={accelerator} is unknown: auto, cpu, gpu, cuda or mps."
         )
     is_count = str(devices).isdigit() and int(devices) > 0
-    if not is_count and devices not in ("auto", -1) and device_indices(devices) is None:
+    if not is_count and devices not in ("auto", -1) and launchable.device_indices(devices) is None:
         raise UserError(
             f"trainer.devices={devices} must be a number from 1, a list such as [0,1], or auto."
         )
@@ -178,7 +178,7 @@ def _check_devices(trainer: DictConfig) -> None:
         )
     if available == 0:
         return  # the CPU takes any number of processes
-    indices = device_indices(devices)
+    indices = launchable.device_indices(devices)
     wanted = len(indices) if indices is not None else devices
     if isinstance(wanted, int) and (wanted > available or max(indices or [0]) >= available):
         raise UserError(
@@ -203,34 +203,16 @@ def _check_launch(cfg: DictConfig) -> None:
     """Refuse a launch that would wait for processes that nobody starts."""
     target = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=""))
     num_nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
-    if num_nodes > 1 and target.endswith(".dp.DataParallelStrategy"):
-        raise UserError(
-            f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
-            "Use strategy=ddp2 for one process per node, or strategy=ddp for one per device."
-        )
-    indices = device_indices(devices)
+    if target.endswith(".dp.DataParallelStrategy"):
+        launchable.check_one_node(num_nodes)
+    indices = launchable.device_indices(devices)
     num_devices = len(indices) if indices is not None else devices
     if target.endswith(".DDPStrategy") and isinstance(num_devices, int) and num_devices > 0:
         num_processes = num_devices * num_nodes
         batch_size = cfg.data.get("batch_size", num_processes)
-        if batch_size < num_processes:
-            raise UserError(
-                f"data.batch_size={batch_size} cannot be shared by {num_processes} "
-                "processes: it counts the samples of one step over all of them.\n"
-                f"Use data.batch_size={num_processes} or more."
-            )
-    if num_nodes == 1 or {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
-        return
-    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
-        value = os.environ.get(name, "")
-        limit = {"MASTER_PORT": 65536, "NODE_RANK": num_nodes}.get(name)
-        if not value or (limit and not (value.isdigit() and int(value) < limit)):
-            said = f"{name}={value}" if value else f"{name} is not set"
-            raise UserError(
-                f"trainer.num_nodes={num_nodes}, but {said}: machines would wait for each other.\n"
-                f"Use torchrun --nnodes={num_nodes} or srun, or set MASTER_ADDR, MASTER_PORT and "
-                f"NODE_RANK (0 to {num_nodes - 1}) on each."
-            )
+        launchable.check_batch_size(batch_size, num_processes)
+    if num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
+        launchable.check_addresses(num_nodes)
 
 
 def check_checkpoint(path: Path) -> None:

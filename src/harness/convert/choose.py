@@ -12,30 +12,21 @@ _EMA_KEYS = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema"
 WHOLE = "the whole file"
 _MAX_MODULES, _MAX_NAME = 1_000_000, 5_000  # no network is as large
 _MAX_TEXT = 100_000_000  # characters of all names
-_WRAPPERS = ("DataParallel", "DistributedDataParallel", "AveragedModel")
 
 
 @dataclass
 class Chosen:
-    """The weights, as they are named in the file.
+    """The weights, as they are named in the file."""
 
-    Args:
-        state: names and values, in order; not only Tensors.
-        key: where they were, in words.
-        is_lightning: whether the names begin at a LightningModule, of which the network is a part.
-        is_exact: whether wrappers are already stripped, because their classes were known.
-        rest: the file's other entries.
-        metadata: the `_metadata` of a state_dict, which holds the modules' versions.
-    """
-
-    state: dict[str, Any]
-    key: str
-    is_lightning: bool
-    is_exact: bool
-    rest: list[str]
-    metadata: dict[Any, Any]
+    state: dict[str, Any]  # names and values, in order; not only Tensors
+    key: str  # where they were, in words
+    is_lightning: bool  # the names begin at a LightningModule, of which the network is a part
+    is_exact: bool  # wrappers are already stripped, because their classes were known
+    rest: list[str]  # the file's other entries
+    metadata: dict[Any, Any]  # of a state_dict: it holds the modules' versions
 
 
+@parsing("what it holds")
 def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
     """Take the entry `key`, or else the first that is known to hold weights.
 
@@ -47,11 +38,6 @@ def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
     Raises:
         CheckpointError: nothing there looks like weights; the message lists what there is.
     """
-    with parsing("what it holds"):
-        return _choose(root, key, ema)
-
-
-def _choose(root: Any, key: str | None, ema: bool) -> Chosen:
     root = _plain(root)
     entries = {k: _plain(v) for k, v in root.items()} if isinstance(root, dict) else {}
     if "ds_version" in entries and not key:
@@ -60,13 +46,27 @@ def _choose(root: Any, key: str | None, ema: bool) -> Chosen:
         name, value = key, _plain(_lookup(root, key.split(".")))
     else:
         name, value = _usual(root, entries, ema)
-    if _is_weights(value):
-        return _chosen(value, name, entries)
-    inside = ", ".join(f"{k} ({_describe(v)})" for k, v in list(entries.items())[:20])
-    wanted = (
-        f"no weights at --key {key}" if key else "no weights in a usual place; name it with --key"
+    if not _is_weights(value):
+        inside = ", ".join(f"{k} ({_describe(v)})" for k, v in list(entries.items())[:20])
+        where = f"at --key {key}" if key else "in a usual place; name it with --key"
+        raise CheckpointError(f"no weights {where}; it holds: {inside or _describe(root)}")
+    is_pickled = isinstance(value, Inert)
+    state = module_state(value) if is_pickled else value
+    if not all(isinstance(name, str) for name in state):
+        raise CheckpointError(f"{name} holds names that are not text")
+    is_lightning = name != WHOLE and "pytorch-lightning_version" in entries
+    if is_pickled:
+        is_lightning = "prepare_data_per_node" in _fields(value)
+    rest = [] if name == WHOLE else [str(entry) for entry in entries if entry != name]
+    metadata = getattr(value, "_metadata", None)
+    return Chosen(
+        {str(name): value for name, value in state.items() if value is not None},
+        name,
+        is_lightning,
+        is_pickled,
+        rest,
+        metadata if isinstance(metadata, dict) else {},
     )
-    raise CheckpointError(f"{wanted}; it holds: {inside or _describe(root)}")
 
 
 def _usual(root: Any, entries: dict[str, Any], ema: bool) -> tuple[str, Any]:
@@ -103,32 +103,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _chosen(value: Any, key: str, entries: dict[str, Any]) -> Chosen:
-    is_pickled = isinstance(value, Inert)
-    state = module_state(value) if is_pickled else value
-    is_lightning = (
-        "prepare_data_per_node" in _fields(value)
-        if is_pickled
-        else key != WHOLE and "pytorch-lightning_version" in entries
-    )
-    rest = [] if key == WHOLE else [str(name) for name in entries if name != key]
-    if not all(isinstance(name, str) for name in state):
-        raise CheckpointError(f"{key} holds names that are not text")
-    metadata = getattr(value, "_metadata", None)
-    metadata = metadata if isinstance(metadata, dict) else {}
-    plain = {str(name): value for name, value in state.items() if value is not None}
-    return Chosen(plain, key, is_lightning, is_pickled, rest, metadata)
-
-
 def _lookup(value: Any, path: list[str]) -> Any:
     """Follow a dotted path, where a key may itself contain dots."""
-    if not path:
-        return value
     for i in range(len(path), 0, -1):
         name = ".".join(path[:i])
         if isinstance(value, dict) and name in value:
             return _lookup(value[name], path[i:])
-    return None
+    return None if path else value
 
 
 def _is_weights(value: Any) -> bool:
@@ -155,23 +136,20 @@ def _fields(module: Inert) -> dict[str, Any]:
 
 
 def _inner(module: Inert) -> Inert:
-    """Return the module inside a wrapper of torch, or the module itself."""
-    name = module.name.rpartition(".")[2]
-    inside = None
-    if name == "OptimizedModule" and isinstance(module.args, tuple) and module.args:
-        inside = module.args[0]
-    elif (name in _WRAPPERS and module.name.startswith("torch.")) or _is_subclass(module):
-        inside = (_fields(module).get("_modules") or {}).get("module")
-    return inside if isinstance(inside, Inert) else module
+    """Return the module inside a wrapper of torch, or the module itself.
 
-
-def _is_subclass(module: Inert) -> bool:
-    """Whether it is of a class that somebody derived from a wrapper, by what wrappers keep."""
+    A class that somebody derived from a wrapper is known, too, by what wrappers keep beside their
+    only child.
+    """
     fields = _fields(module)
     children, buffers = fields.get("_modules"), fields.get("_buffers")
-    is_only = isinstance(children, dict) and list(children) == ["module"]
-    is_average = isinstance(buffers, dict) and "n_averaged" in buffers
-    return is_only and ("device_ids" in fields or is_average)
+    inside = None
+    if module.name.endswith(".OptimizedModule") and isinstance(module.args, tuple) and module.args:
+        inside = module.args[0]
+    elif isinstance(children, dict) and list(children) == ["module"]:
+        is_average = isinstance(buffers, dict) and "n_averaged" in buffers
+        inside = children["module"] if is_average or "device_ids" in fields else None
+    return inside if isinstance(inside, Inert) else module
 
 
 def holds_tensors(value: Any, seen: set[int]) -> bool:

@@ -1,26 +1,79 @@
 """One conversion: read, choose, name, write beside the target, verify, rename."""
 
-import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.files import replacing
 
-from . import network
 from .choose import WHOLE, Chosen, choose, holds_tensors, is_odd_tensor
-from .layout import target_dtype
 from .names import Names
+from .network import network_of
 from .read import Checkpoint
-from .report import Entry, Report, printable
-from .tensors import CheckpointError, Tensor
-from .verify import verify as verify_copy
+from .stream import verify as verify_copy
+from .tensors import CheckpointError, Tensor, target_dtype
 from .write import write_pt, write_safetensors
 
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
 SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
 DTYPES = ("keep", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the result, and its name in the source."""
+
+    source: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Report:
+    """What was taken, renamed, dropped and verified; `str` says it in a few lines."""
+
+    source: str  # the checkpoint
+    output: str  # the new file
+    kind: str  # the source's format
+    key: str  # the entry of the source that held the weights
+    tensors: dict[str, Entry]  # by their new names
+    num_bytes: int  # of the tensors that are taken, as they are in the source
+    dropped: list[str]  # what else the source held
+    verified: list[str] = field(default_factory=list)  # what the result was compared with
+    notes: list[str] = field(default_factory=list)  # what a user should know besides
+    is_written: bool = False  # not after a dry run
+
+    def __str__(self) -> str:
+        types = Counter(entry.dtype for entry in self.tensors.values())
+        counts = ", ".join(f"{num} {dtype}" for dtype, num in types.items())
+        renamed = [f"{e.source} -> {new}" for new, e in self.tensors.items() if e.source != new]
+        lines = {
+            "took": f"{counts}, {self.num_bytes / 1e6:,.1f} MB, from {self.key} ({self.kind})",
+            "renamed": f"{len(renamed)}, such as {renamed[0]}" if renamed else "nothing",
+            "dropped": ", ".join(self.dropped) or "nothing",
+            "verified": ", ".join(self.verified) or "nothing",
+            "note": "; ".join(self.notes),
+            "wrote" if self.is_written else "would be": self.output,
+        }
+        width = max(map(len, lines))
+        texts = (f"  {name:{width}}  {printable(text)}" for name, text in lines.items() if text)
+        return "\n".join([self.source, *texts])
+
+    def listing(self) -> str:
+        """Return a line for each tensor."""
+        width = max(map(len, self.tensors))
+        lines = (
+            f"  {name:{width}}  {entry.dtype} {entry.shape}  <- {entry.source}"
+            for name, entry in self.tensors.items()
+        )
+        return "\n".join(map(printable, lines))
+
+
+def printable(text: str) -> str:
+    """Return the text in one line, with what a terminal would obey escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def convert(
@@ -32,6 +85,7 @@ def convert(
     prefix: str = "auto",
     ema: bool = True,
     keep_module: bool = False,
+    packages: Collection[str] = (),
     verify: bool = True,
     force: bool = False,
     dry_run: bool = False,
@@ -47,9 +101,10 @@ def convert(
         prefix: the submodule that is the network, "" for the whole, "auto" to find it.
         ema: prefer averaged weights where there are some.
         keep_module: do not strip `module`, the wrapper's name, because a real child is called so.
+        packages: your own, whose networks may be built: their code is imported and run.
         verify: compare the new file with the source and, where the run's config lies two folders
             above and neither key nor prefix is given, with the network that it describes, before
-            the file gets its name.
+            the file gets its name. Networks of torch.nn are built, and those of `packages`.
         force: replace an existing output.
         dry_run: write nothing.
 
@@ -65,32 +120,30 @@ def convert(
         with Checkpoint(source) as checkpoint:
             chosen = choose(checkpoint.root, key, ema)
             is_usual = verify and prefix == "auto" and not key
-            bare, notes = network.network_of(source) if is_usual else (None, [])
-            known = network.names_in_module(bare) if bare else ()
+            network, notes = network_of(source, packages) if is_usual else (None, [])
+            known = network.names if network else ()
             keep_module = keep_module or chosen.is_exact
             names = Names(chosen.state, prefix, chosen.is_lightning, keep_module, known, ema)
-            tensors, dropped = _select(chosen, names)
-            sources = {new: old for old, new in names.new.items()}
-            entries = {
-                n: Entry(sources[n], target_dtype(t, dtype), t.shape) for n, t in tensors.items()
-            }
+            tensors, entries, dropped = _select(chosen, names, dtype)
             num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
             about = str(source), str(output), checkpoint.kind, chosen.key
             report = Report(*about, entries, num_bytes, chosen.rest + dropped, notes=notes)
-            if bare:
-                network.load_strictly(bare, network.meta_state(entries))
+            if network:
+                network.check_shapes({name: entry.shape for name, entry in entries.items()})
             if dry_run:
                 return report
-            with _new_file(output) as (fd, temporary):
-                _WRITERS[output.suffix](fd, tensors, dtype, names.metadata(chosen.metadata))
+            with replacing(output) as file:
+                metadata = names.metadata(chosen.metadata)
+                _WRITERS[output.suffix](file.fileno(), tensors, dtype, metadata)
                 if verify:
-                    with Checkpoint(temporary) as written:
-                        verify_copy(tensors, {name: written.root[name] for name in tensors}, dtype)
+                    with Checkpoint(Path(file.name)) as written:
+                        verify_copy(tensors, written.root, dtype)
                     report.verified.append("every byte")
-                if bare:
+                if network:
                     if output.suffix != ".safetensors":
-                        network.load_strictly(bare, network.mapped_state(temporary))
-                    report.verified.append(f"loads strict into config.yaml's {type(bare).__name__}")
+                        network.check_file(Path(file.name))
+                    name = type(network.module).__name__
+                    report.verified.append(f"loads strict into config.yaml's {name}")
                 checkpoint.check_unchanged()
             report.is_written = True
             return report
@@ -106,8 +159,8 @@ def stem_of(source: Path) -> str:
 
 def default_output(source: Path) -> Path:
     """Return where the weights go if nobody says."""
-    path = source if source.name not in ("", "..") else source.resolve()
-    return path.with_name(f"{stem_of(path)}.weights.pt")
+    folder = source.parent if source.name not in ("", "..") else source.resolve().parent
+    return folder / f"{stem_of(source)}.weights.pt"
 
 
 def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> None:
@@ -127,9 +180,12 @@ def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> Non
         raise UserError(f"{output} exists; --force replaces it.")
 
 
-def _select(chosen: Chosen, names: Names) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the network's tensors under their new names, and what else there was, in words."""
+def _select(
+    chosen: Chosen, names: Names, dtype: str
+) -> tuple[dict[str, Tensor], dict[str, Entry], list[str]]:
+    """Return the network's tensors, what is known of each, and what else there was, in words."""
     tensors: dict[str, Tensor] = {}
+    entries: dict[str, Entry] = {}
     left_out: Counter[str] = Counter()
     seen: set[int] = set()
     for old, value in chosen.state.items():
@@ -138,6 +194,7 @@ def _select(chosen: Chosen, names: Names) -> tuple[dict[str, Tensor], list[str]]
             left_out[old.partition(".")[0] + (".*" if "." in old else "")] += 1
         elif isinstance(value, Tensor):
             tensors[new] = value
+            entries[new] = Entry(old, target_dtype(value, dtype), value.shape)
         elif is_odd_tensor(value):
             raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
         elif holds_tensors(value, seen) and not old.endswith("_extra_state"):
@@ -149,27 +206,5 @@ def _select(chosen: Chosen, names: Names) -> tuple[dict[str, Tensor], list[str]]
             left_out[f"{old} (not a tensor)"] += 1
     if not tensors:
         raise CheckpointError("what would be taken holds no tensor; --prefix and --key choose")
-    return tensors, [f"{name} ({num})" if num > 1 else name for name, num in left_out.items()]
-
-
-@contextmanager
-def _new_file(output: Path) -> Iterator[tuple[int, Path]]:
-    """Open a file that is called `output` only if all of the block succeeds."""
-    temporary = output.with_name(f"{output.name}.{os.urandom(4).hex()}.tmp")
-    fd = None
-    try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        yield fd, temporary
-        os.fsync(fd)
-        os.replace(temporary, output)
-    except BaseException:  # also a signal's: nothing half written stays
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        if fd is not None:
-            os.close(fd)
-    folder = os.open(output.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the name itself
-    finally:
-        os.close(folder)
+    dropped = [f"{name} ({num})" if num > 1 else name for name, num in left_out.items()]
+    return tensors, entries, dropped

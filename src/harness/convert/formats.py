@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import Any
 
 from .tensors import DTYPES, CheckpointError, Record, Tensor, parsing, row_major
-from .unpickle import no_storage, unpickle
+from .unpickle import unpickle
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
@@ -26,12 +26,10 @@ class Window(io.RawIOBase):
         self.fd, self.start, self.size, self._position = fd, start, size, 0
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True, as `seekable` does."""
         return True
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+    seekable = readable
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move the position, which belongs to this window alone."""
@@ -105,9 +103,9 @@ def _zip_directory(window: Window) -> dict[str, zipfile.ZipInfo]:
 def read_legacy(window: Window) -> Any:
     """Read the format before torch 1.6: five pickles, then a length and bytes per storage."""
     file = io.BufferedReader(window)
-    if unpickle(file, no_storage) != _LEGACY_MAGIC:
+    if unpickle(file) != _LEGACY_MAGIC:
         raise CheckpointError("a pickle that torch.save did not write; torch.save its tensors")
-    _protocol, system = unpickle(file, no_storage), unpickle(file, no_storage)
+    _protocol, system = unpickle(file), unpickle(file)
     if not (isinstance(system, dict) and system.get("little_endian")):
         raise CheckpointError(_BIG_ENDIAN)
     records: dict[str, Record] = {}
@@ -118,7 +116,7 @@ def read_legacy(window: Window) -> Any:
         return records.setdefault(key, Record(window.fd, 0, itemsize * numel))
 
     root = unpickle(file, record_of)
-    keys, offset = unpickle(file, no_storage), file.tell()
+    keys, offset = unpickle(file), file.tell()
     if not all(isinstance(key, str | int) for key in keys):  # the text of others can be endless
         raise CheckpointError("damaged: its list of storages holds something else")
     if sorted(map(str, keys)) != sorted(records):

@@ -7,12 +7,12 @@ from typing import Any
 
 from .tensors import CheckpointError
 
+NETWORKS = ("net", "model", "network")  # what a LightningModule usually calls its network
 # Names that only wrappers use: torch.compile, FSDP, activation checkpointing, Fabric.
 _PRIVATE = frozenset(
     ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 )
 _MAX_DEPTH = 100  # segments of a name; the work grows with their square
-_NETWORKS = ("net", "model", "network")  # what a LightningModule usually calls its network
 _AVERAGE = re.compile(r"(^|_)(ema|swa|average|averaged|avg)(_|$)")
 Path = tuple[str, ...]
 
@@ -24,61 +24,61 @@ class Wrappers:
     the only child of its parent, because a wrapper has no other; `n_averaged` beside it is
     AveragedModel's counter and goes with it. Where `known` names the network's own keys, a
     `module` in them stays.
+
+    Attributes:
+        paths: of each name without its wrappers; a counter has none.
     """
 
-    def __init__(self, names: Iterable[str], keep_module: bool, known: Collection[str]) -> None:
-        self._passes: list[set[Path]] = []
-        names = list(names)
-        if any(name.count(".") >= _MAX_DEPTH for name in names):
+    def __init__(
+        self, names: Iterable[str], keep_module: bool = False, known: Collection[str] = ()
+    ) -> None:
+        split = {name: name.split(".", _MAX_DEPTH) for name in names}
+        if any(len(parts) > _MAX_DEPTH for parts in split.values()):
             raise CheckpointError(f"damaged: it holds names of more than {_MAX_DEPTH} parts")
-        paths = {self.strip(tuple(name.split(".")), is_tensor=True) for name in names}
-        while not keep_module and (parents := _module_parents(paths, known)):
-            self._passes.append(parents)
-            paths = {_without_module(path, parents) for path in paths}
+        public = {name: (*_public(parts[:-1]), parts[-1]) for name, parts in split.items()}
+        self._modules: set[Path] = set()  # the paths of those that are wrappers
+        if not keep_module:
+            self._find_modules(set(public.values()), known)
+        self.paths = {
+            name: self._without_modules(path)
+            for name, path in public.items()
+            if path[-1] != "n_averaged" or (*path[:-1], "module") not in self._modules
+        }
 
-    def strip(self, path: Path, is_tensor: bool) -> Path:
-        """Return the path of a tensor, or of a module, without its wrappers."""
-        last = len(path) - 1 if is_tensor else len(path)
-        path = tuple(part for i, part in enumerate(path) if i == last or part not in _PRIVATE)
-        for parents in self._passes:
-            path = _without_module(path, parents)
-        return path
+    def _find_modules(self, paths: set[Path], known: Collection[str]) -> None:
+        children: defaultdict[Path, set[str]] = defaultdict(set)
+        inside: defaultdict[Path, list[Path]] = defaultdict(list)
+        for path in paths:
+            for i, part in enumerate(path):
+                children[path[:i]].add(part)
+                if part == "module":
+                    inside[path[: i + 1]].append(path)
+        # From the outermost on: whether a name is known is asked without the wrappers around it.
+        for module in sorted(inside, key=len):
+            is_alone = children[module[:-1]] <= {"module", "n_averaged"} and module not in paths
+            names = (".".join(self._without_modules(path)) for path in inside[module])
+            if is_alone and not all(name in known for name in names):
+                self._modules.add(module)
 
-    def is_counter(self, path: Path) -> bool:
-        """Whether a stripped path is the `n_averaged` of a wrapper that is gone."""
-        return path[-1] == "n_averaged" and any(path[:-1] in parents for parents in self._passes)
+    def _without_modules(self, path: Path) -> Path:
+        return tuple(
+            part
+            for i, part in enumerate(path)
+            if part != "module" or path[: i + 1] not in self._modules
+        )
 
-
-def _module_parents(paths: Collection[Path], known: Collection[str]) -> set[Path]:
-    children: defaultdict[Path, set[str]] = defaultdict(set)
-    below: defaultdict[Path, list[str]] = defaultdict(list)
-    for path in paths:
-        for i, part in enumerate(path):
-            children[path[:i]].add(part)
-            if part == "module":
-                below[path[:i]].append(".".join(path))
-    return {
-        parent
-        for parent, names in below.items()
-        if children[parent] <= {"module", "n_averaged"}
-        and (*parent, "module") not in paths
-        and not all(name in known for name in names)
-    }
+    def strip(self, module: str) -> Path:
+        """Return the path of a module, not of a tensor, without its wrappers."""
+        return self._without_modules(_public(module.split("."))) if module else ()
 
 
-def _without_module(path: Path, parents: set[Path]) -> Path:
-    for i, part in enumerate(path):
-        if part == "module" and path[:i] in parents:
-            return path[:i] + path[i + 1 :]
-    return path
+def _public(parts: Iterable[str]) -> Path:
+    return tuple(part for part in parts if part not in _PRIVATE)
 
 
 def bare_names(names: Iterable[str]) -> set[str]:
     """Return the names without wrappers and their counters, to compare two sets of them."""
-    names = list(names)
-    wrappers = Wrappers(names, keep_module=False, known=())
-    paths = (wrappers.strip(tuple(name.split(".")), is_tensor=True) for name in names)
-    return {".".join(path) for path in paths if not wrappers.is_counter(path)}
+    return {".".join(path) for path in Wrappers(names).paths.values()}
 
 
 class Names:
@@ -107,11 +107,11 @@ class Names:
         ema: bool = True,
     ) -> None:
         self._wrappers = Wrappers(names, keep_module, known)
-        paths = {name: self._wrappers.strip(tuple(name.split(".")), True) for name in names}
-        paths = {n: path for n, path in paths.items() if not self._wrappers.is_counter(path)}
-        self.prefix = _auto_prefix(paths.values(), ema) if prefix == "auto" and is_lightning else ()
-        if prefix not in ("auto", ""):
-            self.prefix = self._wrappers.strip(tuple(prefix.rstrip(".").split(".")), False)
+        paths = self._wrappers.paths
+        if prefix == "auto":
+            self.prefix = _auto_prefix(paths.values(), ema) if is_lightning else ()
+        else:
+            self.prefix = self._wrappers.strip(prefix.rstrip("."))
         self.new: dict[str, str] = {}
         owners: dict[str, str] = {}
         for name, path in paths.items():
@@ -138,8 +138,7 @@ class Names:
             is_name = isinstance(name, str) and name.count(".") < _MAX_DEPTH
             if not is_name or not isinstance(entries, dict):
                 continue
-            stripped = self._wrappers.strip(tuple(name.split(".")) if name else (), False)
-            path = self._below_prefix(stripped)
+            path = self._below_prefix(self._wrappers.strip(name))
             if path is not None:
                 numbers = {str(k): v for k, v in entries.items() if type(v) is int}
                 renamed[".".join(path)] = numbers
@@ -150,7 +149,7 @@ def _auto_prefix(paths: Collection[Path], ema: bool) -> Path:
     groups: defaultdict[str, set[Path]] = defaultdict(set)
     for path in paths:
         groups[path[0]].add(path[1:])
-    network = next((name for name in _NETWORKS if name in groups), None)
+    network = next((name for name in NETWORKS if name in groups), None)
     if network is None and len(groups) == 1:
         network = next(iter(groups))
     if network is None or () in groups[network]:

@@ -1,129 +1,115 @@
 """Build the bare network from a run's saved config, to hold the weights against it.
 
-Building runs code, so the config may only name networks: classes of this package or of torch.nn
-that are `torch.nn.Module`s. A config that came with a foreign checkpoint can start nothing else.
+Building runs code, and a config may come with a foreign checkpoint. So it can only name classes of
+torch.nn, and of packages that the user calls their own, that are `torch.nn.Module`s: nothing else
+is imported, and nothing else is called.
 """
 
-import io
+import functools
+import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .report import Entry
+from .names import NETWORKS
 from .tensors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
-_PREFIX = "net"  # where the LightningModules of this project hold their network
 _MAX_CONFIG = 100_000  # characters; a run's config has some 5,000
-_OURS = (f"{__package__.partition('.')[0]}.", "torch.nn.")
 
 
-class UnbuildableError(Exception):
-    """The network cannot be built here; the message says why."""
+class Network(NamedTuple):
+    """A network on the meta device, where tensors have no memory."""
+
+    module: "torch.nn.Module"
+    names: set[str]  # of its tensors, as the state_dict of its LightningModule has them
+
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise a CheckpointError unless these are its names and shapes."""
+        import torch
+
+        self._load({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+
+    def check_file(self, path: Path) -> None:
+        """Load a .pt file as its user will, except that the values stay on the disk."""
+        import torch
+
+        self._load(torch.load(path, mmap=True, weights_only=True))
+
+    def _load(self, state: "Mapping[str, torch.Tensor]") -> None:
+        try:
+            self.module.load_state_dict(state, strict=True, assign=True)
+        except RuntimeError as error:
+            lines = " ".join(str(error).split())[:300]
+            raise CheckpointError(f"does not fit the network of config.yaml: {lines}") from error
 
 
-def network_of(checkpoint: Path) -> "tuple[torch.nn.Module | None, list[str]]":
-    """Return the network of the run that saved the checkpoint, or None and perhaps why."""
+def network_of(checkpoint: Path, packages: Collection[str]) -> tuple[Network | None, list[str]]:
+    """Return the network of the run that saved the checkpoint, or None and perhaps why.
+
+    It is `model.net`, `model.model` or `model.network` of the config.yaml two folders above.
+    """
     config = checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         return None, []
     try:
-        return build_network(config), []
-    except UnbuildableError as error:
-        return None, [f"not held against the network of {config}: {error}"]
+        import torch
 
-
-def build_network(config: Path) -> "torch.nn.Module":
-    """Build `model.net` of a config on the meta device, where tensors have no memory.
-
-    Raises:
-        UnbuildableError: the config has no such entry, names something that is not a network,
-            or its class is not installed or does not accept the arguments.
-    """
-    import torch
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
-
-    try:
-        saved: Any = OmegaConf.to_container(OmegaConf.load(io.StringIO(_text(config))))
-        node = saved["model"]["net"]
-        _check_targets(node)
+        model = _load(config)["model"]
+        attribute = next((name for name in NETWORKS if name in model), NETWORKS[0])
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            network = instantiate(node, _convert_="all")
-    except Exception as error:  # user code, which can fail in any way
-        cause = error.__cause__ or error  # hydra wraps what a class raises
-        reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
-        raise UnbuildableError(reason) from error
-    if not isinstance(network, torch.nn.Module):
-        raise UnbuildableError("model.net is not a torch.nn.Module")
-    return network
+            module = _build(model.get(attribute), ("torch.nn", *packages))
+        if not isinstance(module, torch.nn.Module):
+            raise CheckpointError("its model.net does not name a network")
+    except Exception as error:  # a class's own code can fail in any way
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        return None, [f"not held against the network of {config}: {reason}"]
+    return Network(module, {f"{attribute}.{name}" for name in module.state_dict()}), []
 
 
-def _text(config: Path) -> str:
-    """Return the config's text unless reading it could take for ever."""
+def _load(config: Path) -> Any:
+    """Return what a config holds, unless reading it could take for ever."""
     import yaml
 
     with config.open(encoding="utf-8") as file:
         text = file.read(_MAX_CONFIG + 1)
     if len(text) > _MAX_CONFIG:
-        raise UnbuildableError("config.yaml is too large for a run's config")
+        raise CheckpointError("config.yaml is too large for a run's config")
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-        raise UnbuildableError("config.yaml holds aliases")  # ten of ten of ten ...
-    return text
+        raise CheckpointError("config.yaml holds aliases")  # ten of ten of ten ...
+    return yaml.safe_load(text)
 
 
-def _check_targets(node: Any) -> None:
-    """Raise unless all that instantiating `node` would call is a network's class."""
-    import torch
-    from hydra.utils import get_class
-
+def _build(node: Any, packages: Collection[str]) -> Any:
+    """Return a node's value, with a network for each `_target_` in it."""
     if isinstance(node, str) and "${" in node:
-        raise UnbuildableError("config.yaml holds interpolations")
+        raise CheckpointError("config.yaml holds interpolations")
     if isinstance(node, list):
-        for value in node:
-            _check_targets(value)
-    if isinstance(node, dict):
-        for value in [*node, *node.values()]:
-            _check_targets(value)
-        if (target := node.get("_target_")) is not None:
-            allowed = isinstance(target, str) and target.startswith(_OURS)
-            cls = get_class(target) if allowed else object
-            if not (issubclass(cls, torch.nn.Module) and f"{cls.__module__}.".startswith(_OURS)):
-                raise UnbuildableError(f"{target} is not a network of this project or of torch.nn")
+        return [_build(value, packages) for value in node]
+    if not isinstance(node, dict):
+        return node
+    values = {_build(name, packages): _build(value, packages) for name, value in node.items()}
+    if "_target_" not in values:
+        return values
+    cls, arguments = _class(values.pop("_target_"), packages), values.pop("_args_", [])
+    if values.pop("_partial_", False):
+        return functools.partial(cls, *arguments, **values)
+    return cls(*arguments, **values)
 
 
-def names_in_module(network: "torch.nn.Module") -> set[str]:
-    """Return the names of the network's tensors, as they are in its LightningModule."""
-    return {f"{_PREFIX}.{name}" for name in network.state_dict()}
-
-
-def meta_state(entries: Mapping[str, Entry]) -> "dict[str, torch.Tensor]":
-    """Return tensors of these shapes without values."""
+def _class(target: Any, packages: Collection[str]) -> Any:
     import torch
 
-    return {name: torch.empty(entry.shape, device="meta") for name, entry in entries.items()}
-
-
-def mapped_state(path: Path) -> "dict[str, torch.Tensor]":
-    """Load a .pt file as its user will, but leave the values on the disk."""
-    import torch
-
-    state: dict[str, torch.Tensor] = torch.load(path, mmap=True, weights_only=True)
-    return state
-
-
-def load_strictly(network: "torch.nn.Module", state: "Mapping[str, torch.Tensor]") -> None:
-    """Load `state` into the network, by reference.
-
-    Raises:
-        CheckpointError: a name or a shape differs.
-    """
-    try:
-        network.load_state_dict(state, strict=True, assign=True)
-    except RuntimeError as error:
-        lines = " ".join(str(error).split())
-        raise CheckpointError(f"does not fit the network of config.yaml: {lines[:300]}") from error
+    allowed = tuple(f"{package}." for package in packages)
+    module, _, name = str(target).rpartition(".")
+    cls = getattr(importlib.import_module(module), name) if target.startswith(allowed) else None
+    is_network = isinstance(cls, type) and issubclass(cls, torch.nn.Module)
+    # What another package has defined may only be imported there.
+    if not is_network or not f"{cls.__module__}.".startswith(allowed):
+        known = " or ".join(packages)
+        raise CheckpointError(f"{target} is not a network of {known}; --package adds your own")
+    return cls

@@ -1,13 +1,13 @@
 """The bytes of a tensor in row-major order, a block at a time, whatever its layout in the file."""
 
-import itertools
+import functools
+import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .cast import caster
-from .tensors import CheckpointError, Record, Tensor
+from .tensors import CheckpointError, Record, Tensor, target_dtype
 
 if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does not need it
     import numpy.typing as npt
@@ -16,10 +16,82 @@ if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does no
 
 BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower
 _GATHERED = 8 << 20  # bytes gathered at once: of a transposed matrix, the larger the faster
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # first element and sizes
+_CASTABLE = ("float64", "float32", "float16", "bfloat16")
+_NOT_WRITTEN = "{} was not written as it is in the source: a failing disk or memory"
+Sizes = tuple[int, ...]  # or the position of an element
 
 
-def read(record: Record, start: int, num_bytes: int, buffer: memoryview) -> Iterator[memoryview]:
+def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryview]:
+    """Yield the tensor's elements as `dtype`. Each chunk is gone when the next one is asked for.
+
+    Raises:
+        CheckpointError: the file ends early, a finite value would become infinite, or the
+            tensor's type has no conversion.
+    """
+    if not tensor.numel:
+        return iter(())
+    if tensor.record and tensor.is_plain:
+        start = tensor.offset * tensor.itemsize
+        chunks = _read(tensor.record, start, tensor.num_bytes, buffer)
+    else:
+        chunks = _gather(tensor)
+    if dtype == tensor.dtype:
+        return chunks
+    if tensor.dtype not in _CASTABLE:
+        raise CheckpointError(f"{tensor.dtype} cannot become {dtype}; use --dtype keep")
+    return map(functools.partial(_cast, tensor.dtype, dtype), chunks)
+
+
+def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) -> None:
+    """Raise unless `new` holds exactly the tensors of `source`, converted to `dtype`.
+
+    Checksums are compared. Where the source states that of a tensor's bytes, the new bytes are
+    compared with it: one reading then finds damage of either file.
+
+    Raises:
+        CheckpointError: names the tensor, and which of the files is at fault.
+    """
+    if source.keys() != new.keys():
+        raise CheckpointError(_NOT_WRITTEN.format("the list of tensors"))
+    buffer = memoryview(bytearray(BLOCK))
+    partly_read: dict[Record, str] = {}
+    for name, old in source.items():
+        copy, wanted = new[name], target_dtype(old, dtype)
+        if (copy.dtype, copy.shape) != (wanted, old.shape):
+            raise CheckpointError(_NOT_WRITTEN.format(name))
+        if old.is_dense and copy.stride == old.stride:  # compare as they lie, without gathering
+            old, copy = (t.flat(t.offset, t.offset + t.span) for t in (old, copy))
+        record = old.whole_record if wanted == old.dtype else None
+        stated = record.crc if record else None
+        if stated is None:
+            shards = old.load_shards() if old.load_shards else [((), old)]
+            partly_read.update({s.record: name for _, s in shards if s.record})
+        if copy.record and not copy.whole_record:
+            partly_read[copy.record] = name
+        expected = _crc32(stream(old, wanted, buffer)) if stated is None else stated
+        actual = _crc32(stream(copy, wanted, buffer))
+        indexed = copy.whole_record.crc if copy.whole_record else None
+        if actual != expected or indexed not in (None, actual):
+            if record:
+                _check(record, name, buffer)
+            raise CheckpointError(_NOT_WRITTEN.format(name))
+    for record, name in partly_read.items():
+        _check(record, name, buffer)
+
+
+def _check(record: Record, name: str, buffer: memoryview) -> None:
+    if record.crc not in (None, _crc32(_read(record, 0, record.num_bytes, buffer))):
+        raise CheckpointError(f"damaged: {name} does not match its checksum; copy the file again")
+
+
+def _crc32(chunks: Iterable[memoryview]) -> int:
+    crc = 0
+    for chunk in chunks:
+        crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _read(record: Record, start: int, num_bytes: int, buffer: memoryview) -> Iterator[memoryview]:
     """Yield bytes [start, start + num_bytes) of a record, in `buffer`, which is reused."""
     position, stop = record.offset + start, record.offset + start + num_bytes
     while position < stop:
@@ -30,52 +102,26 @@ def read(record: Record, start: int, num_bytes: int, buffer: memoryview) -> Iter
         position += size
 
 
-def crc32(chunks: Iterable[memoryview]) -> int:
-    """Return the checksum of all chunks together."""
-    crc = 0
-    for chunk in chunks:
-        crc = zlib.crc32(chunk, crc)
-    return crc
-
-
-def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryview]:
-    """Yield the tensor's elements as `dtype`. Each chunk is gone when the next one is asked for.
-
-    Raises:
-        CheckpointError: the file ends early, or a finite value would become infinite.
-    """
-    if not tensor.numel:
-        return iter(())
-    if tensor.record and tensor.is_plain:
-        start = tensor.offset * tensor.itemsize
-        chunks = read(tensor.record, start, tensor.num_bytes, buffer)
-    else:
-        chunks = _gather(tensor)
-    return chunks if dtype == tensor.dtype else map(caster(tensor.dtype, dtype), chunks)
-
-
 def _gather(tensor: Tensor) -> Iterator[memoryview]:
     """Copy a strided or sharded tensor block by block, so that memory stays bounded."""
     import numpy as np
 
     element = np.dtype(f"u{tensor.itemsize}" if tensor.itemsize < 16 else "V16")
-    parts = tensor.load_shards() if tensor.load_shards else [((0,) * len(tensor.shape), tensor)]
-    for first, sizes in _blocks(tensor.shape, tensor.itemsize):
+    origin = (0,) * len(tensor.shape)
+    shards = tensor.load_shards() if tensor.load_shards else [(origin, tensor)]
+    for first, sizes in _blocks(origin, tensor.shape, tensor.itemsize):
         block = np.empty(sizes, element)
-        for position, part in parts:
-            overlap = [
-                (max(a, p), min(a + n, p + m))
-                for a, n, p, m in zip(first, sizes, position, part.shape, strict=True)
-            ]
-            if all(low < high for low, high in overlap):
-                inside = tuple(
-                    slice(low - a, high - a) for (low, high), a in zip(overlap, first, strict=True)
-                )
-                lows = (low - p for (low, _), p in zip(overlap, position, strict=True))
-                steps = zip(lows, part.stride, strict=True)
-                offset = part.offset + sum(low * step for low, step in steps)
-                target = block[inside] if inside else block  # () would copy a number
-                _fill(target, part.record, offset, part.stride)
+        for position, shard in shards:
+            # Where the block and the shard overlap, per axis and counted in the whole tensor.
+            lows = [max(a, p) for a, p in zip(first, position, strict=True)]
+            ends = zip(first, sizes, position, shard.shape, strict=True)
+            highs = [min(a + n, p + m) for a, n, p, m in ends]
+            if all(low < high for low, high in zip(lows, highs, strict=True)):
+                bounds = zip(first, lows, highs, strict=True)
+                inside: Any = [slice(low - a, high - a) for a, low, high in bounds]
+                steps = zip(lows, position, shard.stride, strict=True)
+                offset = shard.offset + sum((low - p) * step for low, p, step in steps)
+                _fill(block[(*inside, ...)], shard.record, offset, shard.stride)
         flat = block.reshape(-1)
         if tensor.negate:
             _negate(flat, tensor)
@@ -83,20 +129,18 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
         yield from (content[start : start + BLOCK] for start in range(0, len(content), BLOCK))
 
 
-def _blocks(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Yield boxes of at most _GATHERED bytes that tile the shape in row-major order."""
-    axis, inner = len(shape), itemsize
-    while axis and inner * shape[axis - 1] <= _GATHERED:
-        axis -= 1
-        inner *= shape[axis]
-    if axis == 0:
-        yield (0,) * len(shape), shape
+def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, Sizes]]:
+    """Cut a box into boxes of at most _GATHERED bytes: yield them in row-major order."""
+    num_bytes = math.prod(sizes) * itemsize
+    if num_bytes <= _GATHERED:
+        yield first, sizes
         return
-    size, rows, rest = shape[axis - 1], _GATHERED // inner, shape[axis:]
-    for lead in itertools.product(*map(range, shape[: axis - 1])):
-        for start in range(0, size, rows):
-            ones = (1,) * len(lead)
-            yield (*lead, start, *(0 for _ in rest)), (*ones, min(rows, size - start), *rest)
+    axis = next(i for i, size in enumerate(sizes) if size > 1)
+    rows = max(1, _GATHERED * sizes[axis] // num_bytes)
+    for start in range(0, sizes[axis], rows):
+        corner = (*first[:axis], first[axis] + start, *first[axis + 1 :])
+        size = min(rows, sizes[axis] - start)
+        yield from _blocks(corner, (*sizes[:axis], size, *sizes[axis + 1 :]), itemsize)
 
 
 def _fill(target: "Array", record: Record | None, offset: int, stride: tuple[int, ...]) -> None:
@@ -108,7 +152,7 @@ def _fill(target: "Array", record: Record | None, offset: int, stride: tuple[int
     itemsize, span = target.itemsize, 1 + sum(spans)
     if span * itemsize <= max(4 * target.nbytes, 1 << 14):
         buffer = memoryview(bytearray(span * itemsize))
-        (raw,) = read(record, offset * itemsize, len(buffer), buffer)
+        (raw,) = _read(record, offset * itemsize, len(buffer), buffer)
         steps = [step * itemsize for step in stride]
         source = np.frombuffer(raw, target.dtype)
         target[...] = np.lib.stride_tricks.as_strided(source, target.shape, steps)
@@ -126,3 +170,32 @@ def _negate(flat: "Array", tensor: Tensor) -> None:
     numbers = flat.view(f"u{tensor.itemsize // parts}")
     first, step = {"all": (0, 1), "imag": (1, parts), "real": (0, parts)}[tensor.negate]
     numbers[first::step] ^= numbers.dtype.type(1 << (8 * numbers.itemsize - 1))
+
+
+def _cast(source: str, target: str, chunk: memoryview) -> memoryview:
+    """Convert a block of floating numbers to float32, float16 or bfloat16.
+
+    The result is that of torch's `Tensor.to`; a NaN stays a NaN, though not always with the same
+    bits.
+    """
+    import numpy as np
+
+    raw = np.frombuffer(chunk, np.uint8)
+    if source == "bfloat16":
+        values: Array = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = raw.view(source)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = values.astype(np.float32)  # float64 goes by float32 in torch too
+        if target == "bfloat16":
+            bits = single.view(np.uint32)
+            nearest_even = bits + 0x7FFF + ((bits >> 16) & 1)
+            bits = np.where(np.isnan(single), bits | 0x400000, nearest_even)
+            result: Array = (bits >> 16).astype(np.uint16)
+            is_infinite = (result & 0x7FFF) == 0x7F80
+        else:
+            result = single.astype(target)
+            is_infinite = np.isinf(result)
+    if np.any(is_infinite & np.isfinite(values)):
+        raise CheckpointError(f"a value is too large for {target}; use --dtype keep")
+    return result.view(np.uint8).data

@@ -75,25 +75,16 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """A strided view of a record, or of several when the tensor is sharded.
+    """A strided view of a record, or of several when the tensor is sharded."""
 
-    Args:
-        dtype: a key of DTYPES.
-        shape: sizes.
-        stride: steps between elements, in elements.
-        offset: index of the first element in the record, in elements.
-        record: where the elements lie; None for a sharded tensor.
-        load_shards: returns the (position of its first element, shard) pairs that tile the tensor.
-        negate: which parts a lazy bit of torch negates: "", "imag" (conj), "all" (neg), "real".
-    """
-
-    dtype: str
+    dtype: str  # a key of DTYPES
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int = 0
-    record: Record | None = None
+    stride: tuple[int, ...]  # steps between elements, in elements
+    offset: int = 0  # of the first element in the record, in elements
+    record: Record | None = None  # None for a sharded tensor
+    # Returns pairs of a shard and the position of its first element; they tile the tensor.
     load_shards: Callable[[], list[tuple[tuple[int, ...], "Tensor"]]] | None = None
-    negate: str = ""
+    negate: str = ""  # the parts that torch's lazy bits negate: "imag" (conj), "all" (neg), "real"
 
     def __post_init__(self) -> None:
         numbers, num_dims = (*self.shape, *self.stride, self.offset), len(self.shape)
@@ -151,3 +142,9 @@ class Tensor:
     def flat(self, start: int, stop: int) -> "Tensor":
         """Return elements [start, stop) of the record as they lie there."""
         return Tensor(self.dtype, (stop - start,), (1,), start, self.record)
+
+
+def target_dtype(tensor: Tensor, dtype: str) -> str:
+    """Return the element type to write: `dtype` changes floating tensors only."""
+    is_floating = tensor.dtype.startswith(("float", "bfloat"))
+    return dtype if is_floating and dtype != "keep" else tensor.dtype

@@ -11,7 +11,6 @@ _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.stor
 _STORAGES["UntypedStorage"] = "uint8"
 _BITS = {(): "", ("conj",): "imag", ("neg",): "all", ("conj", "neg"): "real"}
 
-
 # A few bytes of a pickle can repeat what came before, so whatever copies needs a limit.
 _MAX_NAME = 1_000  # characters of a global
 _MAX_COPIED = 1_000_000  # items of all OrderedDicts that are made of a list, as Python 2 did
@@ -32,9 +31,6 @@ class Inert:
         self.state: Any = None
         self.items: list[Any] = []
         self.append, self.extend = self.items.append, self.items.extend
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.items.append((key, value))
@@ -83,24 +79,19 @@ def _device_tensor(tensor: Tensor, dtype: Any, *rest: Any) -> Tensor | Inert:
     return tensor if as_saved else Inert(Global(f"torch._utils._rebuild_device_tensor of {dtype}"))
 
 
-def _first(value: Any = (), *rest: Any) -> Any:
-    return value
-
-
 # The only calls that are understood, and what each stands for. All others give an Inert.
+_FIRST_ARGUMENT = (
+    *("builtins.set", "__builtin__.set", "torch.Size", "torch.nn.parameter.Parameter"),
+    *("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"),
+)
 _CALLS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_FIRST_ARGUMENT, lambda value=(), *rest: value),
     "collections.OrderedDict": _ordered_dict,
     "collections.defaultdict": lambda *args: OrderedDict(),
-    "builtins.set": _first,
-    "__builtin__.set": _first,
-    "torch.Size": _first,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
-    "torch._utils._rebuild_parameter": _first,
-    "torch._utils._rebuild_parameter_with_state": _first,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _device_tensor,
-    "torch.nn.parameter.Parameter": _first,
 }
 
 
@@ -109,10 +100,6 @@ class InertUnpickler(pickle._Unpickler):
 
     The C unpickler is no base: its opcodes cannot be overridden and a large memo index makes it
     allocate gigabytes.
-
-    Args:
-        file: the pickle.
-        record_of: (storage key, element size in bytes, number of elements) -> its Record.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
@@ -203,16 +190,20 @@ class InertUnpickler(pickle._Unpickler):
     dispatch[pickle.BYTEARRAY8[0]] = dispatch[pickle.BINBYTES8[0]]
 
 
-def unpickle(file: Any, record_of: Callable[[str, int, int], Record]) -> Any:
+def no_storage(key: str, itemsize: int, numel: int) -> Record:
+    """Refuse tensors where none belong."""
+    raise CheckpointError("damaged: a tensor where none belongs")
+
+
+@parsing("its pickle")
+def unpickle(file: Any, record_of: Callable[[str, int, int], Record] = no_storage) -> Any:
     """Return the next object of `file` as dicts, lists, numbers, Tensors and Inerts.
+
+    Args:
+        file: opened for reading.
+        record_of: (storage key, element size in bytes, number of elements) -> its Record.
 
     Raises:
         CheckpointError: the bytes are not a well-formed pickle.
     """
-    with parsing("its pickle"):
-        return InertUnpickler(file, record_of).load()
-
-
-def no_storage(key: str, itemsize: int, numel: int) -> Record:
-    """Refuse tensors where none belong."""
-    raise CheckpointError("damaged: a tensor where none belongs")
+    return InertUnpickler(file, record_of).load()

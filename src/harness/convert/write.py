@@ -1,29 +1,46 @@
-"""Copy tensors into a new file, after its index: torch.save's zip, or safetensors."""
+"""Write tensors as a new file, after its index: torch.save's zip, or safetensors."""
 
 import errno
 import itertools
 import json
 import os
+import pickle
 import struct
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from .layout import Blob, separate, share
 from .stream import BLOCK, stream
-from .tensors import DTYPES, CheckpointError, Tensor
-from .torch_pickle import pickled_state
+from .tensors import DTYPES, CheckpointError, Tensor, row_major, target_dtype
 
 _ALIGNMENT = 64  # bytes, as torch.save does: torch.load(mmap=True) gives aligned tensors
+_IN_EXTRA = 0xFFFFFFFF
+_PADDING = 0x4246  # "FB", the extra field with which torch.save itself aligns its records
+
+Place = tuple[int, int, tuple[int, ...]]  # a blob's index, offset and stride in it, in elements
+
+
+class Blob(NamedTuple):
+    """Elements that are written together: those of `tensor`, in row-major order, as `dtype`."""
+
+    tensor: Tensor
+    dtype: str
+    name: str  # of one of the tensors in it
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the new file."""
+        return self.tensor.numel * DTYPES[self.dtype].size
 
 
 def write_pt(
     fd: int, tensors: Mapping[str, Tensor], dtype: str, metadata: Mapping[str, Any]
 ) -> None:
     """Write torch.save's format: an OrderedDict of CPU tensors that share what they shared."""
-    blobs, places = share(tensors, dtype)
+    blobs, places = _share(tensors, dtype)
     entries: list[tuple[str, bytes | Blob]] = [
-        ("data.pkl", pickled_state(tensors, blobs, places, metadata)),
+        ("data.pkl", _pickled(tensors, blobs, places, metadata)),
         ("byteorder", b"little"),
         *((f"data/{i}", blob) for i, blob in enumerate(blobs)),
         ("version", b"3\n"),
@@ -56,15 +73,11 @@ def write_pt(
     os.ftruncate(fd, position + len(directory))
 
 
-_IN_EXTRA = 0xFFFFFFFF
-_PADDING = 0x4246  # "FB", the extra field with which torch.save itself aligns its records
-
-
 def write_safetensors(
     fd: int, tensors: Mapping[str, Tensor], dtype: str, metadata: Mapping[str, Any]
 ) -> None:
     """Write the safetensors format, which has neither sharing nor module versions."""
-    blobs = separate(tensors, dtype)
+    blobs = [Blob(tensor, target_dtype(tensor, dtype), name) for name, tensor in tensors.items()]
     blobs.sort(key=lambda blob: -DTYPES[blob.dtype].size)  # keeps every tensor aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     ends = [0, *itertools.accumulate(blob.num_bytes for blob in blobs)]
@@ -86,9 +99,92 @@ def write_safetensors(
         _copy(fd, blob, base + start, buffer)
 
 
+def _share(tensors: Mapping[str, Tensor], dtype: str) -> tuple[list[Blob], dict[str, Place]]:
+    """Give tensors that overlap in the source one blob, so that they share memory again.
+
+    Views without gaps keep their strides in it. A view with gaps is copied without them, once
+    for all equal views.
+    """
+    groups: defaultdict[object, list[tuple[int, int, str]]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        key: object = (tensor.record, tensor.dtype)
+        if not tensor.is_dense or not tensor.numel:
+            view = tensor.load_shards, tensor.offset, tensor.shape, tensor.stride, tensor.negate
+            key = (key, view)
+        groups[key].append((tensor.offset, tensor.offset + tensor.span, name))
+    blobs: list[Blob] = []
+    places: dict[str, Place] = {}
+    for names, start, stop in itertools.chain.from_iterable(map(_overlapping, groups.values())):
+        for name in names:
+            tensor = tensors[name]
+            dense = tensor.offset - start, tensor.stride
+            offset, stride = dense if tensor.is_dense else (0, row_major(tensor.shape))
+            places[name] = len(blobs), offset, stride
+        whole = tensor.flat(start, stop) if tensor.is_dense else tensor
+        blobs.append(Blob(whole, target_dtype(whole, dtype), names[0]))
+    return blobs, places
+
+
+def _overlapping(
+    intervals: Iterable[tuple[int, int, str]],
+) -> Iterator[tuple[list[str], int, int]]:
+    """Join intervals that overlap: yield their names, and where the union starts and stops."""
+    names: list[str] = []
+    first = end = 0
+    for start, stop, name in sorted(intervals):
+        if names and start >= end and stop > end:
+            yield names, first, end
+            names = []
+        first, end = (first, max(end, stop)) if names else (start, stop)
+        names.append(name)
+    yield names, first, end
+
+
+def _pickled(
+    tensors: Mapping[str, Tensor],
+    blobs: list[Blob],
+    places: Mapping[str, Place],
+    metadata: Mapping[str, Any],
+) -> bytes:
+    """Return what torch pickles for an OrderedDict of CPU tensors; blob i is the storage "i"."""
+    parts = [b"\x80\x02", _EMPTY_DICT, b"("]
+    for name, tensor in tensors.items():
+        index, offset, stride = places[name]
+        dtype, numel = blobs[index].dtype, blobs[index].tensor.numel
+        if kind := DTYPES[dtype].storage:
+            version, storage, length, element = 2, _global("torch", kind), numel, b""
+        else:  # it lies in a storage of bytes
+            version, storage = 3, _global("torch.storage", "UntypedStorage")
+            length, element = blobs[index].num_bytes, _global("torch", dtype)
+        parts += [_plain(name), _global("torch._utils", f"_rebuild_tensor_v{version}"), b"("]
+        parts += [b"(", _plain("storage"), storage, _plain(str(index)), _plain("cpu")]
+        parts += [_plain(length), b"tQ", *map(_plain, (offset, tensor.shape, stride, False))]
+        parts += [_EMPTY_DICT, element, b"tR"]
+    parts.append(b"u")
+    if metadata:
+        parts += [_plain({"_metadata": OrderedDict(metadata)}), b"b"]
+    return b"".join([*parts, b"."])
+
+
+def _global(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+_EMPTY_DICT = _global("collections", "OrderedDict") + b")R"
+
+
+def _plain(value: Any) -> bytes:
+    """Return the opcodes that push a value."""
+    return pickle.dumps(value, 2)[2:-1]  # without the protocol and the end
+
+
 def _copy(fd: int, blob: Blob, position: int, buffer: memoryview) -> int:
-    """Copy a blob to `position` and return its checksum, computed only if it is not known."""
-    known, crc = blob.crc, 0
+    """Copy a blob to `position` and return its checksum.
+
+    The source's own is taken where it states that of these very bytes.
+    """
+    record = blob.tensor.whole_record if blob.dtype == blob.tensor.dtype else None
+    known, crc = record.crc if record else None, 0
     try:
         for chunk in stream(blob.tensor, blob.dtype, buffer):
             if known is None:

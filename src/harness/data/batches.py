@@ -1,13 +1,15 @@
 """Which samples each process sees, in which order: the only place that decides what a batch is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, Sampler, default_collate
 
-from harness.data.randomness import mix
+from harness.data.randomness import kept_generators, mix, seed_generators
+from harness.errors import UserError
+from harness.strategies.launchable import check_batch_size
 
 
 class Batch(list[int]):
@@ -25,12 +27,12 @@ class Batch(list[int]):
         return Batch, (list(self), self.epoch)
 
 
-def bounds(size: int, part: int, num_parts: int) -> tuple[int, int]:
-    """First and one-past-last position of ``part`` when ``size`` is split into balanced parts.
+def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
+    """First and one-past-last position of share ``index`` of ``num_shares`` balanced shares.
 
-    The sizes differ by one at most, and no later part is empty where an earlier one is not.
+    The sizes of the shares differ by one at most.
     """
-    return -(-size * part // num_parts), -(-size * (part + 1) // num_parts)
+    return -(-size * index // num_shares), -(-size * (index + 1) // num_shares)
 
 
 class BatchedDataset(Dataset[Any], ABC):
@@ -49,14 +51,48 @@ class BatchedDataset(Dataset[Any], ABC):
         """Read the samples of a ``Batch`` of indices, collated."""
 
 
+class SeededSamples(BatchedDataset):
+    """Read each sample of a data set with generators seeded by (seed, epoch, sample).
+
+    An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` then gives the same
+    result in any worker of any process.
+
+    Args:
+        dataset: read sample by sample.
+        seed: the run's seed.
+        collate: makes a batch of a list of samples.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        seed: int,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:
+        self.dataset, self.seed, self.collate = dataset, seed, collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Read and collate a batch."""
+        assert isinstance(indices, Batch)
+        samples = []
+        with kept_generators():
+            for index in indices:
+                seed_generators(mix(self.seed, indices.epoch, index))
+                samples.append(self.dataset[index])
+        return self.collate(samples)
+
+
 class GlobalBatchSampler(Sampler[Batch]):
     """Yield this process's share of each global batch of one epoch after another.
 
     The order depends only on (seed, epoch), never on the number of processes, so a run stopped
     on 4 devices can continue on 2 and see the same global batches. A global batch is split into
-    ``num_ranks * num_micro_batches`` balanced parts; no sample is repeated or lost. Where the
-    last batch has fewer samples than parts, a part without samples yields one sample whose
-    ``weight`` is 0, because every process must take part in every step.
+    ``num_ranks * num_micro_batches`` balanced shares; no sample is repeated or lost. Where
+    the last batch has fewer samples than shares, an empty share yields one sample whose
+    ``weight`` is 0, because every process must compute every step.
 
     Args:
         num_samples: samples in the data set.
@@ -69,7 +105,7 @@ class GlobalBatchSampler(Sampler[Batch]):
         drop_last: leave out a last batch that is smaller than ``batch_size``.
 
     Raises:
-        ValueError: if the batch has fewer samples than parts, or no batch is left.
+        UserError: if the batch has fewer samples than shares, or no batch is left.
     """
 
     def __init__(
@@ -91,17 +127,11 @@ class GlobalBatchSampler(Sampler[Batch]):
         self.start = (0, 0)
         # Lightning announces the epoch to `loader.batch_sampler.sampler`.
         self.sampler = self
-        if batch_size < num_ranks * num_micro_batches:
-            raise ValueError(
-                f"data.batch_size={batch_size} cannot be shared by {num_ranks} processes with "
-                f"{num_micro_batches} batches each per step: it counts the samples of one "
-                f"optimizer step over all of them. "
-                f"Use data.batch_size={num_ranks * num_micro_batches} or more."
-            )
+        check_batch_size(batch_size, num_ranks, num_micro_batches)
         if self.num_steps == 0:
-            raise ValueError(
+            raise UserError(
                 f"data.batch_size={batch_size} with drop_last leaves none of the {num_samples} "
-                "training samples. Use a smaller data.batch_size or data.drop_last=false."
+                "training samples.\nUse a smaller data.batch_size or data.drop_last=false."
             )
 
     @property
@@ -137,8 +167,8 @@ class GlobalBatchSampler(Sampler[Batch]):
         step, micro = divmod(batch_idx, self.num_micro_batches)
         start = step * self.batch_size
         size = min(self.batch_size, self.num_samples - start)
-        part = micro * self.num_ranks + self.rank
-        low, high = bounds(size, part, self.num_micro_batches * self.num_ranks)
+        index = micro * self.num_ranks + self.rank
+        low, high = bounds(size, index, self.num_micro_batches * self.num_ranks)
         return start + low, start + high, size
 
     def num_before(self, batch_idx: int) -> int:
@@ -149,10 +179,10 @@ class GlobalBatchSampler(Sampler[Batch]):
         return start + bounds(size, micro, self.num_micro_batches)[0]
 
     def weight(self, batch_idx: int) -> float:
-        """Factor that turns this batch's mean gradient into its part of the global mean.
+        """Factor that turns this batch's mean gradient into its term of the global mean.
 
         Processes and accumulated batches are averaged with equal weights by the framework;
-        shares of unequal size must not be. It is 1 wherever the parts are equal.
+        shares of unequal size must not be. It is 1 wherever the shares are equal.
         """
         if self.num_ranks * self.num_micro_batches == 1:
             return 1.0
@@ -170,9 +200,7 @@ class GlobalBatchSampler(Sampler[Batch]):
             yield Batch(share.tolist(), epoch)
 
     def is_filler(self, batch_idx: int) -> bool:
-        """Whether this process's share is empty, and another's sample takes part instead."""
-        if self.num_ranks * self.num_micro_batches == 1:
-            return False
+        """Whether this process's share is empty, and it yields another's sample with weight 0."""
         low, high, _ = self._share(batch_idx)
         return low == high
 

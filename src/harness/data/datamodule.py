@@ -7,30 +7,35 @@ import pytorch_lightning as pl
 from lightning_fabric.utilities.seed import pl_worker_init_function
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from harness.data.batches import BatchedDataset, EvaluationBatchSampler, GlobalBatchSampler
-from harness.data.measuring import Endless, candidates, knee, measure_briefly
-from harness.data.seeded_samples import SeededSamples
-from harness.data.watched_loader import WatchedLoader
+from harness.data.batches import (
+    BatchedDataset,
+    EvaluationBatchSampler,
+    GlobalBatchSampler,
+    SeededSamples,
+)
+from harness.data.measuring import Endless, WatchedLoader, candidates, knee, measure_briefly
 from harness.errors import UserError
-from harness.machine.cores import usable_cores
-from harness.processes.orphans import die_with_parent
+from harness.machine.limits import usable_cores
+from harness.processes.leaving import die_with_parent
 from harness.processes.peers import close_inherited
 from harness.processes.signals import ignore_signals
+from harness.upstream.resume_counters import position
 
 log = logging.getLogger(__name__)
-SPLITS = {"fit": "train", "validate": "val"}  # other functions have the names of theirs
+# The split that a function of the Trainer reads; test and predict read the split of their name.
+SPLITS = {"fit": "train", "validate": "val"}
 
 
 class DataModule(pl.LightningDataModule):
-    """Loaders whose batches mean the same under every strategy; subclasses give the data sets.
+    """Makes loaders whose batches are the same under every strategy; subclasses make data sets.
 
     A ``BatchedDataset`` reads whole batches. Any other data set is read sample by sample, with
     all generators seeded for each, and its samples go through ``collate``.
 
     Args:
         batch_size: samples per optimizer step, summed over all processes.
-        num_workers: worker processes that load data, per training process; 0 loads in it, and
-            ``"auto"`` measures some seconds to choose.
+        num_workers: worker processes that load data, per training process; 0 loads in the
+            training process, and ``"auto"`` chooses by measuring for some seconds.
         pin_memory: page-locked batches, faster to copy to a GPU; ``"auto"`` pins only for CUDA.
         persistent_workers: keep workers from one epoch to the next.
         prefetch_factor: batches that each worker keeps ready.
@@ -77,6 +82,12 @@ class DataModule(pl.LightningDataModule):
         """The data set of ``split``, built at its first use."""
         if split not in self.datasets:
             self.datasets[split] = self.make_dataset(split)
+            if not hasattr(self.datasets[split], "__len__"):
+                found = type(self.datasets[split]).__name__
+                raise UserError(
+                    f"{type(self).__name__}.make_dataset({split!r}) returned {found}; it must "
+                    "return a data set that has a length."
+                )
             if len(self.datasets[split]) == 0:  # type: ignore[arg-type]
                 raise UserError(f"The {split} data set of {type(self).__name__} has no samples.")
         return self.datasets[split]
@@ -88,37 +99,31 @@ class DataModule(pl.LightningDataModule):
         num_micro_batches = self._num_micro_batches(num_ranks)
         # Lightning takes a step after this many batches.
         self.trainer.accumulate_grad_batches = num_micro_batches  # type: ignore[union-attr]
-        try:
-            sampler = GlobalBatchSampler(
-                len(dataset),  # type: ignore[arg-type]
-                self.batch_size,
-                num_ranks=num_ranks,
-                rank=rank,
-                num_micro_batches=num_micro_batches,
-                seed=self.seed,
-                # Overfitting means the same few batches again and again.
-                shuffle=not self.trainer.overfit_batches,  # type: ignore[union-attr]
-                drop_last=self.drop_last,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        sampler = GlobalBatchSampler(
+            len(dataset),  # type: ignore[arg-type]
+            self.batch_size,
+            num_ranks=num_ranks,
+            rank=rank,
+            num_micro_batches=num_micro_batches,
+            seed=self.seed,
+            # Overfitting means the same few batches again and again.
+            shuffle=not self.trainer.overfit_batches,  # type: ignore[union-attr]
+            drop_last=self.drop_last,
+        )
         sampler.start_at(*self.start)
         return self._loader(dataset, sampler)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position between two steps, and what it means anything with."""
-        loop = self.trainer.fit_loop  # type: ignore[union-attr]
-        epochs: Any = loop.epoch_progress.current
-        batches: Any = loop.epoch_loop.batch_progress.current
-        is_inside = epochs.ready > epochs.processed
-        step = batches.processed // self.trainer.accumulate_grad_batches if is_inside else 0  # type: ignore[union-attr]
-        return {"epoch": epochs.processed, "step": step, **self._order()}
+        """The position between two steps, and the settings that the batches depend on."""
+        assert self.trainer is not None
+        epoch, step = position(self.trainer)
+        return {"epoch": epoch, "step": step, **self._order()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begin where the run has stopped.
+        """Continue where the run has stopped.
 
         Raises:
-            UserError: if the batches to come would be others.
+            UserError: if the remaining batches would differ.
         """
         for name, now in self._order().items():
             if state_dict[name] != now:
@@ -129,7 +134,7 @@ class DataModule(pl.LightningDataModule):
         self.start = state_dict["epoch"], state_dict["step"]
 
     def _order(self) -> dict[str, Any]:
-        """What the global batches follow from."""
+        """The settings that the global batches depend on."""
         return {
             "num_samples": len(self.dataset("train")),  # type: ignore[arg-type]
             "batch_size": self.batch_size,
@@ -142,7 +147,7 @@ class DataModule(pl.LightningDataModule):
         return default_collate(samples)
 
     def _num_micro_batches(self, num_ranks: int) -> int:
-        """Batches per optimizer step of each process: what was asked for, or what fits."""
+        """Batches per optimizer step of each process: as asked for, or more where fewer fit."""
         trainer = self.trainer
         assert trainer is not None
         num_asked = trainer.accumulate_grad_batches
@@ -159,7 +164,7 @@ class DataModule(pl.LightningDataModule):
         return max(num_asked, num_needed)
 
     def _num_devices(self, num_ranks: int) -> int:
-        """Devices that share a batch; dp and ddp2 drive several from one process."""
+        """Devices that share a batch; under dp and ddp2 a process drives several."""
         assert self.trainer is not None
         all_devices = self.trainer.num_devices * self.trainer.num_nodes
         return num_ranks * max(1, all_devices // num_ranks)
@@ -191,12 +196,12 @@ class DataModule(pl.LightningDataModule):
         return self._loader(dataset, sampler)
 
     def _processes(self) -> tuple[int, int]:
-        """How many processes share a batch, and which this one is; dp and ddp2 have their own."""
+        """How many processes share a batch, and the rank of this one."""
         kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}  # type: ignore[union-attr]
         return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
 
     def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
-        """One process's share of batches, without end, to measure with; needs no trainer."""
+        """One process's share of batches, without end, for measurements; needs no trainer."""
         dataset = self.dataset(split)
         sampler = GlobalBatchSampler(
             len(dataset),  # type: ignore[arg-type]
@@ -207,7 +212,7 @@ class DataModule(pl.LightningDataModule):
         return self._loader(dataset, Endless(sampler), num_workers)
 
     def _choose_workers(self) -> int:
-        """Let the first process measure; its node's others wait, and share the cores with it."""
+        """Let the first process measure, with its share of the cores, while the others wait."""
         trainer = self.trainer
         assert trainer is not None
         chosen = 0
@@ -244,22 +249,22 @@ class DataModule(pl.LightningDataModule):
             prefetch_factor=self.prefetch_factor if has_workers else None,
             multiprocessing_context=_start_method() if has_workers else None,
             worker_init_fn=start_worker if has_workers else None,
-            collate_fn=_as_it_is,  # whole batches come collated
+            collate_fn=_identity,  # the data set returns collated batches
         )
 
 
 def _start_method() -> str | None:
-    """In a spawned process workers would be spawned as well, which takes each of them seconds."""
+    """Fork workers also in a spawned process, where spawning would cost each of them seconds."""
     is_spawned = multiprocessing.parent_process() is not None
     return multiprocessing.get_all_start_methods()[0] if is_spawned else None
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
 def start_worker(worker_id: int) -> None:
-    """Prepare a data worker: seeds as Lightning gives them; it ends with its process only."""
+    """Prepare a data worker: it is seeded as by Lightning, and ends only with its process."""
     pl_worker_init_function(worker_id)
     die_with_parent()
     ignore_signals()

@@ -1,4 +1,4 @@
-"""How many worker processes feed a run: measured with its own data set, transforms and batches."""
+"""How long a run waits for data, and how many worker processes it needs: measured, not guessed."""
 
 import statistics
 import time
@@ -9,27 +9,27 @@ from typing import Any
 from torch.utils.data import DataLoader, Sampler
 
 from harness.data.batches import Batch, GlobalBatchSampler
-from harness.data.seeded_samples import kept_generators
+from harness.data.randomness import kept_generators
 
-# Reading a batch in less costs a step no more than to take it over from a worker.
+# A batch that is read in fewer seconds costs a step no more than receiving it from a worker.
 RECEIVING_SECONDS = 0.001
-# Of the fastest, what is as good.
-AS_GOOD = 0.9
-# Of all workers, whatever time they take.
+# A number of workers within 10 % of the fastest counts as equally fast.
+EQUALLY_FAST = 0.9
+# Each worker reads at least this many batches in a measurement, however long that takes.
 NUM_ROUNDS = 3
-# Of a run's start, with data.num_workers=auto.
+# At the start of a run with data.num_workers=auto: seconds for each number, and for all numbers.
 SECONDS_EACH, SECONDS_IN_ALL = 0.5, 20.0
 
 
 @dataclass
 class Measured:
-    """What a number of workers has done.
+    """The speed of reading with a number of workers.
 
     Args:
         num_workers: 0 reads in the training process.
-        seconds_per_batch: from one batch to the next, while nothing else is computed.
-        seconds_of_step: of it, what every step pays: without workers all of it; with them, what
-            the training process does to take a batch over.
+        seconds_per_batch: time from one batch to the next, while nothing else is computed.
+        seconds_of_step: the share of it that lengthens every step: all of it without workers;
+            with workers the processor time that the training process spends on receiving.
     """
 
     num_workers: int
@@ -37,8 +37,32 @@ class Measured:
     seconds_of_step: float
 
 
+class WatchedLoader(DataLoader[Any]):
+    """A ``DataLoader`` that calls ``when_asked`` and ``when_there`` around each batch.
+
+    The observer sets the two functions, also while the loader is running.
+    """
+
+    when_asked: Callable[[], object] = staticmethod(lambda: None)
+    when_there: Callable[[], object] = staticmethod(lambda: None)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # This is no generator: workers must start when the iterator is made, as in DataLoader.
+        return self._observed(super().__iter__())
+
+    def _observed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            self.when_asked()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.when_there()
+            yield batch
+
+
 class Endless(Sampler[Batch]):
-    """One epoch of a training order after another."""
+    """The batches of one epoch after another, without end."""
 
     def __init__(self, sampler: GlobalBatchSampler) -> None:
         self.sampler = sampler
@@ -59,12 +83,12 @@ def measure(loader: DataLoader[Any], seconds: float) -> Measured:
     num_workers = loader.num_workers
     with kept_generators():
         batches = iter(loader)
-        # What was read ahead, while workers started, would count as read in no time.
+        # Batches that were read ahead while workers started would count as read in no time.
         for _ in range(max(1, num_workers * (loader.prefetch_factor or 0))):
             next(batches)
         start, busy, count = time.perf_counter(), time.thread_time(), 0
         while count < NUM_ROUNDS * num_workers or time.perf_counter() - start < seconds:
-            # Workers work side by side, so only after a batch of each is the count a fair one.
+            # Workers read at the same time: the count is fair only after a batch of each.
             for _ in range(max(1, num_workers)):
                 next(batches)
             count += max(1, num_workers)
@@ -79,9 +103,10 @@ def measure_all(
     seconds: float,
     num_rounds: int = 3,
 ) -> list[Measured]:
-    """Measure each number of workers in turn, several times; medians.
+    """The median of several measurements for each number of workers.
 
-    In turn, because the first ones read from the disk what the later ones find in memory.
+    The numbers take turns, because the first ones read from the disk what the later ones find in
+    memory.
     """
     rounds = [[measure(make_loader(n), seconds) for n in numbers] for _ in range(num_rounds)]
     return [
@@ -97,14 +122,14 @@ def measure_all(
 def measure_briefly(
     make_loader: Callable[[int], DataLoader[Any]], numbers: Sequence[int]
 ) -> list[Measured]:
-    """Measure until more workers do not help, or time is up."""
+    """Measure growing numbers of workers until more do not help, or time is up."""
     start, found = time.perf_counter(), list[Measured]()
     for number in numbers:
         found.append(measure(make_loader(number), SECONDS_EACH))
         if found[-1].seconds_of_step < RECEIVING_SECONDS and number == 0:
             break
         is_past_the_knee = number > 1 and (
-            found[-1].seconds_per_batch > found[-2].seconds_per_batch * AS_GOOD
+            found[-1].seconds_per_batch > found[-2].seconds_per_batch * EQUALLY_FAST
         )
         if is_past_the_knee or time.perf_counter() - start > SECONDS_IN_ALL:
             break
@@ -112,15 +137,28 @@ def measure_briefly(
 
 
 def knee(found: Sequence[Measured]) -> int:
-    """The least number of workers that is as good as any.
+    """The least number of workers that is equally fast as the fastest.
 
-    None where reading costs a step no more than to take batches over from workers, which read
+    It is 0 where reading costs a step no more than receiving batches from workers, which read
     while the step is computed.
     """
     alone, *helped = found
     if not helped:
         return alone.num_workers
     fastest = min(m.seconds_per_batch for m in helped)
-    least = next(m for m in helped if m.seconds_per_batch * AS_GOOD <= fastest)
+    least = next(m for m in helped if m.seconds_per_batch * EQUALLY_FAST <= fastest)
     worth = max(2 * least.seconds_of_step, RECEIVING_SECONDS)
     return least.num_workers if alone.seconds_of_step > worth else alone.num_workers
+
+
+def table(found: Sequence[Measured], chosen: int, batch_size: int) -> str:
+    """A line per number of workers; the knee is marked."""
+    lines = ["workers   batches/s   samples/s   ms of each step"]
+    for m in found:
+        speed = 1 / m.seconds_per_batch
+        mark = "   <- more is not better" if m.num_workers == chosen else ""
+        lines.append(
+            f"{m.num_workers:7}   {speed:9.1f}   {speed * batch_size:9.0f}   "
+            f"{m.seconds_of_step * 1000:15.2f}{mark}"
+        )
+    return "\n".join(lines)

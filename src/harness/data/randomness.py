@@ -1,16 +1,19 @@
 """Random numbers that are a function of what they are for, not of when they are drawn."""
 
 import hashlib
+import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 
-def mix(*parts: int) -> int:
+def mix(*numbers: int) -> int:
     """Hash integers to a 63-bit seed; neighbouring inputs give unrelated seeds."""
-    digest = hashlib.blake2b(struct.pack(f"<{len(parts)}q", *parts), digest_size=8).digest()
+    digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
@@ -35,3 +38,22 @@ def uniform(
     state ^= state >> np.uint64(31)
     mantissa: npt.NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64)
     return mantissa * 2.0**-53
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of ``random``, ``numpy.random`` and ``torch`` on the CPU."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore the generators afterwards: without workers, dropout draws from the same ones."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

@@ -1,75 +1,81 @@
-"""Look at everything that a run on this machine depends on."""
+"""Look at everything that a run on this machine depends on, and recommend settings."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from harness.doctor import gpus, machine, process_groups, recommend, versions
-from harness.doctor.section import Problem, Section
+from harness.doctor import gpus, machine, process_groups
+from harness.doctor.report import Report
 from harness.machine import choice
 from harness.machine.nvml import Gpu
 
-ROOT = Path(__file__).parents[3]
+MOST_WORKERS = 8  # of one process; only a measurement tells the best number
 
 
-@dataclass
-class Report:
-    """What was seen.
-
-    Attributes:
-        gpus: every GPU with CUDA's name for it, ``cuda:0``; empty if CUDA does not show it.
-        overrides: the settings to begin with.
-    """
-
-    sections: list[Section]
-    gpus: dict[Gpu, str]
-    overrides: list[str]
-
-    @property
-    def problems(self) -> list[Problem]:
-        """Everything that is broken."""
-        return [problem for section in self.sections for problem in section.problems]
-
-    def values(self) -> dict[str, Any]:
-        """The report for a program."""
-        return {
-            **{section.name.lower().replace(" ", "_"): section.values for section in self.sections},
-            "cuda_to_physical": {name: gpu.number for gpu, name in self.gpus.items() if name},
-            "recommended": self.overrides,
-            "problems": [asdict(problem) for problem in self.problems],
-        }
-
-
-def examine(output_dir: Path, say: Callable[[str], None] = lambda _: None) -> Report:
-    """Look, which takes some seconds: torch is started three times.
+def examine(root: Path, output_dir: Path) -> Report:
+    """Examine this machine, which takes some seconds: torch is started three times.
 
     Args:
-        output_dir: where runs are to be written.
-        say: called with what is looked at.
+        root: the folder of the project's pyproject.toml and requirements.lock.
+        output_dir: the folder that runs are written below.
     """
-    say("GPUs")
-    found, there, shown = gpus.gpus()
+    gpus_section, all_gpus, visible = gpus.gpus()
     driver_section, driver = gpus.driver()
-    say("torch")
-    torch_section, places, working = gpus.torch_on_gpus(there, shown, driver, gpus.ask_torch())
-    say("all-reduce of two processes")
+    answer = gpus.ask_torch()
+    torch_section, by_index, working = gpus.torch_on_gpus(all_gpus, visible, driver, answer)
     gloo = process_groups.gloo()
     nccl = process_groups.nccl([f"cuda:{index}" for index in working])
     cores, shared_memory = machine.cores(), machine.shared_memory()
-    names = {gpu: f"cuda:{index}" for index, gpu in places.items()}
+    names = {gpu: f"cuda:{index}" for index, gpu in by_index.items()}
     return Report(
         [
-            *(found, driver_section, torch_section, cores, machine.memory(), shared_memory),
-            *(machine.disk(output_dir), versions.versions(ROOT), gloo, nccl),
+            *(gpus_section, driver_section, torch_section, cores, machine.memory(), shared_memory),
+            *(machine.disk(output_dir), machine.versions(root), gloo, nccl),
         ],
-        {gpu: names.get(gpu, "") for gpu in choice.parts(there)},
-        recommend.recommend(
-            num_visible=len(shown),
+        {gpu: names.get(gpu, "") for gpu in choice.selectable(all_gpus)},
+        recommend(
+            num_visible=len(visible),
             num_gpus=len(working),
-            num_busy=sum(recommend.is_busy(gpu) for gpu in (places[index] for index in working)),
+            num_busy=sum(is_busy(by_index[index]) for index in working),
             nccl_works=nccl.values["works"] is True,
             num_cores=cores.values["usable"],
             workers_can_share=not shared_memory.problems,
         ),
     )
+
+
+def recommend(
+    num_visible: int,
+    num_gpus: int,
+    num_busy: int,
+    nccl_works: bool,
+    num_cores: int,
+    workers_can_share: bool,
+) -> list[str]:
+    """Settings to begin with on this machine, as words of a command.
+
+    Args:
+        num_visible: CUDA devices.
+        num_gpus: CUDA devices on which torch computes.
+        num_busy: of these ``num_gpus``, those that others use.
+        nccl_works: whether several GPUs can sum their gradients.
+        num_cores: cores that this process may use.
+        workers_can_share: whether data workers have enough shared memory.
+    """
+    num_devices = max(1, num_gpus - num_busy) if nccl_works else 1
+    # auto would try a GPU that does not work.
+    alone = "gpu" if num_gpus else "cpu" if num_visible else "auto"
+    words = ["strategy=ddp" if num_devices > 1 else f"strategy={alone}"]
+    if num_devices < num_gpus:
+        words.append("gpus=emptiest")
+    # On a CPU the network itself uses the cores.
+    num_workers = min(MOST_WORKERS, max(0, num_cores // num_devices - 1)) if num_gpus else 0
+    return [
+        *words,
+        f"trainer.devices={num_devices}",
+        f"data.num_workers={num_workers if workers_can_share else 0}",
+        f"data.pin_memory={'true' if num_gpus else 'false'}",
+    ]
+
+
+def is_busy(gpu: Gpu) -> bool:
+    """Whether a run has locked it, or others have allocated more than half of its memory."""
+    return bool(choice.locked_by(gpu)) or gpu.free_bytes < gpu.total_bytes / 2

@@ -1,20 +1,24 @@
-"""Cores, memory, shared memory and disk: what this process really gets of each."""
+"""What this process gets of the machine: cores, memory, shared memory, disk, packages."""
 
 import os
+import platform
+import re
 import shutil
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
-from harness.doctor.section import Problem, Section
-from harness.machine.cgroups import cpu_quota, memory_limit
-from harness.machine.cores import usable_cores
+from packaging.requirements import Requirement
+
+from harness.doctor.report import Section
+from harness.machine.limits import cpu_quota, memory_limit, usable_cores
 from harness.machine.nvml import gib
 
 SHARED_MEMORY = Path("/dev/shm")
-MEMINFO = Path("/proc/meminfo")
 # Docker gives 64 MiB, and a data worker that needs more is killed with "Bus error".
-LEAST_SHARED_MEMORY = 2**28
-LEAST_DISK = 2**30
+LEAST_SHARED_BYTES = 2**28
+LEAST_DISK_BYTES = 2**30
+SHOWN = ("torch", "pytorch-lightning", "hydra-core")
 
 
 def cores() -> Section:
@@ -28,53 +32,30 @@ def cores() -> Section:
 
 def memory() -> Section:
     """The machine's memory, and the limit of a container or a batch job."""
-    total, available = _memory()
-    limit = memory_limit()
-    text = f"{gib(total)}, {gib(available)} available"
-    if limit is not None:
-        text += f"; a control group allows {gib(limit)}"
-    values = {"total_bytes": total, "available_bytes": available, "limit_bytes": limit}
-    return Section("memory", text, values)
-
-
-def _memory() -> tuple[int, int]:
-    """All of it, and what can be had without swapping, in bytes."""
-    try:
-        lines = [line.split() for line in MEMINFO.read_text().splitlines()]
-        kib = {words[0]: int(words[1]) for words in lines}
-        return kib["MemTotal:"] * 1024, kib["MemAvailable:"] * 1024
-    except OSError:  # macOS, which does not tell what is available
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return total, total
+    total, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), memory_limit()
+    text = gib(total) if limit is None else f"{gib(total)}; a control group allows {gib(limit)}"
+    return Section("memory", text, {"total_bytes": total, "limit_bytes": limit})
 
 
 def shared_memory() -> Section:
-    """Where data workers hand over their batches."""
+    """The memory through which data workers hand over their batches."""
     if not SHARED_MEMORY.is_dir():
         return Section("shared memory", f"no {SHARED_MEMORY} on this system", None)
     usage = shutil.disk_usage(SHARED_MEMORY)
-    section = Section(
-        "shared memory",
-        f"{gib(usage.free)} free of {gib(usage.total)} in {SHARED_MEMORY}",
-        {"total_bytes": usage.total, "free_bytes": usage.free},
-    )
-    if usage.free < LEAST_SHARED_MEMORY:
-        section.problems.append(
-            Problem(
-                f"{SHARED_MEMORY} has {usage.free / 2**20:.0f} MiB free: data workers may die of it"
-                " (Bus error)",
-                "Start the container with --shm-size=8g, or use data.num_workers=0.",
-            )
+    text = f"{gib(usage.free)} free of {gib(usage.total)} in {SHARED_MEMORY}"
+    values = {"total_bytes": usage.total, "free_bytes": usage.free}
+    section = Section("shared memory", text, values)
+    if usage.free < LEAST_SHARED_BYTES:
+        section.broken(
+            f"{SHARED_MEMORY} has {usage.free / 2**20:.0f} MiB free: data workers may die of it"
+            " (Bus error)",
+            "Start the container with --shm-size=8g, or use data.num_workers=0.",
         )
     return section
 
 
 def disk(folder: Path) -> Section:
-    """Room for runs, where the first existing folder above ``folder`` is.
-
-    Args:
-        folder: ``output_dir``.
-    """
+    """Free bytes for runs, on the disk of the first folder at or above ``folder`` that exists."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     usage = shutil.disk_usage(there)
     values = {"folder": str(folder), "free_bytes": usage.free, "total_bytes": usage.total}
@@ -83,17 +64,57 @@ def disk(folder: Path) -> Section:
     try:
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
-        section.problems.append(
-            Problem(
-                f"{folder} cannot be written: {error.strerror}",
-                f"Make {there} a folder that you may write to, {elsewhere}",
-            )
+        section.broken(
+            f"{folder} cannot be written: {error.strerror}",
+            f"Make {there} a folder that you may write to, {elsewhere}",
         )
-    if usage.free < LEAST_DISK:
-        section.problems.append(
-            Problem(
-                f"{folder} has {gib(usage.free)} left: checkpoints may not fit",
-                f"Make room, {elsewhere}",
-            )
+    if usage.free < LEAST_DISK_BYTES:
+        section.broken(
+            f"{folder} has {gib(usage.free)} left: checkpoints may not fit",
+            f"Make room, {elsewhere}",
         )
     return section
+
+
+def versions(root: Path) -> Section:
+    """The installed packages against those that the project is tested with.
+
+    Args:
+        root: the folder of pyproject.toml, which has the bounds, and of requirements.lock, which
+            has the versions that all tests have passed with.
+    """
+    tested = locked(root / "requirements.lock")
+    section = Section("versions", f"Python {platform.python_version()}", {})
+    for requirement in bounds(root / "pyproject.toml"):
+        name, within = requirement.name, requirement.specifier
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            version = None
+        if name in SHOWN:
+            section.text += f"\n{name} {version} (tested: {tested.get(name)})"
+        section.values[name] = {
+            "installed": version,
+            "tested": tested.get(name),
+            "bounds": str(within),
+        }
+        if version is None or not within.contains(version, prereleases=True):
+            what = f"{name} {version} is installed, and the project takes {within}"
+            section.broken(
+                what if version else f"{name} is not installed",
+                f'Install it: pip install "{requirement}"',
+            )
+    return section
+
+
+def bounds(pyproject: Path) -> list[Requirement]:
+    """The packages of ``dependencies = [...]``; Python 3.10 cannot read TOML by itself."""
+    block = re.search(r"^dependencies = \[(.*?)^\]", pyproject.read_text(), re.S | re.M)
+    assert block is not None
+    return [Requirement(text) for text in re.findall(r'^\s*"([^"]+)"', block[1], re.M)]
+
+
+def locked(lock: Path) -> dict[str, str]:
+    """Exact versions by package."""
+    pairs = (line.partition("==") for line in lock.read_text().splitlines())
+    return {name: version for name, _, version in pairs}

@@ -1,4 +1,10 @@
-"""Whether processes can add up gradients: by starting two that do it, within a time limit."""
+r"""Whether processes can sum gradients: by starting two that sum a tensor, within a time limit.
+
+One process of the test, which ``python -m`` with this module's name starts:
+
+    RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
+        python -m <this module> <gloo or nccl> <cpu or cuda:0>
+"""
 
 import os
 import socket
@@ -9,7 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from harness.doctor.section import Problem, Section
+from harness.doctor.report import Section
 
 LIMIT_SECONDS = 60.0
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -17,14 +23,15 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 def gloo() -> Section:
     """Two processes on CPUs."""
-    error = add_up("gloo", ["cpu", "cpu"])
+    error = all_reduce_in_processes("gloo", ["cpu", "cpu"])
     if not error:
         return Section("gloo", "works: all-reduce of 2 processes", {"works": True})
     remedy = "Processes of one machine cannot reach each other: look at its firewall and hosts file"
-    if not add_up("gloo", ["cpu", "cpu"], {"GLOO_SOCKET_IFNAME": LOOPBACK}):
+    if not all_reduce_in_processes("gloo", ["cpu", "cpu"], {"GLOO_SOCKET_IFNAME": LOOPBACK}):
         remedy = f"It works with GLOO_SOCKET_IFNAME={LOOPBACK}: set that"
-    remedy += ", or use strategy=auto or strategy=dp, which are one process."
-    return _broken("gloo", error, remedy)
+    return _broken(
+        "gloo", error, f"{remedy}, or use strategy=auto or strategy=dp, which are one process."
+    )
 
 
 def nccl(devices: Sequence[str]) -> Section:
@@ -36,39 +43,38 @@ def nccl(devices: Sequence[str]) -> Section:
     if not devices:
         return Section("nccl", "not tested: it needs a GPU", {"works": None})
     used = devices[:2]
-    error = add_up("nccl", used)
-    if not error and len(used) == 2:
-        return Section("nccl", f"works: all-reduce of {' and '.join(used)}", {"works": True})
+    error = all_reduce_in_processes("nccl", used)
     if not error:
-        text = "works with one process; two need a second GPU"
+        both = f"works: all-reduce of {' and '.join(used)}"
+        text = both if len(used) == 2 else "works with one process; two need a second GPU"
         return Section("nccl", text, {"works": True})
     remedy = "Run it with NCCL_DEBUG=INFO to see more"
-    if len(used) == 2 and not add_up("nccl", used, {"NCCL_P2P_DISABLE": "1"}):
+    if len(used) == 2 and not all_reduce_in_processes("nccl", used, {"NCCL_P2P_DISABLE": "1"}):
         remedy = "It works with NCCL_P2P_DISABLE=1: set that, or repair peer-to-peer (IOMMU, ACS)"
     return _broken("nccl", error, f"{remedy}, or use trainer.devices=1.")
 
 
 def _broken(backend: str, error: str, remedy: str) -> Section:
-    what = f"{backend} does not work: {error}"
-    return Section(
-        backend, "does not work", {"works": False, "error": error}, [Problem(what, remedy)]
-    )
+    section = Section(backend, "does not work", {"works": False, "error": error})
+    return section.broken(f"{backend} does not work: {error}", remedy)
 
 
-def add_up(backend: str, devices: Sequence[str], environment: dict[str, str] | None = None) -> str:
+def all_reduce_in_processes(
+    backend: str, devices: Sequence[str], environment: dict[str, str] | None = None
+) -> str:
     """Start one process per device; return what went wrong, or nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     variables = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     variables |= {"WORLD_SIZE": str(len(devices)), **(environment or {})}
     with ExitStack() as stack:
-        said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in devices]
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in devices]
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "harness.doctor.all_reduce", backend, device],
+                [sys.executable, "-m", __name__, backend, device],
                 env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=said[rank],
-                stderr=said[rank],
+                stdout=outputs[rank],
+                stderr=outputs[rank],
             )
             for rank, device in enumerate(devices)
         ]
@@ -80,7 +86,7 @@ def add_up(backend: str, devices: Sequence[str], environment: dict[str, str] | N
             if codes == [0] * len(codes):
                 return ""
             # The others would wait for the one that has failed.
-            for code, file in zip(codes, said, strict=True):
+            for code, file in zip(codes, outputs, strict=True):
                 if code:
                     file.seek(0)
                     lines = [line.strip() for line in file if line.strip()]
@@ -92,3 +98,27 @@ def add_up(backend: str, devices: Sequence[str], environment: dict[str, str] | N
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
+
+
+def all_reduce(backend: str, name: str) -> None:
+    """Sum a tensor over all processes, and compare the sum with the right one."""
+    import torch
+    from torch import distributed
+
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group(backend)
+    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
+    summed = torch.full((2**20,), rank + 1.0, device=device)
+    distributed.all_reduce(summed)
+    right = num_ranks * (num_ranks + 1) / 2
+    if not torch.equal(summed, torch.full_like(summed, right)):
+        sys.exit(f"The sum is {summed.min():g} to {summed.max():g}, and should be {right:g}.")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    all_reduce(*sys.argv[1:])

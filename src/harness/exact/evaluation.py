@@ -5,6 +5,13 @@ from torchmetrics import Metric
 
 from harness.data.batches import EvaluationBatchSampler, GlobalBatchSampler
 from harness.errors import UserError
+from harness.upstream.logged_means import (
+    average_no_more,
+    average_over_processes,
+    count_exactly,
+    logged_means,
+    start_anew,
+)
 
 
 def sampler_of(
@@ -38,9 +45,6 @@ class ExactEvaluation(pl.Callback):
     A mean that a validation or test step logs without ``sync_dist=True`` would be that of the
     first process alone: here all are averaged. And a process without a sample of its own takes
     part in every collective with another's: metrics forget what that has added.
-
-    The logged values are in ``trainer._results``, which is private to Lightning (seen in 2.6);
-    ``tests_harness/test_same_experiment.py`` fails where that changes.
     """
 
     def __init__(self) -> None:
@@ -98,8 +102,7 @@ class ExactEvaluation(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the logged values as the module has declared them."""
-        for meta in self.averaged:
-            meta.sync.should = False
+        average_no_more(self.averaged)
         self.averaged = []
 
     on_test_epoch_end = on_validation_epoch_end
@@ -128,40 +131,8 @@ class ExactEvaluation(pl.Callback):
                 setattr(metric, name, value)
         for logged in logged_means(trainer):
             if id(logged) not in known:
-                logged.reset()
-                logged.has_reset = False  # otherwise Lightning leaves it out of the collectives
+                start_anew(logged)
         self.kept = None
-
-
-def count_exactly(trainer: pl.Trainer) -> None:
-    """Let the processes' numbers of samples be averaged as fractions."""
-    if trainer.world_size > 1:
-        for logged in logged_means(trainer):
-            if logged.meta.is_mean_reduction:
-                logged.cumulated_batch_size = logged.cumulated_batch_size.double()
-
-
-def average_over_processes(trainer: pl.Trainer) -> list[Any]:
-    """Treat means over an evaluation as if they were logged with ``sync_dist=True``.
-
-    Lightning compares the declaration at every ``self.log``, so this lasts from the last batch to
-    the end of the epoch.
-
-    Returns:
-        What was changed.
-    """
-    changed = []
-    for logged in logged_means(trainer) if trainer.world_size > 1 else []:
-        meta = logged.meta
-        if meta.is_mean_reduction and not meta.sync.should and not meta.sync.rank_zero_only:
-            meta.sync.should = True
-            changed.append(meta)
-    return changed
-
-
-def logged_means(trainer: pl.Trainer) -> list[Any]:
-    """Lightning's accumulators of the plain values that the running loop has logged."""
-    return [logged for logged in (trainer._results or {}).values() if logged.is_tensor]
 
 
 def refuse_few_samples(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -3,8 +3,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from harness.data.randomness import mix
-from harness.data.seeded_samples import seed_generators
+from harness.data.randomness import mix, seed_generators
 
 
 class SeededSteps(pl.Callback):

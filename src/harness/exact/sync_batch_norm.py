@@ -1,11 +1,13 @@
 import torch
 import torch.distributed.nn.functional as distributed
+import torch.nn.functional as F
 from pytorch_lightning.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(nn.BatchNorm1d):
     """BatchNorm over the samples of all processes, on any device.
 
     torch's own ``SyncBatchNorm`` is faster but refuses to run on CPUs. Sums are added up by a
@@ -15,7 +17,11 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (B, C, ...) per channel."""
         if not self.training:
-            return super().forward(input)
+            mean, variance = self.running_mean, self.running_var
+            uses_batch = mean is None  # with track_running_stats=False
+            return F.batch_norm(
+                input, mean, variance, self.weight, self.bias, uses_batch, eps=self.eps
+            )
         dtype, input = input.dtype, input.to(self.weight.dtype if self.affine else torch.float32)
         dims = [dim for dim in range(input.dim()) if dim != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
@@ -36,9 +42,6 @@ class SyncBatchNorm(_BatchNorm):
             normal = normal * self.weight.view(shape) + self.bias.view(shape)
         return normal.to(dtype)
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        assert input.dim() >= 2, "a batch with channels"
-
 
 def sum_over_processes(values: Tensor) -> Tensor:
     """Add up values of the same shape; gradients flow back to every process."""
@@ -53,12 +56,12 @@ class SyncBatchNormAnywhere(LayerSync):
     """
 
     def __init__(self) -> None:
-        self.classes: dict[_BatchNorm, type[_BatchNorm]] = {}
+        self.classes: dict[nn.Module, type[nn.Module]] = {}
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Synchronise the layers of ``model``."""
         for module in model.modules():
-            if isinstance(module, _BatchNorm):
+            if isinstance(module, BATCH_NORMS):
                 self.classes[module] = type(module)
                 module.__class__ = SyncBatchNorm
         return model

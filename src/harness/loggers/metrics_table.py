@@ -8,7 +8,7 @@ from lightning_fabric.loggers.logger import rank_zero_experiment
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from harness.checkpoints import files
+from harness.files import write_durably
 
 
 class MetricsTable(Logger):
@@ -95,7 +95,7 @@ class MetricsTable(Logger):
             table.writerows(before)
         table.writerows(rows)
         if rewrite:
-            files.write_durably(self.path, text.getvalue().encode())
+            write_durably(self.path, text.getvalue().encode())
         else:
             with self.path.open("a", newline="") as file:
                 file.write(text.getvalue())

@@ -1,4 +1,5 @@
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from pytorch_lightning.callbacks import BasePredictionWriter
 
 from harness.errors import UserError
+from harness.files import write_durably
 
 
 class PredictionTable(BasePredictionWriter):
@@ -99,11 +101,9 @@ def cell(value: Any) -> Any:
 
 def write(path: Path, rows: dict[int, dict[str, Any]]) -> None:
     """Write one row per sample, ordered by its index."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", newline="") as file:
-        table = csv.DictWriter(file, ["sample", *rows[0]])
-        table.writeheader()
-        for index in sorted(rows):
-            table.writerow({"sample": index, **rows[index]})
-    part.replace(path)
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, ["sample", *next(iter(rows.values()), {})])
+    table.writeheader()
+    for index in sorted(rows):
+        table.writerow({"sample": index, **rows[index]})
+    write_durably(path, text.getvalue().encode())

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from harness.checkpoints import files
+from harness.files import sync, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ def sync_logs(run_dir: Path) -> None:
     """Make what is logged as safe as the checkpoint that is about to be written."""
     for path in (run_dir / "metrics.csv", *run_dir.glob("tensorboard/events.out.tfevents.*")):
         if path.exists():
-            files.sync(path)
+            sync(path)
 
 
 def rewind_logs(run_dir: Path, step: int) -> None:
@@ -57,7 +57,7 @@ def rewind_table(path: Path, step: int) -> None:
             writer.writerow(row)
     if num_damaged:
         log.warning("%d damaged rows were taken out of %s.", num_damaged, path)
-    files.write_durably(path, table.getvalue().encode())
+    write_durably(path, table.getvalue().encode())
 
 
 def rewind_events(folder: Path, step: int) -> None:

@@ -10,21 +10,21 @@ from harness.machine.nvml import Gpu, gib
 from harness.machine.visible import visible
 
 
-def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
-    """Choose GPUs and let CUDA see them alone, the emptiest as its device 0.
+def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
+    """Choose GPUs and let CUDA see only these, the emptiest as its device 0.
 
     Processes that this one starts inherit the choice. The GPUs are locked while this process
-    runs; another run that chooses takes others.
+    runs, so another run that chooses gets others.
 
     Args:
-        num_wanted: how many; ``None`` takes all that are free.
-        min_free_gib: memory that each must have free.
+        num_wanted: how many; ``None`` for all that are free.
+        min_free_gib: GiB of memory that each must have free.
 
     Returns:
         The GPUs in CUDA's order.
 
     Raises:
-        UserError: if there are not so many; the message shows what each GPU lacks.
+        UserError: if there are not enough; the message shows what each GPU lacks.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -35,20 +35,20 @@ def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
         gpus = _gpus()
         chosen: list[Gpu] = []
         states: dict[Gpu, str] = {}
-        # Python's sort is stable: of equals, the first is first.
+        # Python's sort is stable: equally empty GPUs keep their order.
         for gpu in sorted(candidates(gpus), key=lambda gpu: -gpu.free_bytes):
             states[gpu] = _obstacle(gpu, num_wanted, min_free_gib)
             if not states[gpu] and len(chosen) != num_wanted:
-                if locks.take(gpu.uuids[0]):
+                if locks.acquire(gpu.uuids[0]):
                     chosen.append(gpu)
                 else:
-                    states[gpu] = taken(gpu) or "taken by another run"
+                    states[gpu] = locked_by(gpu) or "taken by another run"
         if not chosen or len(chosen) < (num_wanted or 1):
             for gpu in chosen:
                 locks.release(gpu.uuids[0])
             raise UserError(_too_few(gpus, states, num_wanted, len(chosen), min_free_gib))
-    # NVML counts by PCI bus as well; it may know a GPU that CUDA is not given, and then only
-    # UUIDs are sure.
+    # Numbers mean the same to NVML and to CUDA in the order of the PCI bus, unless NVML sees a
+    # GPU that CUDA does not: then only UUIDs are unambiguous.
     by_uuid = chosen[0].is_mig or not all(gpu.uuids for gpu in gpus)
     names = [gpu.uuids[0] if by_uuid else gpu.number for gpu in chosen]
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -57,10 +57,10 @@ def take_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
 
 
 def candidates(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs, and MIG parts of GPUs, that ``CUDA_VISIBLE_DEVICES`` leaves to choose among.
+    """The GPUs and MIG devices that ``CUDA_VISIBLE_DEVICES`` leaves to choose among.
 
     Raises:
-        UserError: if it leaves none, or nobody can tell which.
+        UserError: if it leaves none, or its numbers are ambiguous.
     """
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown, mistake = visible(gpus, value)
@@ -77,14 +77,14 @@ def candidates(gpus: Sequence[Gpu]) -> list[Gpu]:
             "this machine has different ones.\n"
             "Set CUDA_DEVICE_ORDER=PCI_BUS_ID as well to count as nvidia-smi does, or name UUIDs."
         )
-    return parts(shown)
+    return selectable(shown)
 
 
 def is_order_unknown(gpus: Sequence[Gpu]) -> bool:
     """Whether the numbers in ``CUDA_VISIBLE_DEVICES`` may not be those of NVML.
 
-    By default CUDA puts the fastest GPU first, and does not say how it goes on. Equal GPUs keep
-    the order of the PCI bus.
+    By default CUDA puts the fastest GPU first and documents no order for the others. Equal GPUs
+    keep the order of the PCI bus.
     """
     value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     by_pci_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
@@ -93,29 +93,25 @@ def is_order_unknown(gpus: Sequence[Gpu]) -> bool:
 
 
 def check() -> None:
-    """Refuse to choose where there is nothing to choose from.
-
-    Raises:
-        UserError: says why.
-    """
+    """Raise UserError where there is no GPU to choose from."""
     candidates(_gpus())
 
 
-def taken(gpu: Gpu) -> str:
-    """Who has locked a GPU; empty if nobody has."""
+def locked_by(gpu: Gpu) -> str:
+    """Which run has locked a GPU, in words; empty if none has."""
     process = locks.holder(gpu.uuids[0]) if gpu.uuids else None
     if process is None:
         return ""
     return f"taken by the run of process {process}" if process else "taken by another run"
 
 
-def parts(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """What a run can have: the GPUs, or their MIG parts where they have some."""
-    return [part for gpu in gpus for part in gpu.parts or (gpu,)]
+def selectable(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """What a run can use: the GPUs, or their MIG devices where they have some."""
+    return [device for gpu in gpus for device in gpu.mig_devices or (gpu,)]
 
 
 def table(states: dict[Gpu, str]) -> list[str]:
-    """A line per GPU: its number, name and memory, and what there is to say of it."""
+    """A line per GPU: its number, name and memory, and its state in words."""
     width = max((len(gpu.name) for gpu in states), default=0)
     return [
         f"  GPU {gpu.number:<4} {gpu.name:<{width}}  "
@@ -136,7 +132,7 @@ def _obstacle(gpu: Gpu, num_wanted: int | None, min_free_gib: float) -> str:
     if gpu.problem:
         return gpu.problem
     if gpu.is_mig and num_wanted != 1:
-        return "a MIG part, of which CUDA shows a process only one"
+        return "a MIG device, of which CUDA shows only one to a process"
     if gpu.free_bytes < min_free_gib * 2**30:
         return f"less free than gpus.min_free_gib={min_free_gib:g}"
     return ""
@@ -151,7 +147,7 @@ def _too_few(
 ) -> str:
     wanted = f"{num_wanted} GPU{'s' if num_wanted != 1 else ''}" if num_wanted else "a GPU"
     hidden = f"hidden by CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
-    rows = {part: states.get(part, hidden) or "free" for part in parts(gpus)}
+    rows = {gpu: states.get(gpu, hidden) or "free" for gpu in selectable(gpus)}
     lines = [f"gpus=emptiest looked for {wanted}, and {num_found} can be had:", *table(rows)]
     ways = [f"use trainer.devices={num_found}"] if num_found else []
     ways += ["ask for less with gpus.min_free_gib"] if min_free_gib else []

@@ -1,8 +1,8 @@
-"""A GPU belongs to the run that has chosen it, until that run's first process ends.
+"""Locks that keep a GPU for the run that has chosen it, until the run's first process ends.
 
-The system drops a file's lock when the process ends, however it ends. The files are in /tmp,
-whatever TMPDIR says: all users of a machine must find the same ones. They are opened for reading
-only, so that a file that one user has made serves the others.
+The system releases a file's lock when the process ends, however it ends. The files are in /tmp
+whatever TMPDIR says, because all users of a machine must find the same ones. They are opened for
+reading only, so that a file of one user serves the others.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ WAIT_SECONDS = 30.0
 HELD: dict[str, int] = {}  # file descriptors, by the name of what is locked
 
 
-def take(name: str) -> bool:
+def acquire(name: str) -> bool:
     """Lock a GPU for as long as this process runs; ``False`` if another process has it."""
     while True:
         descriptor = _open(_path(name))
@@ -31,7 +31,7 @@ def take(name: str) -> bool:
         if _is_at(descriptor, _path(name)):
             HELD[name] = descriptor
             return True
-        os.close(descriptor)  # somebody has cleaned the folder: this file is gone
+        os.close(descriptor)  # another program has removed the file meanwhile
 
 
 def release(name: str) -> None:
@@ -40,7 +40,7 @@ def release(name: str) -> None:
 
 
 def holder(name: str) -> int | None:
-    """The process that has locked a GPU; 0 if it is not to be seen, ``None`` if there is none."""
+    """The id of the process that has locked a GPU: 0 if it is invisible, ``None`` if none has."""
     try:
         status = _path(name).stat()
         locks = Path("/proc/locks").read_text().splitlines()
@@ -56,13 +56,13 @@ def holder(name: str) -> int | None:
 
 @contextmanager
 def choosing() -> Iterator[None]:
-    """Let one process at a time choose: each sees what the one before has taken.
+    """Let one process at a time choose: each sees what the one before has locked.
 
     Raises:
-        UserError: if another process does not come to an end with it.
+        UserError: if another process holds the lock for more than ``WAIT_SECONDS``.
     """
     deadline = time.monotonic() + WAIT_SECONDS
-    while not take("choice"):
+    while not acquire("choice"):
         if time.monotonic() > deadline:
             raise UserError(
                 f"Process {holder('choice')} has been choosing GPUs for {WAIT_SECONDS:.0f} seconds."
@@ -83,12 +83,12 @@ def _open(path: Path) -> int:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         try:
-            # Not with O_CREAT at once: systems refuse that for another user's file in /tmp.
+            # O_CREAT comes second: systems refuse it for another user's file in /tmp.
             with suppress(FileNotFoundError):
                 return os.open(path, flags)
             with suppress(FileExistsError):
                 descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
-                os.fchmod(descriptor, 0o644)  # whatever the umask: other users read it
+                os.fchmod(descriptor, 0o644)  # other users must read it, whatever the umask
                 return descriptor
         except OSError as error:
             raise UserError(
@@ -105,7 +105,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _close_inherited() -> None:
-    """A forked data worker must not hold its process's GPUs beyond that process's end."""
+    """Close the locks in a forked data worker, which may live longer than its process."""
     for descriptor in HELD.values():
         os.close(descriptor)
     HELD.clear()

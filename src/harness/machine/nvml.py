@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a MIG part of one.
+    """A GPU, or a MIG device, which is a slice of a GPU.
 
     Attributes:
-        number: as nvidia-smi counts, ``"2"``; the first MIG part of that GPU is ``"2:0"``.
-        uuids: its names for ``CUDA_VISIBLE_DEVICES``; a MIG part has a second, older one.
-        total_bytes: of memory; 0 where NVML cannot tell, as of memory shared with the CPU.
-        free_bytes: of memory.
-        utilisation_percent: of the last second or less, in which it computed.
+        number: as nvidia-smi counts, ``"2"``; the first MIG device of that GPU is ``"2:0"``.
+        uuids: names for ``CUDA_VISIBLE_DEVICES``; a MIG device has a second, older one.
+        total_bytes: its memory; 0 where NVML cannot tell, as of memory shared with the CPU.
+        free_bytes: the memory that nobody has allocated.
+        utilisation_percent: share of the last second or less in which it computed.
         problem: why no run can start on it; empty if one can.
-        parts: its MIG parts; CUDA shows those instead of the GPU.
+        mig_devices: CUDA shows these instead of the GPU.
     """
 
     number: str
@@ -27,11 +27,11 @@ class Gpu:
     free_bytes: int = 0
     utilisation_percent: int | None = None
     problem: str = ""
-    parts: tuple["Gpu", ...] = ()
+    mig_devices: tuple["Gpu", ...] = ()
 
     @property
     def is_mig(self) -> bool:
-        """Whether it is a part of a GPU."""
+        """Whether it is a MIG device."""
         return ":" in self.number
 
 
@@ -68,30 +68,29 @@ def session() -> Iterator[Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise _explain(pynvml, error) from error
+        reason, remedy = {
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: ("no NVIDIA driver is installed here", ""),
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+                "an NVIDIA driver is installed, but not loaded",
+                "Load it with `sudo modprobe nvidia`, or restart the machine; give a container "
+                "its GPUs with `docker run --gpus all`.",
+            ),
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+                "the NVIDIA driver was updated while the old one is still loaded",
+                "Restart the machine.",
+            ),
+        }.get(
+            error.value,
+            (
+                f"the NVIDIA driver does not answer: {error}",
+                "Look at `sudo dmesg | grep -i nv`.",
+            ),
+        )
+        raise NoDriverError(reason, remedy) from error
     try:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
-
-
-def _explain(nvml: Any, error: Any) -> NoDriverError:
-    if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return NoDriverError("no NVIDIA driver is installed here")
-    if error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return NoDriverError(
-            "an NVIDIA driver is installed, but not loaded",
-            "Load it with `sudo modprobe nvidia`, or restart the machine; give a container its "
-            "GPUs with `docker run --gpus all`.",
-        )
-    if error.value == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return NoDriverError(
-            "the NVIDIA driver was updated while the old one is still loaded",
-            "Restart the machine.",
-        )
-    return NoDriverError(
-        f"the NVIDIA driver does not answer: {error}", "Look at `sudo dmesg | grep -i nv`."
-    )
 
 
 def gib(num_bytes: float) -> str:
@@ -124,44 +123,34 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        total, free = _memory(nvml, handle)
-        parts, problem = _parts(nvml, handle, index), _problem(nvml, handle)
-    except nvml.NVMLError as error:  # fallen off the bus, or not ours
+        memory, mig_devices = _memory(nvml, handle), _mig_devices(nvml, handle, index)
+        problem = "MIG is on, without MIG devices" if mig_devices == () else _problem(nvml, handle)
+    except nvml.NVMLError as error:  # the GPU has fallen off the bus, or is not for this user
         return Gpu(str(index), (), "unknown", problem=str(error))
-    utilisation = _supported(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-    if parts is not None and not parts:
-        problem = "MIG is on, without parts"
-    return Gpu(
-        str(index),
-        (uuid,),
-        name,
-        total,
-        free,
-        None if utilisation is None else utilisation.gpu,
-        problem,
-        parts or (),
-    )
+    rates = _supported(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    percent = None if rates is None else rates.gpu
+    return Gpu(str(index), (uuid,), name, *memory, percent, problem, mig_devices or ())
 
 
-def _parts(nvml: Any, handle: Any, index: int) -> tuple[Gpu, ...] | None:
-    """The MIG parts of a GPU; ``None`` where MIG is off."""
+def _mig_devices(nvml: Any, handle: Any, index: int) -> tuple[Gpu, ...] | None:
+    """The MIG devices of a GPU; ``None`` where MIG is off."""
     mode = _supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
         return None
-    parts: list[Gpu] = []
+    devices: list[Gpu] = []
     for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_NOT_FOUND:
                 continue
             raise
-        instances = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
+        instances = nvml.nvmlDeviceGetGpuInstanceId(mig), nvml.nvmlDeviceGetComputeInstanceId(mig)
         legacy = "MIG-{}/{}/{}".format(nvml.nvmlDeviceGetUUID(handle), *instances)
-        uuids = (nvml.nvmlDeviceGetUUID(part), legacy)
-        name, memory = nvml.nvmlDeviceGetName(part), _memory(nvml, part)
-        parts.append(Gpu(f"{index}:{len(parts)}", uuids, name, *memory))
-    return tuple(parts)
+        uuids = (nvml.nvmlDeviceGetUUID(mig), legacy)
+        name, memory = nvml.nvmlDeviceGetName(mig), _memory(nvml, mig)
+        devices.append(Gpu(f"{index}:{len(devices)}", uuids, name, *memory))
+    return tuple(devices)
 
 
 def _problem(nvml: Any, handle: Any) -> str:

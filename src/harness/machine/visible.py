@@ -17,8 +17,8 @@ def num_gpus() -> int:
         shown, _ = visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     except nvml.NoDriverError:
         return 0
-    num_whole = sum(not gpu.is_mig and not gpu.parts for gpu in shown)
-    return num_whole or min(len(shown), 1)  # CUDA shows a process one MIG part
+    num_whole = sum(not gpu.is_mig and not gpu.mig_devices for gpu in shown)
+    return num_whole or min(len(shown), 1)  # CUDA shows one MIG device to a process
 
 
 def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[list[Gpu], str]:
@@ -36,12 +36,12 @@ def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[list[Gpu], str]:
     if value.strip() in ("", "-1"):  # how to hide all
         return [], ""
     kind = value[:4] if value.startswith(("GPU-", "MIG-")) else ""
-    known = [part for gpu in gpus for part in gpu.parts] if kind == "MIG-" else gpus
+    known = [device for gpu in gpus for device in gpu.mig_devices] if kind == "MIG-" else gpus
     names: list[str] = []
     shown: list[Gpu] = []
-    unknown: str | None = None  # CUDA ignores the first such entry, and all that follow
+    unknown: str | None = None  # CUDA ignores the first unknown entry, and all that follow
     for entry in value.split(","):
-        number = re.match(r"\s*\+?(\d+)", entry)  # "2x" is read as 2
+        number = re.match(r"\s*\+?(\d+)", entry)  # CUDA reads "2x" as 2
         name = entry if kind else number[1].lstrip("0") or "0" if number else ""
         if name in names:
             return [], f"{entry.strip()!r} is in it twice, and CUDA then shows no GPU"

@@ -5,8 +5,9 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
-SECONDS_BETWEEN = 0.1  # a question costs a small network some tenths of a millisecond
-MOST_STEPS_BETWEEN = 10  # the next steps may take much longer
+# Questions are about 0.1 s apart, because each takes some tenths of a millisecond; and never more
+# than 10 steps, because the next ones may take much longer than those that were measured.
+SECONDS_BETWEEN, MOST_STEPS_BETWEEN = 0.1, 10
 
 
 class Agreement:

@@ -3,8 +3,7 @@ import multiprocessing
 import pytorch_lightning as pl
 
 from harness.errors import TrainingError
-from harness.processes.leaving import AgreedExit
-from harness.processes.orphans import die_with_parent
+from harness.processes.leaving import AgreedExit, die_with_parent
 from harness.processes.peers import Peers
 from harness.processes.starting import connected
 
@@ -33,7 +32,7 @@ class DeadRanks(pl.Callback):
             trainer.strategy.broadcast,
         )
         connected.set()
-        if not is_spawned:  # the first process is the parent, and its connection tells
+        if not is_spawned:  # the parent is the first process, whose end its connection tells
             die_with_parent(0)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -1,5 +1,6 @@
 """Ways to end a process of a run. Imports no torch."""
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -17,7 +18,10 @@ keeps_process = False
 
 
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-# What is called with the status before this process ends: others may have to be told.
+# Set where another process of the run failed that is the first one, and tells why.
+first_has_failed = threading.Event()
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+# Functions that are called with the exit status before this process ends, to tell the others.
 FAREWELLS: set[Callable[[int], None]] = set()
 
 
@@ -48,6 +52,19 @@ def _answer(reader: socket.socket) -> None:
     while received := reader.recv(1):
         if signal.getsignal(received[0]) is unclaimed:
             leave(128 + received[0])
+
+
+def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
+    """Let Linux's kernel end this process when its parent ends.
+
+    Args:
+        signum: the signal that ends it; 0 lets it live.
+        parent: process that may have ended already, which the kernel does not tell any more.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
+        if parent not in (None, os.getppid()):
+            os._exit(1)
 
 
 def leave(status: Any) -> NoReturn:

@@ -1,4 +1,5 @@
 import logging
+import multiprocessing
 import secrets
 import selectors
 import socket
@@ -40,13 +41,15 @@ class Peers:
     def __init__(
         self, rank: int, num_ranks: int, address: str, broadcast: Callable[[Any], Any]
     ) -> None:
-        self.rank, self.is_closing = rank, False
+        self.rank, self.is_closing, self.is_one_machine = rank, False, True
         self.connections: dict[int, socket.socket] = {}  # by the rank at the other end
         try:
             if rank == 0:
                 self._accept(num_ranks, broadcast)
             else:
                 self._connect(address, *broadcast(None))
+            ends = [(c.getsockname()[0], c.getpeername()[0]) for c in self.connections.values()]
+            self.is_one_machine = all(here == there for here, there in ends)
         except OSError as error:  # a firewall between hosts, or a name that leads elsewhere
             log.warning(
                 "Rank %d cannot watch the other processes (%s): the end of one may be noticed only "
@@ -124,10 +127,12 @@ class Peers:
                 *lines, begun[key.data] = (begun[key.data] + data).split(b"\n")
                 if b"bye" in lines:
                     selector.unregister(end)
-                elif self.is_closing:
-                    return
                 elif lines or not data:
                     news = lines[0].decode() if lines else f"{key.data} has ended"
+                    if news == "0 failed":
+                        leaving.first_has_failed.set()
+                    if self.is_closing:
+                        return
                     who, _, what = news.partition(" ")
                     return self._end(int(who), what)
 
@@ -141,7 +146,12 @@ class Peers:
             time.sleep(GRACE_SECONDS)
         if not self.is_closing:
             if what != STOPS:
-                log.error(
+                # On one machine the process that fails tells why, on the same screen; for those
+                # that were spawned their parent does.
+                is_told = what == "failed" and self.is_one_machine
+                is_told |= multiprocessing.parent_process() is not None
+                log.log(
+                    logging.INFO if is_told else logging.ERROR,
                     "The process of rank %d %s; rank %d leaves, it cannot go on without it.\n"
                     "resume=auto goes on from the last checkpoint.",
                     rank,

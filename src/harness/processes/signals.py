@@ -11,6 +11,8 @@ import pytorch_lightning as pl
 
 from harness.processes import leaving
 from harness.processes.leaving import ASKED_TO_LEAVE, leave
+from harness.upstream.processes import keep_lightning_from_signals
+from harness.upstream.step_overhead import skip_sigterm_broadcast
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +28,16 @@ class Signals:
     def __init__(self) -> None:
         self.received = 0
         self.received_time = 0.0
-        self.wait_for_step = False  # else there is nothing to save
+        self.wait_for_step = False  # whether training has begun, so that there is something to save
         self.is_validating = False
-        self.before_leaving: Callable[[], None] | None = None  # what is under way and must be done
+        self.before_leaving: Callable[[], None] | None = None  # waits for what is being written
         self.before: dict[int, Any] = {}
         self.pid = os.getpid()
 
     def install(self, trainer: pl.Trainer) -> None:
         """Handle the signals in this process, and keep Lightning from it."""
-        # Lightning's own handler of SIGTERM broadcasts, and waits for ranks that got no signal.
-        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-        # So does what it asks of all ranks before each step, which costs them a broadcast.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        keep_lightning_from_signals(trainer)
+        skip_sigterm_broadcast(trainer)
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()

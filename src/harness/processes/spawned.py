@@ -25,7 +25,7 @@ def answering() -> Iterator[None]:
 
     def pass_on(signum: int, _: FrameType | None) -> None:
         if signal.SIGINT in received and signum == signal.SIGINT:
-            leave(128 + signum)  # takes them along
+            leave(128 + signum)  # kills the spawned processes as well
         received.append(signum)
         # A terminal's Ctrl-C has reached them already, and would be their second one.
         passed = signal.SIGTERM if signum == signal.SIGINT else signum
@@ -43,7 +43,11 @@ def answering() -> Iterator[None]:
             raise SystemExit(128 + received[0]) from error
         if error.exit_code > 128:
             raise SystemExit(error.exit_code) from error
-        log.error("The process of rank %d has ended (%s).", error.error_index, error.msg)
+        log.error(
+            "The process of rank %d has ended (%s).\nresume=auto goes on from the last checkpoint.",
+            error.error_index,
+            error.msg,
+        )
         raise SystemExit(1) from error
     except ProcessRaisedException as error:
         mistake = str(error).rpartition(USER_ERROR)

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import threading
 
-from pytorch_lightning.strategies.launchers import subprocess_script
-
 from harness.processes import leaving
+from harness.upstream.processes import replace_process_observer
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-connected = threading.Event()  # from then on the connections tell
+connected = threading.Event()  # set when ``Peers`` connects the processes and notices an end
 
 
 class StartObserver(threading.Thread):
@@ -51,7 +50,4 @@ def observe_start() -> None:
     """Let Lightning start this observer instead of its own."""
     connected.clear()
 
-    def start(child_processes: list[subprocess.Popen[bytes]]) -> None:
-        StartObserver(child_processes).start()
-
-    subprocess_script._launch_process_observer = start  # type: ignore[attr-defined]
+    replace_process_observer(lambda processes: StartObserver(processes).start())

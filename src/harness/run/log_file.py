@@ -1,5 +1,7 @@
 import logging
 import os
+import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -11,10 +13,13 @@ QUIET = (
     r".*does not have many workers which may be a bottleneck",  # said without measuring
     r".*You're resuming from a checkpoint that ended before the epoch ended",  # exactly so
     r"Checkpoint directory .* exists and is not empty",  # a run that goes on
+    r"GPU available but not used",  # somebody has chosen the CPU
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
 # Lightning says this wherever Slurm is installed; inside of a job it is worth knowing.
 NOT_UNDER_SLURM = r"The `srun` command is available"
+# Warnings of what is a mistake.
+ERRORS = (r"`LightningModule.configure_optimizers` returned `None`",)
 ALWAYS = {"harness", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings"}
 _directed: set[str] = set()  # the loggers of this process that have handlers of ours
 
@@ -29,6 +34,8 @@ class LogFile(pl.Callback):
         packages: whose messages are the run's, besides those of the harness and of Lightning.
     """
 
+    latest: Path | None = None  # of the run that this process computes
+
     def __init__(self, path: Path, packages: set[str]) -> None:
         self.path, self.packages = path, packages
 
@@ -38,9 +45,12 @@ class LogFile(pl.Callback):
 
     def start(self, is_first_process: bool) -> None:
         """Direct the log records of this process; a second call changes nothing."""
+        LogFile.latest = self.path
         in_job = "SLURM_JOB_ID" in os.environ
         for message in QUIET if in_job else (*QUIET, NOT_UNDER_SLURM):
             warnings.filterwarnings("ignore", message)
+        for message in ERRORS:
+            warnings.filterwarnings("error", message)
         logging.captureWarnings(True)
         screen = logging.StreamHandler()
         screen.setLevel(logging.WARNING)
@@ -59,8 +69,25 @@ class LogFile(pl.Callback):
             _directed.add(name)
 
 
+def write_traceback(error: BaseException) -> Path | None:
+    """Append an exception's traceback to the run's log file, and return that, if there is one.
+
+    Any process may do so: the one that fails need not be the first.
+    """
+    if LogFile.latest is None:
+        return None
+    try:
+        with LogFile.latest.open("a") as file:
+            file.write(time.strftime("%Y-%m-%d %H:%M:%S ERROR\n"))
+            file.writelines(traceback.format_exception(error))
+    except OSError:  # a disk that is full
+        return None
+    return LogFile.latest
+
+
 def stop() -> None:
     """Direct the log records of this process nowhere: the run's folder goes."""
+    LogFile.latest = None
     for name in _directed:
         logger = logging.getLogger(name)
         for handler in logger.handlers:

@@ -5,10 +5,14 @@ import importlib
 import inspect
 from typing import Any
 
+import pytorch_lightning as pl
 from hydra.utils import get_object
 from omegaconf import OmegaConf
+from pytorch_lightning.loggers import Logger
+from torch import nn
 
 from harness.errors import UserError
+from harness.run.mistakes import at_build
 
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
@@ -38,10 +42,14 @@ def find(key: str, target: str) -> Any:
     except ImportError as error:
         try:
             names = vars(importlib.import_module(module_name))
-        except ModuleNotFoundError as missing:
-            if not f"{module_name}.".startswith(f"{missing.name}."):
-                raise missing from None  # an import inside of the user's module: not a typo here
-            hint = f" There is no module {missing.name}."
+        except Exception as failed:
+            missing = failed.name if isinstance(failed, ModuleNotFoundError) else "."
+            if not f"{module_name}.".startswith(f"{missing}."):
+                # Something inside of the user's module: not a typo here.
+                if mistake := at_build(failed, key):
+                    raise mistake from failed
+                raise
+            hint = f" There is no module {missing}."
         else:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {module_name}.{close[0]}?" if close else ""
@@ -64,3 +72,25 @@ def check_arguments(key: str, node: Any, called: Any) -> None:
             close = difflib.get_close_matches(str(name), parameters, n=1)
             hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(parameters)}."
             raise UserError(f"{key}: {node._target_} has no argument {name}. {hint}")
+
+
+def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any]) -> None:
+    """Refuse objects that the Trainer could not use.
+
+    Raises:
+        UserError: with the key and what it must be.
+    """
+    wanted: list[tuple[str, list[Any], type]] = [
+        ("model", [model], pl.LightningModule),
+        ("data", [data], pl.LightningDataModule),
+        ("callbacks", callbacks, pl.Callback),
+        ("logger", loggers, Logger),
+    ]
+    for key, objects, kind in wanted:
+        for built in objects:
+            if not isinstance(built, kind):
+                name = f"{type(built).__module__}.{type(built).__qualname__}"
+                hint = ""
+                if isinstance(built, nn.Module):
+                    hint = " A network is an argument of the LightningModule that trains it."
+                raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")

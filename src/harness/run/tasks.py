@@ -20,16 +20,16 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 
-from harness.checkpoints import files
-from harness.checkpoints.durable import DurableCheckpointIO
+from harness.checkpoints.lookup import link
 from harness.checkpoints.safe_point import SafePoint
+from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.exact.uneven_batches import UnevenBatches
+from harness.files import write_durably
 from harness.loggers.guarded import guarded
 from harness.loggers.rewind import rewind_logs
 from harness.processes import spawned
@@ -40,8 +40,9 @@ from harness.processes.starting import observe_start
 from harness.run import screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
-from harness.run.targets import check_targets
-from harness.upstream.idle_hooks import skip_idle_hooks
+from harness.run.targets import check_kinds, check_targets
+from harness.upstream import processes, versions
+from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective
 from harness.watch.replicas import Replicas
 from harness.watch.throughput import Throughput
@@ -55,7 +56,7 @@ def train(cfg: DictConfig) -> None:
     screen.show_start(trainer, model, data)
     if cfg.resume is None and global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
-    with user_errors(), leaving_together(trainer):
+    with user_errors(cfg), leaving_together(trainer):
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
         # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
@@ -74,7 +75,7 @@ def evaluate(cfg: DictConfig) -> None:
     """Test a checkpoint and write the metrics."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
-    with user_errors():
+    with user_errors(cfg):
         trainer.test(model, data, verbose=False)
     finish(trainer, cfg, scalars(trainer))
 
@@ -83,7 +84,7 @@ def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
-    with user_errors():
+    with user_errors(cfg):
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
     if trainer.is_global_zero and Path(cfg.output).exists():
@@ -103,7 +104,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    skip_idle_hooks()
+    skip_empty_hooks()
     chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
     if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
         log.warning(
@@ -113,6 +114,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         data, model = make(cfg.data), make(cfg.model)
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
+        check_kinds(model, data, callbacks, loggers)
         own: list[pl.Callback] = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
         own += [UnevenBatches(), ExactEvaluation(), DeadRanks(), Objective()]
         trainer = instantiate(
@@ -125,6 +127,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             _convert_="all",
         )
     check_processes(trainer)
+    versions.check(trainer)
     observe_start()
     if trainer.world_size == 1:  # each callback costs some microseconds in every step
         trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
@@ -235,7 +238,7 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
 def name_best(path: Path, is_first_process: bool) -> None:
     """Let ``best.ckpt`` be the best of several checkpoints."""
     if is_first_process and path.name != "best.ckpt":
-        files.link(path.with_name("best.ckpt"), path.name)
+        link(path.with_name("best.ckpt"), path.name)
 
 
 def scalars(trainer: pl.Trainer) -> dict[str, float]:
@@ -257,7 +260,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
             log.warning("%s is %s.", name, metrics[name])
         log_hyperparameters(trainer, cfg, metrics)
         results = json.dumps(metrics, indent=2) + "\n"
-        files.write_durably(Path(cfg.run_dir, "results.json"), results.encode())
+        write_durably(Path(cfg.run_dir, "results.json"), results.encode())
         screen.show_end(Path(cfg.run_dir), metrics, speed(trainer))
     close_process_group()
 
@@ -265,7 +268,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
 @contextmanager
 def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
     """Where all processes have agreed to leave, end the process group and wait for the others."""
-    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+    if processes.is_spawning(trainer):
         with spawned.answering():
             yield
         return
@@ -273,7 +276,7 @@ def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
         yield
     except AgreedExit:
         close_process_group()
-        for process in getattr(trainer.strategy.launcher, "procs", []):
+        for process in processes.started_processes(trainer):
             process.wait()
         raise
 

@@ -5,11 +5,11 @@ batch of the process. docs/strategies.md shows what is copied, split and summed.
 
     dp.py                 one process on one machine
     ddp2.py               one process per node, gradients averaged between nodes
-    node_parallel.py      what both share: when forward is split, and the misuses they answer
+    launchable.py         launches that cannot work, refused without torch
+    node_parallel.py      what both share: when forward is split, and which misuses are refused
     parallel_forward.py   one call: split, copy, run, join
     splitting.py          split inputs by sample, join outputs by sample
     replica.py            the module on another device, with differentiable copies of its parameters
     device_threads.py     a thread per device that sees the caller's autocast, grad mode and streams
-    random_streams.py     different dropout masks on different devices
-    replicable.py         what a module and its devices must be like to be replicated
+    replicable.py         which modules can be replicated, and on which devices
 """

@@ -7,12 +7,13 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from harness.errors import UserError
 
+from .launchable import check_addresses
 from .node_parallel import NodeParallelStrategy
 
 _START = (
     "Start one process per node: torchrun --nnodes={n} --nproc-per-node=1, "
     "srun --nodes={n} --ntasks-per-node=1,\n"
-    "or python with NODE_RANK, MASTER_ADDR and MASTER_PORT set on each node."
+    "or python with MASTER_ADDR, MASTER_PORT and NODE_RANK set on each node."
 )
 
 
@@ -39,16 +40,9 @@ class DDP2Strategy(NodeParallelStrategy, DDPStrategy):
         """Refuse several processes on a node, and a launch that would wait forever."""
         environment = self.cluster_environment
         assert environment is not None
-        start = _START.format(n=self.num_nodes)
         if isinstance(environment, LightningEnvironment) and self.num_nodes > 1:
-            missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-            if not {"NODE_RANK", "GROUP_RANK"} & set(os.environ):
-                missing.append("NODE_RANK")
-            if missing:
-                raise UserError(
-                    f"strategy=ddp2 with trainer.num_nodes={self.num_nodes} needs "
-                    f"{', '.join(missing)}: without, nodes wait for each other forever.\n{start}"
-                )
+            check_addresses(self.num_nodes)
+        start = _START.format(n=self.num_nodes)
         on_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # set by torchrun
         if on_node > 1 or environment.local_rank() > 0:
             raise UserError(

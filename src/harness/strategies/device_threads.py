@@ -1,4 +1,4 @@
-"""Run one job per device, in threads that see what the caller sees."""
+"""Run one job per device, in threads with the caller's settings of PyTorch."""
 
 import contextlib
 import contextvars
@@ -14,12 +14,12 @@ Result = TypeVar("Result")
 class DeviceThreads:
     """A thread for every device but the first, whose job runs in the caller's thread.
 
-    On a CPU the jobs run one after the other: threads would share the same cores, and the draws
-    from the one random generator would depend on their timing.
+    On a CPU the jobs run one after the other: threads would share the same cores, and which job
+    draws first from the one random generator would depend on their timing.
 
     Args:
         devices: one per job.
-        threads: whether to use threads; by default on anything but a CPU.
+        threads: whether to use threads; by default unless the devices are CPUs.
     """
 
     def __init__(self, devices: Sequence[torch.device], threads: bool | None = None) -> None:
@@ -28,7 +28,7 @@ class DeviceThreads:
         self._pool = ThreadPoolExecutor(max_workers=len(devices), thread_name_prefix="replica")
 
     def run(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-        """Results in the order of the devices; a job's exception is raised after all ended."""
+        """Results in the order of the devices; a job's exception is raised when all have ended."""
         enter = _caller_state(self.devices)
 
         def task(index: int) -> Result:

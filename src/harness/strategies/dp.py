@@ -6,14 +6,15 @@ from torch import Tensor
 
 from harness.errors import UserError
 
+from .launchable import check_one_node
 from .node_parallel import NodeParallelStrategy
 
 
 class DataParallelStrategy(NodeParallelStrategy):
     """Splits each batch over the devices of one process.
 
-    Gradients flow back through the copies of the parameters to the first device; there is
-    nothing to reduce between processes. Arguments: see `NodeParallelStrategy`.
+    Gradients flow back through the copies of the parameters to the first device. Nothing is
+    reduced between processes, because there is one. Arguments: see `NodeParallelStrategy`.
     """
 
     strategy_name = "dp"
@@ -25,12 +26,7 @@ class DataParallelStrategy(NodeParallelStrategy):
 
     @num_nodes.setter
     def num_nodes(self, num_nodes: int) -> None:
-        if num_nodes != 1:
-            raise UserError(
-                f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
-                "Use strategy=ddp2 for one process per node, or strategy=ddp for one process "
-                "per device."
-            )
+        check_one_node(num_nodes)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

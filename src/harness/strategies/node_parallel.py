@@ -1,4 +1,4 @@
-"""What dp and ddp2 share: when forward is split, and the misuses they answer."""
+"""What dp and ddp2 share: when forward is split, and which misuses are refused."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning.strategies import ParallelStrategy
 
 from harness.errors import UserError
+from harness.upstream.replication import synchronises_batch_norm
 
 from .parallel_forward import ParallelForward
 from .replicable import check_module
@@ -21,8 +22,8 @@ class NodeParallelStrategy(ParallelStrategy):
             default calls of the LightningModule itself, `self(x)`.
         whole_inputs: arguments of forward that go whole to every device, such as ["mask"].
         scalar_outputs: "mean" allows a forward that returns a loss, if it is a mean over samples.
-        threads: run the devices in threads; by default on anything but a CPU.
-        **kwargs: what the Lightning strategy below takes.
+        threads: run the devices in threads; by default unless they are CPUs.
+        **kwargs: arguments of the Lightning strategy that a subclass inherits from.
     """
 
     strategy_name: str
@@ -56,7 +57,7 @@ class NodeParallelStrategy(ParallelStrategy):
 
     def set_world_ranks(self) -> None:
         """Lightning calls this at the end of Trainer(...), when every setting is known."""
-        if self._layer_sync is not None:  # set by the Trainer, like num_nodes
+        if synchronises_batch_norm(self):  # set by the Trainer, like num_nodes
             raise UserError(
                 f"strategy={self.strategy_name} cannot share BatchNorm statistics between the "
                 "devices of a process, but trainer.sync_batchnorm=true.\n"
@@ -72,7 +73,7 @@ class NodeParallelStrategy(ParallelStrategy):
         """Split forward once the model is on the root device."""
         assert self.lightning_module is not None
         assert self.parallel_devices
-        modules = [self._find(name) for name in self.modules or ("",)]
+        modules = [self._submodule(name) for name in self.modules or ("",)]
         if len(self.parallel_devices) == 1:
             modules = []
         for module in modules:
@@ -86,7 +87,7 @@ class NodeParallelStrategy(ParallelStrategy):
             self.parallel_forwards.append(forward)
 
     def teardown(self) -> None:
-        """Give the modules their forward back, also after an exception."""
+        """Restore the forward of the modules, also after an exception."""
         for forward in self.parallel_forwards:
             forward.remove()
         self.parallel_forwards.clear()
@@ -110,7 +111,7 @@ class NodeParallelStrategy(ParallelStrategy):
     def _num_calls(self) -> int:
         return sum(forward.num_calls for forward in self.parallel_forwards)
 
-    def _find(self, name: str) -> torch.nn.Module:
+    def _submodule(self, name: str) -> torch.nn.Module:
         assert self.lightning_module is not None
         try:
             return self.lightning_module.get_submodule(name)

@@ -12,24 +12,23 @@ from torch import nn
 from harness.errors import UserError
 
 from .device_threads import DeviceThreads
-from .random_streams import device_generators, separate
 from .replica import Replica, Substitute
 from .replicable import check_devices
 from .splitting import Share, join, split
 
-# Set while shares run: a parallel module inside another one runs whole on its device.
+# True while shares run: a module inside a split module is not split again.
 _splitting = contextvars.ContextVar("splitting", default=False)
 
 
 class ParallelForward(Substitute):
-    """Takes the place of a module's `forward` between `install` and `remove`.
+    """Replaces a module's `forward` between `install` and `remove`.
 
-    The first device uses the module itself, the others use replicas: what forward writes into
-    the module (running statistics) comes from the first share.
+    The first device uses the module itself, the others use replicas. What forward writes into
+    the module, such as running statistics, therefore comes from the first share.
 
     Args:
         module: lives on `devices[0]`.
-        devices: may name one device several times.
+        devices: one per share; a device may be named several times.
         whole_inputs: arguments of forward that go whole to every device.
         scalar_outputs: "mean" joins scalars as a mean weighted by samples, "error" refuses them.
         threads: a thread per device; by default on anything but a CPU.
@@ -50,7 +49,8 @@ class ParallelForward(Substitute):
         self.whole = _positions_and_names(self.original, whole_inputs)
         self.scalar_outputs = scalar_outputs
         self.threads = DeviceThreads(devices, threads)
-        self.generators = device_generators(devices)
+        indices = dict.fromkeys(d.index for d in devices if d.type == "cuda")
+        self.generators = [torch.cuda.default_generators[index] for index in indices]
         # One set per grad mode: reentrant checkpointing runs a forward again during backward,
         # and must find copies with a graph even if a call without gradients came in between.
         self.replicas: dict[bool, list[Replica]] = {True: [], False: []}
@@ -62,7 +62,7 @@ class ParallelForward(Substitute):
         self.module.__dict__["forward"] = self
 
     def remove(self) -> None:
-        """Give the module its forward back and free the replicas."""
+        """Restore the module's forward and free the replicas."""
         if self.module.__dict__.get("forward") is self:
             del self.module.__dict__["forward"]
             if self.own_forward is not None:
@@ -71,12 +71,12 @@ class ParallelForward(Substitute):
         self.threads.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles of the module have a plain forward."""
+        """Copies and pickles of the module have the original forward."""
         return getattr, (self.module, "forward")
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Split the inputs, run the shares at the same time, join the outputs on the first."""
+        """Split the inputs, run the shares at the same time, join the outputs on device 0."""
         if _splitting.get():
             return self.original(*args, **kwargs)
         self.num_calls += 1
@@ -84,11 +84,10 @@ class ParallelForward(Substitute):
         self.last_sizes = [share.num_samples for share in shares]
         if len(shares) == 1:
             return self.original(*args, **kwargs)
-        if len(self.generators) > 1:
-            separate(self.generators)
+        reseed_like_seeded(self.generators)
         token = _splitting.set(True)
         try:
-            # All copies are under way before the first forward starts.
+            # Every device has been asked for its copies before the first forward starts.
             forwards = [self.original, *self._replica_forwards(len(shares) - 1)]
             outputs = self.threads.run(
                 [_job(forward, share) for forward, share in zip(forwards, shares, strict=True)]
@@ -113,14 +112,26 @@ def _job(forward: Callable[..., Any], share: Share) -> Callable[[], Any]:
     return functools.partial(forward, *share.args, **share.kwargs)
 
 
+def reseed_like_seeded(generators: Sequence[torch.Generator]) -> None:
+    """Reseed the generators of devices that were seeded like the first one.
+
+    `torch.manual_seed` gives every GPU the same seed, so that all replicas would drop the same
+    units. The first generator is never touched, and a second call changes nothing; after the
+    next `manual_seed` the generators are reseeded in the same way.
+    """
+    for offset, generator in enumerate(generators[1:], start=1):
+        if generator.initial_seed() == generators[0].initial_seed():
+            generator.manual_seed((generator.initial_seed() + offset) % 2**63)
+
+
 def _positions_and_names(forward: Callable[..., Any], names: Sequence[str]) -> frozenset[int | str]:
     if not names:
         return frozenset()
     parameters = inspect.signature(forward).parameters
     positions = {name: i for i, name in enumerate(parameters)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in names:
-        if name not in positions and not takes_any:
+        if name not in positions and not accepts_any:
             raise UserError(
                 f"trainer.strategy.whole_inputs names {name}, which forward() does not take.\n"
                 f"It takes: {', '.join(positions)}."

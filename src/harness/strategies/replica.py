@@ -1,5 +1,7 @@
 """A module on another device, with differentiable copies of its parameters."""
 
+import functools
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -8,35 +10,37 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from .rebinding import Rebinding
+from harness.upstream.replication import own_tensors
 
-# What every module has for its hooks, mostly empty.
+# Attributes that every module has for its hooks; most of them are empty.
 _INTERNAL = frozenset(nn.Module().__dict__)
+# These are shared with the replica as they are.
 _UNCHANGED = frozenset({bool, int, float, str, type(None), set})
 
 
+_CALLABLES = frozenset({types.MethodType, types.FunctionType, functools.partial})
+
+
 class Substitute:
-    """A callable in place of a module's forward; replicas use the original."""
+    """A callable that replaces a module's forward; replicas use the original."""
 
     original: Callable[..., Any]
 
 
 class Replica:
-    """Twins of a module and its submodules that share everything with them but the tensors.
+    """Twins of a module and its submodules, which share everything but the tensors with them.
 
     `refresh` fills the twins from the originals, so that they follow every change between two
     calls: optimizer steps, train() and eval(), replaced attributes, frozen parameters. Gradients
-    of the copies flow to the original parameters. What forward writes into a twin (running
-    statistics, cached attributes) is lost.
-
-    Metrics have no twins: they are updated in the step, on the whole batch.
+    of the copies flow to the original parameters. What forward writes into a twin, such as
+    running statistics, is lost. Metrics have no twins: the step updates them on the whole batch.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module, self.device = module, device
         self._originals = _replicated(module)
         self._twins = {id(m): object.__new__(type(m)) for m in self._originals}
-        self._copied: dict[int, Any] = {}  # tied tensors and shared containers stay shared
+        self._copied: dict[int, Any] = {}  # so that tied tensors and shared containers stay shared
 
     def fits(self) -> bool:
         """Whether the module still consists of the submodules it had."""
@@ -47,13 +51,12 @@ class Replica:
 
     def refresh(self, root: torch.device) -> nn.Module:
         """Copy everything that is on `root` to this device and return the module's twin."""
-        self.release()  # before copying, or the device would hold two sets of parameters
+        self.release()  # else the device would hold two sets of parameters
         self._copied, self._rebind = {}, Rebinding(self._twins)
         for module in self._originals:
             sparse = bool(getattr(module, "sparse", False))  # an embedding's sparse gradients
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    self._tensor(tensor, root, sparse)
+            for tensor in own_tensors(module):
+                self._tensor(tensor, root, sparse)
         for module in self._originals:
             twin = self._twins[id(module)].__dict__
             for name, value in module.__dict__.items():
@@ -66,7 +69,7 @@ class Replica:
         return self._twins[id(self.module)]
 
     def release(self) -> None:
-        """Forget the copies; what autograd still needs stays with the graph."""
+        """Drop the copies; the graph keeps those that autograd still needs."""
         self._copied = {}
         for twin in self._twins.values():
             twin.__dict__.clear()
@@ -84,10 +87,10 @@ class Replica:
         return copied
 
     def _attribute(self, value: Any, root: torch.device) -> Any:
-        """The twin's value.
+        """The twin's value of an attribute.
 
-        Of the tensors in containers only registered ones are copied: a module may collect the
-        outputs of an epoch in a list, which are not for forward.
+        Of the tensors in containers only parameters and buffers are copied: a module may collect
+        the outputs of an epoch in a list, which forward does not read.
         """
         kind = type(value)
         if kind in _UNCHANGED:
@@ -96,7 +99,7 @@ class Replica:
             return self._copied[id(value)]
         if kind in (dict, OrderedDict):
             items: dict[Any, Any] = kind()
-            self._copied[id(value)] = items  # before its items: it may contain itself
+            self._copied[id(value)] = items  # first, because the container may contain itself
             items.update((key, self._attribute(item, root)) for key, item in value.items())
             return items
         if kind in (list, tuple):
@@ -123,3 +126,51 @@ class _SparseCopy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.to(ctx.source), None
+
+
+class Rebinding:
+    """Binds methods, closures and partials of a module to its replica instead.
+
+    A compiled module is such a closure, too.
+
+    Args:
+        twins: the replica's modules, by the id of the original's.
+    """
+
+    def __init__(self, twins: dict[int, nn.Module]) -> None:
+        self.twins = twins
+        self._known: dict[int, Any] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """The replica's counterpart of a value, or the value itself where there is none."""
+        if type(value) not in _CALLABLES:
+            return self.twins.get(id(value), value)
+        if id(value) not in self._known:
+            self._known[id(value)] = value  # a closure may contain itself
+            self._known[id(value)] = self._rebound(value)
+        return self._known[id(value)]
+
+    def _rebound(self, value: Any) -> Any:
+        if isinstance(value, types.MethodType):
+            owner = self(value.__self__)
+            return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+        if isinstance(value, functools.partial):
+            keywords = {name: self(item) for name, item in value.keywords.items()}
+            return functools.partial(self(value.func), *map(self, value.args), **keywords)
+        old = [_content(cell) for cell in value.__closure__ or ()]
+        new = [self(content) for content in old]
+        if all(a is b for a, b in zip(old, new, strict=True)):
+            return value
+        cells = tuple(map(types.CellType, new))
+        code, names = value.__code__, value.__globals__
+        function = types.FunctionType(code, names, value.__name__, value.__defaults__, cells)
+        function.__kwdefaults__ = value.__kwdefaults__
+        function.__dict__.update(value.__dict__)
+        return function
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return None

@@ -1,4 +1,4 @@
-"""What a module and its devices must be like, with what to change where they are not."""
+"""Which modules can be replicated, on which devices, and what to change in the others."""
 
 from collections.abc import Sequence
 
@@ -6,23 +6,25 @@ import torch
 from torch import nn
 
 from harness.errors import UserError
+from harness.upstream.replication import is_compiled
 
 
 def check_module(module: nn.Module) -> None:
     """Refuse a module that cannot be replicated.
 
     Raises:
-        UserError: names the part of the module and the way out.
+        UserError: names the submodule and the way out.
     """
-    for name, part in module.named_modules():
-        if isinstance(part, nn.SyncBatchNorm):
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, nn.SyncBatchNorm):
             raise UserError(
                 f"{name} is a SyncBatchNorm, which shares statistics between processes.\n"
                 "Use BatchNorm, or strategy=ddp with trainer.sync_batchnorm=true."
             )
-        if isinstance(part, torch.jit.ScriptModule):
+        if isinstance(submodule, torch.jit.ScriptModule):
             raise UserError(
-                f"{name or type(part).__name__} is a TorchScript module, which has one device.\n"
+                f"{name or type(submodule).__name__} is a TorchScript module, which has one "
+                "device.\n"
                 "Use the original module with torch.compile, or strategy=ddp."
             )
     for name, parameter in module.named_parameters():
@@ -31,8 +33,7 @@ def check_module(module: nn.Module) -> None:
                 f"Parameter {name} is lazy and has no shape yet.\n"
                 "Run one forward on a small batch in LightningModule.configure_model."
             )
-    # Set by module.compile(), and by Lightning for torch.compile(LightningModule).
-    if module._compiled_call_impl or getattr(module, "_compiler_ctx", None):
+    if is_compiled(module):
         raise UserError(
             f"{type(module).__name__} is compiled as a whole, which hides the call to be split.\n"
             "Compile the networks in it (self.net.compile()) instead."

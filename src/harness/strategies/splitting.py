@@ -14,7 +14,7 @@ from harness.errors import UserError
 
 
 class Share(NamedTuple):
-    """One device's part of a call."""
+    """The arguments of a call for one device."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
 
 def share_sizes(num_samples: int, num_devices: int) -> list[int]:
-    """Samples per device as `torch.chunk` deals them: 30 on 2 is 15/15, 9 on 8 is 2/2/2/2/1."""
+    """Samples per device as `torch.chunk` splits them: 30 on 2 is 15/15, 9 on 8 is 2/2/2/2/1."""
     size = max(1, -(-num_samples // num_devices))
     return [min(size, num_samples - start) for start in range(0, num_samples, size)]
 
@@ -33,11 +33,11 @@ def split(
     devices: Sequence[torch.device],
     whole: frozenset[int | str] = frozenset(),
 ) -> list[Share]:
-    """Deal the samples of a call to the devices, at most one share per device.
+    """Split the samples of a call over the devices, with at most one share per device.
 
-    The first tensor whose dimension 0 is not 1 tells the batch size. Tensors of that size are split
-    along dimension 0. Scalars, tensors of size 1 and everything that is not a tensor go whole
-    to every device, as do the arguments in `whole` (positions or keywords).
+    Dimension 0 of the first tensor where it is not 1 is the batch size. Tensors of that size are
+    split along dimension 0. Scalars, tensors of size 1, everything that is not a tensor and the
+    arguments in `whole` (positions or keywords) go whole to every device.
 
     Raises:
         UserError: an argument is neither per-sample nor the same for every sample.
@@ -49,7 +49,7 @@ def split(
     if len(sizes) < 2:
         return [Share(args, kwargs, num_samples)]
 
-    def part(leaf: Any, *, name: int | str, start: int, size: int, device: torch.device) -> Any:
+    def share(leaf: Any, *, name: int | str, start: int, size: int, device: torch.device) -> Any:
         if name not in whole:
             _check_leaf(leaf, name, num_samples)
         if not isinstance(leaf, Tensor):
@@ -61,10 +61,10 @@ def split(
 
     shares, start = [], 0
     for device, size in zip(devices, sizes, strict=False):
-        take = functools.partial(part, start=start, size=size, device=device)
-        parts = {k: map_leaves(functools.partial(take, name=k), v) for k, v in named.items()}
-        positional = tuple(parts[i] for i in range(len(args)))
-        shares.append(Share(positional, {name: parts[name] for name in kwargs}, size))
+        on_device = functools.partial(share, start=start, size=size, device=device)
+        own = {k: map_leaves(functools.partial(on_device, name=k), v) for k, v in named.items()}
+        positional = tuple(own[i] for i in range(len(args)))
+        shares.append(Share(positional, {name: own[name] for name in kwargs}, size))
         start += size
     return shares
 
@@ -81,14 +81,14 @@ def join(
         UserError: an output does not have one row per sample.
     """
 
-    def joined(*parts: Any) -> Any:
-        first = parts[0]
+    def joined(*outputs: Any) -> Any:
+        first = outputs[0]
         if not isinstance(first, Tensor):
-            if all(part is first or _is_equal(part, first) for part in parts):
+            if all(output is first or _is_equal(output, first) for output in outputs):
                 return first
             what = f"{_kind(first)} values that differ between the devices"
         elif first.dim() == 0 and scalar_outputs == "mean":
-            terms = (part.to(device) * n for part, n in zip(parts, sizes, strict=True))
+            terms = (output.to(device) * n for output, n in zip(outputs, sizes, strict=True))
             return sum(terms) / sum(sizes)
         elif first.dim() == 0:
             raise UserError(
@@ -96,10 +96,10 @@ def join(
                 "Compute the loss in training_step, or set trainer.strategy.scalar_outputs=mean\n"
                 "if the scalar is a mean over samples."
             )
-        elif [len(part) for part in parts] == list(sizes):
-            return torch.cat([part.to(device, non_blocking=True) for part in parts])
+        elif [len(output) for output in outputs] == list(sizes):
+            return torch.cat([output.to(device, non_blocking=True) for output in outputs])
         else:
-            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
             what = f"shapes {shapes} for {list(sizes)} samples: dimension 0 is not the batch"
         raise UserError(f"forward() returned {what}.\n{_PER_SAMPLE}")
 
@@ -107,7 +107,7 @@ def join(
 
 
 _PER_SAMPLE = (
-    "Return tensors with one row per sample, in the same structure for any part of a batch,\n"
+    "Return tensors with one row per sample, in the same structure for any share of a batch,\n"
     "and reshape or reduce them in the step."
 )
 
@@ -123,7 +123,9 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
     values = [map_leaves(function, *(_child(tree, key) for tree in trees)) for key in keys]
     if isinstance(first, (list, tuple)):
         return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
-    result = copy.copy(first)  # keeps what a defaultdict or a Hugging Face output carries besides
+    result = copy.copy(
+        first
+    )  # keeps the other attributes of a defaultdict or a Hugging Face output
     for key, value in zip(keys, values, strict=True):
         if isinstance(first, Mapping):
             result[key] = value
@@ -133,7 +135,7 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def _keys(tree: Any) -> list[Any] | None:
-    """What the children of a container are reached by; None for a leaf, as a list of texts is."""
+    """The keys of a container's children; None for a leaf, such as a list of strings."""
     if isinstance(tree, Mapping):
         return list(tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):

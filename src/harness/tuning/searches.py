@@ -1,6 +1,6 @@
 """Lightning's searches for a batch size and a learning rate, in one process of an experiment.
 
-What they find holds for several, because training is the same under every strategy.
+The results hold for several, because training is the same under every strategy.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ SMALLEST = 2
 
 @dataclass
 class BatchSize:
-    """The largest batch, in powers of two, that one process has trained with.
+    """The largest batch, in powers of two, that one process could train with.
 
     Args:
-        per_process: its samples.
-        num_processes: of the experiment.
-        num_samples: that there are for training.
-        is_out_of_memory: with twice as many; else the search has ended before memory did.
+        per_process: samples in that batch.
+        num_processes: processes of the experiment.
+        num_samples: training samples in the data set.
+        is_out_of_memory: whether twice as many samples did not fit; otherwise the search has
+            ended for another reason than memory.
     """
 
     per_process: int
@@ -34,45 +35,42 @@ class BatchSize:
 
     @property
     def of_all_processes(self) -> int:
-        """What ``data.batch_size`` counts."""
+        """The value of ``data.batch_size``, which counts the samples of all processes."""
         return min(self.per_process * self.num_processes, self.num_samples)
 
 
 def find_batch_size(cfg: Any) -> BatchSize:
-    """Double the batch until memory, the data set, or the search's range ends it.
+    """Double the batch until memory, the data set, or the search's range is exhausted.
 
     Raises:
         UserError: where not even two samples fit.
     """
     processes = num_processes(cfg.trainer)
-    cfg.data.max_samples_per_device = None  # it would split what is to be tried
+    cfg.data.max_samples_per_device = None  # it would split the batches that are tried
     cfg.data.drop_last, cfg.trainer.accumulate_grad_batches = False, 1
     with one_process(cfg) as (trainer, model, data):
         num_samples = len(data.dataset("train"))
         largest = min(LARGEST, num_samples)
         data.batch_size = SMALLEST
-        # The search ends by loading what it has saved, with the batch size it had then.
+        # The search ends by loading the state it has saved, which has another batch size.
         data.load_state_dict = lambda _: None
         found = Tuner(trainer).scale_batch_size(
             model, datamodule=data, init_val=SMALLEST, max_val=largest + 1
         )
     if not found or found < SMALLEST:
         raise UserError("Not even a batch of two samples fits in memory: use a smaller model.")
-    if found > largest:  # which it has not tried
+    if found > largest:  # Lightning has doubled once more without trying
         found //= 2
     return BatchSize(found, processes, num_samples, is_out_of_memory=2 * found <= largest)
 
 
-@dataclass
-class LearningRate:
-    """Losses at growing learning rates, and the rate at which the loss falls the fastest."""
-
-    suggestion: float
-    picture: Figure
-
-
-def find_learning_rate(cfg: Any, lowest: float, highest: float, num_steps: int) -> LearningRate:
+def find_learning_rate(
+    cfg: Any, lowest: float, highest: float, num_steps: int
+) -> tuple[float, Figure]:
     """Train some steps with a rate that grows from ``lowest`` to ``highest``.
+
+    Returns:
+        The rate at which the loss falls the fastest, and the curve of the losses.
 
     Raises:
         UserError: where the losses show no fall.
@@ -95,4 +93,4 @@ def find_learning_rate(cfg: Any, lowest: float, highest: float, num_steps: int) 
         raise UserError(f"{len(finder.results['lr'])} steps are too few: use a larger --steps.")
     picture = Figure(figsize=(6, 4), layout="constrained")
     finder.plot(suggest=True, ax=picture.add_subplot(title="Loss at growing learning rates"))
-    return LearningRate(suggestion, picture)
+    return suggestion, picture

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from harness.checkpoints import files
-from harness.checkpoints.durable import DurableCheckpointIO
+from harness.checkpoints import lookup
+from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import TrainingError
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class NonFinite(pl.Callback):
         io = trainer.strategy.checkpoint_io
         if isinstance(io, DurableCheckpointIO):
             io.finish()  # the last one may be on its way to the disk
-        good = files.by_step(self.folder)
+        good = lookup.by_step(self.folder)
         where = f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
         message = (
             f"Step {step}{where}: {what}.\n"

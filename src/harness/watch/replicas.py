@@ -13,7 +13,7 @@ from harness.exact.sync_batch_norm import SyncBatchNorm
 log = logging.getLogger(__name__)
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Integers hashed at once: on a CPU, so that what is computed on the way stays in its cache.
+# Integers hashed at once; a CPU keeps this many, and what is computed of them, in its cache.
 CHUNK = {"cpu": 2**16}
 LARGE_CHUNK = 2**22
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's 64 bits: its multiples have no pattern
@@ -48,7 +48,7 @@ class Replicas(pl.Callback):
             )
         self.checked_step = trainer.global_step
         if self.is_watching:
-            self.first = hashes([buffer for _, buffer in buffers(pl_module)], pl_module.device)
+            self.first = hashes(list(pl_module.buffers()), pl_module.device)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
@@ -71,7 +71,7 @@ class Replicas(pl.Callback):
             TrainingError: in every process, naming the first tensor and the ranks that differ.
         """
         self.checked_step = trainer.global_step
-        named = [*pl_module.named_parameters(), *buffers(pl_module)]
+        named = [*pl_module.named_parameters(), *pl_module.named_buffers()]
         mine = hashes([tensor for _, tensor in named], pl_module.device)
         everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
         is_compared = torch.ones_like(mine, dtype=torch.bool)
@@ -79,7 +79,7 @@ class Replicas(pl.Callback):
             # Training changes a buffer in every process; one that is as it was in some drifts.
             is_compared[-num_buffers:] = (everyone[:, -num_buffers:] == self.first).any(dim=0)
             is_compared[-num_buffers:] |= torch.tensor(
-                [name in synchronised(pl_module) for name, _ in buffers(pl_module)],
+                [name in synchronised(pl_module) for name, _ in pl_module.named_buffers()],
                 device=mine.device,
             )
         differs = ((everyone != everyone[0]) & is_compared).cpu()  # the only wait for the device
@@ -98,11 +98,6 @@ class Replicas(pl.Callback):
         if trainer.is_global_zero:
             log.error(message)
         raise TrainingError(message)
-
-
-def buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Names and tensors, in the order of the modules."""
-    return list(module.named_buffers())
 
 
 def synchronised(module: nn.Module) -> set[str]:

@@ -1,5 +1,6 @@
 import logging
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -8,15 +9,14 @@ import pytorch_lightning as pl
 import torch
 
 from harness.data.batches import GlobalBatchSampler
-from harness.data.measuring import RECEIVING_SECONDS
-from harness.data.watched_loader import WatchedLoader
+from harness.data.measuring import RECEIVING_SECONDS, WatchedLoader
 from harness.loggers.metrics_table import MetricsTable
-from harness.machine.cores import usable_cores
-from harness.watch.clocks import HostClock, clock_of
+from harness.machine.limits import usable_cores
+from harness.upstream.resume_counters import num_steps_logged
 
 log = logging.getLogger(__name__)
 
-# A smaller share is not worth a change.
+# The verdict names a cause only if it takes more than this share of the time.
 WORTH_MENDING = 0.1
 
 
@@ -165,7 +165,7 @@ class Throughput(pl.Callback):
         if trainer.is_global_zero:
             log.info("Epoch %d: %s.", trainer.current_epoch, spent)
             # The step that Lightning gives to an epoch's values; logs are cut back by it.
-            step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+            step = num_steps_logged(trainer) - 1
             values = {f"throughput/{name}": spent.share(name) for name in PARTS}
             values["throughput/samples_per_second"] = spent.samples_per_second
             for logger in trainer.loggers:
@@ -177,7 +177,8 @@ class Throughput(pl.Callback):
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_ranks_here)
-            self.verdict = verdict(self.total, self.loader.num_workers, max_workers)
+            is_cpu = trainer.strategy.root_device.type == "cpu"
+            self.verdict = verdict(self.total, self.loader.num_workers, max_workers, is_cpu)
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
 
@@ -197,18 +198,24 @@ def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
     return replace(spent, **dict(zip(PARTS, slowest, strict=True)))
 
 
-def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
+def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = False) -> str:
     """What holds a run back, and which setting to change.
 
     Args:
         spent: by all of its steps.
         num_workers: that it has.
         max_workers: for which there are cores, per process.
+        is_cpu: whether the network is computed where the batches are loaded.
     """
     waits = f"{spent.share('data'):.0%} of the time waiting for data"
     if spent.share("data") > WORTH_MENDING:
         return f"input-bound: {waits}; {advice(spent, num_workers, max_workers)}"
     if spent.share("transfer") > WORTH_MENDING:
+        if is_cpu:  # nothing is copied, and only hooks take time there
+            return (
+                f"transfer-bound: {spent.share('transfer'):.0%} of the time between loading a "
+                "batch and its step; make the on_before_ and on_after_batch_transfer hooks cheaper"
+            )
         return (
             f"transfer-bound: {spent.share('transfer'):.0%} of the time copying batches to the "
             "device; try data.pin_memory=true, or smaller values such as uint8"
@@ -232,3 +239,53 @@ def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
         f"data.num_workers={num_workers} uses every core there is: read whole batches "
         "(BatchedDataset) or make the transforms cheaper"
     )
+
+
+class HostClock:
+    """For the CPU, which has done its work when the call returns."""
+
+    def mark(self) -> Any:
+        """Now."""
+        return time.perf_counter()
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """From one mark to a later one."""
+        return float(last - first)
+
+    def is_past(self, mark: Any) -> bool:
+        """Whether ``seconds`` can be asked up to this mark."""
+        return True
+
+    def wait(self, mark: Any) -> None:
+        """Return when the mark is past."""
+
+
+class CudaClock(HostClock):
+    """For a GPU, which gets its work long before it does it.
+
+    A mark is an event in the device's queue. Between two of them lies what the device has spent
+    on the work in between; where it had run out of work, the time until the host sent more.
+    """
+
+    def mark(self) -> Any:
+        """When the device gets here."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """From one mark to a later one, both past."""
+        return float(first.elapsed_time(last) / 1000)
+
+    def is_past(self, mark: Any) -> bool:
+        """Ask, without waiting."""
+        return bool(mark.query())
+
+    def wait(self, mark: Any) -> None:
+        """Return when the device has got there."""
+        mark.synchronize()
+
+
+def clock_of(device: torch.device) -> HostClock:
+    """The clock of a device; others than CUDA's are watched from the host."""
+    return CudaClock() if device.type == "cuda" else HostClock()

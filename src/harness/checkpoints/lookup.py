@@ -1,4 +1,4 @@
-"""Files in a run's folder: written durably; which checkpoints are whole, which is the newest.
+"""Which of a run's checkpoints are whole, and which is the newest.
 
 Imports no torch: a command finds its checkpoint before the framework is there.
 """
@@ -10,32 +10,10 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.files import PART
+
 NEWEST = "last.ckpt"  # a link to the newest
-PART = ".part"  # the end of a name under which a file is still being written
 END_RECORD = 22  # bytes; torch writes archives without a comment behind it
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Give a file its contents so that it has the old ones or the new ones, whenever power goes."""
-    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        part.write_bytes(data)
-        sync(part)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def damage(path: Path) -> str | None:
@@ -115,9 +93,3 @@ def set_aside_newer(path: Path) -> None:
     paths = by_step(path.parent)
     for newer in paths[paths.index(path) + 1 :]:
         newer.replace(newer.with_name(newer.name + ".damaged"))
-
-
-def remove_parts(folder: Path) -> None:
-    """Remove what was being written when an earlier process ended."""
-    for part in folder.glob(f".*{PART}"):
-        part.unlink(missing_ok=True)

@@ -4,14 +4,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from harness.checkpoints.files import PART, damage, sync
+from harness.checkpoints.lookup import damage
+from harness.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,6 @@ class Writing:
 
     def __init__(self, path: Path, then: Callable[[], None] | None, pieces: Pieces) -> None:
         self.path, self.then, self.pieces = path, then, pieces
-        self.part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
         self.filled: queue.Queue[tuple[bytearray, int] | None] = queue.Queue()
         self.piece, self.length = pieces.take(), 0  # being filled
         self.is_whole = self.is_drained = self.met_full_disk = False
@@ -197,14 +196,14 @@ class Writing:
 
     def _run(self) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.part.open("wb") as file:
+            with replacing(self.path) as file:
                 write(file, self._taken())
-            if self.is_whole:
-                self.part.replace(self.path)
-                sync(self.path.parent)
-                if self.then is not None:
-                    self.then()
+                if not self.is_whole:
+                    raise UnfinishedError
+            if self.then is not None:
+                self.then()
+        except UnfinishedError:
+            pass  # the thread that trains knows why: serialising has failed there
         except Exception as error:  # raised in the thread that trains; see finish()
             self.error = error
             if isinstance(error, OSError) and error.errno in FULL:
@@ -212,15 +211,17 @@ class Writing:
                 log.error(
                     "%s was not written: %s. Free space on its disk.", self.path, error.strerror
                 )
-        with suppress(OSError):
-            self.part.unlink(missing_ok=True)
         if not self.is_drained:
             for _ in self._taken():
                 pass  # training must not wait for a piece
 
 
+class UnfinishedError(Exception):
+    """The bytes of a checkpoint have ended early, so its file must not take its name."""
+
+
 def write(file: BinaryIO, pieces: Iterable[memoryview]) -> None:
-    """Write pieces and sync, and let the disk begin while the rest is still to come."""
+    """Write pieces, and let the disk begin while the rest is still to come."""
     written = announced = 0
     for piece in pieces:
         file.write(piece)
@@ -230,5 +231,3 @@ def write(file: BinaryIO, pieces: Iterable[memoryview]) -> None:
             advice = os.POSIX_FADV_DONTNEED  # starts to write, and waits for nothing
             os.posix_fadvise(file.fileno(), announced, written - announced, advice)
             announced = written
-    file.flush()
-    os.fsync(file.fileno())

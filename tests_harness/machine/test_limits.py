@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine import cgroups
-from harness.machine.cores import usable_cores
+from harness.machine import limits
+from harness.machine.limits import usable_cores
 
 
 @pytest.fixture
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Write what /proc and /sys would show, and let this process have 16 cores."""
-    monkeypatch.setattr(cgroups, "PROC", tmp_path)
+    monkeypatch.setattr(limits, "PROC", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
     def write(cgroup: str, mounts: list[str], files: dict[str, str]) -> None:
@@ -36,7 +36,7 @@ V1_MEMORY = "/ SYS/memory rw - cgroup cgroup rw,memory"
 def test_without_limits_the_affinity_counts(container) -> None:
     container("0::/\n", [V2], {})
     assert usable_cores() == 16
-    assert cgroups.memory_limit() is None
+    assert limits.memory_limit() is None
 
 
 def test_version_2_quota_of_a_group_above_counts(container) -> None:
@@ -50,9 +50,9 @@ def test_version_2_quota_of_a_group_above_counts(container) -> None:
             "job/memory.max": "8589934592\n",
         },
     )
-    assert cgroups.cpu_quota() == 3.5
+    assert limits.cpu_quota() == 3.5
     assert usable_cores() == 3
-    assert cgroups.memory_limit() == 8 * 2**30
+    assert limits.memory_limit() == 8 * 2**30
 
 
 def test_version_1_quota_counts(container) -> None:
@@ -71,7 +71,7 @@ def test_version_1_quota_counts(container) -> None:
         },
     )
     assert usable_cores() == 2
-    assert cgroups.memory_limit() == 2**30
+    assert limits.memory_limit() == 2**30
 
 
 def test_version_1_without_limits(container) -> None:
@@ -85,7 +85,7 @@ def test_version_1_without_limits(container) -> None:
         },
     )
     assert usable_cores() == 16
-    assert cgroups.memory_limit() is None
+    assert limits.memory_limit() is None
 
 
 def test_less_than_a_core_is_one(container) -> None:
@@ -114,7 +114,7 @@ def test_mount_point_with_a_space(container) -> None:
 
 
 def test_other_systems_count_their_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cgroups, "PROC", tmp_path / "missing")
+    monkeypatch.setattr(limits, "PROC", tmp_path / "missing")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 10)
     assert usable_cores() == 10

@@ -1,3 +1,4 @@
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.profilers import SimpleProfiler
 from pytorch_lightning.trainer import call
 
-from harness.upstream import idle_hooks
+from harness.upstream import step_overhead, versions
 
 FUNCTIONS = "_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook"
 pytestmark = pytest.mark.filterwarnings("ignore")  # what Lightning says of a small run
@@ -19,7 +20,9 @@ HOOKS = [name for name in dir(pl.Callback) if name.startswith("on_") and "checkp
 @pytest.fixture(autouse=True)
 def lightning_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in FUNCTIONS:
-        monkeypatch.setattr(call, name, getattr(call, name))
+        original = step_overhead.originals.get(name, getattr(call, name))
+        monkeypatch.setattr(call, name, original)
+    monkeypatch.setattr(step_overhead, "originals", {})
 
 
 class Recorder(pl.Callback):
@@ -84,7 +87,7 @@ def calls_of_a_run(folder: Path, **kwargs: Any) -> tuple[list[Any], torch.Tensor
 def test_the_same_calls_in_the_same_order(tmp_path: Path) -> None:
     """Also of callbacks whose hooks belong to the object, as LambdaCallback's do."""
     expected, weights = calls_of_a_run(tmp_path)
-    idle_hooks.skip_idle_hooks()
+    step_overhead.skip_empty_hooks()
     calls, same_weights = calls_of_a_run(tmp_path)
     assert calls == expected
     assert {name for name, *_ in calls} >= {"on_before_zero_grad", "some", "on_validation_end"}
@@ -96,7 +99,7 @@ def test_lightning_goes_through_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
     called = set()
 
     def noted(name: str) -> Any:
-        function = getattr(idle_hooks, name)
+        function = getattr(step_overhead, name)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             called.add(name)
@@ -105,24 +108,34 @@ def test_lightning_goes_through_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return wrapper
 
     for name in ("call_callbacks", "call_module", "call_strategy"):
-        monkeypatch.setattr(idle_hooks, name, noted(name))
-    for name in ("of_callbacks", "of_module", "of_strategy"):
-        monkeypatch.setattr(idle_hooks, name, None)  # fails where it is called
-    idle_hooks.skip_idle_hooks()
+        monkeypatch.setattr(step_overhead, name, noted(name))
+    step_overhead.skip_empty_hooks()
+    step_overhead.originals = dict.fromkeys(FUNCTIONS)  # fails where one is called
     calls_of_a_run(tmp_path)
     assert called == {"call_callbacks", "call_module", "call_strategy"}
 
 
 def test_a_profiler_sees_every_hook(tmp_path: Path) -> None:
-    idle_hooks.skip_idle_hooks()
+    step_overhead.skip_empty_hooks()
     profiler = SimpleProfiler()
     calls_of_a_run(tmp_path, profiler=profiler)
     assert "[Callback]SomeHooks.on_train_batch_end" in profiler.recorded_durations
     assert "[Callback]SomeHooks.on_train_batch_start" in profiler.recorded_durations
 
 
-def test_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_asks_for_a_signal_of_the_first_process(tmp_path: Path) -> None:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    step_overhead.skip_sigterm_broadcast(trainer)
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor()  # would fail without a process group
+    called = inspect.getsource(type(trainer.fit_loop.epoch_loop).advance)
+    assert "self._broadcast_sigterm_tensor()" in called
+
+
+def test_versions_that_were_not_tested_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [getattr(call, name) for name in FUNCTIONS]
-    monkeypatch.setattr(pl, "__version__", "2.7.0")
-    idle_hooks.skip_idle_hooks()
+    monkeypatch.setattr(versions, "untested", lambda: ["pytorch-lightning"])
+    step_overhead.skip_empty_hooks()
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    step_overhead.skip_sigterm_broadcast(trainer)
     assert [getattr(call, name) for name in FUNCTIONS] == before
+    assert "_broadcast_sigterm_tensor" not in vars(trainer.fit_loop.epoch_loop)

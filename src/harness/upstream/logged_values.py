@@ -1,7 +1,9 @@
-"""What is counted and logged in the middle of an epoch, which Lightning's checkpoints leave out.
+"""Saves and restores what is counted and logged in the middle of an epoch.
 
-The means that ``self.log`` builds are private to Lightning (seen in 2.6):
-``tests_harness/checkpoints`` fails where they change.
+Lightning's checkpoints leave it out: after a resume an epoch's means and metrics would be those of
+its later batches only, and early stopping would not know its metric. There is nothing public that
+leads to the sums behind ``self.log``, or sets how often a metric was updated. Seen in Lightning 2.6
+and torchmetrics 1.6 to 1.9; ``tests_harness/checkpoints`` compares the values.
 """
 
 import dataclasses
@@ -9,27 +11,37 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.trainer.connectors.logger_connector.result import (
-    _Metadata,
-    _ResultMetric,
-    _Sync,
-)
+from pytorch_lightning.trainer.connectors.logger_connector import result
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-PLAIN_FIELDS = [
-    field.name
-    for field in dataclasses.fields(_Metadata)
-    if field.name not in ("reduce_fx", "_sync")
-]
+PRIVATE = {
+    "trainer": "_results",
+    "trainer:_logger_connector": "_callback_metrics _logged_metrics _progress_bar_metrics "
+    "_first_loop_iter _current_fx",
+    "torchmetrics:SumMetric()": "_update_count _computed metric_state merge_state",
+    "pytorch_lightning.trainer.connectors.logger_connector.result": "_ResultMetric _Metadata _Sync",
+    "harness.upstream.logged_values:example()": "is_tensor has_reset value cumulated_batch_size "
+    "_update_count _forward_cache",
+    "harness.upstream.logged_values:example().meta": "_sync metric_attribute on_epoch reduce_fx "
+    "is_max_reduction is_mean_reduction is_min_reduction",
+    "harness.upstream.logged_values:example().meta.sync": "should rank_zero_only _should",
+}
+
+
+def example() -> Any:
+    """A logged value whose attributes are looked up."""
+    results = result._ResultCollection(training=True)
+    results.log("training_step", "loss", torch.ones(()))
+    return results["training_step.loss"]
 
 
 def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
     """What this process knows, with all logged values; the same in every process."""
     connector = trainer._logger_connector
     return {
-        "callback_metrics": to_cpu(connector._callback_metrics),
-        "logged_metrics": to_cpu(connector._logged_metrics),
+        "callback_metrics": copied(connector._callback_metrics),
+        "logged_metrics": copied(connector._logged_metrics),
         "progress_bar_metrics": dict(connector._progress_bar_metrics),
         "should_stop": trainer.should_stop,  # by early stopping
     }
@@ -49,7 +61,11 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
     connector = trainer._logger_connector
     assert trainer._results is not None
     return {
-        "metrics": {name: _metric_state(m) for name, m in _metrics(trainer) if m.update_called},
+        "metrics": {
+            name: {"state": copied(metric.metric_state), "num_updates": metric._update_count}
+            for name, metric in _metrics(trainer)
+            if metric.update_called
+        },
         "logged": {key: _logged_state(logged) for key, logged in trainer._results.items()},
         "first_batch": connector._first_loop_iter,
         "current_fx": connector._current_fx,
@@ -74,9 +90,8 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
             _restore_metric(metric, mine["metrics"][name], trainer.strategy.root_device)
             for other in others:
                 if name in other["metrics"]:
-                    metric.merge_state(
-                        _to_device(other["metrics"][name]["state"], trainer.strategy.root_device)
-                    )
+                    state = other["metrics"][name]["state"]
+                    metric.merge_state(copied(state, trainer.strategy.root_device))
     for key, state in mine["logged"].items():
         same = [other["logged"][key] for other in others if key in other["logged"]]
         with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
@@ -85,19 +100,13 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     connector._current_fx = mine["current_fx"]
 
 
-def to_cpu(values: dict[str, Any]) -> dict[str, Any]:
-    """Copy tensors, so that what is saved does not change any more."""
-    return {
-        key: value.detach().cpu().clone() if isinstance(value, Tensor) else value
-        for key, value in values.items()
-    }
-
-
-def _to_device(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {
-        key: [part.to(device) for part in value] if isinstance(value, list) else value.to(device)
-        for key, value in state.items()
-    }
+def copied(value: Any, device: torch.device | str = "cpu") -> Any:
+    """Copy the tensors of a tree, so that what is saved does not change any more."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device, copy=True)
+    if isinstance(value, dict):
+        return {key: copied(item, device) for key, item in value.items()}
+    return [copied(item, device) for item in value] if isinstance(value, list) else value
 
 
 def _metrics(trainer: pl.Trainer) -> list[tuple[str, Metric]]:
@@ -109,51 +118,38 @@ def _metrics(trainer: pl.Trainer) -> list[tuple[str, Metric]]:
     return [(name, module) for name, module in modules.items() if isinstance(module, Metric)]
 
 
-def _metric_state(metric: Metric) -> dict[str, Any]:
-    state = {
-        name: [part.detach().cpu().clone() for part in value]
-        if isinstance(value, list)
-        else value.detach().cpu().clone()
-        for name, value in metric.metric_state.items()
-    }
-    return {"state": state, "num_updates": metric._update_count}
-
-
 def _restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
-    for name, value in _to_device(saved["state"], device).items():
+    for name, value in copied(saved["state"], device).items():
         setattr(metric, name, value)
     metric._update_count = saved["num_updates"]
     metric._computed = None
 
 
-def _logged_state(logged: _ResultMetric) -> dict[str, Any]:
+def _logged_state(logged: Any) -> dict[str, Any]:
     meta = logged.meta
+    names = [field.name for field in dataclasses.fields(meta)]
     state: dict[str, Any] = {
-        "meta": {name: getattr(meta, name) for name in PLAIN_FIELDS},
+        "meta": {name: getattr(meta, name) for name in names if name not in ("reduce_fx", "_sync")},
         "reduce_fx": meta.reduce_fx.__name__,
         "sync": {"_should": meta.sync.should, "rank_zero_only": meta.sync.rank_zero_only},
         "is_tensor": logged.is_tensor,
         "has_reset": logged.has_reset,
         "num_updates": logged._update_count,
-        "last": _copy(logged._forward_cache),
+        "last": copied(logged._forward_cache),
     }
     if logged.is_tensor:
-        state["value"] = _copy(logged.value)
+        state["value"] = copied(logged.value)
         if meta.is_mean_reduction:
-            state["num_samples"] = _copy(logged.cumulated_batch_size)
+            state["num_samples"] = copied(logged.cumulated_batch_size)
     return state
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else None
 
 
 def _restore_logged(
     trainer: pl.Trainer, state: dict[str, Any], others: list[dict[str, Any]], takes_all: bool
-) -> _ResultMetric:
-    meta = _Metadata(reduce_fx=state["reduce_fx"], **state["meta"])
-    meta.sync = _Sync(fn=trainer.strategy.reduce, **state["sync"])
-    logged = _ResultMetric(meta, state["is_tensor"])
+) -> Any:
+    meta = result._Metadata(reduce_fx=state["reduce_fx"], **state["meta"])
+    meta.sync = result._Sync(fn=trainer.strategy.reduce, **state["sync"])
+    logged = result._ResultMetric(meta, state["is_tensor"])
     if logged.is_tensor:
         value, num_samples = state["value"], state.get("num_samples")
         for other in others:

@@ -1,40 +1,52 @@
-"""Call the hooks that do something, and nothing around those that do not.
+"""Spares a step the work that Lightning does for nobody; a run is the same without this file.
 
 For each batch Lightning looks up some 20 hooks in every callback and enters a profiler's context
 for each, though most are empty and nobody profiles, and it notes the name of each hook in the
 module, where torch checks whether it is a parameter: 0.25 ms a step with the callbacks of this
-project. Here the same calls are made in the same order, and that is all.
+project. Here the same calls are made in the same order, and that is all. Before each step it also
+broadcasts whether the first process got a SIGTERM, and waits for the device to read the answer.
 
-This replaces functions that are private to Lightning (seen in 2.6, where it is limited to);
-``tests_harness/test_idle_hooks.py`` compares the calls, and fails where Lightning changes them.
+Seen in Lightning 2.6, and left out with versions that were not tested.
+``tests_harness/upstream/test_step_overhead.py`` compares the calls.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
-from pytorch_lightning.loops import evaluation_loop, training_epoch_loop
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.trainer import call
-from pytorch_lightning.utilities import signature_utils
 
-of_callbacks = call._call_callback_hooks
-of_module = call._call_lightning_module_hook
-of_strategy = call._call_strategy_hook
-takes_parameter = signature_utils.is_param_in_hook_signature
+from harness.upstream import versions
+
+PRIVATE = {
+    "pytorch_lightning.trainer.call": "_call_callback_hooks _call_lightning_module_hook "
+    "_call_strategy_hook",
+    "pytorch_lightning:LightningModule()": "_current_fx_name",
+    "trainer:fit_loop.epoch_loop": "_broadcast_sigterm_tensor",
+}
+
+originals: dict[str, Any] = {}  # Lightning's functions, by their names
 
 
-def skip_idle_hooks() -> None:
+def skip_empty_hooks() -> None:
     """Let every Trainer of this process skip them, unless it has a profiler."""
-    if not pl.__version__.startswith("2.6."):  # type: ignore[attr-defined]
+    if versions.untested() or originals:
         return
-    call._call_callback_hooks = call_callbacks
-    call._call_lightning_module_hook = call_module
-    call._call_strategy_hook = call_strategy
-    for loop in (training_epoch_loop, evaluation_loop):
-        # Asked at every step of one and the same method.
-        loop.is_param_in_hook_signature = lru_cache(maxsize=1)(takes_parameter)  # type: ignore[attr-defined]
+    replacements: dict[str, Any] = {
+        "_call_callback_hooks": call_callbacks,
+        "_call_lightning_module_hook": call_module,
+        "_call_strategy_hook": call_strategy,
+    }
+    for name, replacement in replacements.items():
+        originals[name] = getattr(call, name)
+        setattr(call, name, replacement)
+
+
+def skip_sigterm_broadcast(trainer: pl.Trainer) -> None:
+    """Leave out the broadcast; the processes agree on signals in another way."""
+    if not versions.untested():
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def is_profiled(trainer: Any) -> bool:
@@ -51,7 +63,8 @@ def call_callbacks(
 ) -> None:
     """Call a hook of those callbacks that have one of their own."""
     if is_profiled(trainer):
-        of_callbacks(trainer, hook_name, *args, monitoring_callbacks=monitoring_callbacks, **kwargs)
+        kwargs["monitoring_callbacks"] = monitoring_callbacks
+        originals["_call_callback_hooks"](trainer, hook_name, *args, **kwargs)
         return
     empty = getattr(pl.Callback, hook_name)
     pl_module = trainer.lightning_module
@@ -78,14 +91,15 @@ def call_module(
     """Call a hook of the module."""
     pl_module = pl_module or trainer.lightning_module
     if is_profiled(trainer) or pl_module is None:
-        return of_module(trainer, hook_name, *args, pl_module=pl_module, **kwargs)
+        original = originals["_call_lightning_module_hook"]
+        return original(trainer, hook_name, *args, pl_module=pl_module, **kwargs)
     return _call(pl_module, getattr(pl_module, hook_name), hook_name, args, kwargs)
 
 
 def call_strategy(trainer: pl.Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
     """Call a hook of the strategy."""
     if is_profiled(trainer):
-        return of_strategy(trainer, hook_name, *args, **kwargs)
+        return originals["_call_strategy_hook"](trainer, hook_name, *args, **kwargs)
     hook = getattr(trainer.strategy, hook_name)
     return _call(trainer.lightning_module, hook, hook_name, args, kwargs)
 

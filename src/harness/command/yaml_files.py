@@ -1,0 +1,105 @@
+"""Mistakes inside of the YAML files of conf/, told with their line."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from harness.command.compose import groups
+from harness.command.explain import nearest
+from harness.errors import UserError
+
+# What PyYAML says, in the words of somebody who types.
+SYNTAX = {
+    "while parsing a flow sequence": "a [ is not closed, or a comma is missing",
+    "while parsing a flow mapping": "a { is not closed, or a comma is missing",
+    "while scanning a quoted scalar": "a quotation mark is not closed",
+    "mapping values are not allowed": "a second colon, none in the line before, or indented deeper",
+    "could not find expected ':'": "a colon is missing, here or in the line before",
+    "cannot start any token": "a tab or another character that begins nothing; indent with spaces",
+    "expected <block end>": "indented otherwise than the lines before",
+}
+# Nothing runs without their keys.
+NEEDED = ("data", "model", "trainer", "gpus", "callbacks", "logger")
+PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+
+
+def explain_syntax(error: yaml.YAMLError) -> str:
+    """Say where a file is no YAML, and show the line."""
+    text = str(error)
+    is_open = "while parsing a flow" in text or "while scanning a quoted" in text
+    mark = getattr(error, "context_mark" if is_open else "problem_mark", None)
+    if mark is None:
+        return " ".join(text.split())
+    problem = str(getattr(error, "problem", text))
+    said = next((words for part, words in SYNTAX.items() if part in text), problem)
+    path = Path(mark.name)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return "\n".join([f"{_place(path, mark.line)}: {said}.", *lines[mark.line : mark.line + 1]])
+
+
+def check_experiments(overrides: list[str], conf: Path) -> None:
+    """Refuse what an experiment's YAML file sets and nothing reads.
+
+    Raises:
+        UserError: with the file, the line and the nearest key.
+    """
+    known = _entries(conf / "train.yaml")
+    names = {*known, *groups(conf), "defaults", "hydra"}
+    for path in _chosen(overrides, conf):
+        if not (header := PACKAGE.search(path.read_text())) or header[1] != "_global_":
+            continue
+        for name, (line, value) in _entries(path).items():
+            if name in NEEDED and not isinstance(value, yaml.MappingNode):
+                raise UserError(
+                    f"{_place(path, line)}: there are no keys below {name}.\n"
+                    "Indent them, and write each as key: value, with a space after the colon."
+                )
+            if name not in names and not _is_read(name, conf):
+                _refuse(path, line, name, overrides, conf)
+            settings = _keys(known[name][1]) if name in known else {}
+            for child, (line_of_child, _) in _keys(value).items():
+                if settings and child not in settings:
+                    _refuse(path, line_of_child, f"{name}.{child}", overrides, conf)
+
+
+def _refuse(path: Path, line: int, key: str, overrides: list[str], conf: Path) -> None:
+    without = [text for text in overrides if not text.lstrip("+").startswith("experiment=")]
+    raise UserError(
+        f"{_place(path, line)}: nothing reads {key}.{nearest(key, 'train', without, conf)}"
+    )
+
+
+def _chosen(overrides: list[str], conf: Path) -> Iterator[Path]:
+    """The experiment's files that a command names; of another folder's ones nothing is said."""
+    for text in overrides:
+        group, _, choices = text.lstrip("+").partition("=")
+        for choice in re.findall(r"[^\s,\[\]'\"]+", choices) if group == "experiment" else ():
+            path = conf / group / f"{choice}.yaml"
+            if path.is_file():
+                yield path
+
+
+def _is_read(name: str, conf: Path) -> bool:
+    """Whether a value of some file is filled in from a key."""
+    pattern = re.compile(r"\$\{" + re.escape(name) + r"\b")
+    return any(pattern.search(path.read_text()) for path in conf.rglob("*.yaml"))
+
+
+def _entries(path: Path) -> dict[str, tuple[int, yaml.Node]]:
+    with path.open() as file:
+        return _keys(yaml.compose(file, Loader=yaml.SafeLoader))
+
+
+def _keys(node: yaml.Node | None) -> dict[str, tuple[int, yaml.Node]]:
+    """The keys of a mapping with their lines, counted from 0, and their values."""
+    if not isinstance(node, yaml.MappingNode):
+        return {}
+    return {key.value: (key.start_mark.line, value) for key, value in node.value}
+
+
+def _place(path: Path, line: int) -> str:
+    inside = os.path.relpath(path)
+    return f"{path if inside.startswith('..') else inside}:{line + 1}"

@@ -1,0 +1,96 @@
+"""What mends a mistake, and what a person would print first to find it."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+from harness.run.places import Raised, is_owners
+
+# What torch says of a mistake, what mends it, and the owner's method that has made it where the
+# exception has passed through none of the owner's lines.
+KNOWN = (
+    (
+        r"device-side assert",
+        "Most often a label or an index is out of range; a GPU notices it later, at another line. "
+        "strategy=cpu names the line.",
+        "training_step",
+    ),
+    (
+        r"CUDA out of memory",
+        "data.max_samples_per_device=<n> takes the same step in parts; or use a smaller "
+        "data.batch_size, or trainer.precision=bf16-mixed.",
+        "training_step",
+    ),
+    (
+        r"does not require grad",
+        "The loss that is returned must come from trained parameters, without detach, item or "
+        "no_grad.",
+        "training_step",
+    ),
+    (
+        r"implicitly created only for scalar",
+        "The loss that is returned must be one number: take its mean.",
+        "training_step",
+    ),
+    (
+        r"stack expects each tensor to be equal size|each element in list of batch",
+        "The samples of a batch differ in shape: pad or crop them, or override collate.",
+        "__getitem__",
+    ),
+    (r"batch must contain tensors", "A sample must be made of tensors or numbers.", "__getitem__"),
+    (
+        r"not used in producing|finished reduction in the prior iteration",
+        "Some parameters have no part in the loss: use or freeze them, or add "
+        "+trainer.strategy.find_unused_parameters=true.",
+        "training_step",
+    ),
+    (
+        r"returned `None`, this fit will run with no optimizer",
+        "Return the optimizer; a module that trains nothing sets automatic_optimization = False "
+        "and returns [].",
+        "configure_optimizers",
+    ),
+    (
+        r"[Cc]an't pickle|[Cc]annot pickle",
+        "Other processes get it by pickle: define functions and classes at the top of a file.",
+        "__init__",
+    ),
+    (r"on the same device", "Make tensors on self.device, or register them as buffers.", None),
+)
+
+
+def seen(found: Raised) -> str:
+    """What the innermost step was given, and what its labels were compared with."""
+    said = []
+    for place in reversed(found.places):
+        if place.frame is None:
+            continue
+        names, arguments = place.frame.f_locals, place.frame.f_code.co_varnames
+        if place.function == "cross_entropy" and "out of bounds" in found.message:
+            said.append(f"The network knows {names['input'].shape[1]} classes.")
+        elif is_owners(place.file) and len(arguments) > 1 and arguments[1] in names:
+            if place.function.endswith("_step"):
+                return " ".join([*said, f"The batch: {described(names[arguments[1]])}."])
+            if place.function == "__getitem__":
+                return f"Sample {names[arguments[1]]!s:.50}."
+    return " ".join(said)
+
+
+def described(value: Any) -> str:
+    """Shapes, kinds and ranges of the tensors of a batch, within some 200 characters."""
+    if isinstance(value, Tensor):
+        text = f"tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        is_whole = not value.dtype.is_floating_point and not value.dtype.is_complex
+        if is_whole and value.numel():
+            with suppress(RuntimeError):  # a GPU that has failed answers no more
+                text += f" from {value.min().item()} to {value.max().item()}"
+        return text
+    if isinstance(value, Mapping):
+        text = "{" + ", ".join(f"{key}: {described(value[key])}" for key in value) + "}"
+    elif isinstance(value, (list, tuple)):
+        text = ", ".join(map(described, value[:8])) + ", ..." * (len(value) > 8)
+    else:
+        text = type(value).__name__
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,57 @@
+"""Launches that cannot work, refused without torch: a command asks before it imports torch.
+
+The checks raise a UserError that says what to type instead.
+"""
+
+import os
+import re
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from harness.errors import UserError
+
+
+def device_indices(devices: Any) -> list[int] | None:
+    """The indices in ``[0, 1]`` or ``"0,1"``; ``None`` where ``devices`` is a count or a word."""
+    if OmegaConf.is_list(devices):
+        return [int(index) for index in devices]
+    if isinstance(devices, str) and re.fullmatch(r"\d+(,\d*)+", devices):
+        return [int(index) for index in devices.split(",") if index]
+    return None
+
+
+def check_one_node(num_nodes: int) -> None:
+    """Refuse dp on several nodes."""
+    if num_nodes != 1:
+        raise UserError(
+            f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
+            "Use strategy=ddp2 for one process per node, or strategy=ddp for one process "
+            "per device."
+        )
+
+
+def check_addresses(num_nodes: int) -> None:
+    """Refuse several nodes that neither torchrun nor Slurm has told where they meet."""
+    limits = {"MASTER_ADDR": None, "MASTER_PORT": 65536, "NODE_RANK": num_nodes}
+    for name, limit in limits.items():
+        value = os.environ.get(name, "")
+        if not value or (limit and not (value.isdigit() and int(value) < limit)):
+            found = f"{name}={value}" if value else f"{name} is not set"
+            raise UserError(
+                f"trainer.num_nodes={num_nodes}, but {found}: machines would wait for each other.\n"
+                f"Use torchrun --nnodes={num_nodes} or srun, or set MASTER_ADDR, MASTER_PORT and "
+                f"NODE_RANK (0 to {num_nodes - 1}) on each."
+            )
+
+
+def check_batch_size(batch_size: int, num_processes: int, num_micro_batches: int = 1) -> None:
+    """Refuse a global batch that leaves a process without a sample."""
+    least = num_processes * num_micro_batches
+    if batch_size < least:
+        each = f" with {num_micro_batches} batches each per step" if num_micro_batches > 1 else ""
+        raise UserError(
+            f"data.batch_size={batch_size} cannot be shared by {num_processes} processes{each}: "
+            "it counts the samples of one optimizer step over all of them.\n"
+            f"Use data.batch_size={least} or more."
+        )

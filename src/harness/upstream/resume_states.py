@@ -1,0 +1,66 @@
+"""Mends states that Lightning saves in a checkpoint and loads wrongly.
+
+Without this a resumed run in double precision starts from rounded weights, ``ModelCheckpoint``
+forgets its last score and, where the run's folder has moved, its best ones, and a longer run keeps
+the shorter schedule of ``OneCycleLR``. Seen in Lightning 2.6;
+``tests_harness/checkpoints/test_resume.py`` fails where a repair is not needed any more.
+"""
+
+import os
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.plugins import DoublePrecision
+from torch.optim.lr_scheduler import OneCycleLR
+
+PRIVATE = {"harness.upstream.resume_states:example()": "total_steps _schedule_phases"}
+
+
+def repair_precision(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Make a module double before its weights are loaded; call it in ``setup``.
+
+    Lightning loads first, into single precision, and rounds every weight.
+    """
+    if isinstance(trainer.precision_plugin, DoublePrecision):
+        pl_module.double()
+
+
+def repair_current_scores(trainer: pl.Trainer, states: dict[str, Any]) -> None:
+    """Load the one value of ``ModelCheckpoint`` that it saves and does not load."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
+            callback.current_score = states[callback.state_key]["current_score"]
+
+
+def repair_paths(trainer: pl.Trainer, states: dict[str, Any]) -> None:
+    """Let ``ModelCheckpoint`` find its files where the run's folder is now.
+
+    Otherwise it forgets its scores where the folder has been moved, and changes files of the
+    original where it has been copied.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
+            before, now = states[callback.state_key]["dirpath"], callback.dirpath
+            states[callback.state_key] = moved(states[callback.state_key], str(before), str(now))
+
+
+def moved(value: Any, before: str, now: str) -> Any:
+    """A tree of values in which paths below the folder ``before`` are below ``now``."""
+    if isinstance(value, dict):
+        return {moved(k, before, now): moved(v, before, now) for k, v in value.items()}
+    if isinstance(value, str) and (value == before or value.startswith(before + os.sep)):
+        return now + value[len(before) :]
+    return value
+
+
+def forget_length(schedule: dict[str, Any]) -> None:
+    """Take the length out of a ``OneCycleLR`` state, so that the one in the run keeps its own."""
+    for key in ("total_steps", "_schedule_phases"):
+        schedule.pop(key, None)
+
+
+def example() -> OneCycleLR:
+    """A schedule whose attributes are looked up."""
+    return OneCycleLR(torch.optim.SGD([torch.zeros(1)]), max_lr=1.0, total_steps=2)

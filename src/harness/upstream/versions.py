@@ -1,0 +1,92 @@
+"""Which versions the files of this package were tested with, and what a run does with others.
+
+With tested versions nothing but their numbers is looked at. With another one a run says so, goes
+without ``step_overhead``, and is refused where a name is gone that its results rest on.
+"""
+
+import importlib
+import logging
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+import pytorch_lightning as pl
+from packaging.specifiers import SpecifierSet
+
+from harness.errors import UserError
+
+TESTED = {  # the same bounds as in pyproject.toml
+    "pytorch-lightning": ">=2.6.4,<2.7",
+    "torch": ">=2.6,<2.14",
+    "torchmetrics": ">=1.6,<1.10",
+    "hydra-core": ">=1.3.6,<1.4",
+}
+NEEDED = (
+    "logged_means",
+    "logged_values",
+    "processes",
+    "replication",
+    "resume_counters",
+    "resume_states",
+)
+
+warn_once = lru_cache(logging.getLogger(__name__).warning)
+
+
+@lru_cache
+def untested() -> list[str]:
+    """The packages whose installed version was not tested; found out once, in some milliseconds."""
+    return [name for name in TESTED if not SpecifierSet(TESTED[name]).contains(version(name))]
+
+
+def check(trainer: pl.Trainer) -> None:
+    """Warn of versions that were not tested; call it before the Trainer runs.
+
+    Raises:
+        UserError: if one of them lacks a private name that the harness needs.
+    """
+    others = untested()
+    if not others:
+        return
+    found = " and ".join(f"{name} {version(name)}" for name in others)
+    install = "pip install " + " ".join(f"'{name}{TESTED[name]}'" for name in others)
+    for file in NEEDED:
+        for name in private_names(file):
+            if error := missing(name, trainer):
+                raise UserError(
+                    f"{found} lacks {name} ({error}): results would be wrong without it.\n"
+                    f"Use {install}, or mend src/harness/upstream/{file}.py."
+                )
+    if trainer.is_global_zero:
+        warn_once(
+            f"{found} was not tested, and what only saves time is left out: use {install}, or run "
+            "pytest tests_harness/upstream."
+        )
+
+
+def private_names(file: str) -> list[str]:
+    """What a file of this package relies on, each as ``module:path``."""
+    places: dict[str, str] = importlib.import_module(f"{__package__}.{file}").PRIVATE
+    return [
+        f"{place}{'.' if ':' in place else ':'}{name}"
+        for place, names in places.items()
+        for name in names.split()
+    ]
+
+
+def missing(name: str, trainer: pl.Trainer) -> str | None:
+    """What Python says where upstream does not have a name.
+
+    Args:
+        name: as ``module:path``, in which ``()`` calls.
+        trainer: what the module ``trainer`` stands for.
+    """
+    module, _, path = name.partition(":")
+    try:
+        found: Any = trainer if module == "trainer" else importlib.import_module(module)
+        for attribute in path.split("."):
+            found = getattr(found, attribute.removesuffix("()"))
+            found = found() if attribute.endswith("()") else found
+    except (ImportError, AttributeError) as error:
+        return str(error)
+    return None

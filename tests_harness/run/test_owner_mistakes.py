@@ -1,0 +1,564 @@
+"""A mistake in the owner's code gets one to three lines, with the place in their file first."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from harness.command import start
+from harness.errors import UserError
+from harness.run import mistakes, tasks
+from tests_harness.conftest import command
+
+# A module and its data, as an owner writes them; each mistake is a change of this text.
+RIGHT = """
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+from harness.data.datamodule import DataModule
+
+
+class Numbers(Dataset):
+    def __init__(self, split):
+        self.split = split
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((6,), float(index)), index % 4
+
+
+class Data(DataModule):
+    def __init__(self, batch_size=8, **settings):
+        super().__init__(batch_size=batch_size, **settings)
+
+    def make_dataset(self, split):
+        return Numbers(split)
+
+
+class Watcher(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen = batch_idx
+
+
+class Net(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(6, width)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Model(pl.LightningModule):
+    def __init__(self, net=None, optimizer=None, scheduler=None):
+        super().__init__()
+        self.net = net or Net()
+        self.make_optimizer = optimizer
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val/loss", F.cross_entropy(self(x), y))
+
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("test/loss", F.cross_entropy(self(x), y))
+
+    def configure_optimizers(self):
+        if self.make_optimizer is not None:
+            return self.make_optimizer(self.parameters())
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+
+
+@dataclass
+class Mistake:
+    """A change of RIGHT, the function and the words that are to be told, and the line to blame."""
+
+    old: str
+    new: str
+    function: str
+    says: str
+    blamed: str = "#!"
+
+
+STEP = "        loss = F.cross_entropy(self(x), y)\n"
+SAMPLE = "        return torch.full((6,), float(index)), index % 4\n"
+LABEL = "index % 4\n"
+OPTIMIZER = "        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
+# They are found by the Trainer, and their run has a folder with a log.
+IN_TRAINING = {
+    "first batch does not fit": Mistake(
+        "        self.linear = nn.Linear(6, width)\n",
+        "        self.linear = nn.Linear(5, width)\n",
+        "forward",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x6 and 5x4)\n"
+        "The batch: tensor (8, 6) float32, tensor (8,) int64 from 0 to 3.\n",
+        blamed="return self.linear(x)",
+    ),
+    "label out of range": Mistake(
+        LABEL,
+        "index % 5\n",
+        "training_step",
+        "IndexError: Target 4 is out of bounds.\n"
+        "The network knows 4 classes. The batch: tensor (8, 6) float32, tensor (8,) int64 from 0 "
+        "to 4.\n",
+        blamed=STEP,
+    ),
+    "labels of another kind": Mistake(
+        STEP,
+        "        loss = F.cross_entropy(self(x), y.int())  #!\n",
+        "training_step",
+        "\nThe batch: tensor (8, 6) float32, tensor (8,) int64 from 0 to 3.\n",
+    ),
+    "unpacks what the batch is not": Mistake(
+        "        x, y = batch\n        loss",
+        "        x, y, z = batch  #!\n        loss",
+        "training_step",
+        "ValueError: not enough values to unpack (expected 3, got 2)\nThe batch: tensor (8, 6)",
+    ),
+    "misspelt name": Mistake(
+        STEP,
+        "        loss = F.cross_entropi(self(x), y)  #!\n",
+        "training_step",
+        "AttributeError: module 'torch.nn.functional' has no attribute 'cross_entropi'",
+    ),
+    "dict without the loss": Mistake(
+        "        return loss\n",
+        '        return {"los": loss}\n',
+        "training_step",
+        "the 'loss' key needs to be present",
+        blamed="def training_step",
+    ),
+    "loss of another type": Mistake(
+        "        return loss\n",
+        "        return loss, 3\n",
+        "training_step",
+        "`training_step` must return a Tensor, a dict, or None",
+        blamed="def training_step",
+    ),
+    "loss that no gradient reaches": Mistake(
+        "        return loss\n",
+        "        return loss.detach()\n",
+        "training_step",
+        "without detach",
+        blamed="def training_step",
+    ),
+    "loss of every sample": Mistake(
+        "        return loss\n",
+        "        return loss * torch.ones(8)\n",
+        "training_step",
+        "take its mean",
+        blamed="def training_step",
+    ),
+    "logs a vector": Mistake(
+        '        self.log("train/loss", loss)\n',
+        '        self.log("train/loss", self(x))  #!\n',
+        "training_step",
+        "ValueError",
+    ),
+    "no optimizer is returned": Mistake(
+        OPTIMIZER,
+        "        torch.optim.SGD(self.parameters(), lr=0.1)\n",
+        "configure_optimizers",
+        "Return the optimizer",
+        blamed="def configure_optimizers",
+    ),
+    "something else than an optimizer": Mistake(
+        OPTIMIZER,
+        "        return torch.optim.SGD\n",
+        "configure_optimizers",
+        "Unknown configuration for model optimizers",
+        blamed="def configure_optimizers",
+    ),
+    "no training_step": Mistake(
+        "    def training_step(",
+        "    def train_step(",
+        "Model",
+        "No `training_step()` method defined",
+        blamed="class Model",
+    ),
+    "no forward": Mistake(
+        "    def forward(self, x):\n        return self.linear(x)\n",
+        "",
+        "forward",
+        'Module [Net] is missing the required "forward" function',
+        blamed="return self.net(x)",
+    ),
+    "missing file": Mistake(
+        "        self.split = split\n",
+        '        self.rows = open("not_there.csv").read()  #!\n',
+        "__init__",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'not_there.csv'",
+    ),
+    "missing column": Mistake(
+        SAMPLE,
+        '        return {"x": 1.0}["y"], 2  #!\n',
+        "__getitem__",
+        "KeyError: 'y'\nSample 1",
+    ),
+    "samples of several lengths": Mistake(
+        SAMPLE,
+        "        return torch.zeros(6 + index), index % 4\n",
+        "__getitem__",
+        "pad or crop them",
+        blamed="def __getitem__",
+    ),
+    "sample that is nothing": Mistake(
+        SAMPLE,
+        "        torch.zeros(6), index % 4\n",
+        "__getitem__",
+        "A sample must be made of tensors or numbers.",
+        blamed="def __getitem__",
+    ),
+    "label out of range on a GPU": Mistake(  # as torch says it
+        STEP,
+        '        raise RuntimeError("CUDA error: device-side assert triggered\\nCompile")  #!\n',
+        "training_step",
+        "RuntimeError: CUDA error: device-side assert triggered\nMost often a label",
+    ),
+    "parameters without a part in the loss": Mistake(  # as Lightning says it under ddp
+        STEP,
+        '        raise RuntimeError("You have parameters that were not used in producing the loss. '
+        'Set strategy=...")  #!\n',
+        "training_step",
+        "in producing the loss\nSome parameters have no part in the loss: use or freeze them",
+    ),
+    "in a callback": Mistake(
+        "        self.seen = batch_idx\n",
+        "        self.seen += batch_idx  #!\n",
+        "on_train_batch_end",
+        "AttributeError: 'Watcher' object has no attribute 'seen'",
+    ),
+    "in validation": Mistake(
+        '        self.log("val/loss", F.cross_entropy(self(x), y))\n',
+        '        self.log("val/loss", F.cross_entropy(self(x), y[1:]))  #!\n',
+        "validation_step",
+        "Expected input batch_size (8) to match target batch_size (7)",
+    ),
+    "in the test": Mistake(
+        '        self.log("test/loss", F.cross_entropy(self(x), y))\n',
+        '        self.log("test/loss", F.cross_entropy(x, y, y))  #!\n',
+        "test_step",
+        "The batch: tensor (8, 6) float32",
+    ),
+    "a loader is not one": Mistake(
+        "    def make_dataset(self, split):\n",
+        "    def val_dataloader(self):\n        return 3\n\n    def make_dataset(self, split):\n",
+        "val_dataloader",
+        "An invalid dataloader was returned from `Data.val_dataloader()`",
+        blamed="def val_dataloader",
+    ),
+}
+# They are found when the run is built, which leaves no folder.
+AT_BUILD = {
+    "exception in __init__": Mistake(
+        "        self.linear = nn.Linear(6, width)\n",
+        '        self.linear = nn.Linear(6, int("4 wide"))  #!\n',
+        "__init__",
+        "ValueError: invalid literal for int() with base 10: '4 wide'\nIt was built for model.",
+    ),
+    "forgotten super().__init__": Mistake(
+        "        super().__init__()\n        self.linear",
+        "        self.linear",
+        "__init__",
+        "AttributeError: cannot assign module before Module.__init__() call",
+        blamed="self.linear = ",
+    ),
+    "syntax": Mistake(
+        "class Net(nn.Module):\n",
+        "class Net(nn.Module)  #!\n",
+        "",
+        "SyntaxError: expected ':'",
+    ),
+    "package that is missing": Mistake(
+        "import torch\n",
+        "import torch\nimport a_package_that_is_missing  #!\n",
+        "",
+        "ModuleNotFoundError: No module named 'a_package_that_is_missing'",
+    ),
+    "name at the top of the file": Mistake(
+        "class Net(nn.Module):\n", "WIDTH = wide  #!\n\n\nclass Net(nn.Module):\n", "", "NameError"
+    ),
+}
+
+
+@pytest.fixture
+def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Write what an owner wrote; it is imported as ``mine``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    def write(mistake: Mistake | None = None) -> Path:
+        text = RIGHT
+        if mistake is not None:
+            assert RIGHT.count(mistake.old) == 1
+            text = RIGHT.replace(mistake.old, mistake.new)
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def line_of(text: str, path: Path) -> int:
+    lines = [i for i, line in enumerate(path.read_text().splitlines(), 1) if text.strip() in line]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def train(make_cfg: Callable[..., DictConfig], **settings: object) -> str:
+    """Train as a command does, and return what it would tell of an exception."""
+    cfg = make_cfg("data=synthetic", "callbacks=none", "logger=none", "strategy=cpu")
+    cfg.trainer.max_epochs, cfg.trainer.enable_progress_bar, cfg.checkpoint = 1, False, None
+    cfg.data, cfg.model = {"_target_": "mine.Data"}, {"_target_": "mine.Model"}
+    cfg.callbacks = {"watcher": {"_target_": "mine.Watcher"}}
+    OmegaConf.set_struct(cfg, False)
+    for key, value in settings.items():
+        cfg.merge_with({key: value})
+    try:
+        tasks.train(cfg)
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        message = mistakes.of_owner(error)
+        if message is None:
+            raise
+        return message
+    return "no mistake was found"
+
+
+def expect(message: str, mistake: Mistake, path: Path) -> None:
+    place = f"{path}:{line_of(mistake.blamed, path)}"
+    where = f"{place} in {mistake.function}: " if mistake.function else f"{place}: "
+    assert message.startswith(where), message
+    assert mistake.says in message, message
+    assert len(message.splitlines()) <= 3, message
+
+
+@pytest.mark.parametrize("name", IN_TRAINING)
+def test_mistake_gets_its_place(
+    name: str, owners: Callable[..., Path], make_cfg: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    path = owners(IN_TRAINING[name])
+    message = train(make_cfg)
+    expect(message, IN_TRAINING[name], path)
+    log = tmp_path / "run" / "run.log"
+    assert f"The traceback is in {log} (HYDRA_FULL_ERROR=1 prints it)." in message
+    assert "Traceback (most recent call last)" in log.read_text()
+
+
+@pytest.mark.parametrize("name", AT_BUILD)
+def test_mistake_at_build_gets_its_place(
+    name: str, owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
+) -> None:
+    path = owners(AT_BUILD[name])
+    message = train(make_cfg)
+    expect(message, AT_BUILD[name], path)
+    assert "HYDRA_FULL_ERROR=1 prints the traceback." in message
+
+
+def test_mistake_in_a_data_worker_gets_its_place(
+    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
+) -> None:
+    """Its exception comes to the run's process as a text."""
+    mistake = replace(
+        IN_TRAINING["missing column"],
+        says="KeyError: 'y'\nIn data worker 0; data.num_workers=0 reads in the run's own process.",
+    )
+    path = owners(mistake)
+    expect(train(make_cfg, data={"num_workers": 1}), mistake, path)
+
+
+def test_mistake_inside_of_a_replica_gets_its_place(
+    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
+) -> None:
+    mistake = replace(
+        IN_TRAINING["first batch does not fit"], says="(4x6 and 5x4)\nThe batch: tensor (8, 6)"
+    )
+    path = owners(mistake)
+    dp = {"_target_": "harness.strategies.dp.DataParallelStrategy"}
+    expect(train(make_cfg, trainer={"strategy": dp, "devices": 2}), mistake, path)
+
+
+ADAM = {"_target_": "torch.optim.AdamW", "_partial_": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lr": "abc"}, "model.optimizer: '<=' not supported .*(lr=abc is text)"),
+        ({"lr": -1.0}, "model.optimizer: Invalid learning rate: -1.0"),
+        ({"momentum": 0.9}, "model.optimizer: torch.optim.AdamW has no argument momentum"),
+    ],
+)
+def test_optimizer_that_refuses_its_arguments_is_named_for_any_module(
+    settings: dict[str, object],
+    says: str,
+    owners: Callable[..., Path],
+    make_cfg: Callable[..., DictConfig],
+) -> None:
+    path = owners()
+    message = train(make_cfg, model={"optimizer": ADAM | settings})
+    assert re.match(says.replace("(", r"\(").replace(")", r"\)"), message), message
+    if "momentum" not in settings:
+        line = line_of("self.make_optimizer(self.parameters())", path)
+        assert message.endswith(f"\nIt was called at {path}:{line} in configure_optimizers.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model": {"_target_": "mine.Net"}}, "model: mine.Net is not a LightningModule. A netw"),
+        (
+            {"data": {"_target_": "mine.Numbers", "split": "train"}},
+            "data: mine.Numbers is not a LightningDataModule.",
+        ),
+        ({"model": {"net": {"_target_": "torch.nn.Linear", "in_features": 3}}}, "model.net: TypeE"),
+        ({"data": {"_target_": "harness.data.datamodule.DataModule", "batch_size": 8}}, "returned"),
+    ],
+)
+def test_object_of_another_kind_is_refused(
+    settings: dict[str, object],
+    says: str,
+    owners: Callable[..., Path],
+    make_cfg: Callable[..., DictConfig],
+) -> None:
+    owners()
+    message = train(make_cfg, **settings)
+    assert says in message
+    assert len(message.splitlines()) == 1
+
+
+def run_mine(tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return command(
+        "train.py",
+        *("~model", "+model._target_=mine.Model", "~data", "+data._target_=mine.Data"),
+        *("+data.batch_size=8", "callbacks=none", "logger=none", "strategy=cpu"),
+        *("trainer.enable_progress_bar=false", f"output_dir={tmp_path / 'out'}", *overrides),
+        environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+
+
+def test_run_that_failed_is_kept_and_goes_on(owners: Callable[..., Path], tmp_path: Path) -> None:
+    mistake = Mistake(
+        "        x, y = batch\n        loss",
+        "        x, y = batch\n        if self.global_step == 4:\n"
+        '            raise OSError("the fifth step")  #!\n        loss',
+        "training_step",
+        "OSError: the fifth step",
+    )
+    path = owners(mistake)
+    settings = ("trainer.max_epochs=2", "checkpoint.every_n_steps=1", "resume=auto")
+    result = run_mine(tmp_path, *settings)
+    assert result.returncode == 1
+    expect(result.stderr, mistake, path)
+    (run_dir,) = (tmp_path / "out" / "default").iterdir()
+    assert "in training_step\n" in (run_dir / "run.log").read_text()
+    owners()
+    result = run_mine(tmp_path, *settings)
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "out" / "default").iterdir()) == [run_dir]
+    assert (run_dir / "results.json").exists()
+
+
+def test_run_that_was_refused_at_build_leaves_nothing(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = owners(AT_BUILD["exception in __init__"])
+    result = run_mine(tmp_path)
+    assert result.returncode == 1
+    expect(result.stderr, AT_BUILD["exception in __init__"], path)
+    assert not list(tmp_path.glob("out/**/*.yaml"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_mistake_of_all_processes_is_told_once(
+    strategy: str, owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = owners(IN_TRAINING["first batch does not fit"])
+    result = run_mine(tmp_path, f"strategy={strategy}", *ON_TWO)
+    assert result.returncode == 1
+    assert result.stderr.count("shapes cannot be multiplied") == 1, result.stderr
+    assert (
+        f"{path}:{line_of('return self.linear(x)', path)} in forward: RuntimeErr" in result.stderr
+    )
+    assert "Traceback (most" not in result.stderr
+    assert len(list(tmp_path.glob("out/default/*/run.log"))) == 1
+
+
+ON_TWO = ("trainer.devices=2", "trainer.accelerator=cpu")
+
+
+def test_mistake_of_one_process_is_told_by_it_alone(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    mistake = Mistake(
+        "        x, y = batch\n        loss",
+        "        x, y = batch\n        if self.global_rank == 1:\n"
+        '            raise OSError("only here")  #!\n        loss',
+        "training_step",
+        "OSError: only here",
+    )
+    path = owners(mistake)
+    result = run_mine(tmp_path, "strategy=ddp", *ON_TWO)
+    assert result.returncode == 1
+    assert result.stderr.startswith("Rank 1: ")
+    expect(result.stderr.removeprefix("Rank 1: "), mistake, path)
+    (log,) = tmp_path.glob("out/default/*/run.log")
+    assert "OSError: only here" in log.read_text()
+
+
+def test_bug_of_the_harness_keeps_its_traceback(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    """An owner's callback puts a folder where the run writes its results."""
+    mistake = Mistake(
+        "        self.seen = batch_idx\n",
+        '        Path(trainer.default_root_dir, "results.json").mkdir(exist_ok=True)\n',
+        "",
+        "",
+    )
+    path = owners(mistake)
+    path.write_text(f"from pathlib import Path\n{path.read_text()}")
+    result = run_mine(tmp_path, "trainer.max_epochs=1", "+callbacks.watcher._target_=mine.Watcher")
+    assert result.returncode == 1
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "IsADirectoryError" in result.stderr
+
+
+def test_everything_is_printed_on_request(
+    owners: Callable[..., Path],
+    make_cfg: Callable[..., DictConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(mistakes, "of_owner", lambda error: pytest.fail("was asked"))
+    start.tell_of_owner(RuntimeError("mat1 and mat2"))
+
+
+def test_right_code_trains(
+    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
+) -> None:
+    """Else the changes would prove nothing."""
+    owners()
+    assert train(make_cfg) == "no mistake was found"

@@ -1,0 +1,164 @@
+"""What other packages keep private is touched in harness/upstream, and nowhere else."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from torch import Tensor, nn
+
+import harness
+from tests_harness.conftest import ROOT
+
+# Lightning gives its loops and counters no underscore, and documents none of them.
+UNDOCUMENTED = {"epoch_loop", "val_loop", "batch_progress", "epoch_progress", "optim_progress"}
+ALLOWED = {
+    "_exit": "os._exit is documented",
+    "_fields": "the documented names of a namedtuple",
+    "_cpu": "the end of a strategy's name",
+    "_Pickler": "Python's own pickle, in convert/, which imports nothing else of the harness",
+    "_Unpickler": "as _Pickler",
+}
+# In convert/ such texts are keys of foreign checkpoints: data, and no attribute of an object.
+DATA_ONLY = "src/harness/convert/"
+
+
+def sources() -> list[Path]:
+    return sorted(path for folder in ("src", "scripts") for path in (ROOT / folder).rglob("*.py"))
+
+
+def is_private(name: str) -> bool:
+    """Keys such as ``_target_`` are Hydra's documented ones."""
+    return re.fullmatch(r"_[A-Za-z]\w*(?<!_)", name) is not None
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """The private names that a file gives to something of its own."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    return names
+
+
+def foreign(tree: ast.AST) -> dict[str, str]:
+    """What a file imports of packages that are neither Python's nor ours, by local name."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = {
+                (alias.asname or alias.name).split(".")[0]: alias.name for alias in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
+        else:
+            continue
+        ours = {"harness", "project", *sys.stdlib_module_names}
+        found |= {name: path for name, path in modules.items() if path.split(".")[0] not in ours}
+    return found
+
+
+def touches(text: str, inherited: frozenset[str] = frozenset()) -> Iterator[tuple[int, str]]:
+    """The lines of a source that touch something private, and what it is.
+
+    Args:
+        text: the source.
+        inherited: private names that an own base class in another file may have defined.
+    """
+    tree = ast.parse(text)
+    own, imported = own_names(tree), foreign(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for path in foreign(node).values():
+                yield from ((node.lineno, n) for n in path.split(".") if is_private(n))
+        elif isinstance(node, ast.Attribute):
+            base = node.value.id if isinstance(node.value, ast.Name) else ""
+            known = own | inherited if base in ("self", "cls") else own
+            if node.attr in UNDOCUMENTED or (is_private(node.attr) and node.attr not in known):
+                yield node.lineno, node.attr
+            elif isinstance(node.ctx, ast.Store) and base in imported:
+                yield node.lineno, f"{base}.{node.attr} ="
+        elif isinstance(node, ast.Constant) and is_private(name := str(node.value)):
+            yield from [(node.lineno, name)] if name not in own else []
+
+
+def all_touches() -> Iterator[str]:
+    texts = {path: path.read_text() for path in sources()}
+    inherited = frozenset(name for text in texts.values() for name in own_names(ast.parse(text)))
+    for path, text in texts.items():
+        place = str(path.relative_to(ROOT))
+        if not place.startswith("src/harness/upstream/"):
+            for line, name in touches(text, inherited):
+                is_data = place.startswith(DATA_ONLY) and f'"{name}"' in text.splitlines()[line - 1]
+                if name not in ALLOWED and not is_data:
+                    yield f"{place}:{line}: {name}"
+
+
+def test_only_upstream_touches_what_is_private() -> None:
+    assert list(all_touches()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("trainer._results", "_results"),
+        ("self._layer_sync", "_layer_sync"),
+        ("trainer.fit_loop._restarting = False", "_restarting"),
+        ("from torch.nn.modules.batchnorm import _BatchNorm", "_BatchNorm"),
+        ("from hydra._internal.utils import x", "_internal"),
+        ("import torch._C", "_C"),
+        ("getattr(module, '_compiler_ctx', None)", "_compiler_ctx"),
+        ("module.__dict__['_current_fx_name'] = 1", "_current_fx_name"),
+        ("trainer.fit_loop.epoch_loop.batch_progress", "epoch_loop"),
+        ("from pytorch_lightning.trainer import call\ncall.hook = None", "call.hook ="),
+        ("import torch\ntorch.load = None", "torch.load ="),
+    ],
+)
+def test_touch_is_found(text: str, name: str) -> None:
+    assert name in [found for _, found in touches(text)]
+
+
+def test_own_private_names_are_allowed() -> None:
+    text = (
+        "class A:\n    def _f(self, other):\n        self._x = other._x\n        return other._f()"
+    )
+    assert list(touches(text)) == []
+    assert list(touches("self._base()", frozenset({"_base"}))) == []
+
+
+def test_no_private_method_of_another_package_is_replaced_by_inheritance() -> None:
+    """Ours would be called in place of theirs, though nobody meant it."""
+    walked = pkgutil.walk_packages(harness.__path__, "harness.")
+    modules = [importlib.import_module(info.name) for info in walked if not info.ispkg]
+    assert [name for module in modules for name in replaced(module)] == []
+    here = importlib.import_module(__name__)
+    assert replaced(here) == [f"{__name__}.Replacing._check_input_dim"]
+
+
+def replaced(module: ModuleType) -> list[str]:
+    """The private methods of a module's classes that another package's base has as well."""
+    found = []
+    for _, own in inspect.getmembers(module, inspect.isclass):
+        methods = {name for name, value in vars(own).items() if inspect.isfunction(value)}
+        for base in own.__mro__[1:] if own.__module__ == module.__name__ else ():
+            if base.__module__.split(".")[0] not in ("harness", *sys.stdlib_module_names):
+                both = sorted(filter(is_private, methods & set(vars(base))))
+                found += [f"{module.__name__}.{own.__name__}.{name}" for name in both]
+    return list(dict.fromkeys(found))
+
+
+class Replacing(nn.BatchNorm1d):
+    def _check_input_dim(self, input: Tensor) -> None:
+        return None

@@ -1,0 +1,83 @@
+"""One place knows which versions were tested; with others a run says so, or is refused by name."""
+
+import logging
+import re
+
+import pytest
+import pytorch_lightning as pl
+
+from harness.errors import UserError
+from harness.upstream import versions
+from tests_harness.conftest import ROOT
+from tests_harness.upstream.test_private_names import FILES, NAMES, remove, trainer
+
+__all__ = ["trainer"]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what Lightning says of a Trainer
+
+
+def install(monkeypatch: pytest.MonkeyPatch, package: str, number: str) -> None:
+    real = versions.version
+    monkeypatch.setattr(versions, "version", lambda name: number if name == package else real(name))
+    monkeypatch.setattr(versions, "untested", versions.untested.__wrapped__)
+
+
+def test_bounds_are_those_of_the_project() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for package, bounds in versions.TESTED.items():
+        assert f'"{package}{bounds}"' in text
+
+
+def test_every_file_is_needed_but_the_one_that_saves_time() -> None:
+    assert set(FILES) == {*versions.NEEDED, "step_overhead"}
+
+
+def test_tested_versions_are_not_mentioned(trainer: pl.Trainer) -> None:
+    assert versions.untested() == []
+    versions.check(trainer)
+
+
+@pytest.mark.parametrize(
+    ("package", "number"),
+    [("pytorch-lightning", "2.7.0"), ("torch", "2.14.0+cu130"), ("torch", "2.14.0.dev20270101")],
+)
+def test_other_version_is_said_once(
+    package: str,
+    number: str,
+    trainer: pl.Trainer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    install(monkeypatch, package, number)
+    versions.warn_once.cache_clear()
+    monkeypatch.setattr(logging.getLogger("harness"), "propagate", True)
+    versions.check(trainer)
+    versions.check(trainer)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == versions.__name__]
+    assert f"{package} {number} was not tested" in line
+    assert f"pip install '{package}{versions.TESTED[package]}'" in line
+
+
+NEEDED = [name for file, name in NAMES if file in versions.NEEDED]
+
+
+@pytest.mark.parametrize("name", ["trainer:fit_loop._restarting", *NEEDED[:: len(NEEDED) // 6]])
+def test_version_without_a_needed_name_is_refused_by_it(
+    name: str, trainer: pl.Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, "pytorch-lightning", "2.7.0")
+    remove(name, trainer, monkeypatch)
+    last = re.split("[.:]", name)[-1]
+    with pytest.raises(UserError, match=rf"2.7.0 lacks .*\W{last}\b") as refused:
+        versions.check(trainer)
+    assert len(str(refused.value).splitlines()) <= 3
+
+
+def test_nobody_else_looks_at_versions() -> None:
+    """But for the doctor, which compares what is installed with pyproject.toml."""
+    asking = re.compile(r"__version__|importlib.metadata|packaging")
+    files = [path for path in (ROOT / "src").rglob("*.py") if asking.search(path.read_text())]
+    places = {str(path.relative_to(ROOT / "src")) for path in files}
+    assert {place for place in places if "/doctor/" not in place} == {
+        "harness/upstream/versions.py"
+    }
