@@ -25,7 +25,8 @@ PACKAGE = "project"  # its name in this repository
 # What no project gets: that of the template itself, and what is written anew below.
 LEFT_OUT = (
     *("template", "copier.yml", "tests_harness/template", "tests_harness/test_readme.py"),
-    *("benchmarks", "tests_harness/test_benchmarks.py", "docs/performance.md", "docs/terminal.svg"),
+    *("benchmarks", "tests_harness/test_benchmarks.py"),
+    *("docs/performance.md", "docs/terminal.py", "docs/terminal.svg"),
     *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE"),
 )
 HARNESS_TESTS = "tests_harness"
