@@ -1,7 +1,6 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
 # make test    make check, and run the tests                make test ARGS="-k resume"
-# make bench   set up if needed, and run benchmarks/, briefly; docs/performance.md has all figures
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,23 +16,28 @@ TEST_INSTALLED := $(VENV)/installed-test
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
-check: $(TEST_INSTALLED)
-	$(BIN)/ruff format --check
-	$(BIN)/ruff check
-	$(BIN)/mypy
+# Strict for the harness, mild for a project's own files. The repository that projects are made from
+# is strict throughout.
+ifneq ($(wildcard template/make_project.py),)
+RUFF_RULES := --config src/harness/ruff.toml
+MYPY_RULES := --strict $(addprefix --enable-error-code=,\
+    arg-type assignment index operator override return-value union-attr)
+FORMATTED := .
+else
+FORMATTED := src/harness
+endif
 
-# Two workers, one thread each: tests that start processes of their own share the same cores.
+check: $(TEST_INSTALLED)
+	$(BIN)/ruff format --check $(RUFF_RULES) $(FORMATTED)
+	$(BIN)/ruff check $(RUFF_RULES)
+	$(BIN)/mypy $(MYPY_RULES)
+
+# All of tests/, and of tests_harness/ where it is there. Two workers, one thread each: tests that
+# start processes of their own share the same cores.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
-.PHONY: bench
-bench: $(INSTALLED)
-	cd benchmarks && for short in "startup.py --repeats 2" "exactness.py --repeats 3" \
-	    "overhead.py --repeats 3 --num-train 12800" \
-	    "overhead.py --repeats 2 --num-train 3840 --network cnn" \
-	    "ddp.py --repeats 1 --num-train 12800" \
-	    "memory.py --repeats 1 --sizes 20000 80000"; do \
-	    echo; echo "python benchmarks/$$short"; $(abspath $(BIN))/python $$short || exit 1; done
+-include benchmarks/bench.mk  # make bench
 
 # The new lock takes its place only after the tests have passed with it. Platform parts of torch
 # (CUDA libraries, "+cpu") are left to the platform that installs.

@@ -3,43 +3,56 @@
     python template/make_project.py ../my-study --name my-study --package my_study
     python template/make_project.py --help
 
-Renames the package, fills in the answers, leaves out what is the template's own and, if asked, the
-examples. It writes the files of the template and touches no others, so that it can also update a
-project with files of its own. Needs Python 3.10 and git; nothing has to be installed.
+The harness keeps its name and goes over as it is. In the files of the owner, the package gets its
+name in imports, `_target_`s and paths; README, licence and pyproject.toml get the answers. Files
+that the template does not have are left alone, so that a project can also be updated. Needs Python
+3.10 and git; nothing has to be installed.
 """
 
 import argparse
 import json
+import keyword
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from string import Template
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import remove_examples  # noqa: E402
-import rename_project  # noqa: E402
-import work_tree  # noqa: E402
-from work_tree import File, Files  # noqa: E402
-
-# What a project does not get. Elsewhere, lines and paragraphs that mention one of these go as well.
-OWN = (
-    *(
-        "template",
-        "tests_harness/template",
-        "copier.yml",
-        "benchmarks",
-        "tests_harness/test_benchmarks.py",
-    ),
-    *("docs/performance.md", "CHANGELOG.md"),
-    *("scripts/rename_project.py", "scripts/remove_examples.py", "scripts/work_tree.py"),
+PACKAGE = "project"  # its name in this repository
+# What no project gets: that of the template itself, and what is written anew below.
+LEFT_OUT = (
+    *("template", "copier.yml", "tests_harness/template", "tests_harness/test_readme.py"),
+    *("benchmarks", "tests_harness/test_benchmarks.py"),
+    *("docs/performance.md", "docs/terminal.py", "docs/terminal.svg"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE"),
 )
-OWN_WORDS = (
-    *("template/", "copier", "make_project", "benchmarks", r"performance\.md", "CHANGELOG"),
-    *("rename_project", "remove_examples", "work_tree"),
-)
+HARNESS_TESTS = "tests_harness"
+# An example's files carry its name, and no other file needs them: digits_mlp.yaml, test_digits.py.
+EXAMPLES = ("digits", "contrastive")
+# The files that may name the package.
+ROOMS = (f"src/{PACKAGE}/", "tests/", f"{HARNESS_TESTS}/", "conf/", "scripts/")
+ENTRIES = ("train.py", "evaluate.py", "predict.py", "pyproject.toml")
 LICENSES = sorted(path.stem for path in (ROOT / "template" / "licenses").glob("*.txt"))
+# Modules of locked distributions that have other names than these; a test looks at them.
+OTHER_MODULES = {
+    *("PIL", "absl", "antlr4", "attr", "dateutil", "example", "functorch", "google", "grpc"),
+    *("hydra", "hydra_plugins", "isympy", "lightning_fabric", "markdown_it", "mpl_toolkits"),
+    *("mypyc", "py", "pydevd_plugins", "pylab", "pynvml", "sklearn", "torchgen", "xdist", "yaml"),
+    *("pip", "setuptools", "pkg_resources", "wheel"),
+}
+
+
+class File(NamedTuple):
+    """What a file holds, and its permissions."""
+
+    data: bytes
+    mode: int = 0o644
+
+
+Files = dict[str, File]  # by path below the root, with forward slashes
 
 
 def main() -> None:
@@ -54,96 +67,142 @@ def main() -> None:
     parser.add_argument("--author", default="", help="who holds the copyright")
     parser.add_argument("--license", choices=[*LICENSES, "none"], default="MIT")
     flag = argparse.BooleanOptionalAction
-    parser.add_argument("--examples", action=flag, default=True, help="keep them")
+    parser.add_argument("--examples", action=flag, default=True, help=" and ".join(EXAMPLES))
+    parser.add_argument("--harness-tests", action=flag, default=False, help="minutes of tests")
     parser.add_argument("--git", action=flag, help="start a repository with a first commit")
     answers = parser.parse_args()
-    template = work_tree.read(ROOT)
-    old = work_tree.package(template)
-    if answers.package != old:
-        rename_project.check_name(answers.package, template, old)
+    template = read(ROOT)
+    check_package(answers.package, template)
     check_name(answers.name, template)
     files = make(template, answers)
     refuse_to_overwrite(answers.folder, files)
-    work_tree.write(answers.folder, {}, files)
+    write(answers.folder, files)
     if answers.git and not (answers.folder / ".git").exists():
         start_repository(answers.folder)
+
+
+def read(root: Path) -> Files:
+    """Read every file that git knows or would take; what it ignores stays out."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "-c", "-o", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        sys.exit(listed.stderr.strip())
+    paths = [root / name for name in listed.stdout.split("\0") if name]
+    return {
+        path.relative_to(root).as_posix(): File(
+            path.read_bytes(), stat.S_IMODE(path.stat().st_mode)
+        )
+        for path in paths
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def write(folder: Path, files: Files) -> None:
+    """Write files below a folder; others that it has are left alone."""
+    for path, file in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.data)
+        target.chmod(file.mode)
+
+
+def check_package(name: str, template: Files) -> None:
+    """Exit with the reason where ``name`` cannot be the name of the package."""
+    if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?", name):
+        sys.exit(
+            f"{name!r} is not a name that Python can import and pip can install: "
+            "use letters, numbers and underscores, such as my_study."
+        )
+    taken = OTHER_MODULES | {distribution.replace("-", "_") for distribution in locked(template)}
+    taken |= {path.removeprefix("src/").split("/")[0].removesuffix(".py") for path in template}
+    reasons = {
+        "a keyword of Python": set(keyword.kwlist),
+        "a module of Python's standard library": set(sys.stdlib_module_names),
+        "a dependency, or a file or folder of the project": taken - {PACKAGE},
+    }
+    for reason, names in reasons.items():
+        if name.lower() in {other.lower() for other in names}:
+            sys.exit(f"{name} is {reason}. Use another name, such as {name}_study.")
 
 
 def check_name(name: str, template: Files) -> None:
     """Exit where pip would refuse the name, or take the project for a dependency of its own."""
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name, re.ASCII):
         sys.exit(f"{name!r} is not a name for pip: use letters, numbers and hyphens: my-study.")
-    names = {_normalized(locked) for locked in rename_project.locked(template)}
-    if _normalized(name) in names | rename_project.INSTALLERS:
+    if normalized(name) in locked(template) | {"pip", "setuptools", "wheel"}:
         sys.exit(f"{name} is a dependency of the project. Use another name, such as {name}-study.")
 
 
-def _normalized(name: str) -> str:
+def locked(template: Files) -> set[str]:
+    """Names of the distributions in requirements.lock."""
+    lock = template["requirements.lock"].data.decode()
+    return {normalized(line.partition("==")[0]) for line in lock.splitlines()}
+
+
+def normalized(name: str) -> str:
     """A distribution's name as pip compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def make(template: Files, answers: argparse.Namespace) -> Files:
     """Return the files of the project."""
-    files = template
-    if not answers.examples:
-        files = remove_examples.without_examples(files)
-    mentioned = remove_examples.words(OWN_WORDS)
-    files = {
-        path: remove_examples.without(path, file, mentioned)
-        for path, file in files.items()
-        if not any(path == own or path.startswith(f"{own}/") for own in OWN)
-    }
-    files = without_unused_pictures(files)
-    files = remove_examples.without_locked(files, remove_examples.COPIER_NEEDS)
-    old = work_tree.package(files)
-    if answers.package != old:
-        files = rename_project.rename(files, old, answers.package)
-    return with_answers(files, answers)
+    left_out = LEFT_OUT if answers.harness_tests else (*LEFT_OUT, HARNESS_TESTS)
+    names_package = package_pattern(template)
+    files: Files = {}
+    for path, file in template.items():
+        if any(path == own or path.startswith(f"{own}/") for own in left_out):
+            continue
+        if is_example(path) and not answers.examples:
+            continue
+        if path.startswith(ROOMS) or path in ENTRIES:
+            data = re.sub(names_package, answers.package.encode(), file.data)
+            file = file._replace(data=data)
+            path = path.replace(f"src/{PACKAGE}/", f"src/{answers.package}/")
+        files[path] = file
+    return files | with_answers(files, answers)
 
 
-def without_unused_pictures(files: Files) -> Files:
-    """Leave out pictures that no page shows any more."""
-    pages = b"".join(file.data for path, file in files.items() if path.endswith(".md"))
-    return {
-        path: file
-        for path, file in files.items()
-        if not (path.startswith("docs/") and path.endswith(".png"))
-        or Path(path).name.encode() in pages
-    }
+def is_example(path: str) -> bool:
+    """Whether a file belongs to an example, by its name."""
+    return re.match(rf"(test_)?({'|'.join(EXAMPLES)})(_|\.)", Path(path).name) is not None
+
+
+def package_pattern(template: Files) -> re.Pattern[bytes]:
+    """Where the package is named: in dotted names, imports and paths, and alone in quotes."""
+    inside = f"src/{PACKAGE}/"
+    below = {path.removeprefix(inside) for path in template if path.startswith(inside)}
+    modules = "|".join(sorted({name.split("/")[0].removesuffix(".py") for name in below}))
+    pattern = (
+        rf"(?<![\w./-]){PACKAGE}(?=\.({modules})\b)"
+        rf"|(?<=\bfrom ){PACKAGE}(?= import\b)|(?<=\bimport ){PACKAGE}\b"
+        rf"|(?<=\bsrc/){PACKAGE}\b|(?<=\"){PACKAGE}(?=\")"
+    )
+    return re.compile(pattern.encode())
 
 
 def with_answers(files: Files, answers: argparse.Namespace) -> Files:
-    """Fill in name, description, author and licence."""
+    """Return the files that hold name, description, author and licence."""
     author = answers.author or f"The {answers.name} authors"
-    pyproject = files["pyproject.toml"]
-    text = pyproject.data.decode()
-    text = _set(text, "name", _quoted(answers.name))
-    text = _set(text, "description", _quoted(answers.description or answers.name))
-    licence = [f"license = {_quoted(answers.license)}"] if answers.license != "none" else []
-    people = f"authors = [{{ name = {_quoted(author)} }}]"
-    text = re.sub(r'(?m)^license = ".*"$', lambda _: "\n".join([*licence, people]), text, count=1)
-    files = files | {"pyproject.toml": pyproject._replace(data=text.encode())}
-
-    readme = files["README.md"]
-    title, _, rest = readme.data.decode().split("\n\n", 2)  # the title, what this is, the rest
-    assert title.startswith("# ")
-    opening = [f"# {answers.name}", *filter(None, [answers.description])]
-    files = files | {"README.md": readme._replace(data="\n\n".join([*opening, rest]).encode())}
-
-    if answers.license == "none":
-        return {path: file for path, file in files.items() if path != "LICENSE"}
-    terms = (ROOT / "template" / "licenses" / f"{answers.license}.txt").read_text()
-    return files | {"LICENSE": File(terms.replace("<author>", author).encode())}
-
-
-def _set(text: str, key: str, value: str) -> str:
-    return re.sub(rf'(?m)^{key} = ".*"$', lambda _: f"{key} = {value}", text, count=1)
-
-
-def _quoted(text: str) -> str:
-    """A string as TOML writes it."""
-    return json.dumps(text, ensure_ascii=False)
+    pyproject, quoted = files["pyproject.toml"].data.decode(), json.dumps
+    values = {
+        "name": [f"name = {quoted(answers.name)}"],
+        "description": [
+            f"description = {quoted(answers.description or answers.name, ensure_ascii=False)}"
+        ],
+        "license": [f"license = {quoted(answers.license)}"] * (answers.license != "none")
+        + [f"authors = [{{ name = {quoted(author, ensure_ascii=False)} }}]"],
+    }
+    for key, lines in values.items():
+        line = re.compile(rf'(?m)^{key} = ".*"$')
+        pyproject = line.sub(lambda _, lines=lines: "\n".join(lines), pyproject, count=1)
+    readme = Template((ROOT / "template" / "README.md").read_text()).substitute(
+        name=answers.name, package=answers.package, description=answers.description
+    )
+    texts = {"pyproject.toml": pyproject, "README.md": re.sub(r"\n{3,}", "\n\n", readme)}
+    if answers.license != "none":
+        terms = (ROOT / "template" / "licenses" / f"{answers.license}.txt").read_text()
+        texts["LICENSE"] = terms.replace("<author>", author)
+    return {path: File(text.encode()) for path, text in texts.items()}
 
 
 def refuse_to_overwrite(folder: Path, files: Files) -> None:
@@ -155,12 +214,8 @@ def refuse_to_overwrite(folder: Path, files: Files) -> None:
     ]
     if not differing:
         return
-    status = subprocess.run(
-        ["git", "-C", str(folder), "status", "--porcelain", "--ignored", "--", *differing],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["git", "-C", str(folder), "status", "--porcelain", "--ignored", "--", *differing]
+    status = subprocess.run(command, capture_output=True, text=True, check=False)
     if status.returncode or status.stdout.strip():
         shown = ", ".join(differing[:5]) + (", ..." if len(differing) > 5 else "")
         sys.exit(f"{folder} has files that would be lost: {shown}.\nCommit them, or move them.")

@@ -7,6 +7,19 @@ from harness.testing import clean_environment, command, make_cfg
 __all__ = ["ROOT", "clean_environment", "command", "finished_run", "make_cfg"]
 
 ROOT = Path(__file__).parents[1]
+# The first filter has the least to say: a test's own marks come after these.
+WARNINGS = [
+    "error",
+    "ignore:This DataLoader will create",  # torch, on a machine with fewer cores than workers
+    "ignore:The `srun` command is available",  # Lightning, wherever Slurm is installed
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A warning is an error in the harness's tests; in the owner's it is the owner's."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings(*WARNINGS), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import pytest
 from tests_harness.conftest import ROOT, command
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "template" / "README.md"]
 # Commands whose work is what the suite itself is run by.
 SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
@@ -98,7 +99,9 @@ def test_readme_network_trains(tmp_path: Path) -> None:
 def test_notebook_of_the_readme_runs(tmp_path: Path) -> None:
     """The page's lines for a notebook or a script, typed as it says, where conf/ is."""
     text = (ROOT / "README.md").read_text()
-    (lines,) = re.findall(r"```python\n((?:(?!```).)*from harness import train.*?)```", text, re.DOTALL)
+    (lines,) = re.findall(
+        r"```python\n((?:(?!```).)*from harness import train.*?)```", text, re.DOTALL
+    )
     lines = lines.replace('max_epochs=3"', f'max_epochs=1", "output_dir={tmp_path}"')
     result = command("-c", f"{lines}\nassert logits.shape == (5, 10)")
     assert result.returncode == 0, result.stderr

@@ -1,14 +1,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import work_tree
 
 from tests_harness.conftest import ROOT
 
+collect_ignore = ["owner"]  # files of a project, for test_owner.py
+ANSWERS = {"name": "striped-horses", "package": "zebra_study_2", "author": "Zoë O'Hara"}
+ANSWERS["description"] = 'Stripes, "measured"'
 IDENTITY = {
     f"GIT_{role}_{what}": value
     for role in ("AUTHOR", "COMMITTER")
@@ -53,20 +54,20 @@ def commit(folder: Path, message: str) -> None:
     succeed(folder, "git", "commit", "-q", "-m", message)
 
 
-def tree(folder: Path) -> work_tree.Files:
-    """The files of a folder, without those that git keeps or ignores."""
-    return work_tree.read(folder)
+def make(folder: Path, *flags: str) -> Path:
+    """Make a project without copier."""
+    answers = [f"--{key}={value}" for key, value in ANSWERS.items()]
+    succeed(ROOT, "python", "template/make_project.py", folder, "--git", *flags, *answers)
+    return folder
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Callable[[str], Path]:
-    """Make clones of a repository whose only commit is the working tree."""
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with the examples, to look at."""
+    return make(tmp_path_factory.mktemp("project") / "zebra-study")
 
-    def make(name: str = "clone") -> Path:
-        folder = tmp_path / name
-        work_tree.write(folder, {}, work_tree.read(ROOT))
-        succeed(folder, "git", "init", "-q", "-b", "main")
-        commit(folder, "The working tree")
-        return folder
 
-    return make
+@pytest.fixture(scope="session")
+def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project without the examples, to look at."""
+    return make(tmp_path_factory.mktemp("skeleton") / "zebra-study", "--no-examples")

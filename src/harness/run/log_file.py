@@ -1,4 +1,5 @@
 import logging
+import os
 import time
 import traceback
 import warnings
@@ -15,6 +16,8 @@ QUIET = (
     r"GPU available but not used",  # somebody has chosen the CPU
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
+# Lightning says this wherever Slurm is installed; inside of a job it is worth knowing.
+NOT_UNDER_SLURM = r"The `srun` command is available"
 # Warnings of what is a mistake.
 ERRORS = (r"`LightningModule.configure_optimizers` returned `None`",)
 ALWAYS = {"harness", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings"}
@@ -43,7 +46,8 @@ class LogFile(pl.Callback):
     def start(self, is_first_process: bool) -> None:
         """Direct the log records of this process; a second call changes nothing."""
         LogFile.latest = self.path
-        for message in QUIET:
+        in_job = "SLURM_JOB_ID" in os.environ
+        for message in QUIET if in_job else (*QUIET, NOT_UNDER_SLURM):
             warnings.filterwarnings("ignore", message)
         for message in ERRORS:
             warnings.filterwarnings("error", message)
