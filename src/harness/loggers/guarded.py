@@ -1,5 +1,4 @@
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from pytorch_lightning.loggers import Logger
@@ -17,26 +16,29 @@ CALLS = (
 
 
 def guarded(logger: Logger) -> Logger:
-    """Let a logger that fails cost a run its curves in that logger, and not its result.
-
-    The first failure of each call is told; the run goes on.
-    """
+    """Let a logger that fails cost a run its curves in that logger, and not its result."""
     for name in CALLS:
-        setattr(logger, name, _guarded(getattr(logger, name), f"{type(logger).__name__}.{name}"))
+        setattr(logger, name, Guarded(logger, name))
     return logger
 
 
-def _guarded(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    has_failed = False
+class Guarded:
+    """A call of a logger whose first failure is told; the run goes on.
 
-    def try_to_call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal has_failed
+    A class and no closure, because ``strategy=ddp_spawn`` pickles loggers.
+    """
+
+    def __init__(self, logger: Logger, name: str) -> None:
+        self.logger, self.name = logger, name
+        self.has_failed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call that the logger's class defines."""
         try:
-            return call(*args, **kwargs)
+            return getattr(type(self.logger), self.name)(self.logger, *args, **kwargs)
         except Exception as error:
-            if not has_failed:
+            if not self.has_failed:
+                name = f"{type(self.logger).__name__}.{self.name}"
                 log.warning("%s has failed, and the run goes on: %s", name, error)
                 log.info("The traceback:", exc_info=error)
-            has_failed = True
-
-    return try_to_call
+            self.has_failed = True
