@@ -203,5 +203,6 @@ def _describe(value: Any) -> str:
         return f"tensor {tuple(value.shape)}"
     if isinstance(value, Inert):
         return value.name
-    size = f" of {len(value)}" if isinstance(value, dict | list | tuple) else ""
-    return f"{type(value).__name__}{size}"
+    if isinstance(value, dict):
+        return f"dict of {len(value)}"
+    return type(value).__name__

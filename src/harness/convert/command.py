@@ -28,58 +28,26 @@ from typing import Any
 
 from harness.errors import UserError
 
-from .conversion import DTYPES, SUFFIXES, convert, default_output, stem_of
+from .conversion import DTYPES, SUFFIXES, convert, default_output, named, stem_of
 from .read import is_checkpoint_folder
 from .tensors import CheckpointError
 
 
-def main(arguments: Sequence[str] | None = None, packages: Sequence[str] = ()) -> int:
-    """Convert what the arguments name and return the exit status.
+def run(packages: Sequence[str] = ()) -> None:
+    """Be the command, with an orderly end whatever comes.
 
     Args:
-        arguments: of the command line; by default those of this process.
-        packages: whose networks may be built, besides those that the arguments name.
+        packages: whose networks may be built, besides those that the command line names.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        options = vars(_parser().parse_args(arguments))
-    except SystemExit as error:
-        if error.code and "--json" in arguments:
-            print(json.dumps([{"error": "unknown options", "status": error.code}], indent=2))
-        raise
-    sources, output = options.pop("sources"), options.pop("output")
-    as_json, as_list = options.pop("json"), options.pop("list")
-    options["dry_run"] |= as_list
-    options["packages"] += packages
-    results: list[dict[str, Any]] = []
-    jobs: list[tuple[Path, Path]] = []
-    try:
-        jobs = _jobs(sources, output)
-    except (UserError, OSError) as error:
-        results.append(_failure(error))
-    for source, target in jobs:
-        try:
-            report = convert(source, target, **options)
-        except (UserError, OSError) as error:
-            results.append(_failure(error, source, target))
-            continue
-        results.append(asdict(report))
-        if not as_json:
-            print(report, *[report.listing()] * as_list, sep="\n")
-    if as_json:
-        print(json.dumps(results, indent=2))
-    return max(int(result.get("status", 0)) for result in results)
-
-
-def run(packages: Sequence[str] = ()) -> None:
-    """Be the command: `main`, and an orderly end whatever comes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, _stop)
     for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal has no letters for
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIO
+    options = vars(_parser().parse_args())
+    options["packages"] += packages
     try:
-        status = main(packages=packages)
+        status = _convert_all(options)
         sys.stdout.flush()
     except BrokenPipeError:  # as of `--list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -91,14 +59,37 @@ def _stop(number: int, _frame: object) -> None:
     sys.exit(128 + number)  # an exception, so that temporaries are removed
 
 
-def _failure(
-    error: Exception, source: Path | None = None, target: Path | None = None
-) -> dict[str, object]:
-    """Say what went wrong, and return it for programs."""
+def _convert_all(options: dict[str, Any]) -> int:
+    """Convert what the command line names and return the exit status."""
+    sources, output = options.pop("sources"), options.pop("output")
+    as_json, as_list = options.pop("json"), options.pop("list")
+    options["dry_run"] |= as_list
+    results: list[dict[str, Any]] = []
+    jobs: list[tuple[Path, Path]] = []
+    try:
+        jobs = _jobs(sources, output)
+    except (UserError, OSError) as error:
+        results.append(_failure(error))
+    for source, target in jobs:
+        try:
+            report = convert(source, target, **options)
+        except (UserError, OSError) as error:
+            results.append({"source": str(source), **_failure(error, f"{source} -> {target}: ")})
+            continue
+        results.append(asdict(report))
+        if not as_json:
+            print(report, *[report.listing()] * as_list, sep="\n")
+    if as_json:
+        print(json.dumps(results, indent=2))
+    return max(int(result.get("status", 0)) for result in results)
+
+
+def _failure(error: Exception, files: str = "") -> dict[str, Any]:
+    """Say what went wrong, and return it for programs; only the system's errors lack the files."""
     status = 3 if isinstance(error, CheckpointError) else 4 if isinstance(error, OSError) else 1
-    message = f"{source} -> {target}: {error}" if source and status == 4 else str(error)
+    message = f"{files}{error}" if status == 4 else str(error)
     print(f"error: {message}", file=sys.stderr)
-    return {**({"source": str(source)} if source else {}), "error": message, "status": status}
+    return {"error": message, "status": status}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,21 +117,21 @@ def _parser() -> argparse.ArgumentParser:
 def _jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
     """Pair each source with its output; a folder stands for the checkpoints below it."""
     found: list[Path] = []
-    for source in map(Path, sources):
+    for source in map(named, sources):
         is_search = source.is_dir() and not is_checkpoint_folder(source)
         found += (_below(source) if is_search else []) or [source]
     found = list({path.absolute(): path for path in found}.values())
-    if output:
-        targets = [Path(output.replace("{stem}", stem_of(source))) for source in found]
-    else:
-        targets = [default_output(source) for source in found]
-        counts = Counter(targets)
-        for i, source in enumerate(found):  # of x.ckpt and x.pt each keeps its whole name
-            if counts[targets[i]] > 1:
-                targets[i] = source.with_name(f"{source.name}.weights.pt")
+    counts = Counter(map(default_output, found))
+    targets = {
+        source: Path(output.replace("{stem}", stem_of(source)))
+        if output
+        # Of x.ckpt and x.pt each keeps its whole name.
+        else default_output(source, is_alone=counts[default_output(source)] == 1)
+        for source in found
+    }
     inputs = {_identity(source): source for source in found if source.exists()}
     owners: dict[Path, Path] = {}
-    for source, target in zip(found, targets, strict=True):
+    for source, target in targets.items():
         real = target.resolve()
         owner = owners.setdefault(real, source)
         if owner is not source:
@@ -151,7 +142,7 @@ def _jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]
         places = [_identity(path) for path in (real, *real.parents) if path.exists()]
         if any(inputs.get(place, source) is not source for place in places):
             raise UserError(f"{target}, for {source}, is also an input; name another output")
-    return list(zip(found, targets, strict=True))
+    return list(targets.items())
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -168,10 +159,5 @@ def _below(folder: Path) -> list[Path]:
         if (path.is_file() and path.suffix in SUFFIXES) or is_checkpoint_folder(path)
         if shards.isdisjoint(path.parents)
     ]
-    outputs = {
-        path.with_name(f"{name}.weights{suffix}")
-        for path in paths
-        for name in (path.name, stem_of(path))
-        for suffix in (".pt", ".pth", ".safetensors")
-    }
+    outputs = {default_output(path, is_alone) for path in paths for is_alone in (True, False)}
     return [path for path in paths if path not in outputs]

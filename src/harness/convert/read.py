@@ -1,8 +1,7 @@
 """Open a checkpoint of any format, and know whether it changed while it was read.
 
-A folder of torch.distributed.checkpoint is what FSDP and Lightning's sharded strategies write. Its
-`.metadata` is a pickle that torch's own tools execute; here it is data. It lists each tensor's
-shards, and each shard is a torch.save archive inside one of the `.distcp` files.
+A folder of torch.distributed.checkpoint (FSDP, Lightning's sharded strategies) has a `.metadata`
+that lists each tensor's shards; each shard is a torch.save archive inside a `.distcp` file.
 """
 
 import functools

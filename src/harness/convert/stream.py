@@ -61,19 +61,16 @@ def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) 
             raise CheckpointError(_NOT_WRITTEN.format(name))
         if old.is_dense and copy.stride == old.stride:  # compare as they lie, without gathering
             old, copy = (t.flat(t.offset, t.offset + t.span) for t in (old, copy))
-        record = old.whole_record if wanted == old.dtype else None
-        stated = record.crc if record else None
+        stated = old.stated_crc if wanted == old.dtype else None
         if stated is None:
-            shards = old.load_shards() if old.load_shards else [((), old)]
-            partly_read.update({s.record: name for _, s in shards if s.record})
-        if copy.record and not copy.whole_record:
-            partly_read[copy.record] = name
+            partly_read.update(dict.fromkeys(old.records, name))
+        if not copy.whole_record:
+            partly_read.update(dict.fromkeys(copy.records, name))
         expected = _crc32(stream(old, wanted, buffer)) if stated is None else stated
         actual = _crc32(stream(copy, wanted, buffer))
-        indexed = copy.whole_record.crc if copy.whole_record else None
-        if actual != expected or indexed not in (None, actual):
-            if record:
-                _check(record, name, buffer)
+        if actual != expected or copy.stated_crc not in (None, actual):
+            if stated is not None:
+                _check(old.records[0], name, buffer)
             raise CheckpointError(_NOT_WRITTEN.format(name))
     for record, name in partly_read.items():
         _check(record, name, buffer)

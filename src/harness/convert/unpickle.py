@@ -62,20 +62,19 @@ def _tensor(
     requires_grad: bool = False,
     hooks: Any = None,
     bits: Any = None,
+    *,
+    dtype: str = "",
 ) -> Tensor | Inert:
-    if isinstance(storage, Inert):
-        return Inert(Global(f"torch._utils._rebuild_tensor of {storage.name}"))
-    record, dtype = storage
+    record, kind = (None, storage.name) if isinstance(storage, Inert) else storage
+    kind = dtype.removeprefix("torch.") or kind
+    if record is None or kind not in DTYPES:
+        return Inert(Global(f"torch._utils._rebuild_tensor of {kind}"))
     negate = _BITS[tuple(sorted(bit for bit, is_set in (bits or {}).items() if is_set))]
-    return Tensor(dtype, tuple(shape), tuple(stride), offset, record, negate=negate)
+    return Tensor(kind, tuple(shape), tuple(stride), offset, record, negate=negate)
 
 
-def _tensor_v3(storage: Any, *rest: Any) -> Tensor | Inert:
-    *geometry, dtype = rest[:6]
-    name = dtype.removeprefix("torch.")
-    if name not in DTYPES or isinstance(storage, Inert):
-        return Inert(Global(f"torch._utils._rebuild_tensor_v3 of {name}"))
-    return _tensor((storage[0], name), *geometry, *rest[6:])
+def _tensor_v3(*args: Any) -> Tensor | Inert:
+    return _tensor(*args[:6], *args[7:], dtype=args[6])
 
 
 # The only calls that are understood, and what each stands for. All others give an Inert.
