@@ -134,11 +134,7 @@ def _fields(module: Inert) -> dict[str, Any]:
 
 
 def _inner(module: Inert) -> Inert:
-    """Return the module inside a wrapper of torch, or the module itself.
-
-    A class that somebody derived from a wrapper is known, too, by what wrappers keep beside their
-    only child.
-    """
+    """Return the module inside a wrapper of torch, or of a class derived from one, or itself."""
     fields = _fields(module)
     children, buffers = fields.get("_modules"), fields.get("_buffers")
     inside = None
@@ -170,11 +166,7 @@ def holds_tensors(value: Any, seen: set[int]) -> bool:
 
 
 def module_state(root: Inert) -> dict[str, Any]:
-    """Return the state_dict of a pickled module whose class need not exist.
-
-    Raises:
-        CheckpointError: there is no end to it, because modules contain themselves or each other.
-    """
+    """Return the state_dict of a pickled module whose class need not exist."""
     state: dict[str, Any] = {}
     todo, work = [("", root)], 0
     while todo:

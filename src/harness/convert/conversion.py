@@ -94,8 +94,7 @@ def convert(
 
     Args:
         source: a file or a torch.distributed.checkpoint folder.
-        output: ends in .pt, .pth or .safetensors; by default `<source's stem>.weights.pt` beside
-            the source.
+        output: ends in .pt, .pth or .safetensors; by default `<stem>.weights.pt` beside the source.
         dtype: what floating tensors become: keep, float32, float16 or bfloat16.
         key: the entry of the file to take, dotted where it is nested; by default the usual ones.
         prefix: the submodule that is the network, "" for the whole, "auto" to find it.

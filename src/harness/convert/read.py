@@ -29,12 +29,7 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 class Checkpoint:
-    """An opened checkpoint; a context manager that closes its files.
-
-    Attributes:
-        kind: the format, in words.
-        root: what was saved, with Tensors and Inerts in it.
-    """
+    """An opened checkpoint: its `kind` in words, and its `root`, what was saved, as data."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

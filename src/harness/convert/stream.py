@@ -43,13 +43,10 @@ def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryvie
 
 
 def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) -> None:
-    """Raise unless `new` holds exactly the tensors of `source`, converted to `dtype`.
+    """Raise a CheckpointError unless `new` holds the tensors of `source`, converted to `dtype`.
 
     Checksums are compared. Where the source states that of a tensor's bytes, the new bytes are
     compared with it: one reading then finds damage of either file.
-
-    Raises:
-        CheckpointError: names the tensor, and which of the files is at fault.
     """
     if source.keys() != new.keys():
         raise CheckpointError(_NOT_WRITTEN.format("the list of tensors"))
@@ -170,11 +167,7 @@ def _negate(flat: "Array", tensor: Tensor) -> None:
 
 
 def _cast(source: str, target: str, chunk: memoryview) -> memoryview:
-    """Convert a block of floating numbers to float32, float16 or bfloat16.
-
-    The result is that of torch's `Tensor.to`; a NaN stays a NaN, though not always with the same
-    bits.
-    """
+    """Convert a block of floating numbers as torch's `Tensor.to` does; NaNs may get other bits."""
     import numpy as np
 
     raw = np.frombuffer(chunk, np.uint8)

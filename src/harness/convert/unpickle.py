@@ -184,11 +184,6 @@ class InertUnpickler(pickle._Unpickler):
 def unpickle(file: Any, record_of: RecordOf | None = None) -> Any:
     """Return the next object of an open file as dicts, lists, numbers, Tensors and Inerts.
 
-    Args:
-        file: opened for reading.
-        record_of: what finds a storage's bytes, where there may be tensors.
-
-    Raises:
-        CheckpointError: the bytes are not a well-formed pickle.
+    Without `record_of` there may be no tensors in it.
     """
     return InertUnpickler(file, record_of).load()
