@@ -8,7 +8,7 @@ It is `python -m harness.convert --package <each package in src>`.
 
 from pathlib import Path
 
-from harness.convert.command import run
+from harness.convert.__main__ import run
 
 SOURCE = Path(__file__).parents[1] / "src"
 

@@ -208,7 +208,7 @@ def test_a_zip_directory_that_points_outside_the_file_is_named(offset: int, tmp_
     entry = content.index(b"PK\1\2") + 46 + len("archive/data.pkl") + 4 + 16
     content[entry : entry + 8] = offset.to_bytes(8, "little")
     (tmp_path / "last.pt").write_bytes(content)
-    assert "data.pkl is not inside the file" in refusal(tmp_path / "last.pt")
+    assert "damaged: data.pkl cannot be read" in refusal(tmp_path / "last.pt")
 
 
 def safetensors(path: Path, header: dict[str, object], content: bytes = bytes(8)) -> Path:
@@ -283,7 +283,7 @@ def test_a_local_zip_header_that_is_none_is_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    assert "no zip header where data/0 should be" in refusal(path)
+    assert "damaged: data/0 cannot be read" in refusal(path)
 
 
 def test_shards_that_overlap_are_refused() -> None:

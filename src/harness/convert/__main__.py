@@ -1,3 +1,167 @@
-from .command import run
+"""Turn training checkpoints into plain weights for the CPU.
 
-run()
+    python -m harness.convert last.ckpt -o weights.pt
+    python -m harness.convert last.ckpt -o weights.safetensors --dtype bfloat16
+    python -m harness.convert a.ckpt b.ckpt -o "{stem}.pt"   several in one call
+    python -m harness.convert outputs/                       all below, beside each
+    python -m harness.convert last.ckpt --list               what would be taken
+
+and then, anywhere: net.load_state_dict(torch.load("weights.pt")). Nothing in a checkpoint is
+executed. docs/checkpoints.md says which formats are read and what is verified.
+
+Exit status: 0 all converted; 1 a mistake in the command; 2 unknown options; 3 an input is not a
+checkpoint, is damaged, or cannot be converted; 4 the system refused to read or write (disk full,
+permissions); 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM), 141 by the end of the
+reader of its output. Of several inputs all are tried, and the highest status is returned.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+
+from .conversion import DTYPES, SUFFIXES, convert, default_output, named, stem_of
+from .read import is_checkpoint_folder
+from .tensors import CheckpointError
+
+
+def run(packages: Sequence[str] = ()) -> None:
+    """Be the command, with an orderly end whatever comes.
+
+    Args:
+        packages: whose networks may be built, besides those that the command line names.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, _stop)
+    for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal has no letters for
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIO
+    options = vars(_parser().parse_args())
+    options["packages"] += packages
+    try:
+        status = _convert_all(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as of `--list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    sys.exit(status)
+
+
+def _stop(number: int, _frame: object) -> None:
+    sys.exit(128 + number)  # an exception, so that temporaries are removed
+
+
+def _convert_all(options: dict[str, Any]) -> int:
+    """Convert what the command line names and return the exit status."""
+    sources, output = options.pop("sources"), options.pop("output")
+    as_json, as_list = options.pop("json"), options.pop("list")
+    options["dry_run"] |= as_list
+    results: list[dict[str, Any]] = []
+    jobs: list[tuple[Path, Path]] = []
+    try:
+        jobs = _jobs(sources, output)
+    except (UserError, OSError) as error:
+        results.append(_failure(error))
+    for source, target in jobs:
+        try:
+            report = convert(source, target, **options)
+        except (UserError, OSError) as error:
+            results.append({"source": str(source), **_failure(error, f"{source} -> {target}: ")})
+            continue
+        results.append(asdict(report))
+        if not as_json:
+            print(report, *[report.listing()] * as_list, sep="\n")
+    if as_json:
+        print(json.dumps(results, indent=2))
+    return max(int(result.get("status", 0)) for result in results)
+
+
+def _failure(error: Exception, files: str = "") -> dict[str, Any]:
+    """Say what went wrong, and return it for programs; only the system's errors lack the files."""
+    status = 3 if isinstance(error, CheckpointError) else 4 if isinstance(error, OSError) else 1
+    message = f"{files}{error}" if status == 4 else str(error)
+    print(f"error: {message}", file=sys.stderr)
+    return {"error": message, "status": status}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("sources", nargs="+", metavar="SRC", help="checkpoint files, or folders of them")
+    add("-o", "--output", metavar="OUT", help="*.pt, *.pth, *.safetensors; {stem} is SRC's")
+    add("--dtype", default="keep", choices=DTYPES, help="of floating tensors")
+    add("--prefix", default="auto", metavar="NAME", help='the network\'s submodule; "" for all')
+    add("--key", metavar="NAME", help="the entry of the file that holds the weights, a.b if nested")
+    add("--no-ema", dest="ema", action="store_false", help="not the averaged weights")
+    add("--keep-module", action="store_true", help="a real child of the network is called module")
+    help_ = "a package of yours: its networks may be built, to hold weights against them"
+    add("--package", dest="packages", action="append", default=[], metavar="NAME", help=help_)
+    add("--no-verify", dest="verify", action="store_false", help="do not read the result again")
+    add("--list", action="store_true", help="list the tensors and write nothing")
+    add("--dry-run", action="store_true", help="write nothing")
+    add("--force", action="store_true", help="replace existing outputs")
+    add("--json", action="store_true", help="report as JSON")
+    return parser
+
+
+def _jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
+    """Pair each source with its output; a folder stands for the checkpoints below it."""
+    found: list[Path] = []
+    for source in map(named, sources):
+        is_search = source.is_dir() and not is_checkpoint_folder(source)
+        found += (_below(source) if is_search else []) or [source]
+    found = list({path.absolute(): path for path in found}.values())
+    counts = Counter(map(default_output, found))
+    targets = {
+        source: Path(output.replace("{stem}", stem_of(source)))
+        if output
+        # Of x.ckpt and x.pt each keeps its whole name.
+        else default_output(source, is_alone=counts[default_output(source)] == 1)
+        for source in found
+    }
+    inputs = {_identity(source): source for source in found if source.exists()}
+    owners: dict[Path, Path] = {}
+    for source, target in targets.items():
+        real = target.resolve()
+        owner = owners.setdefault(real, source)
+        if owner is not source:
+            hint = "convert one at a time" if output and "{stem}" in output else "put {stem} in -o"
+            raise UserError(
+                f"{target} would be written more than once, for {owner} and for {source}; {hint}"
+            )
+        places = [_identity(path) for path in (real, *real.parents) if path.exists()]
+        if any(inputs.get(place, source) is not source for place in places):
+            raise UserError(f"{target}, for {source}, is also an input; name another output")
+    return list(targets.items())
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return the checkpoints below a folder, without what this command wrote beside them."""
+    shards = {path.parent for path in folder.rglob(".metadata")}  # of distributed checkpoints
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if (path.is_file() and path.suffix in SUFFIXES) or is_checkpoint_folder(path)
+        if shards.isdisjoint(path.parents)
+    ]
+    outputs = {default_output(path, is_alone) for path in paths for is_alone in (True, False)}
+    return [path for path in paths if path not in outputs]
+
+
+if __name__ == "__main__":
+    run()

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from .names import bare_names
+from .names import Names
 from .tensors import CheckpointError, Tensor, parsing
 from .unpickle import Inert
 
 _KEYS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network")
 _EMA_KEYS = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
 WHOLE = "the whole file"
-_MAX_MODULES, _MAX_NAME = 1_000_000, 5_000  # no network is as large
-_MAX_TEXT = 100_000_000  # characters of all names
+_MAX_WORK = 100_000_000  # of a pickled module: 100 for each name, and its characters
 
 
 @dataclass
@@ -28,12 +27,9 @@ class Chosen:
 
 @parsing("what it holds")
 def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
-    """Take the entry `key`, or else the first that is known to hold weights.
+    """Take the entry `key` (dotted for nested dicts), or the first that usually holds weights.
 
-    Args:
-        root: what was saved.
-        key: a name, dotted for nested dicts.
-        ema: prefer averaged weights, where there are some.
+    With `ema`, averaged weights are preferred.
 
     Raises:
         CheckpointError: nothing there looks like weights; the message lists what there is.
@@ -58,9 +54,9 @@ def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
     if is_pickled:
         is_lightning = "prepare_data_per_node" in _fields(value)
     rest = [] if name == WHOLE else [str(entry) for entry in entries if entry != name]
-    metadata = getattr(value, "_metadata", None)
+    metadata = getattr(value, "metadata", None)
     return Chosen(
-        {str(name): value for name, value in state.items() if value is not None},
+        {name: value for name, value in state.items() if value is not None},
         name,
         is_lightning,
         is_pickled,
@@ -91,8 +87,8 @@ def _usual(root: Any, entries: dict[str, Any], ema: bool) -> tuple[str, Any]:
 
 def _tensor_names(weights: Any) -> set[str]:
     state = module_state(weights) if isinstance(weights, Inert) else weights
-    tensors = (n for n, v in state.items() if isinstance(v, Tensor) or is_odd_tensor(v))
-    return bare_names(str(name) for name in tensors)
+    names = [str(name) for name, value in state.items() if _is_tensor(value)]
+    return set(Names(names, prefix="").new.values()) if names else set()
 
 
 def _plain(value: Any) -> Any:
@@ -115,9 +111,11 @@ def _lookup(value: Any, path: list[str]) -> Any:
 def _is_weights(value: Any) -> bool:
     if isinstance(value, Inert):
         return is_module(value)
-    return isinstance(value, dict) and any(
-        isinstance(v, Tensor) or is_odd_tensor(v) for v in value.values()
-    )
+    return isinstance(value, dict) and any(map(_is_tensor, value.values()))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or is_odd_tensor(value)
 
 
 def is_odd_tensor(value: Any) -> bool:
@@ -136,16 +134,12 @@ def _fields(module: Inert) -> dict[str, Any]:
 
 
 def _inner(module: Inert) -> Inert:
-    """Return the module inside a wrapper of torch, or the module itself.
-
-    A class that somebody derived from a wrapper is known, too, by what wrappers keep beside their
-    only child.
-    """
+    """Return the module inside a wrapper of torch, or of a class derived from one, or itself."""
     fields = _fields(module)
     children, buffers = fields.get("_modules"), fields.get("_buffers")
     inside = None
-    if module.name.endswith(".OptimizedModule") and isinstance(module.args, tuple) and module.args:
-        inside = module.args[0]
+    if module.name.endswith(".OptimizedModule") and isinstance(module.args, tuple):
+        inside = next(iter(module.args), None)
     elif isinstance(children, dict) and list(children) == ["module"]:
         is_average = isinstance(buffers, dict) and "n_averaged" in buffers
         inside = children["module"] if is_average or "device_ids" in fields else None
@@ -160,7 +154,7 @@ def holds_tensors(value: Any, seen: set[int]) -> bool:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, Tensor) or is_odd_tensor(value):
+        if _is_tensor(value):
             return True
         if isinstance(value, Inert):
             todo += [value.args, value.state, value.items]
@@ -172,34 +166,28 @@ def holds_tensors(value: Any, seen: set[int]) -> bool:
 
 
 def module_state(root: Inert) -> dict[str, Any]:
-    """Return the state_dict of a pickled module whose class need not exist.
-
-    Raises:
-        CheckpointError: there is no end to it, because modules contain themselves or each other.
-    """
+    """Return the state_dict of a pickled module whose class need not exist."""
     state: dict[str, Any] = {}
-    todo, num_chars = [("", root)], 0
-    for _ in range(_MAX_MODULES):
-        if not todo:
-            return state
+    todo, work = [("", root)], 0
+    while todo:
         prefix, module = todo.pop()
-        if (inner := _inner(module)) is not module:
+        fields, inner = _fields(module), _inner(module)
+        parameters, buffers, children = (
+            fields.get(kind) or {} for kind in ("_parameters", "_buffers", "_modules")
+        )
+        names = [*parameters, *buffers, *children]
+        work += 100 + sum(100 + len(prefix) + len(name) for name in names)
+        if work > _MAX_WORK:
+            raise CheckpointError("damaged: its modules contain themselves")
+        if inner is not module:
             todo.append((prefix, inner))
             continue
-        fields = _fields(module)
         hidden = fields.get("_non_persistent_buffers_set") or ()
-        values = list((fields.get("_parameters") or {}).items())
-        buffers = (fields.get("_buffers") or {}).items()
-        values += [(name, value) for name, value in buffers if name not in hidden]
-        children = list((fields.get("_modules") or {}).items())
-        num_chars += sum(len(prefix) + len(name) for name, _ in values + children)
-        if num_chars > _MAX_TEXT:
-            break
-        state.update({f"{prefix}{name}": value for name, value in values})
-        todo += [(f"{prefix}{n}.", c) for n, c in reversed(children) if isinstance(c, Inert)]
-        if len(prefix) > _MAX_NAME or len(state) > _MAX_MODULES:
-            break
-    raise CheckpointError("damaged: its modules contain themselves")
+        values = parameters | {n: value for n, value in buffers.items() if n not in hidden}
+        state |= {f"{prefix}{name}": value for name, value in values.items()}
+        modules = [(f"{prefix}{n}.", m) for n, m in children.items() if isinstance(m, Inert)]
+        todo += reversed(modules)
+    return state
 
 
 def _describe(value: Any) -> str:
@@ -207,5 +195,6 @@ def _describe(value: Any) -> str:
         return f"tensor {tuple(value.shape)}"
     if isinstance(value, Inert):
         return value.name
-    size = f" of {len(value)}" if isinstance(value, dict | list | tuple) else ""
-    return f"{type(value).__name__}{size}"
+    if isinstance(value, dict):
+        return f"dict of {len(value)}"
+    return type(value).__name__

@@ -1,7 +1,7 @@
 """One conversion: read, choose, name, write beside the target, verify, rename."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,17 +94,15 @@ def convert(
 
     Args:
         source: a file or a torch.distributed.checkpoint folder.
-        output: ends in .pt, .pth or .safetensors; by default `<source's stem>.weights.pt`
-            beside the source.
+        output: ends in .pt, .pth or .safetensors; by default `<stem>.weights.pt` beside the source.
         dtype: what floating tensors become: keep, float32, float16 or bfloat16.
         key: the entry of the file to take, dotted where it is nested; by default the usual ones.
         prefix: the submodule that is the network, "" for the whole, "auto" to find it.
         ema: prefer averaged weights where there are some.
         keep_module: do not strip `module`, the wrapper's name, because a real child is called so.
         packages: your own, whose networks may be built: their code is imported and run.
-        verify: compare the new file with the source and, where the run's config lies two folders
-            above and neither key nor prefix is given, with the network that it describes, before
-            the file gets its name. Networks of torch.nn are built, and those of `packages`.
+        verify: compare the new file with the source before it gets its name. Where config.yaml
+            lies two folders above, and without key and prefix, its network must fit too.
         force: replace an existing output.
         dry_run: write nothing.
 
@@ -113,7 +111,7 @@ def convert(
         CheckpointError: the source cannot be converted.
         OSError: the system refuses to read or write.
     """
-    source = Path(source)
+    source = named(source)
     output = Path(output) if output else default_output(source)
     _check_arguments(source, output, dtype, force or dry_run)
     try:
@@ -124,12 +122,12 @@ def convert(
             known = network.names if network else ()
             keep_module = keep_module or chosen.is_exact
             names = Names(chosen.state, prefix, chosen.is_lightning, keep_module, known, ema)
-            tensors, entries, dropped = _select(chosen, names, dtype)
+            tensors, entries, dropped = _select(chosen, names.new, dtype)
             num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
             about = str(source), str(output), checkpoint.kind, chosen.key
             report = Report(*about, entries, num_bytes, chosen.rest + dropped, notes=notes)
             if network:
-                network.check_shapes({name: entry.shape for name, entry in entries.items()})
+                network.check({name: entry.shape for name, entry in entries.items()})
             if dry_run:
                 return report
             with replacing(output) as file:
@@ -140,8 +138,6 @@ def convert(
                         verify_copy(tensors, written.root, dtype)
                     report.verified.append("every byte")
                 if network:
-                    if output.suffix != ".safetensors":
-                        network.check_file(Path(file.name))
                     name = type(network.module).__name__
                     report.verified.append(f"loads strict into config.yaml's {name}")
                 checkpoint.check_unchanged()
@@ -151,16 +147,20 @@ def convert(
         raise CheckpointError(printable(f"{source}: {error}")) from error
 
 
+def named(source: str | Path) -> Path:
+    """Return the path, or for one such as `.` or `..` another that ends in a name."""
+    path = Path(source)
+    return path if path.name not in ("", "..") else path.resolve()
+
+
 def stem_of(source: Path) -> str:
     """Return the name without a checkpoint's suffix; the dots in `loss=0.12` are no suffix."""
-    path = source if source.name not in ("", "..") else source.resolve()
-    return path.stem if path.suffix in SUFFIXES else path.name
+    return source.stem if source.suffix in SUFFIXES else source.name
 
 
-def default_output(source: Path) -> Path:
-    """Return where the weights go if nobody says."""
-    folder = source.parent if source.name not in ("", "..") else source.resolve().parent
-    return folder / f"{stem_of(source)}.weights.pt"
+def default_output(source: Path, is_alone: bool = True) -> Path:
+    """Return where the weights go if nobody says; `x.pt` beside `x.ckpt` is not alone."""
+    return source.with_name(f"{stem_of(source) if is_alone else source.name}.weights.pt")
 
 
 def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> None:
@@ -181,17 +181,17 @@ def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> Non
 
 
 def _select(
-    chosen: Chosen, names: Names, dtype: str
+    chosen: Chosen, new_names: Mapping[str, str], dtype: str
 ) -> tuple[dict[str, Tensor], dict[str, Entry], list[str]]:
     """Return the network's tensors, what is known of each, and what else there was, in words."""
     tensors: dict[str, Tensor] = {}
     entries: dict[str, Entry] = {}
-    left_out: Counter[str] = Counter()
+    dropped: list[str] = []
     seen: set[int] = set()
     for old, value in chosen.state.items():
-        new = names.new.get(old)
+        new = new_names.get(old)
         if new is None:
-            left_out[old.partition(".")[0] + (".*" if "." in old else "")] += 1
+            dropped.append(old.partition(".")[0] + (".*" if "." in old else ""))
         elif isinstance(value, Tensor):
             tensors[new] = value
             entries[new] = Entry(old, target_dtype(value, dtype), value.shape)
@@ -203,8 +203,7 @@ def _select(
                 f"{chosen.key} holds tensors, and {old} in it others; --key {path} takes those"
             )
         else:
-            left_out[f"{old} (not a tensor)"] += 1
+            dropped.append(f"{old} (not a tensor)")
     if not tensors:
         raise CheckpointError("what would be taken holds no tensor; --prefix and --key choose")
-    dropped = [f"{name} ({num})" if num > 1 else name for name, num in left_out.items()]
-    return tensors, entries, dropped
+    return tensors, entries, list(dict.fromkeys(dropped))

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import struct
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -16,7 +15,6 @@ _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
 _BIG_ENDIAN = "saved on a big-endian machine; load and save it there as .safetensors"
 _MAX_HEADER = 100_000_000  # bytes, the limit of the format
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 class Window(io.RawIOBase):
@@ -47,21 +45,23 @@ class Window(io.RawIOBase):
 
 def read_zip(window: Window) -> Any:
     """Read torch.save's zip: data.pkl beside one stored record per storage."""
-    infos = _zip_directory(window)
+    with parsing("its zip directory, perhaps because it is truncated,"):
+        archive = zipfile.ZipFile(window)
+    entries = archive.infolist()
+    infos = {entry.filename.partition("/")[2]: entry for entry in entries}
+    if "constants.pkl" in infos:
+        raise CheckpointError("a TorchScript program, not weights; torch.jit.load opens it")
+    if "data.pkl" not in infos or len(infos) != len(entries):
+        raise CheckpointError("a zip, but not one that torch.save writes: no data.pkl of its own")
     # torch.serialization.set_crc32_options(False) leaves every checksum zero.
-    has_crcs = any(info.CRC for info in infos.values())
+    has_crcs = any(info.CRC for info in entries)
 
     def record(name: str) -> Record:
-        info = infos.pop(name)  # which is a kilobyte, and has served
+        info = infos[name]
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise CheckpointError("zipped again with compression; unzip it and `zip -0 -r` it")
-        if not 0 <= info.header_offset < window.size:
-            raise CheckpointError(f"damaged: {name} is not inside the file")
-        header = os.pread(window.fd, _LOCAL_HEADER.size, window.start + info.header_offset)
-        if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
-            raise CheckpointError(f"damaged: no zip header where {name} should be")
-        _, name_length, extra_length = _LOCAL_HEADER.unpack(header)
-        offset = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+        with parsing(name), archive.open(info):  # which reads the header before the content
+            offset = window.tell()
         if offset + info.file_size > window.size:
             raise CheckpointError(f"truncated: {name} reaches past the end of the file")
         crc = info.CRC if has_crcs else None
@@ -86,18 +86,6 @@ def read_zip(window: Window) -> Any:
         return records[key]
 
     return unpickle(io.BytesIO(small("data.pkl")), record_of)
-
-
-def _zip_directory(window: Window) -> dict[str, zipfile.ZipInfo]:
-    with parsing("its zip directory, perhaps because it is truncated,"):
-        with zipfile.ZipFile(io.BufferedReader(window)) as archive:
-            entries = archive.infolist()
-        infos = {entry.filename.partition("/")[2]: entry for entry in entries}
-    if "constants.pkl" in infos:
-        raise CheckpointError("a TorchScript program, not weights; torch.jit.load opens it")
-    if "data.pkl" not in infos or len(infos) != len(entries):
-        raise CheckpointError("a zip, but not one that torch.save writes: no data.pkl of its own")
-    return infos
 
 
 def read_legacy(window: Window) -> Any:

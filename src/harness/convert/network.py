@@ -10,13 +10,10 @@ import importlib
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .names import NETWORKS
 from .tensors import CheckpointError
-
-if TYPE_CHECKING:
-    import torch
 
 _MAX_CONFIG = 100_000  # characters; a run's config has some 5,000
 
@@ -24,22 +21,14 @@ _MAX_CONFIG = 100_000  # characters; a run's config has some 5,000
 class Network(NamedTuple):
     """A network on the meta device, where tensors have no memory."""
 
-    module: "torch.nn.Module"
+    module: Any  # a torch.nn.Module
     names: set[str]  # of its tensors, as the state_dict of its LightningModule has them
 
-    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise a CheckpointError unless these are its names and shapes."""
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise a CheckpointError unless tensors of these names and shapes load strictly."""
         import torch
 
-        self._load({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-
-    def check_file(self, path: Path) -> None:
-        """Load a .pt file as its user will, except that the values stay on the disk."""
-        import torch
-
-        self._load(torch.load(path, mmap=True, weights_only=True))
-
-    def _load(self, state: "Mapping[str, torch.Tensor]") -> None:
+        state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         try:
             self.module.load_state_dict(state, strict=True, assign=True)
         except RuntimeError as error:
@@ -58,7 +47,7 @@ def network_of(checkpoint: Path, packages: Collection[str]) -> tuple[Network | N
     try:
         import torch
 
-        model = _load(config)["model"]
+        model = _read(config)["model"]
         attribute = next((name for name in NETWORKS if name in model), NETWORKS[0])
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,7 +60,7 @@ def network_of(checkpoint: Path, packages: Collection[str]) -> tuple[Network | N
     return Network(module, {f"{attribute}.{name}" for name in module.state_dict()}), []
 
 
-def _load(config: Path) -> Any:
+def _read(config: Path) -> Any:
     """Return what a config holds, unless reading it could take for ever."""
     import yaml
 

@@ -1,8 +1,7 @@
 """Open a checkpoint of any format, and know whether it changed while it was read.
 
-A folder of torch.distributed.checkpoint is what FSDP and Lightning's sharded strategies write. Its
-`.metadata` is a pickle that torch's own tools execute; here it is data. It lists each tensor's
-shards, and each shard is a torch.save archive inside one of the `.distcp` files.
+A folder of torch.distributed.checkpoint (FSDP, Lightning's sharded strategies) has a `.metadata`
+that lists each tensor's shards; each shard is a torch.save archive inside a `.distcp` file.
 """
 
 import functools
@@ -30,12 +29,7 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 class Checkpoint:
-    """An opened checkpoint; a context manager that closes its files.
-
-    Attributes:
-        kind: the format, in words.
-        root: what was saved, with Tensors and Inerts in it.
-    """
+    """An opened checkpoint: its `kind` in words, and its `root`, what was saved, as data."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

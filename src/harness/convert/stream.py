@@ -43,13 +43,10 @@ def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryvie
 
 
 def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) -> None:
-    """Raise unless `new` holds exactly the tensors of `source`, converted to `dtype`.
+    """Raise a CheckpointError unless `new` holds the tensors of `source`, converted to `dtype`.
 
     Checksums are compared. Where the source states that of a tensor's bytes, the new bytes are
     compared with it: one reading then finds damage of either file.
-
-    Raises:
-        CheckpointError: names the tensor, and which of the files is at fault.
     """
     if source.keys() != new.keys():
         raise CheckpointError(_NOT_WRITTEN.format("the list of tensors"))
@@ -61,19 +58,16 @@ def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) 
             raise CheckpointError(_NOT_WRITTEN.format(name))
         if old.is_dense and copy.stride == old.stride:  # compare as they lie, without gathering
             old, copy = (t.flat(t.offset, t.offset + t.span) for t in (old, copy))
-        record = old.whole_record if wanted == old.dtype else None
-        stated = record.crc if record else None
+        stated = old.stated_crc if wanted == old.dtype else None
         if stated is None:
-            shards = old.load_shards() if old.load_shards else [((), old)]
-            partly_read.update({s.record: name for _, s in shards if s.record})
-        if copy.record and not copy.whole_record:
-            partly_read[copy.record] = name
+            partly_read.update(dict.fromkeys(old.records, name))
+        if not copy.whole_record:
+            partly_read.update(dict.fromkeys(copy.records, name))
         expected = _crc32(stream(old, wanted, buffer)) if stated is None else stated
         actual = _crc32(stream(copy, wanted, buffer))
-        indexed = copy.whole_record.crc if copy.whole_record else None
-        if actual != expected or indexed not in (None, actual):
-            if record:
-                _check(record, name, buffer)
+        if actual != expected or copy.stated_crc not in (None, actual):
+            if stated is not None:
+                _check(old.records[0], name, buffer)
             raise CheckpointError(_NOT_WRITTEN.format(name))
     for record, name in partly_read.items():
         _check(record, name, buffer)
@@ -173,11 +167,7 @@ def _negate(flat: "Array", tensor: Tensor) -> None:
 
 
 def _cast(source: str, target: str, chunk: memoryview) -> memoryview:
-    """Convert a block of floating numbers to float32, float16 or bfloat16.
-
-    The result is that of torch's `Tensor.to`; a NaN stays a NaN, though not always with the same
-    bits.
-    """
+    """Convert a block of floating numbers as torch's `Tensor.to` does; NaNs may get other bits."""
     import numpy as np
 
     raw = np.frombuffer(chunk, np.uint8)

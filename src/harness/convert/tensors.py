@@ -139,6 +139,17 @@ class Tensor:
         plain = self.record and self.is_plain and self.num_bytes == self.record.num_bytes
         return self.record if plain else None
 
+    @property
+    def stated_crc(self) -> int | None:
+        """The checksum of exactly the tensor's bytes, where the file states it."""
+        return self.whole_record.crc if self.whole_record else None
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the tensor or of its shards."""
+        shards = self.load_shards() if self.load_shards else [((), self)]
+        return [shard.record for _, shard in shards if shard.record]
+
     def flat(self, start: int, stop: int) -> "Tensor":
         """Return elements [start, stop) of the record as they lie there."""
         return Tensor(self.dtype, (stop - start,), (1,), start, self.record)

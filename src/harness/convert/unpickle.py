@@ -1,11 +1,13 @@
 """Read a pickle as data: nothing that it names is imported, nothing that it asks for is called."""
 
 import pickle
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from .tensors import DTYPES, CheckpointError, Record, Tensor, parsing
+
+# (storage key, element size in bytes, number of elements) -> the bytes
+RecordOf = Callable[[str, int, int], Record]
 
 _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.storage}
 _STORAGES["UntypedStorage"] = "uint8"
@@ -36,16 +38,20 @@ class Inert:
         self.items.append((key, value))
 
 
-# Any other key is kept by identity: hashing nested tuples can take exponential time.
-_KEYS = (str, int, float, bytes, type(None), Inert)
+class Dict(dict[Any, Any]):
+    """A dict, or an OrderedDict with the `_metadata` that torch gives a state_dict.
 
+    Keys of unusual kinds are kept by identity: hashing nested tuples can take exponential time.
+    """
 
-def _key(key: Any) -> Any:
-    return key if isinstance(key, _KEYS) else Inert(Global("key"), key)
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self.metadata: Any = {}
+        for key, value in items:
+            self[key] = value
 
-
-def _ordered_dict(items: Iterable[tuple[Any, Any]] = ()) -> "OrderedDict[Any, Any]":
-    return OrderedDict((_key(key), value) for key, value in items)
+    def __setitem__(self, key: Any, value: Any) -> None:
+        is_usual = isinstance(key, str | int | float | bytes | None | Inert)
+        super().__setitem__(key if is_usual else Inert(Global("key"), key), value)
 
 
 def _tensor(
@@ -56,27 +62,19 @@ def _tensor(
     requires_grad: bool = False,
     hooks: Any = None,
     bits: Any = None,
+    *,
+    dtype: str = "",
 ) -> Tensor | Inert:
-    if isinstance(storage, Inert):
-        return Inert(Global(f"torch._utils._rebuild_tensor of {storage.name}"))
-    record, dtype = storage
+    record, kind = (None, storage.name) if isinstance(storage, Inert) else storage
+    kind = dtype.removeprefix("torch.") or kind
+    if record is None or kind not in DTYPES:
+        return Inert(Global(f"torch._utils._rebuild_tensor of {kind}"))
     negate = _BITS[tuple(sorted(bit for bit, is_set in (bits or {}).items() if is_set))]
-    return Tensor(dtype, tuple(shape), tuple(stride), offset, record, negate=negate)
+    return Tensor(kind, tuple(shape), tuple(stride), offset, record, negate=negate)
 
 
-def _tensor_v3(storage: Any, *rest: Any) -> Tensor | Inert:
-    *geometry, dtype = rest[:6]
-    name = dtype.removeprefix("torch.")
-    if name not in DTYPES or isinstance(storage, Inert):
-        return Inert(Global(f"torch._utils._rebuild_tensor_v3 of {name}"))
-    return _tensor((storage[0], name), *geometry, *rest[6:])
-
-
-def _device_tensor(tensor: Tensor, dtype: Any, *rest: Any) -> Tensor | Inert:
-    if not isinstance(dtype, str):  # its text could be endless
-        raise CheckpointError("damaged: a tensor without an element type")
-    as_saved = dtype == f"torch.{tensor.dtype}"
-    return tensor if as_saved else Inert(Global(f"torch._utils._rebuild_device_tensor of {dtype}"))
+def _tensor_v3(*args: Any) -> Tensor | Inert:
+    return _tensor(*args[:6], *args[7:], dtype=args[6])
 
 
 # The only calls that are understood, and what each stands for. All others give an Inert.
@@ -86,12 +84,11 @@ _FIRST_ARGUMENT = (
 )
 _CALLS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(_FIRST_ARGUMENT, lambda value=(), *rest: value),
-    "collections.OrderedDict": _ordered_dict,
-    "collections.defaultdict": lambda *args: OrderedDict(),
+    "collections.OrderedDict": Dict,
+    "collections.defaultdict": lambda *args: Dict(),
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _device_tensor,
 }
 
 
@@ -107,7 +104,7 @@ class InertUnpickler(pickle._Unpickler):
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(self, file: Any, record_of: Callable[[str, int, int], Record]) -> None:
+    def __init__(self, file: Any, record_of: RecordOf | None) -> None:
         super().__init__(file, encoding="latin1")
         self.record_of = record_of
         self._num_copied = 0
@@ -128,8 +125,8 @@ class InertUnpickler(pickle._Unpickler):
             return pid[1]
         _, storage, key, _, numel, *view = pid
         is_named = isinstance(key, str | int) and isinstance(storage, Global)
-        if not is_named or type(numel) is not int or numel < 0:
-            raise CheckpointError("damaged: a storage without a name, a type or a length")
+        if not self.record_of or not is_named or type(numel) is not int or numel < 0:
+            raise CheckpointError("damaged: a storage without a name, a type, a length or a place")
         dtype = _STORAGES.get(storage.rpartition(".")[2])
         if dtype is None or any(view):  # quantized, or a view as torch 0.3 saved it
             return Inert(storage)
@@ -160,29 +157,22 @@ class InertUnpickler(pickle._Unpickler):
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Inert):
             target.state = state
-        elif isinstance(target, OrderedDict) and isinstance(state, dict) and "_metadata" in state:
-            vars(target)["_metadata"] = state["_metadata"]
+        elif isinstance(target, Dict) and isinstance(state, dict):
+            target.metadata = state.get("_metadata")
 
-    def _setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.stack[-1][_key(key)] = value
-
-    def _setitems(self) -> None:
-        items = self.pop_mark()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self.stack[-1][_key(key)] = value
+    def _empty_dict(self) -> None:
+        self.append(Dict())
 
     def _dict(self) -> None:
         items = self.pop_mark()
-        self.append(dict(zip(map(_key, items[::2]), items[1::2], strict=True)))
+        self.append(Dict(zip(items[::2], items[1::2], strict=True)))
 
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _reduce
     dispatch[pickle.NEWOBJ_EX[0]] = _newobj_ex
     dispatch[pickle.BUILD[0]] = _build
-    dispatch[pickle.SETITEM[0]] = _setitem
-    dispatch[pickle.SETITEMS[0]] = _setitems
+    dispatch[pickle.EMPTY_DICT[0]] = _empty_dict
     dispatch[pickle.DICT[0]] = _dict
-    # Sets are read as lists, for the same reason as _KEYS.
+    # Sets are read as lists: nothing in them is hashed.
     dispatch[pickle.EMPTY_SET[0]] = dispatch[pickle.EMPTY_LIST[0]]
     dispatch[pickle.ADDITEMS[0]] = dispatch[pickle.APPENDS[0]]
     dispatch[pickle.FROZENSET[0]] = dispatch[pickle.LIST[0]]
@@ -190,20 +180,10 @@ class InertUnpickler(pickle._Unpickler):
     dispatch[pickle.BYTEARRAY8[0]] = dispatch[pickle.BINBYTES8[0]]
 
 
-def no_storage(key: str, itemsize: int, numel: int) -> Record:
-    """Refuse tensors where none belong."""
-    raise CheckpointError("damaged: a tensor where none belongs")
-
-
 @parsing("its pickle")
-def unpickle(file: Any, record_of: Callable[[str, int, int], Record] = no_storage) -> Any:
-    """Return the next object of `file` as dicts, lists, numbers, Tensors and Inerts.
+def unpickle(file: Any, record_of: RecordOf | None = None) -> Any:
+    """Return the next object of an open file as dicts, lists, numbers, Tensors and Inerts.
 
-    Args:
-        file: opened for reading.
-        record_of: (storage key, element size in bytes, number of elements) -> its Record.
-
-    Raises:
-        CheckpointError: the bytes are not a well-formed pickle.
+    Without `record_of` there may be no tensors in it.
     """
     return InertUnpickler(file, record_of).load()

@@ -102,8 +102,7 @@ def write_safetensors(
 def _share(tensors: Mapping[str, Tensor], dtype: str) -> tuple[list[Blob], dict[str, Place]]:
     """Give tensors that overlap in the source one blob, so that they share memory again.
 
-    Views without gaps keep their strides in it. A view with gaps is copied without them, once
-    for all equal views.
+    A view with gaps is copied without them, once for all equal views.
     """
     groups: defaultdict[object, list[tuple[int, int, str]]] = defaultdict(list)
     for name, tensor in tensors.items():
@@ -179,37 +178,33 @@ def _plain(value: Any) -> bytes:
 
 
 def _copy(fd: int, blob: Blob, position: int, buffer: memoryview) -> int:
-    """Copy a blob to `position` and return its checksum.
-
-    The source's own is taken where it states that of these very bytes.
-    """
-    record = blob.tensor.whole_record if blob.dtype == blob.tensor.dtype else None
-    known, crc = record.crc if record else None, 0
+    """Copy a blob to `position` and return its checksum, as the source states it if it does."""
+    stated = blob.tensor.stated_crc if blob.dtype == blob.tensor.dtype else None
+    crc = stated or 0
     try:
         for chunk in stream(blob.tensor, blob.dtype, buffer):
-            if known is None:
+            if stated is None:
                 crc = zlib.crc32(chunk, crc)
             _write(fd, chunk, position)
             position += len(chunk)
     except CheckpointError as error:
         raise CheckpointError(f"{blob.name}: {error}") from error
-    return crc if known is None else known
+    return crc
 
 
 def _write(fd: int, content: bytes | bytearray | memoryview, position: int) -> None:
-    view = memoryview(content)
-    while view:
-        num_written = os.pwrite(fd, view, position)
-        view, position = view[num_written:], position + num_written
+    num_written = 0
+    while num_written < len(content):
+        num_written += os.pwrite(fd, memoryview(content)[num_written:], position + num_written)
 
 
 def _reserve(fd: int, num_bytes: int) -> None:
     """Find out now, not after minutes, that the disk is too small."""
     if num_bytes >= 1 << 63:
         raise CheckpointError("damaged: its tensors are larger than any file")
-    if num_bytes and hasattr(os, "posix_fallocate"):
-        try:
+    try:
+        if num_bytes and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, num_bytes)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise  # and otherwise this file system cannot tell
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise  # and otherwise this file system cannot tell
