@@ -23,7 +23,7 @@ def doctor():
 
 
 @pytest.fixture
-def two_gpus(machine, lock_folder, monkeypatch: pytest.MonkeyPatch):
+def two_gpus(machine, own_locks, monkeypatch: pytest.MonkeyPatch):
     """A machine with two GPUs that work, as far as they can be played."""
     machine(FakeGpu(79.1, utilisation=3), FakeGpu(78.0, utilisation=None))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -93,7 +93,7 @@ def test_unknown_option_is_status_2(doctor) -> None:
     assert caught.value.code == 2
 
 
-@pytest.mark.usefixtures("lock_folder")
+@pytest.mark.usefixtures("own_locks")
 def test_readme_shows_the_screen_of_a_machine_without_gpus(doctor, machine, capsys, monkeypatch):
     machine(error=FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     monkeypatch.setattr(gpus, "ask_torch", lambda: answer(cuda=None))

@@ -72,7 +72,7 @@ def test_every_recommendation_composes_and_passes_the_checks(machine) -> None:
         validate.check(cfg, "train", words)
 
 
-def test_busy_is_taken_or_half_full(machine, lock_folder) -> None:
+def test_busy_is_taken_or_half_full(machine, own_locks) -> None:
     machine(FakeGpu(39), FakeGpu(41), FakeGpu(80), FakeGpu(0, memory_unknown=True))
     assert locks.acquire("GPU-22ab-cdef")
     assert [is_busy(gpu) for gpu in nvml.gpus()] == [True, False, True, False]
