@@ -41,8 +41,6 @@ class FakeNvml:
 
     gpus: list[FakeGpu] = field(default_factory=list)
     error: int = 0
-    driver: str = "570.86"
-    cuda: int = 12080
     num_open: int = 0
 
     NVMLError = NVMLError
@@ -70,12 +68,6 @@ class FakeNvml:
     def nvmlDeviceGetCount(self):
         assert self.num_open, "the library is not open"
         return len(self.gpus)
-
-    def nvmlSystemGetDriverVersion(self):
-        return self.driver
-
-    def nvmlSystemGetCudaDriverVersion_v2(self):
-        return self.cuda
 
     def nvmlDeviceGetHandleByIndex(self, index):
         if self.gpus[index].lost:

@@ -128,14 +128,13 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, own_locks: str)
     with held("GPU-22ab-cdef", own_locks) as pid, pytest.raises(UserError) as caught:
         choice.choose_emptiest(2, 20)
     assert str(caught.value).splitlines() == [
-        "gpus=emptiest looked for 2 GPUs, and 1 can be had:",
+        "gpus=emptiest looked for 2, and 1 can be had:",
         "  GPU 0    T4    79.1 GiB of   80.0 GiB free  free",
         "  GPU 1    T4     3.2 GiB of   80.0 GiB free  less free than gpus.min_free_gib=20",
         f"  GPU 2    T4    79.0 GiB of   80.0 GiB free  taken by the run of process {pid}",
         "  GPU 3    T4    80.0 GiB of   80.0 GiB free  computing is prohibited on it",
         "  GPU 4    T4    78.0 GiB of   80.0 GiB free  hidden by CUDA_VISIBLE_DEVICES=0,1,2,3",
-        "Use trainer.devices=1, ask for less with gpus.min_free_gib, or wait for other runs to "
-        "end.",
+        "Use fewer trainer.devices or a smaller gpus.min_free_gib, or wait for other runs to end.",
     ]
     assert visible() == "0,1,2,3"
     assert locks.HELD == {}
@@ -143,9 +142,9 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, own_locks: str)
 
 def test_more_gpus_than_there_are(machine) -> None:
     machine(FakeGpu(80))
-    with pytest.raises(UserError, match="looked for 2 GPUs, and 1 can be had"):
+    with pytest.raises(UserError, match="looked for 2, and 1 can be had"):
         choice.choose_emptiest(2)
-    with pytest.raises(UserError, match="looked for a GPU, and 0 can be had"):
+    with pytest.raises(UserError, match="looked for 1, and 0 can be had"):
         choice.choose_emptiest(None, 100)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
@@ -340,11 +339,11 @@ def test_each_machine_of_a_run_tells_what_it_lacks(commands, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("launched", [{}, {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1(x2)"}])
 def test_process_that_is_alone_on_its_machine_may_choose(launched, monkeypatch) -> None:
-    from harness.command import run_folder
+    from harness.processes import launch
 
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert run_folder.num_processes_here() == 1
+    assert launch.num_processes_here() == 1
 
 
 @pytest.mark.parametrize("config", ["train", "evaluate", "predict"])

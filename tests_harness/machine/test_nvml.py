@@ -23,11 +23,6 @@ def test_gpu_is_described(machine) -> None:
     assert library.num_open == 0
 
 
-def test_driver_and_cuda_versions_are_told(machine) -> None:
-    machine(driver="535.1", cuda=12020)
-    assert nvml.driver() == nvml.Driver("535.1", (12, 2))
-
-
 @pytest.mark.parametrize(
     ("error", "reason", "remedy"),
     [
@@ -39,11 +34,10 @@ def test_driver_and_cuda_versions_are_told(machine) -> None:
 )
 def test_driver_that_does_not_answer_is_explained(error, reason, remedy, machine) -> None:
     machine(error=error)
-    for question in (nvml.gpus, nvml.driver):
-        with pytest.raises(nvml.NoDriverError, match=reason) as caught:
-            question()
-        assert remedy in caught.value.remedy
-        assert bool(remedy) == bool(caught.value.remedy)
+    with pytest.raises(nvml.NoDriverError, match=reason) as caught:
+        nvml.gpus()
+    assert remedy in caught.value.remedy
+    assert bool(remedy) == bool(caught.value.remedy)
 
 
 def test_lost_gpu_does_not_hide_the_others(machine) -> None:
@@ -99,4 +93,3 @@ def test_real_library_describes_the_first_gpu() -> None:
     assert gpu.uuids[0].startswith("GPU-")
     assert gpu.total_bytes >= torch.cuda.get_device_properties(0).total_memory * 0.9
     assert 0 < gpu.free_bytes <= gpu.total_bytes
-    assert nvml.driver().cuda >= (11, 0)

@@ -1,7 +1,6 @@
 """What NVIDIA's management library (NVML) says of the GPUs, without starting CUDA or torch."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,30 +34,21 @@ class Gpu:
         return ":" in self.number
 
 
-@dataclass(frozen=True)
-class Driver:
-    """The version of the driver, and the newest CUDA that it runs."""
-
-    version: str
-    cuda: tuple[int, int]
-
-
 class NoDriverError(Exception):
-    """NVML does not answer.
-
-    Args:
-        reason: why.
-        remedy: what to do; empty where there is nothing to repair.
-    """
+    """NVML does not answer; ``remedy`` is empty where there is nothing to repair."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
         self.remedy = remedy
 
 
-@contextmanager
-def session() -> Iterator[Any]:
-    """Open the library.
+def gib(num_bytes: float) -> str:
+    """Bytes, in the unit that nvidia-smi counts in."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def gpus() -> list[Gpu]:
+    """All GPUs of this machine, in the order of their PCI bus ids.
 
     Raises:
         NoDriverError: where there is no driver, or a broken one.
@@ -68,7 +58,7 @@ def session() -> Iterator[Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        reason, remedy = {
+        remedies = {
             pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: ("no NVIDIA driver is installed here", ""),
             pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
                 "an NVIDIA driver is installed, but not loaded",
@@ -79,44 +69,13 @@ def session() -> Iterator[Any]:
                 "the NVIDIA driver was updated while the old one is still loaded",
                 "Restart the machine.",
             ),
-        }.get(
-            error.value,
-            (
-                f"the NVIDIA driver does not answer: {error}",
-                "Look at `sudo dmesg | grep -i nv`.",
-            ),
-        )
-        raise NoDriverError(reason, remedy) from error
+        }
+        unknown = f"the NVIDIA driver does not answer: {error}", "Look at `sudo dmesg | grep nv`."
+        raise NoDriverError(*remedies.get(error.value, unknown)) from error
     try:
-        yield pynvml
+        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
-
-
-def gib(num_bytes: float) -> str:
-    """Bytes, in the unit that nvidia-smi counts in."""
-    return f"{num_bytes / 2**30:.1f} GiB"
-
-
-def driver() -> Driver:
-    """The driver of this machine.
-
-    Raises:
-        NoDriverError: where there is none.
-    """
-    with session() as nvml:
-        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
-        return Driver(nvml.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10))
-
-
-def gpus() -> list[Gpu]:
-    """All GPUs of this machine, in the order of their PCI bus ids.
-
-    Raises:
-        NoDriverError: where there is no driver.
-    """
-    with session() as nvml:
-        return [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
