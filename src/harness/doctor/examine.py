@@ -14,21 +14,25 @@ def examine(root: Path, output_dir: Path) -> Report:
     """Examine this machine, which takes some seconds: torch is started three times.
 
     Args:
-        root: the folder of the project's pyproject.toml and requirements.lock.
+        root: the folder of the project's pyproject.toml.
         output_dir: the folder that runs are written below.
     """
     gpus_section, all_gpus, visible = gpus.gpus()
-    driver_section, driver = gpus.driver()
-    answer = gpus.ask_torch()
-    torch_section, by_index, working = gpus.torch_on_gpus(all_gpus, visible, driver, answer)
+    torch_section, by_index, working = gpus.torch_on_gpus(all_gpus, visible, gpus.ask_torch())
     gloo = process_groups.gloo()
     nccl = process_groups.nccl([f"cuda:{index}" for index in working])
     cores, shared_memory = machine.cores(), machine.shared_memory()
     names = {gpu: f"cuda:{index}" for index, gpu in by_index.items()}
     return Report(
         [
-            *(gpus_section, driver_section, torch_section, cores, machine.memory(), shared_memory),
-            *(machine.disk(output_dir), machine.versions(root), gloo, nccl),
+            gpus_section,
+            torch_section,
+            cores,
+            shared_memory,
+            machine.disk(output_dir),
+            machine.versions(root / "pyproject.toml"),
+            gloo,
+            nccl,
         ],
         {gpu: names.get(gpu, "") for gpu in choice.selectable(all_gpus)},
         recommend(

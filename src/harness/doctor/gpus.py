@@ -13,11 +13,12 @@ from typing import Any
 
 from harness.doctor.report import Section
 from harness.machine import choice, nvml
-from harness.machine.nvml import Driver, Gpu
+from harness.machine.nvml import Gpu
 from harness.machine.visible import visible
 
 PROBE = ["-m", __name__]
 PROBE_SECONDS = 120
+OTHER_TORCH = "Install a build for this GPU, as pytorch.org shows under Get started."
 
 
 def gpus() -> tuple[Section, list[Gpu], list[Gpu]]:
@@ -54,82 +55,63 @@ def gpus() -> tuple[Section, list[Gpu], list[Gpu]]:
     return section, there, choice.selectable(shown)
 
 
-def driver() -> tuple[Section, Driver | None]:
-    """The version of the driver, and of the newest CUDA that it runs."""
-    try:
-        found = nvml.driver()
-    except nvml.NoDriverError:
-        return Section("driver", "none"), None
-    cuda = ".".join(map(str, found.cuda))
-    values = {"version": found.version, "cuda": cuda}
-    return Section("driver", f"{found.version}, for CUDA up to {cuda}", values), found
-
-
 def torch_on_gpus(
-    there: list[Gpu], shown: list[Gpu], driver: Driver | None, probe: dict[str, Any] | None
+    there: list[Gpu], shown: list[Gpu], probe: dict[str, Any] | None
 ) -> tuple[Section, dict[int, Gpu], list[int]]:
-    """Whether this torch fits the driver and computes on each visible GPU.
+    """Whether this torch computes on each visible GPU.
 
     Args:
         there: the GPUs of this machine.
         shown: those that ``CUDA_VISIBLE_DEVICES`` names, in its order.
-        driver: of this machine.
         probe: what ``ask_torch`` has returned.
 
     Returns:
-        The section; the GPUs by CUDA's number, which may follow another order than NVML's, see
-        ``choice.is_order_unknown``; and the numbers of those on which torch computes.
+        The section; the GPUs by CUDA's number, which may follow another order than NVML's; and
+        the numbers of those on which torch computes.
     """
     by_index = dict(enumerate(shown))
     section = Section("torch on GPUs", "no answer", probe)
+    working: list[int] = []
     if probe is None:
         section.broken(
             "torch does not answer: it cannot be imported, or waits for a GPU",
             f"Run `python {' '.join(PROBE)}`, and mend what it says.",
         )
-        return section, by_index, []
+        return section, by_index, working
     cuda = probe["cuda"]
     section.text = f"torch is built for CUDA {cuda}" if cuda else "torch is built for CPUs"
     if probe["mps"]:
         section.text = "torch uses Apple's GPU"
-        return section, by_index, []
-    if not shown:
+    elif not shown:
         section.text += "; no GPU is visible"
-        return section, by_index, []
-    if cuda is None:
+    elif cuda is None:
+        section.broken("this torch is built for CPUs, and leaves the GPUs idle", OTHER_TORCH)
+    elif not probe["devices"]:
         section.broken(
-            "this torch is built for CPUs, and leaves the GPUs idle",
-            "Install a build for CUDA, as pytorch.org shows under Get started.",
+            f"torch cannot use CUDA: {probe['error'] or 'it finds no GPU'}",
+            "Run `nvidia-smi`, and restart the machine if it fails as well; else update the driver "
+            "or install a torch for the CUDA version that it shows.",
         )
-    elif probe["error"] or not probe["devices"]:
-        remedy = "Run `nvidia-smi`; restart the machine if it fails as well."
-        if driver is not None and int(cuda.split(".")[0]) > driver.cuda[0]:
-            version = ".".join(map(str, driver.cuda))
-            remedy = (
-                f"Driver {driver.version} runs CUDA up to {version}: update it, or install a torch "
-                f"for CUDA {driver.cuda[0]}, as pytorch.org shows under Get started."
-            )
-        section.broken(f"torch cannot use CUDA: {probe['error'] or 'it finds no GPU'}", remedy)
     by_uuid = {uuid.removeprefix("GPU-"): gpu for gpu in (*there, *shown) for uuid in gpu.uuids}
-    if probe["devices"]:
-        # CUDA may call a MIG device by another UUID: then its place in the order identifies it.
-        uuids = [device["uuid"] for device in probe["devices"]]
-        by_index = {i: by_uuid.get(uuid, by_index.get(i, shown[0])) for i, uuid in enumerate(uuids)}
-    working = []
-    for index, device in enumerate(probe["devices"]):
+    # CUDA may call a MIG device by another UUID: then its place in the order identifies it.
+    found = {
+        index: by_uuid.get(device["uuid"], by_index.get(index, shown[0]))
+        for index, device in enumerate(probe["devices"] if shown else [])
+    }
+    for index, gpu in found.items():
+        device = probe["devices"][index]
         if not device["error"]:
             working.append(index)
-        elif "out of memory" in device["error"] or by_index[index].problem:
+        elif "out of memory" in device["error"] or gpu.problem:
             section.text += f"; cuda:{index} is busy"
         else:
             section.broken(
                 f"torch cannot compute on cuda:{index} ({device['name']}): {device['error']}",
-                "Install a torch that is built for it, as pytorch.org shows under Get "
-                "started, or leave it out of CUDA_VISIBLE_DEVICES.",
+                f"{OTHER_TORCH} Or leave the GPU out of CUDA_VISIBLE_DEVICES.",
             )
     if working:
         section.text += f"; computes on {', '.join(f'cuda:{index}' for index in working)}"
-    return section, by_index, working
+    return section, found or by_index, working
 
 
 def ask_torch() -> dict[str, Any] | None:

@@ -16,14 +16,7 @@ class Problem:
 
 @dataclass
 class Section:
-    """What was found out about one thing.
-
-    Attributes:
-        name: of the thing; lower case with underscores, it is the key for a program.
-        text: lines for a person.
-        values: the same for a program.
-        problems: what is broken.
-    """
+    """What was found out about one thing: ``text`` for a person, ``values`` for a program."""
 
     name: str
     text: str

@@ -1,6 +1,6 @@
-"""How many cores and bytes a container or a batch job leaves to this process.
+"""How many cores a container or a batch job leaves to this process.
 
-Linux keeps such limits in control groups, of version 1 or 2.
+Linux keeps its limits in control groups, of version 1 or 2.
 """
 
 import os
@@ -23,7 +23,7 @@ def usable_cores() -> int:
 def cpu_quota() -> float | None:
     """Seconds of processor time per second, as 2.5 for two and a half cores; None: no limit."""
     limits = []
-    for folder in _group_folders("cpu"):
+    for folder in _group_folders():
         # Version 2 keeps quota and period in one file, version 1 in two.
         text = _read(folder / "cpu.max") or " ".join(
             _read(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -34,27 +34,16 @@ def cpu_quota() -> float | None:
     return min(limits, default=None)
 
 
-def memory_limit() -> int | None:
-    """Bytes that the processes of this group may use together; None: no limit."""
-    limits = []
-    for folder in _group_folders("memory"):
-        text = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-        # Version 1 writes "no limit" as the largest number of pages.
-        if text not in ("", "max") and int(text) < 2**60:
-            limits.append(int(text))
-    return min(limits, default=None)
-
-
-def _group_folders(controller: str) -> Iterator[Path]:
+def _group_folders() -> Iterator[Path]:
     """The folder of this process's group and those above it: each may set a limit.
 
     A container often sees its own group as the root: then the longer paths do not exist.
     """
     for line in _read(GROUP_OF_PROCESS).splitlines():  # "0::/job" or "3:cpu,cpuacct:/job"
         _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+        if controllers and "cpu" not in controllers.split(","):
             continue
-        top = GROUPS / controller if controllers else GROUPS
+        top = GROUPS / "cpu" if controllers else GROUPS
         group = Path(*(name for name in path.split("/") if name not in ("", "..")))
         yield from (top / folder for folder in (group, *group.parents))
 
