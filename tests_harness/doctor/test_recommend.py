@@ -3,9 +3,10 @@ import itertools
 import pytest
 
 from harness.command import validate
-from harness.command.compose import compose
+from harness.command.compose import compose_command
 from harness.doctor.examine import is_busy, recommend
 from harness.machine import locks, nvml
+from tests_harness.conftest import ROOT
 from tests_harness.machine.fake_nvml import FakeGpu
 
 USUAL = {
@@ -68,8 +69,7 @@ def test_every_recommendation_composes_and_passes_the_checks(machine) -> None:
     assert len(lines) == 6
     machine(*[FakeGpu(80)] * 4)
     for words in lines.values():
-        cfg = compose("train", words)
-        validate.check(cfg, "train", words)
+        validate.check(compose_command("train", words, ROOT / "conf"))
 
 
 def test_busy_is_taken_or_half_full(machine, own_locks) -> None:

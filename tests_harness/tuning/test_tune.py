@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness.command.compose import compose
-from harness.tuning.trial import num_processes
+from harness.tuning import num_processes
 from project.models.classifier import Classifier
 from tests_harness.conftest import ROOT
 
@@ -60,15 +60,15 @@ def test_batch_size_is_what_fits_in_each_process(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected"), [((), 1024), (("strategy=ddp", "trainer.devices=2"), 1257)]
+    ("strategy", "expected"), [((), 1024), (("strategy=ddp", "trainer.devices=2"), 1250)]
 )
 def test_data_set_bounds_the_batch_size(
     strategy: tuple[str, ...], expected: int, capsys, tmp_path: Path
 ) -> None:
-    """A power of two that was tried, and never more than the 1,257 samples there are."""
+    """A power of two that was tried, and never more than the 1,250 samples there are."""
     line, screen = last_line(capsys, tmp_path, "batch-size", *strategy)
     assert line == f"data.batch_size={expected}"
-    assert "no more than 1257, and memory was not the limit" in screen
+    assert "memory is no limit" in screen
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -81,15 +81,10 @@ def test_learning_rate_is_a_line_to_paste_and_a_picture(capsys, tmp_path: Path) 
     assert (tmp_path / "tune" / "lr.png").stat().st_size > 5000
 
 
-def test_workers_are_a_line_to_paste_and_a_table(
-    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.machine.limits.usable_cores", lambda: 2)
-    tune.main(["workers", "--seconds=0.05", "model=mlp", f"output_dir={tmp_path}"])
-    *table, last = [line for line in capsys.readouterr().out.splitlines() if "Read" not in line]
-    assert [line.split()[0] for line in table] == ["workers", "0", "1", "2"]
-    assert sum("more is not better" in line for line in table) == 1
-    assert last.startswith("data.num_workers=")
+def test_workers_are_a_line_to_paste(capsys, tmp_path: Path) -> None:
+    line, screen = last_line(capsys, tmp_path, "workers")
+    assert line.startswith("data.num_workers=")
+    assert "batches per second with 0: " in screen
 
 
 @pytest.mark.parametrize(
@@ -115,8 +110,8 @@ def test_mistake_is_explained(arguments: list[str], hint: str, capsys, tmp_path:
         (["strategy=cpu"], 1),
         (["strategy=dp", "trainer.devices=2"], 1),
         (["strategy=ddp", "trainer.devices=3"], 3),
-        (["strategy=ddp", "trainer.devices=[0,2]", "trainer.num_nodes=2"], 4),
-        (["strategy=ddp2", "trainer.devices=2", "trainer.num_nodes=3"], 3),
+        (["strategy=ddp", "trainer.devices=2", "trainer.num_nodes=2"], 4),
+        (["strategy=ddp2", "trainer.devices=2"], 1),
         (["trainer.strategy=ddp_find_unused_parameters_true", "trainer.devices=2"], 2),
     ],
 )
@@ -124,6 +119,4 @@ def test_processes_are_counted_as_the_strategy_starts_them(
     overrides: list[str], expected: int
 ) -> None:
     cfg = compose("train", [*overrides, "trainer.accelerator=cpu"])
-    assert num_processes(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)).trainer) == (
-        expected
-    )
+    assert num_processes(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))) == expected

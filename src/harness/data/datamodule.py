@@ -211,22 +211,26 @@ class DataModule(pl.LightningDataModule):
         )
         return self._loader(dataset, Endless(sampler), num_workers)
 
-    def _choose_workers(self) -> int:
+    def choose_workers(self, split: str, num_ranks: int, num_nodes: int) -> int:
+        """Measure and say how many workers serve one of so many processes; needs no trainer."""
+        numbers = candidates(max(1, usable_cores() * num_nodes // num_ranks))
+        found = measure_briefly(lambda n: self.endless_loader(n, split, num_ranks), numbers)
+        chosen = knee(found)
+        speeds = ", ".join(f"{m.num_workers}: {1 / m.seconds_per_batch:.3g}" for m in found)
+        line = f"data.num_workers=auto chose {chosen} (batches per second with {speeds})"
+        log.info("%s", line)
+        print(line, flush=True)
+        return chosen
+
+    def _workers_of_run(self) -> int:
         """Let the first process measure, with its share of the cores, while the others wait."""
         trainer = self.trainer
         assert trainer is not None
         chosen = 0
         if trainer.is_global_zero:
-            num_ranks, _ = self._processes()
             function = trainer.state.fn.value  # type: ignore[union-attr]
             split = SPLITS.get(function, function)
-            numbers = candidates(max(1, usable_cores() * trainer.num_nodes // num_ranks))
-            found = measure_briefly(lambda n: self.endless_loader(n, split, num_ranks), numbers)
-            chosen = knee(found)
-            speeds = ", ".join(f"{m.num_workers}: {1 / m.seconds_per_batch:.3g}" for m in found)
-            line = f"data.num_workers=auto chose {chosen} (batches per second with {speeds})"
-            log.info("%s", line)
-            print(line, flush=True)
+            chosen = self.choose_workers(split, self._processes()[0], trainer.num_nodes)
         return int(trainer.strategy.broadcast(chosen))
 
     def _loader(
@@ -234,7 +238,7 @@ class DataModule(pl.LightningDataModule):
     ) -> DataLoader[Any]:
         if num_workers is None:
             if self.num_workers == "auto":
-                self.num_workers = self._choose_workers()
+                self.num_workers = self._workers_of_run()
             num_workers = self.num_workers
         if not isinstance(dataset, BatchedDataset):
             dataset = SeededSamples(dataset, self.seed, self.collate)
