@@ -25,7 +25,7 @@ def doctor():
 @pytest.fixture
 def two_gpus(machine, own_locks, monkeypatch: pytest.MonkeyPatch):
     """A machine with two GPUs that work, as far as they can be played."""
-    machine(FakeGpu(79.1, utilisation=3), FakeGpu(78.0, utilisation=None))
+    machine(FakeGpu(79.1), FakeGpu(78.0))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setattr(gpus, "ask_torch", lambda: answer("11ab-cdef"))
     monkeypatch.setattr(process_groups, "all_reduce_in_processes", lambda *_: "")
@@ -50,7 +50,7 @@ def test_screen_shows_gpus_and_one_line_to_paste(doctor, capsys, tmp_path) -> No
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
     assert lines[:3] == [
         "GPUs           2 here, 1 visible with CUDA_VISIBLE_DEVICES=1",
-        "  GPU 0    NVIDIA H100    79.1 GiB of   80.0 GiB free  3 % busy, hidden",
+        "  GPU 0    NVIDIA H100    79.1 GiB of   80.0 GiB free  hidden",
         "  GPU 1    NVIDIA H100    78.0 GiB of   80.0 GiB free  cuda:0",
     ]
     assert lines[-1].startswith("recommended    python train.py strategy=gpu trainer.devices=1 ")

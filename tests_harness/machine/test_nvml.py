@@ -15,11 +15,11 @@ def test_fake_has_the_names_and_numbers_of_the_library() -> None:
 
 
 def test_gpu_is_described(machine) -> None:
-    library = machine(FakeGpu(free=79.5), FakeGpu(free=3, name="NVIDIA T4", utilisation=97))
+    library = machine(FakeGpu(free=79.5), FakeGpu(free=3, name="NVIDIA T4"))
     first, second = nvml.gpus()
     assert (first.number, first.uuids, first.problem) == ("0", ("GPU-00ab-cdef",), "")
     assert (first.total_bytes, first.free_bytes) == (80 * GIB, 79.5 * GIB)
-    assert (second.name, second.utilisation_percent) == ("NVIDIA T4", 97)
+    assert second.name == "NVIDIA T4"
     assert library.num_open == 0
 
 
@@ -72,9 +72,8 @@ def test_gpu_on_which_nothing_can_start_says_why(gpu, problem, machine) -> None:
 
 
 def test_mig_parts_have_their_own_memory_and_both_names(machine) -> None:
-    machine(FakeGpu(free=80), FakeGpu(free=60, mig=[9.5, 4], utilisation=None))
+    machine(FakeGpu(free=80), FakeGpu(free=60, mig=[9.5, 4]))
     gpu = nvml.gpus()[1]
-    assert gpu.utilisation_percent is None
     assert [device.number for device in gpu.mig_devices] == ["1:0", "1:1"]
     assert [device.free_bytes for device in gpu.mig_devices] == [9.5 * GIB, 4 * GIB]
     assert gpu.mig_devices[1].uuids == ("MIG-11aa-part", "MIG-GPU-11ab-cdef/8/0")

@@ -251,16 +251,13 @@ class DataModule(pl.LightningDataModule):
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
             persistent_workers=has_workers and self.persistent_workers,
             prefetch_factor=self.prefetch_factor if has_workers else None,
-            multiprocessing_context=_start_method() if has_workers else None,
+            # Forked also in a spawned process, where spawning would cost each worker seconds.
+            multiprocessing_context=multiprocessing.get_all_start_methods()[0]
+            if has_workers and multiprocessing.parent_process()
+            else None,
             worker_init_fn=start_worker if has_workers else None,
             collate_fn=_identity,  # the data set returns collated batches
         )
-
-
-def _start_method() -> str | None:
-    """Fork workers also in a spawned process, where spawning would cost each of them seconds."""
-    is_spawned = multiprocessing.parent_process() is not None
-    return multiprocessing.get_all_start_methods()[0] if is_spawned else None
 
 
 def _identity(batch: Any) -> Any:

@@ -22,17 +22,12 @@ SECONDS_EACH, SECONDS_IN_ALL = 0.5, 20.0
 
 @dataclass
 class Measured:
-    """The speed of reading with a number of workers.
+    """The speed of reading with a number of workers."""
 
-    Args:
-        num_workers: 0 reads in the training process.
-        seconds_per_batch: time from one batch to the next, while nothing else is computed.
-        seconds_of_step: the share of it that lengthens every step: all of it without workers;
-            with workers the processor time that the training process spends on receiving.
-    """
-
-    num_workers: int
-    seconds_per_batch: float
+    num_workers: int  # 0 reads in the training process
+    seconds_per_batch: float  # from one batch to the next, while nothing else is computed
+    # What lengthens every step: all of it without workers; with workers the processor time that
+    # the training process spends on receiving.
     seconds_of_step: float
 
 

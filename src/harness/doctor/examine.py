@@ -14,7 +14,7 @@ def examine(root: Path, output_dir: Path) -> Report:
     """Examine this machine, which takes some seconds: torch is started three times.
 
     Args:
-        root: the folder of the project's pyproject.toml.
+        root: the folder of pyproject.toml.
         output_dir: the folder that runs are written below.
     """
     gpus_section, all_gpus, visible = gpus.gpus()
@@ -23,17 +23,9 @@ def examine(root: Path, output_dir: Path) -> Report:
     nccl = process_groups.nccl([f"cuda:{index}" for index in working])
     cores, shared_memory = machine.cores(), machine.shared_memory()
     names = {gpu: f"cuda:{index}" for index, gpu in by_index.items()}
+    disk, versions = machine.disk(output_dir), machine.versions(root / "pyproject.toml")
     return Report(
-        [
-            gpus_section,
-            torch_section,
-            cores,
-            shared_memory,
-            machine.disk(output_dir),
-            machine.versions(root / "pyproject.toml"),
-            gloo,
-            nccl,
-        ],
+        [gpus_section, torch_section, cores, shared_memory, disk, versions, gloo, nccl],
         {gpu: names.get(gpu, "") for gpu in choice.selectable(all_gpus)},
         recommend(
             num_visible=len(visible),
@@ -54,15 +46,10 @@ def recommend(
     num_cores: int,
     workers_can_share: bool,
 ) -> list[str]:
-    """Settings to begin with on this machine, as words of a command.
+    """Settings to begin with, as words of a command.
 
-    Args:
-        num_visible: CUDA devices.
-        num_gpus: CUDA devices on which torch computes.
-        num_busy: of these ``num_gpus``, those that others use.
-        nccl_works: whether several GPUs can sum their gradients.
-        num_cores: cores that this process may use.
-        workers_can_share: whether data workers have enough shared memory.
+    Of the ``num_visible`` CUDA devices torch computes on ``num_gpus``, of which others use
+    ``num_busy``.
     """
     num_devices = max(1, num_gpus - num_busy) if nccl_works else 1
     # auto would try a GPU that does not work.

@@ -31,16 +31,11 @@ class Section:
 
 @dataclass
 class Report:
-    """What was found out about a machine.
-
-    Attributes:
-        gpus: CUDA's name of every GPU, ``cuda:0``; empty if CUDA does not show it.
-        overrides: settings to begin with.
-    """
+    """What was found out about a machine."""
 
     sections: list[Section]
-    gpus: dict[Gpu, str]
-    overrides: list[str]
+    gpus: dict[Gpu, str]  # CUDA's name of every GPU, ``cuda:0``; empty if CUDA does not show it
+    overrides: list[str]  # settings to begin with
 
     @property
     def problems(self) -> list[Problem]:

@@ -14,7 +14,6 @@ class Gpu:
         uuids: names for ``CUDA_VISIBLE_DEVICES``; a MIG device has a second, older one.
         total_bytes: its memory; 0 where NVML cannot tell, as of memory shared with the CPU.
         free_bytes: the memory that nobody has allocated.
-        utilisation_percent: share of the last second or less in which it computed.
         problem: why no run can start on it; empty if one can.
         mig_devices: CUDA shows these instead of the GPU.
     """
@@ -24,7 +23,6 @@ class Gpu:
     name: str
     total_bytes: int = 0
     free_bytes: int = 0
-    utilisation_percent: int | None = None
     problem: str = ""
     mig_devices: tuple["Gpu", ...] = ()
 
@@ -86,9 +84,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         problem = "MIG is on, without MIG devices" if mig_devices == () else _problem(nvml, handle)
     except nvml.NVMLError as error:  # the GPU has fallen off the bus, or is not for this user
         return Gpu(str(index), (), "unknown", problem=str(error))
-    rates = _supported(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-    percent = None if rates is None else rates.gpu
-    return Gpu(str(index), (uuid,), name, *memory, percent, problem, mig_devices or ())
+    return Gpu(str(index), (uuid,), name, *memory, problem, mig_devices or ())
 
 
 def _mig_devices(nvml: Any, handle: Any, index: int) -> tuple[Gpu, ...] | None:

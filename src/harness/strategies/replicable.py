@@ -23,8 +23,7 @@ def check_module(module: nn.Module) -> None:
             )
         if isinstance(submodule, torch.jit.ScriptModule):
             raise UserError(
-                f"{name or type(submodule).__name__} is a TorchScript module, which has one "
-                "device.\n"
+                f"{name or type(submodule).__name__} is a TorchScript module of one device.\n"
                 "Use the original module with torch.compile, or strategy=ddp."
             )
     for name, parameter in module.named_parameters():
