@@ -19,8 +19,6 @@ from harness.doctor.examine import examine
 from harness.doctor.report import Report
 from harness.machine.choice import locked_by, table
 
-ROOT = Path(__file__).parents[1]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look, show, and return the exit status."""
@@ -31,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of runs")
     options = parser.parse_args(arguments)
     with Console(stderr=True).status("examining this machine"):  # seen on a terminal only
-        report = examine(ROOT, options.output_dir)
+        report = examine(options.output_dir)
     if options.json:
         print(json.dumps(report.values(), indent=2))
     else:

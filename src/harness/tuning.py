@@ -47,8 +47,9 @@ def composed(overrides: list[str], conf: str | Path = "conf") -> Any:
 
 def num_processes(cfg: Any) -> int:
     """Processes that share a batch under the config's strategy."""
+    cfg.trainer.logger = False
     with user_errors():
-        strategy = run.make(OmegaConf.merge(cfg.trainer, {"logger": False})).strategy
+        strategy = run.make(cfg.trainer).strategy
     sampler = getattr(strategy, "distributed_sampler_kwargs", None) or {}
     return int(sampler.get("num_replicas", 1))
 

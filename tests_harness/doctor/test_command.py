@@ -36,7 +36,7 @@ def test_this_machine_is_examined() -> None:
     seen = json.loads(result.stdout)
     assert result.returncode == bool(seen["problems"]), result.stderr
     assert seen["gloo"] == {"works": True}
-    assert seen["versions"]["torch"]["installed"]
+    assert seen["versions"]["torch"]
     assert seen["cpu_cores"]["usable"] >= 1
     assert seen["recommended"][0].startswith("strategy=")
     assert {"gpus", "torch_on_gpus", "shared_memory", "disk", "nccl"} < set(seen)

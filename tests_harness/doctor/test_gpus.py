@@ -1,7 +1,7 @@
 """Which GPU is cuda:0, and whether this torch can compute on it."""
 
 import json
-import subprocess
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,17 +136,26 @@ def test_apple_s_gpu_is_told(machine) -> None:
     assert look(answer(cuda=None) | {"mps": True})[0].text == "torch uses Apple's GPU"
 
 
-@pytest.mark.parametrize("end", [subprocess.TimeoutExpired("", 1), "", "Killed\n"])
-def test_torch_that_does_not_answer_is_a_problem(end, machine, monkeypatch) -> None:
-    def run(*_: object, **__: object) -> SimpleNamespace:
-        if isinstance(end, Exception):
-            raise end
-        return SimpleNamespace(stdout=end)
+def crashes() -> None:
+    os._exit(1)
 
-    monkeypatch.setattr(subprocess, "run", run)
+
+def is_broken() -> None:
+    raise ImportError("libcudart.so: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("probe", "seconds", "said"),
+    [(crashes, 3.0, "no answer after 3 seconds"), (is_broken, 120.0, "libcudart.so")],
+)
+def test_torch_that_does_not_answer_is_a_problem(
+    probe, seconds, said, machine, monkeypatch
+) -> None:
+    monkeypatch.setattr(this, "probe", probe)
+    monkeypatch.setattr(this, "PROBE_SECONDS", seconds)
     machine(FakeGpu(80))
     section, working = look(this.ask_torch())
-    assert "python -m harness.doctor.gpus" in section.problems[0].remedy
+    assert said in section.problems[0].what
     assert working == {}
 
 

@@ -28,14 +28,14 @@ def test_interface_that_does_not_exist_is_told_with_one_that_works(
     assert f"It works with GLOO_SOCKET_IFNAME={this.LOOPBACK}" in problem.remedy
 
 
-def never_ends(job: object) -> None:
+def never_ends(*_: object) -> None:
     time.sleep(600)
 
 
 def test_processes_that_wait_for_each_other_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this, "LIMIT_SECONDS", 0.5)
     monkeypatch.setattr(this, "all_reduce", never_ends)
-    assert "no sum after" in this.all_reduce_in_processes("gloo", ["cpu", "cpu"])
+    assert "no answer after" in this.all_reduce_in_processes("gloo", ["cpu", "cpu"])
     assert multiprocessing.active_children() == []
 
 
@@ -48,7 +48,7 @@ def test_process_that_fails_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> No
 def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor[5:].add_(1))
     with pytest.raises(RuntimeError, match="The sum is 1 to 2, and should be 1"):
-        this.all_reduce(("gloo", "cpu", 0, 1, str(tmp_path), {}))
+        this.all_reduce("gloo", "cpu", 0, 1, str(tmp_path), {})
     distributed.destroy_process_group()
 
 

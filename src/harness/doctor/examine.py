@@ -10,20 +10,15 @@ from harness.machine.nvml import Gpu
 MOST_WORKERS = 8  # of one process; only a measurement tells the best number
 
 
-def examine(root: Path, output_dir: Path) -> Report:
-    """Examine this machine, which takes some seconds: torch is started three times.
-
-    Args:
-        root: the folder of pyproject.toml.
-        output_dir: the folder that runs are written below.
-    """
+def examine(output_dir: Path) -> Report:
+    """Examine this machine, which takes some seconds: torch is started three times."""
     gpus_section, all_gpus, visible = gpus.gpus()
     torch_section, by_index, working = gpus.torch_on_gpus(all_gpus, visible, gpus.ask_torch())
     gloo = process_groups.gloo()
     nccl = process_groups.nccl([f"cuda:{index}" for index in working])
     cores, shared_memory = machine.cores(), machine.shared_memory()
     names = {gpu: f"cuda:{index}" for index, gpu in by_index.items()}
-    disk, versions = machine.disk(output_dir), machine.versions(root / "pyproject.toml")
+    disk, versions = machine.disk(output_dir), machine.versions()
     return Report(
         [gpus_section, torch_section, cores, shared_memory, disk, versions, gloo, nccl],
         {gpu: names.get(gpu, "") for gpu in choice.selectable(all_gpus)},

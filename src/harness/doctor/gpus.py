@@ -1,23 +1,16 @@
-"""The GPUs, which of them CUDA shows and in which order, and whether this torch can use them.
+"""The GPUs, which of them CUDA shows and in which order, and whether this torch can use them."""
 
-``python -m`` with this module's name prints as JSON what torch says of its GPUs. The doctor reads
-that from a process of its own, because a broken driver may end the process that asks it.
-"""
-
-import json
 import os
-import subprocess
-import sys
 from dataclasses import asdict
 from typing import Any
 
+from harness.doctor.processes import in_processes, message
 from harness.doctor.report import Section
 from harness.machine import choice, nvml
 from harness.machine.nvml import Gpu
 from harness.machine.visible import visible
 
-PROBE = ["-m", __name__]
-PROBE_SECONDS = 120
+PROBE_SECONDS = 60.0
 OTHER_TORCH = "Install a build for this GPU, as pytorch.org shows under Get started."
 
 
@@ -56,7 +49,7 @@ def gpus() -> tuple[Section, list[Gpu], list[Gpu]]:
 
 
 def torch_on_gpus(
-    there: list[Gpu], shown: list[Gpu], probe: dict[str, Any] | None
+    there: list[Gpu], shown: list[Gpu], probe: dict[str, Any]
 ) -> tuple[Section, dict[int, Gpu], list[int]]:
     """Whether this torch computes on each visible GPU.
 
@@ -70,17 +63,17 @@ def torch_on_gpus(
         the numbers of those on which torch computes.
     """
     by_index = dict(enumerate(shown))
-    section = Section("torch on GPUs", "no answer", probe)
-    working: list[int] = []
-    if probe is None:
-        section.broken(
-            "torch does not answer: it cannot be imported, or waits for a GPU",
-            f"Run `python {' '.join(PROBE)}`, and mend what it says.",
-        )
-        return section, by_index, working
     cuda = probe["cuda"]
-    section.text = f"torch is built for CUDA {cuda}" if cuda else "torch is built for CPUs"
-    if probe["mps"]:
+    text = f"torch is built for CUDA {cuda}" if cuda else "torch is built for CPUs"
+    section = Section("torch on GPUs", text, probe)
+    working: list[int] = []
+    if cuda is None and probe["error"]:
+        section.text = "no answer"
+        section.broken(
+            f"torch does not answer: {probe['error']}",
+            "Run `python -c 'import torch; torch.cuda.init()'`, and mend what it says.",
+        )
+    elif probe["mps"]:
         section.text = "torch uses Apple's GPU"
     elif not shown:
         section.text += "; no GPU is visible"
@@ -114,15 +107,16 @@ def torch_on_gpus(
     return section, found or by_index, working
 
 
-def ask_torch() -> dict[str, Any] | None:
-    """The answer of ``probe`` in another process; ``None`` if it fails or does not end."""
-    command = [sys.executable, *PROBE]
+def ask_torch() -> dict[str, Any]:
+    """The answer of ``probe``, or an ``error`` where torch does not answer.
+
+    It is asked in a process of its own, because a broken driver may end the one that asks it.
+    """
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
-        answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, IndexError, ValueError):
-        return None
-    return answer
+        (answer,) = in_processes(probe, [()], PROBE_SECONDS)
+    except Exception as error:  # torch may raise anything, also while it is imported
+        return {"cuda": None, "mps": False, "devices": [], "error": message(error)}
+    return dict(answer)
 
 
 def probe() -> dict[str, Any]:
@@ -130,7 +124,6 @@ def probe() -> dict[str, Any]:
     import torch
 
     report: dict[str, Any] = {
-        "torch": str(torch.__version__),
         "cuda": torch.version.cuda,  # None in a build for CPUs
         "mps": torch.backends.mps.is_available(),  # Apple's GPU
         "error": "",
@@ -141,7 +134,7 @@ def probe() -> dict[str, Any]:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
-        report["error"] = _first_line(error)
+        report["error"] = message(error)
         return report
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -151,14 +144,6 @@ def probe() -> dict[str, Any]:
             if (ones @ ones).sum().item() != 64**3:
                 device["error"] = "a product of matrices comes out wrong"
         except RuntimeError as error:  # no code for this kind of GPU, or no memory left
-            device["error"] = _first_line(error)
+            device["error"] = message(error)
         report["devices"].append(device)
     return report
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().splitlines()[0]
-
-
-if __name__ == "__main__":
-    print(json.dumps(probe()))

@@ -2,23 +2,22 @@
 
 import os
 import platform
-import re
 import shutil
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from harness.doctor.report import Section
 from harness.machine.limits import cpu_quota, usable_cores
 from harness.machine.nvml import gib
+from harness.upstream.versions import TESTED
 
 SHARED_MEMORY = Path("/dev/shm")
 # Docker gives 64 MiB, and a data worker that needs more is killed with "Bus error".
 LEAST_SHARED_BYTES = 2**28
 LEAST_DISK_BYTES = 2**30
-SHOWN = ("torch", "pytorch-lightning", "hydra-core")
 
 
 def cores() -> Section:
@@ -61,28 +60,19 @@ def disk(folder: Path) -> Section:
     return section
 
 
-def versions(pyproject: Path) -> Section:
-    """The installed packages against the bounds of the project."""
+def versions() -> Section:
+    """The installed packages against the versions that the harness was tested with."""
     section = Section("versions", f"Python {platform.python_version()}", {})
-    for requirement in bounds(pyproject):
-        name, within = requirement.name, requirement.specifier
+    for name, bounds in TESTED.items():
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            version = None
-        if name in SHOWN:
-            section.text += f"\n{name} {version}"
-        section.values[name] = {"installed": version, "bounds": str(within)}
-        if version is None or not within.contains(version, prereleases=True):
+            version = "none"
+        section.text += f"\n{name} {version}"
+        section.values[name] = version
+        if version == "none" or not SpecifierSet(bounds).contains(version, prereleases=True):
             section.broken(
-                f"{name} {version or 'none'} is installed, and the project takes {within}",
-                f'Install it: pip install "{requirement}"',
+                f"{name} {version} is installed, and tested are {bounds}",
+                f'Install it: pip install "{name}{bounds}"',
             )
     return section
-
-
-def bounds(pyproject: Path) -> list[Requirement]:
-    """The packages of ``dependencies = [...]``; Python 3.10 cannot read TOML by itself."""
-    block = re.search(r"^dependencies = \[(.*?)^\]", pyproject.read_text(), re.S | re.M)
-    assert block is not None
-    return [Requirement(text) for text in re.findall(r'^\s*"([^"]+)"', block[1], re.M)]

@@ -1,11 +1,11 @@
 """Whether processes can sum gradients: by starting some that sum a tensor, within a time limit."""
 
-import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from harness.doctor.processes import in_processes, message
 from harness.doctor.report import Section
 
 LIMIT_SECONDS = 60.0
@@ -53,29 +53,25 @@ def _tried(
 
 
 def all_reduce_in_processes(
-    backend: str, devices: Sequence[str], environment: Mapping[str, str] | None = None
+    backend: str, devices: Sequence[str], environment: dict[str, str] | None = None
 ) -> str:
     """Start one process per device; return what went wrong, or nothing."""
-    spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder, spawn.Pool(len(devices)) as pool:
+    with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            (backend, device, rank, len(devices), folder, dict(environment or {}))
+            (backend, device, rank, len(devices), folder, environment or {})
             for rank, device in enumerate(devices)
         ]
-        ended = pool.imap_unordered(all_reduce, jobs)
         try:
-            for _ in jobs:
-                ended.next(LIMIT_SECONDS)
-        except multiprocessing.TimeoutError:
-            return f"no sum after {LIMIT_SECONDS:.0f} seconds"
+            in_processes(all_reduce, jobs, LIMIT_SECONDS)
         except Exception as error:  # of whichever kind torch raises
-            return (str(error).strip() or repr(error)).splitlines()[-1]
+            return message(error)
     return ""
 
 
-def all_reduce(job: tuple[str, str, int, int, str, dict[str, str]]) -> None:
-    """Sum a tensor over all processes, and compare the sum with the right one."""
-    backend, name, rank, num_ranks, folder, environment = job
+def all_reduce(
+    backend: str, name: str, rank: int, num_ranks: int, folder: str, environment: dict[str, str]
+) -> None:
+    """Sum a tensor over all processes, which meet in a folder, and check the sum."""
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR"} | environment)
     import torch
     from torch import distributed
