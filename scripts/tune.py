@@ -21,10 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Tune what the arguments name and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        options.run(options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,16 +47,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def tune_workers(options: argparse.Namespace) -> int:
+def tune_workers(options: argparse.Namespace) -> None:
     """Measure reading the data set with 0, 1, 2, 4, … workers."""
     from harness import tuning
 
     chosen = tuning.choose_workers(tuning.composed(options.overrides))
     print(f"data.num_workers={chosen}")
-    return 0
 
 
-def tune_batch_size(options: argparse.Namespace) -> int:
+def tune_batch_size(options: argparse.Namespace) -> None:
     """Find the largest batch that fits."""
     from harness import tuning
 
@@ -63,10 +63,9 @@ def tune_batch_size(options: argparse.Namespace) -> int:
     more = f"{2 * found.per_process} do not" if found.is_out_of_memory else "memory is no limit"
     print(f"{found.per_process} samples fit in each process; {more}.")
     print(f"data.batch_size={found.of_all_processes}")
-    return 0
 
 
-def tune_learning_rate(options: argparse.Namespace) -> int:
+def tune_learning_rate(options: argparse.Namespace) -> None:
     """Find the learning rate at which the loss falls the fastest."""
     from harness import tuning
 
@@ -82,7 +81,6 @@ def tune_learning_rate(options: argparse.Namespace) -> int:
     picture.savefig(path, dpi=150)
     print(f"picture: {path}")
     print(f"model.optimizer.lr={suggestion:.2g}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -50,9 +50,7 @@ def test_visible_gpus_are_told(machine, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     section, there, shown = this.gpus()
-    assert section.text == (
-        "3 here, 2 visible with CUDA_VISIBLE_DEVICES=2,0, CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    )
+    assert section.text == "3 here, 2 visible with CUDA_VISIBLE_DEVICES=2,0"
     assert [gpu.number for gpu in shown] == ["2", "0"]
     assert len(there) == 3
     assert section.values["there"][1]["free_bytes"] == 70 * 2**30

@@ -93,7 +93,7 @@ def test_workers_are_a_line_to_paste(capsys, tmp_path: Path) -> None:
         (["workers", "lr=3"], "Did you mean model.optimizer.lr?"),
         (["workers", "experiment=nope"], "experiment=nope"),
         (["batch-size", "data.batch_size=0"], "must be a whole number"),
-        (["lr", "--lowest=1", "--highest=0.1"], "must be below --highest"),
+        (["lr", "--lowest=1", "--highest=0.1"], "below --highest"),
         (["lr", "--steps=3"], "use 20 or more"),
         (["lr", "model.net._target_=nope.Net"], "does not exist"),
     ],

@@ -16,9 +16,8 @@ OTHER_TORCH = "Install a build for this GPU, as pytorch.org shows under Get star
 
 def gpus() -> tuple[Section, list[Gpu], list[Gpu]]:
     """The section, the GPUs of this machine, and those of ``CUDA_VISIBLE_DEVICES``."""
-    value, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
-    variables = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
-    section = Section("GPUs", "", {"there": [], **variables})
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    section = Section("GPUs", "", {"there": [], "CUDA_VISIBLE_DEVICES": value})
     try:
         there = nvml.gpus()
     except nvml.NoDriverError as error:
@@ -43,20 +42,13 @@ def gpus() -> tuple[Section, list[Gpu], list[Gpu]]:
     section.text = f"{len(there)} here, {len(shown)} visible"
     if value is not None:
         section.text += f" with CUDA_VISIBLE_DEVICES={value or repr(value)}"
-    if order is not None:
-        section.text += f", CUDA_DEVICE_ORDER={order}"
     return section, there, choice.selectable(shown)
 
 
 def torch_on_gpus(
     there: list[Gpu], shown: list[Gpu], probe: dict[str, Any]
 ) -> tuple[Section, dict[int, Gpu], list[int]]:
-    """Whether this torch computes on each visible GPU.
-
-    Args:
-        there: the GPUs of this machine.
-        shown: those that ``CUDA_VISIBLE_DEVICES`` names, in its order.
-        probe: what ``ask_torch`` has returned.
+    """Whether torch, which ``probe`` tells of, computes on each GPU that is shown.
 
     Returns:
         The section; the GPUs by CUDA's number, which may follow another order than NVML's; and

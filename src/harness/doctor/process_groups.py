@@ -24,11 +24,7 @@ def gloo() -> Section:
 
 
 def nccl(devices: Sequence[str]) -> Section:
-    """Two processes on GPUs, or one where there is one.
-
-    Args:
-        devices: those on which torch computes, such as ``cuda:0``.
-    """
+    """Two processes on GPUs such as ``cuda:0``, or one where there is one."""
     if not devices:
         return Section("nccl", "not tested: it needs a GPU", {"works": None})
     return _tried(

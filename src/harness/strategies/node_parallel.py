@@ -53,18 +53,13 @@ class NodeParallelStrategy(ParallelStrategy):
         return self.parallel_devices[0]
 
     def set_world_ranks(self) -> None:
-        """Lightning calls this at the end of Trainer(...), when every setting is known."""
+        """Check the launch; Lightning calls this at the end of Trainer(...), with all settings."""
         if synchronises_batch_norm(self):  # set by the Trainer, like num_nodes
             raise UserError(
                 f"strategy={self.strategy_name} cannot share BatchNorm statistics between the "
                 "devices of a process, but trainer.sync_batchnorm=true.\n"
                 "Use strategy=ddp, or trainer.sync_batchnorm=false."
             )
-        self.check_processes()
-
-    def check_processes(self) -> None:
-        """Refuse a launch with the wrong number of processes."""
-        raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Split forward once the model is on the root device."""
