@@ -17,6 +17,7 @@ from pytorch_lightning.tuner.tuning import Tuner
 from harness.command import gpus, validate
 from harness.command.compose import compose_command
 from harness.errors import UserError
+from harness.machine import num_gpus
 from harness.run import log_file as run_log
 from harness.run import tasks as run
 from harness.run.mistakes import user_errors
@@ -45,18 +46,28 @@ def composed(overrides: list[str], conf: str | Path = "conf") -> Any:
     return OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
 
 
-def num_processes(cfg: Any) -> int:
+def num_processes(trainer: Any) -> int:
     """Processes that share a batch under the config's strategy."""
-    cfg.trainer.logger = False
-    with user_errors():
-        strategy = run.make(cfg.trainer).strategy
-    sampler = getattr(strategy, "distributed_sampler_kwargs", None) or {}
-    return int(sampler.get("num_replicas", 1))
+    if _strategy(trainer) == "DDP2Strategy":
+        return int(trainer.num_nodes)
+    if not _strategy(trainer).lower().startswith("ddp"):
+        return 1
+    indices = device_indices(trainer.devices)
+    if indices is not None:
+        return len(indices) * int(trainer.num_nodes)
+    is_all = trainer.devices in ("auto", -1, "-1")
+    return (max(1, num_gpus()) if is_all else int(trainer.devices)) * int(trainer.num_nodes)
+
+
+def _strategy(trainer: Any) -> str:
+    """The class of the strategy, or Lightning's word for it."""
+    target = OmegaConf.select(trainer, "strategy._target_", default=trainer.strategy)
+    return str(target).rpartition(".")[2]
 
 
 def choose_workers(cfg: Any) -> int:
     """Measure reading the training data with 0, 1, 2, 4, … workers per process."""
-    num_ranks = num_processes(cfg)
+    num_ranks = num_processes(cfg.trainer)
     with user_errors():
         data = run.make(cfg.data)
         return int(data.choose_workers("train", num_ranks, cfg.trainer.num_nodes))
@@ -68,7 +79,7 @@ def find_batch_size(cfg: Any) -> BatchSize:
     Raises:
         UserError: where not even two samples fit.
     """
-    num_ranks = num_processes(cfg)
+    num_ranks = num_processes(cfg.trainer)
     cfg.data.max_samples_per_device = None  # it would split the batches that are tried
     cfg.data.drop_last, cfg.trainer.accumulate_grad_batches = False, 1
     with _one_process(cfg) as (trainer, model, data):
@@ -128,8 +139,11 @@ def _one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any
     cfg.callbacks, cfg.logger, cfg.checkpoint, cfg.resume = {}, {}, None, None
     cfg.trainer.enable_progress_bar, cfg.trainer.num_nodes = False, 1
     cfg.data.num_workers = 0 if cfg.data.num_workers == "auto" else cfg.data.num_workers
-    strategy = OmegaConf.select(cfg.trainer, "strategy._target_", default="")
-    if not strategy.endswith((".DataParallelStrategy", ".DDP2Strategy")):
+    if _strategy(cfg.trainer) == "DDP2Strategy":  # Lightning's Tuner refuses it
+        kept = ("modules", "whole_inputs", "scalar_outputs")
+        dp = {key: value for key, value in cfg.trainer.strategy.items() if key in kept}
+        cfg.trainer.strategy = dp | {"_target_": "harness.strategies.dp.DataParallelStrategy"}
+    elif _strategy(cfg.trainer) != "DataParallelStrategy":
         indices = device_indices(cfg.trainer.devices)
         cfg.trainer.strategy, cfg.trainer.devices = "auto", indices[:1] if indices else 1
     gpus.choose(cfg)

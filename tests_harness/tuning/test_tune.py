@@ -46,6 +46,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("data.drop_last=true", "data.max_samples_per_device=8"), 16),
         (("strategy=ddp", "trainer.devices=3"), 48),
+        (("strategy=ddp2", "trainer.devices=2"), 16),
     ],
     ids=str,
 )
@@ -110,8 +111,8 @@ def test_mistake_is_explained(arguments: list[str], hint: str, capsys, tmp_path:
         (["strategy=cpu"], 1),
         (["strategy=dp", "trainer.devices=2"], 1),
         (["strategy=ddp", "trainer.devices=3"], 3),
-        (["strategy=ddp", "trainer.devices=2", "trainer.num_nodes=2"], 4),
-        (["strategy=ddp2", "trainer.devices=2"], 1),
+        (["strategy=ddp", "trainer.devices=[0,2]", "trainer.num_nodes=2"], 4),
+        (["strategy=ddp2", "trainer.devices=2", "trainer.num_nodes=3"], 3),
         (["trainer.strategy=ddp_find_unused_parameters_true", "trainer.devices=2"], 2),
     ],
 )
@@ -119,4 +120,7 @@ def test_processes_are_counted_as_the_strategy_starts_them(
     overrides: list[str], expected: int
 ) -> None:
     cfg = compose("train", [*overrides, "trainer.accelerator=cpu"])
-    assert num_processes(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))) == expected
+    assert (
+        num_processes(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)).trainer)
+        == expected
+    )
