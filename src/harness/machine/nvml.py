@@ -7,24 +7,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a MIG device, which is a slice of a GPU.
+    """A GPU, or a MIG device, which is a slice of a GPU."""
 
-    Attributes:
-        number: as nvidia-smi counts, ``"2"``; the first MIG device of that GPU is ``"2:0"``.
-        uuids: names for ``CUDA_VISIBLE_DEVICES``; a MIG device has a second, older one.
-        total_bytes: its memory; 0 where NVML cannot tell, as of memory shared with the CPU.
-        free_bytes: the memory that nobody has allocated.
-        problem: why no run can start on it; empty if one can.
-        mig_devices: CUDA shows these instead of the GPU.
-    """
-
-    number: str
-    uuids: tuple[str, ...]
+    number: str  # as nvidia-smi counts, "2"; the first MIG device of that GPU is "2:0"
+    uuids: tuple[str, ...]  # for CUDA_VISIBLE_DEVICES; a MIG device has a second, older one
     name: str
-    total_bytes: int = 0
+    total_bytes: int = 0  # 0 where NVML cannot tell, as of memory shared with the CPU
     free_bytes: int = 0
-    problem: str = ""
-    mig_devices: tuple["Gpu", ...] = ()
+    problem: str = ""  # why no run can start on it; empty if one can
+    mig_devices: tuple["Gpu", ...] = ()  # CUDA shows these instead of the GPU
 
     @property
     def is_mig(self) -> bool:

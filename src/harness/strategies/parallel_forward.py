@@ -29,8 +29,7 @@ class ParallelForward(Substitute):
     Args:
         module: lives on `devices[0]`.
         devices: one per share; a device may be named several times.
-        whole_inputs: arguments of forward that go whole to every device.
-        scalar_outputs: "mean" joins scalars as a mean weighted by samples, "error" refuses them.
+        whole_inputs, scalar_outputs: see `NodeParallelStrategy`.
         threads: a thread per device; by default on anything but a CPU.
     """
 
