@@ -7,7 +7,7 @@ In every step: what the callback does itself, its hooks called as the loop calls
 the loop spends on any callback, measured with twenty that do nothing. Beside the step of
 the tiny MLP: 784-64-128-64-10 with BatchNorm, batches of 128, one thread. All of it interleaved,
 in processor time of the training thread. Then the checks that are made now and then. --images
-shows the table of ``scripts/tune.py workers`` for a data set that decodes PNG files.
+shows the table of measured workers for a data set that decodes PNG files.
 """
 
 import io
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harness.data.datamodule import DataModule
-from harness.data.measuring import candidates, knee, measure_all, table
+from harness.data.measuring import Measured, candidates, knee, measure
 from harness.machine.limits import usable_cores
 from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.non_finite import NonFinite, first_bad_weight
@@ -189,7 +189,11 @@ def checks() -> dict[str, list[float]]:
 
 
 def images() -> str:
-    """The table of the worker tuner on 512 PNG files of 320 x 320 pixels."""
+    """A line per number of workers, on 512 PNG files of 320 x 320 pixels.
+
+    Medians of three rounds; the numbers take turns, because the first ones read from the disk
+    what the later ones find in memory.
+    """
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         for i in range(512):
@@ -197,8 +201,27 @@ def images() -> str:
             Image.fromarray(coarse).resize((320, 320)).save(Path(folder, f"{i:04}.png"))
         data = Photographs(Path(folder), batch_size=32)
         numbers = [*candidates(usable_cores()), 2 * usable_cores()]  # more than there are cores
-        found = measure_all(lambda n: data.endless_loader(n, "train"), numbers, seconds=2.0)
-    return table(found, knee(found), 32)
+        rounds = [
+            [measure(data.endless_loader(n, "train"), seconds=2.0) for n in numbers]
+            for _ in range(3)
+        ]
+    found = [
+        Measured(
+            same[0].num_workers,
+            statistics.median(m.seconds_per_batch for m in same),
+            statistics.median(m.seconds_of_step for m in same),
+        )
+        for same in zip(*rounds, strict=True)
+    ]
+    lines = ["workers   batches/s   samples/s   ms of each step"]
+    for m in found:
+        speed = 1 / m.seconds_per_batch
+        mark = "   <- more is not better" if m.num_workers == knee(found) else ""
+        lines.append(
+            f"{m.num_workers:7}   {speed:9.1f}   {speed * 32:9.0f}   "
+            f"{m.seconds_of_step * 1000:15.2f}{mark}"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:

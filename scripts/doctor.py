@@ -17,10 +17,7 @@ from rich.console import Console
 
 from harness.doctor.examine import examine
 from harness.doctor.report import Report
-from harness.machine import choice
-from harness.machine.nvml import Gpu
-
-ROOT = Path(__file__).parents[1]
+from harness.machine.choice import locked_by, table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of runs")
     options = parser.parse_args(arguments)
     with Console(stderr=True).status("examining this machine"):  # seen on a terminal only
-        report = examine(ROOT, options.output_dir)
+        report = examine(options.output_dir)
     if options.json:
         print(json.dumps(report.values(), indent=2))
     else:
@@ -48,8 +45,12 @@ def show(report: Report) -> None:
             console.print(f"{section.name if i == 0 else '':<15}", style="bold", end="")
             console.print(line, style="red" if section.problems else None)
         if section.name == "GPUs" and report.gpus:
-            rows = {gpu: state(gpu, name) for gpu, name in report.gpus.items()}
-            console.print("\n".join(choice.table(rows)))
+            # What CUDA calls a GPU, and what keeps runs away from it.
+            rows = {
+                gpu: ", ".join(filter(None, (name or "hidden", gpu.problem or locked_by(gpu))))
+                for gpu, name in report.gpus.items()
+            }
+            console.print("\n".join(table(rows)))
     console.print()
     for problem in report.problems:
         console.print(f"BROKEN         {problem.what}.", style="red")
@@ -58,13 +59,6 @@ def show(report: Report) -> None:
         console.print()
     console.print(f"{'recommended':<15}", style="bold", end="")
     console.print(f"python train.py {' '.join(report.overrides)}")
-
-
-def state(gpu: Gpu, name: str) -> str:
-    """What a GPU does, what CUDA calls it, and what keeps runs away from it."""
-    busy = "" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} % busy"
-    words = (busy, name or "hidden", gpu.problem or choice.locked_by(gpu))
-    return ", ".join(word for word in words if word)
 
 
 if __name__ == "__main__":

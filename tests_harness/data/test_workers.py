@@ -11,7 +11,7 @@ import torch
 from harness.data import measuring as workers
 from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
-from harness.data.measuring import Measured, candidates, knee, measure, measure_all, measure_briefly
+from harness.data.measuring import Measured, candidates, knee, measure, measure_briefly
 from tests_harness.conftest import command
 
 
@@ -94,7 +94,7 @@ def test_workers_read_at_the_same_time() -> None:
 
 def test_reading_counts_as_time_of_the_step_without_workers_only() -> None:
     data = Data(0.03)
-    alone, helped = measure_all(lambda n: data.endless_loader(n, "train"), [0, 1], 0.1, 1)
+    alone, helped = (measure(data.endless_loader(n, "train"), 0.1) for n in (0, 1))
     assert alone.seconds_of_step == alone.seconds_per_batch >= 0.03
     assert helped.seconds_of_step < helped.seconds_per_batch
 

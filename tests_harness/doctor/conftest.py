@@ -1,3 +1,3 @@
-from tests_harness.machine.conftest import _no_variables, lock_folder, machine
+from tests_harness.machine.conftest import _no_variables, machine, own_locks
 
-__all__ = ["_no_variables", "lock_folder", "machine"]  # the same fake machines
+__all__ = ["_no_variables", "machine", "own_locks"]  # the same fake machines

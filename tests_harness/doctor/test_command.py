@@ -23,9 +23,9 @@ def doctor():
 
 
 @pytest.fixture
-def two_gpus(machine, lock_folder, monkeypatch: pytest.MonkeyPatch):
+def two_gpus(machine, own_locks, monkeypatch: pytest.MonkeyPatch):
     """A machine with two GPUs that work, as far as they can be played."""
-    machine(FakeGpu(79.1, utilisation=3), FakeGpu(78.0, utilisation=None))
+    machine(FakeGpu(79.1), FakeGpu(78.0))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setattr(gpus, "ask_torch", lambda: answer("11ab-cdef"))
     monkeypatch.setattr(process_groups, "all_reduce_in_processes", lambda *_: "")
@@ -36,12 +36,10 @@ def test_this_machine_is_examined() -> None:
     seen = json.loads(result.stdout)
     assert result.returncode == bool(seen["problems"]), result.stderr
     assert seen["gloo"] == {"works": True}
-    assert seen["versions"]["torch"]["installed"]
+    assert seen["versions"]["torch"]
     assert seen["cpu_cores"]["usable"] >= 1
     assert seen["recommended"][0].startswith("strategy=")
-    assert {"gpus", "driver", "torch_on_gpus", "memory", "shared_memory", "disk", "nccl"} < set(
-        seen
-    )
+    assert {"gpus", "torch_on_gpus", "shared_memory", "disk", "nccl"} < set(seen)
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -52,7 +50,7 @@ def test_screen_shows_gpus_and_one_line_to_paste(doctor, capsys, tmp_path) -> No
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
     assert lines[:3] == [
         "GPUs           2 here, 1 visible with CUDA_VISIBLE_DEVICES=1",
-        "  GPU 0    NVIDIA H100    79.1 GiB of   80.0 GiB free  3 % busy, hidden",
+        "  GPU 0    NVIDIA H100    79.1 GiB of   80.0 GiB free  hidden",
         "  GPU 1    NVIDIA H100    78.0 GiB of   80.0 GiB free  cuda:0",
     ]
     assert lines[-1].startswith("recommended    python train.py strategy=gpu trainer.devices=1 ")
@@ -74,7 +72,7 @@ def test_what_is_broken_is_told_and_is_the_exit_status(
     assert doctor.main(["--output-dir", str(tmp_path)]) == 1
     screen = capsys.readouterr().out
     assert "BROKEN         this torch is built for CPUs" in screen
-    assert "Install a build for CUDA" in screen
+    assert "Install a build for this GPU" in screen
     assert "strategy=cpu" in screen
 
 
@@ -93,7 +91,7 @@ def test_unknown_option_is_status_2(doctor) -> None:
     assert caught.value.code == 2
 
 
-@pytest.mark.usefixtures("lock_folder")
+@pytest.mark.usefixtures("own_locks")
 def test_readme_shows_the_screen_of_a_machine_without_gpus(doctor, machine, capsys, monkeypatch):
     machine(error=FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     monkeypatch.setattr(gpus, "ask_torch", lambda: answer(cuda=None))

@@ -1,7 +1,7 @@
 """Which GPU is cuda:0, and whether this torch can compute on it."""
 
 import json
-import subprocess
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,7 @@ def answer(*devices: str | tuple[str, str], cuda: str | None = "12.8", error: st
 
 def look(probe: Any) -> tuple[Any, dict[int, str]]:
     _, there, shown = this.gpus()
-    section, places, working = this.torch_on_gpus(there, shown, this.driver()[1], probe)
+    section, places, working = this.torch_on_gpus(there, shown, probe)
     return section, {index: places[index].number for index in working}
 
 
@@ -35,7 +35,6 @@ def test_no_driver_is_told_and_is_nothing_broken(machine) -> None:
     section, there, shown = this.gpus()
     assert section.text == "none: no NVIDIA driver is installed here"
     assert (there, shown, section.problems) == ([], [], [])
-    assert this.driver()[1] is None
     section, working = look(answer(cuda=None))
     assert (section.problems, working) == ([], {})
 
@@ -51,9 +50,7 @@ def test_visible_gpus_are_told(machine, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     section, there, shown = this.gpus()
-    assert section.text == (
-        "3 here, 2 visible with CUDA_VISIBLE_DEVICES=2,0, CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    )
+    assert section.text == "3 here, 2 visible with CUDA_VISIBLE_DEVICES=2,0"
     assert [gpu.number for gpu in shown] == ["2", "0"]
     assert len(there) == 3
     assert section.values["there"][1]["free_bytes"] == 70 * 2**30
@@ -74,11 +71,6 @@ def test_lost_gpu_is_a_problem_and_a_prohibited_one_is_none(machine) -> None:
     machine(FakeGpu(80, lost=True), FakeGpu(80, compute_mode=FakeNvml.NVML_COMPUTEMODE_PROHIBITED))
     (problem,) = this.gpus()[0].problems
     assert "GPU 0 does not answer" in problem.what
-
-
-def test_driver_tells_its_versions(machine) -> None:
-    machine()
-    assert this.driver()[0].text == "570.86, for CUDA up to 12.8"
 
 
 def test_torch_that_computes_is_well(machine) -> None:
@@ -105,19 +97,10 @@ def test_torch_for_cpus_beside_a_gpu_is_a_problem(machine) -> None:
     assert working == {}
 
 
-def test_driver_that_is_too_old_for_torch_is_named(machine) -> None:
-    machine(FakeGpu(80), driver="470.1", cuda=11040)
-    section, _ = look(answer(error="The NVIDIA driver on your system is too old"))
-    (problem,) = section.problems
-    assert "too old" in problem.what
-    assert "Driver 470.1 runs CUDA up to 11.4: update it" in problem.remedy
-    assert "for CUDA 11" in problem.remedy
-
-
 def test_cuda_that_does_not_start_is_a_problem(machine) -> None:
     machine(FakeGpu(80))
-    (problem,) = look(answer(error="CUDA unknown error"))[0].problems
-    assert "CUDA unknown error" in problem.what
+    (problem,) = look(answer(error="The NVIDIA driver is too old"))[0].problems
+    assert "The NVIDIA driver is too old" in problem.what
     assert "nvidia-smi" in problem.remedy
     (problem,) = look(answer())[0].problems
     assert "it finds no GPU" in problem.what
@@ -151,17 +134,26 @@ def test_apple_s_gpu_is_told(machine) -> None:
     assert look(answer(cuda=None) | {"mps": True})[0].text == "torch uses Apple's GPU"
 
 
-@pytest.mark.parametrize("end", [subprocess.TimeoutExpired("", 1), "", "Killed\n"])
-def test_torch_that_does_not_answer_is_a_problem(end, machine, monkeypatch) -> None:
-    def run(*_: object, **__: object) -> SimpleNamespace:
-        if isinstance(end, Exception):
-            raise end
-        return SimpleNamespace(stdout=end)
+def crashes() -> None:
+    os._exit(1)
 
-    monkeypatch.setattr(subprocess, "run", run)
+
+def is_broken() -> None:
+    raise ImportError("libcudart.so: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("probe", "seconds", "said"),
+    [(crashes, 3.0, "no answer after 3 seconds"), (is_broken, 120.0, "libcudart.so")],
+)
+def test_torch_that_does_not_answer_is_a_problem(
+    probe, seconds, said, machine, monkeypatch
+) -> None:
+    monkeypatch.setattr(this, "probe", probe)
+    monkeypatch.setattr(this, "PROBE_SECONDS", seconds)
     machine(FakeGpu(80))
     section, working = look(this.ask_torch())
-    assert "python -m harness.doctor.gpus" in section.problems[0].remedy
+    assert said in section.problems[0].what
     assert working == {}
 
 

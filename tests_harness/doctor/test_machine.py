@@ -18,15 +18,6 @@ def test_cores_name_the_quota_of_a_container(monkeypatch: pytest.MonkeyPatch) ->
     assert section.values == {"usable": 2, "there": 64, "quota": 2.5}
 
 
-def test_memory_is_that_of_the_machine_and_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2**23, "SC_PAGE_SIZE": 2**12}.get)
-    monkeypatch.setattr(this, "memory_limit", lambda: 8 * 2**30)
-    assert this.memory().text == "32.0 GiB; a control group allows 8.0 GiB"
-    assert this.memory().values["limit_bytes"] == 8 * 2**30
-    monkeypatch.setattr(this, "memory_limit", lambda: None)
-    assert this.memory().text == "32.0 GiB"
-
-
 def test_docker_s_shared_memory_is_too_small(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(this, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(this.shutil, "disk_usage", lambda _: Usage(2**26, 0, 2**26))

@@ -3,9 +3,10 @@ import itertools
 import pytest
 
 from harness.command import validate
-from harness.command.compose import compose
+from harness.command.compose import compose_command
 from harness.doctor.examine import is_busy, recommend
 from harness.machine import locks, nvml
+from tests_harness.conftest import ROOT
 from tests_harness.machine.fake_nvml import FakeGpu
 
 USUAL = {
@@ -68,11 +69,10 @@ def test_every_recommendation_composes_and_passes_the_checks(machine) -> None:
     assert len(lines) == 6
     machine(*[FakeGpu(80)] * 4)
     for words in lines.values():
-        cfg = compose("train", words)
-        validate.check(cfg, "train", words)
+        validate.check(compose_command("train", words, ROOT / "conf"))
 
 
-def test_busy_is_taken_or_half_full(machine, lock_folder) -> None:
+def test_busy_is_taken_or_half_full(machine, own_locks) -> None:
     machine(FakeGpu(39), FakeGpu(41), FakeGpu(80), FakeGpu(0, memory_unknown=True))
     assert locks.acquire("GPU-22ab-cdef")
     assert [is_busy(gpu) for gpu in nvml.gpus()] == [True, False, True, False]

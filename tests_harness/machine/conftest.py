@@ -1,3 +1,4 @@
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +28,10 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def lock_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Keep the test's locks apart from those of the machine."""
-    monkeypatch.setattr(locks, "FOLDER", tmp_path)
-    yield tmp_path
+    prefix = f"{tmp_path.name}_{os.getpid()}_"
+    monkeypatch.setattr(locks, "PREFIX", prefix)
+    yield prefix
     for name in list(locks.HELD):
         locks.release(name)

@@ -26,7 +26,6 @@ class FakeGpu:
     free: float
     total: float = 80.0
     name: str = "NVIDIA H100"
-    utilisation: int | None = 0
     compute_mode: int = 0
     processes: int = 0
     mig: list[float] | None = None
@@ -41,8 +40,6 @@ class FakeNvml:
 
     gpus: list[FakeGpu] = field(default_factory=list)
     error: int = 0
-    driver: str = "570.86"
-    cuda: int = 12080
     num_open: int = 0
 
     NVMLError = NVMLError
@@ -71,12 +68,6 @@ class FakeNvml:
         assert self.num_open, "the library is not open"
         return len(self.gpus)
 
-    def nvmlSystemGetDriverVersion(self):
-        return self.driver
-
-    def nvmlSystemGetCudaDriverVersion_v2(self):
-        return self.cuda
-
     def nvmlDeviceGetHandleByIndex(self, index):
         if self.gpus[index].lost:
             raise NVMLError(self.NVML_ERROR_GPU_IS_LOST)
@@ -98,12 +89,6 @@ class FakeNvml:
         free = gpu.free if handle[1] is None else gpu.mig[handle[1]]
         total = gpu.total if handle[1] is None else 10
         return SimpleNamespace(total=int(total * GIB), free=int(free * GIB))
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        gpu = self.gpus[handle[0]]
-        if gpu.utilisation is None:
-            raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(gpu=gpu.utilisation)
 
     def nvmlDeviceGetMigMode(self, handle):
         if "H100" not in self.gpus[handle[0]].name:

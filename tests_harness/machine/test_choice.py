@@ -13,7 +13,7 @@ from harness.machine import choice, locks, nvml
 from tests_harness.conftest import command
 from tests_harness.machine.fake_nvml import FakeGpu, FakeNvml, write_fake
 
-pytestmark = pytest.mark.usefixtures("lock_folder")
+pytestmark = pytest.mark.usefixtures("own_locks")
 
 
 def chosen(num_wanted: int | None, min_free_gib: float = 0) -> str:
@@ -104,19 +104,19 @@ def test_minimum_counts_in_gib(machine) -> None:
         choice.choose_emptiest(1, 20)
 
 
-def test_one_run_at_a_time_chooses(machine, monkeypatch, lock_folder: Path) -> None:
+def test_one_run_at_a_time_chooses(machine, monkeypatch, own_locks: str) -> None:
     """Else two that want all GPUs could each get a part of them, and neither start."""
     machine(FakeGpu(80))
     monkeypatch.setattr(locks, "WAIT_SECONDS", 0.0)
     with (
-        held("choice", lock_folder),
+        held("choice", own_locks),
         pytest.raises(UserError, match="has been choosing"),
     ):
         choice.choose_emptiest(1)
     assert chosen(1) == "0"
 
 
-def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, lock_folder: Path) -> None:
+def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, own_locks: str) -> None:
     machine(
         FakeGpu(79.1, name="T4"),
         FakeGpu(3.2, name="T4"),
@@ -125,17 +125,16 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, lock_folder: Pa
         FakeGpu(78, name="T4"),
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    with held("GPU-22ab-cdef", lock_folder) as pid, pytest.raises(UserError) as caught:
+    with held("GPU-22ab-cdef", own_locks) as pid, pytest.raises(UserError) as caught:
         choice.choose_emptiest(2, 20)
     assert str(caught.value).splitlines() == [
-        "gpus=emptiest looked for 2 GPUs, and 1 can be had:",
+        "gpus=emptiest looked for 2, and 1 can be had:",
         "  GPU 0    T4    79.1 GiB of   80.0 GiB free  free",
         "  GPU 1    T4     3.2 GiB of   80.0 GiB free  less free than gpus.min_free_gib=20",
         f"  GPU 2    T4    79.0 GiB of   80.0 GiB free  taken by the run of process {pid}",
         "  GPU 3    T4    80.0 GiB of   80.0 GiB free  computing is prohibited on it",
         "  GPU 4    T4    78.0 GiB of   80.0 GiB free  hidden by CUDA_VISIBLE_DEVICES=0,1,2,3",
-        "Use trainer.devices=1, ask for less with gpus.min_free_gib, or wait for other runs to "
-        "end.",
+        "Use fewer trainer.devices or a smaller gpus.min_free_gib, or wait for other runs to end.",
     ]
     assert visible() == "0,1,2,3"
     assert locks.HELD == {}
@@ -143,9 +142,9 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, lock_folder: Pa
 
 def test_more_gpus_than_there_are(machine) -> None:
     machine(FakeGpu(80))
-    with pytest.raises(UserError, match="looked for 2 GPUs, and 1 can be had"):
+    with pytest.raises(UserError, match="looked for 2, and 1 can be had"):
         choice.choose_emptiest(2)
-    with pytest.raises(UserError, match="looked for a GPU, and 0 can be had"):
+    with pytest.raises(UserError, match="looked for 1, and 0 can be had"):
         choice.choose_emptiest(None, 100)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
@@ -204,15 +203,15 @@ def test_choice_after_cuda_has_started_is_refused(machine, monkeypatch) -> None:
 class held:  # noqa: N801  (reads as a word in a with statement)
     """Another process that has locked a GPU."""
 
-    def __init__(self, uuid: str, folder: Path) -> None:
+    def __init__(self, uuid: str, prefix: str) -> None:
         code = (
-            "import pathlib, sys, time; from harness.machine import locks\n"
-            "locks.FOLDER = pathlib.Path(sys.argv[1])\n"
+            "import sys, time; from harness.machine import locks\n"
+            "locks.PREFIX = sys.argv[1]\n"
             "print(locks.acquire(sys.argv[2]), flush=True)\n"
             "time.sleep(60)"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, str(folder), uuid], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, prefix, uuid], stdout=subprocess.PIPE, text=True
         )
 
     def __enter__(self) -> int:
@@ -224,19 +223,19 @@ class held:  # noqa: N801  (reads as a word in a with statement)
         self.process.communicate()
 
 
-def test_runs_that_start_together_take_different_gpus(tmp_path: Path, lock_folder: Path) -> None:
+def test_runs_that_start_together_take_different_gpus(tmp_path: Path, own_locks: str) -> None:
     """Six at once on four GPUs: four get one each, two are told."""
     gpus = write_fake(tmp_path / "fake", [FakeGpu(80 - free) for free in range(4)])
     code = (
-        "import pathlib, sys; from harness.machine import choice, locks\n"
-        "locks.FOLDER = pathlib.Path(sys.argv[1]); print('ready', flush=True); input()\n"
+        "import sys; from harness.machine import choice, locks\n"
+        "locks.PREFIX = sys.argv[1]; print('ready', flush=True); input()\n"
         "try: print(choice.choose_emptiest(1)[0].number, flush=True)\n"
         "except Exception as error: print(type(error).__name__, flush=True)\n"
         "input()"
     )
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(lock_folder)],
+            [sys.executable, "-c", code, own_locks],
             **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True},
             env=os.environ | gpus,
         )
@@ -358,21 +357,21 @@ def test_every_command_can_choose(config: str) -> None:
 
 
 @pytest.mark.gpu
-def test_real_gpu_is_chosen_and_becomes_cuda_0(lock_folder: Path) -> None:
+def test_real_gpu_is_chosen_and_becomes_cuda_0(own_locks: str) -> None:
     code = (
-        "import pathlib, sys; from harness.machine import choice, locks\n"
-        "locks.FOLDER = pathlib.Path(sys.argv[1]); gpu, = choice.choose_emptiest(1)\n"
+        "import sys; from harness.machine import choice, locks\n"
+        "locks.PREFIX = sys.argv[1]; gpu, = choice.choose_emptiest(1)\n"
         "import torch; print(gpu.uuids[0], torch.cuda.get_device_properties(0).uuid)\n"
         "assert torch.cuda.device_count() == 1"
     )
-    result = command("-c", code, str(lock_folder))
+    result = command("-c", code, own_locks)
     assert result.returncode == 0, result.stderr
     ours, cudas = result.stdout.split()
     assert ours.removeprefix("GPU-") == cudas
 
 
 @pytest.mark.multi_gpu
-def test_real_gpus_are_in_the_order_of_their_free_memory(lock_folder: Path) -> None:
+def test_real_gpus_are_in_the_order_of_their_free_memory(own_locks: str) -> None:
     before = {gpu.uuids[0]: gpu.free_bytes for gpu in nvml.gpus()}
     found = choice.choose_emptiest(2)
     free = [before[gpu.uuids[0]] for gpu in found]

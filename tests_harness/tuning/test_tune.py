@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness.command.compose import compose
-from harness.tuning.trial import num_processes
+from harness.tuning import num_processes
 from project.models.classifier import Classifier
 from tests_harness.conftest import ROOT
 
@@ -46,6 +46,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("data.drop_last=true", "data.max_samples_per_device=8"), 16),
         (("strategy=ddp", "trainer.devices=3"), 48),
+        (("strategy=ddp2", "trainer.devices=2"), 16),
     ],
     ids=str,
 )
@@ -60,15 +61,15 @@ def test_batch_size_is_what_fits_in_each_process(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected"), [((), 1024), (("strategy=ddp", "trainer.devices=2"), 1257)]
+    ("strategy", "expected"), [((), 1024), (("strategy=ddp", "trainer.devices=2"), 1250)]
 )
 def test_data_set_bounds_the_batch_size(
     strategy: tuple[str, ...], expected: int, capsys, tmp_path: Path
 ) -> None:
-    """A power of two that was tried, and never more than the 1,257 samples there are."""
+    """A power of two that was tried, and never more than the 1,250 samples there are."""
     line, screen = last_line(capsys, tmp_path, "batch-size", *strategy)
     assert line == f"data.batch_size={expected}"
-    assert "no more than 1257, and memory was not the limit" in screen
+    assert "memory is no limit" in screen
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -81,15 +82,10 @@ def test_learning_rate_is_a_line_to_paste_and_a_picture(capsys, tmp_path: Path) 
     assert (tmp_path / "tune" / "lr.png").stat().st_size > 5000
 
 
-def test_workers_are_a_line_to_paste_and_a_table(
-    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.machine.limits.usable_cores", lambda: 2)
-    tune.main(["workers", "--seconds=0.05", "model=mlp", f"output_dir={tmp_path}"])
-    *table, last = [line for line in capsys.readouterr().out.splitlines() if "Read" not in line]
-    assert [line.split()[0] for line in table] == ["workers", "0", "1", "2"]
-    assert sum("more is not better" in line for line in table) == 1
-    assert last.startswith("data.num_workers=")
+def test_workers_are_a_line_to_paste(capsys, tmp_path: Path) -> None:
+    line, screen = last_line(capsys, tmp_path, "workers")
+    assert line.startswith("data.num_workers=")
+    assert "batches per second with 0: " in screen
 
 
 @pytest.mark.parametrize(
@@ -98,7 +94,7 @@ def test_workers_are_a_line_to_paste_and_a_table(
         (["workers", "lr=3"], "Did you mean model.optimizer.lr?"),
         (["workers", "experiment=nope"], "experiment=nope"),
         (["batch-size", "data.batch_size=0"], "must be a whole number"),
-        (["lr", "--lowest=1", "--highest=0.1"], "must be below --highest"),
+        (["lr", "--lowest=1", "--highest=0.1"], "below --highest"),
         (["lr", "--steps=3"], "use 20 or more"),
         (["lr", "model.net._target_=nope.Net"], "does not exist"),
     ],
@@ -124,6 +120,7 @@ def test_processes_are_counted_as_the_strategy_starts_them(
     overrides: list[str], expected: int
 ) -> None:
     cfg = compose("train", [*overrides, "trainer.accelerator=cpu"])
-    assert num_processes(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)).trainer) == (
-        expected
+    assert (
+        num_processes(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)).trainer)
+        == expected
     )

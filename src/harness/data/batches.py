@@ -56,11 +56,6 @@ class SeededSamples(BatchedDataset):
 
     An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` then gives the same
     result in any worker of any process.
-
-    Args:
-        dataset: read sample by sample.
-        seed: the run's seed.
-        collate: makes a batch of a list of samples.
     """
 
     def __init__(
@@ -148,10 +143,7 @@ class GlobalBatchSampler(Sampler[Batch]):
         self.epoch = epoch
 
     def start_at(self, epoch: int, step: int) -> None:
-        """Let ``epoch`` begin at one of its steps; what lies before is never read.
-
-        The length stays that of a whole epoch: Lightning counts on from where it was.
-        """
+        """Let ``epoch`` begin at a step; the length stays, as Lightning counts on from there."""
         self.start = (epoch, step)
         self.epoch = epoch  # Lightning asks for the first batches before it announces the epoch
 
@@ -213,14 +205,8 @@ class EvaluationBatchSampler(BatchSampler):
     fewer samples than processes, ranks without a sample of their own yield sample 0 once and
     ``is_filler`` tells so.
 
-    The signature is the one of ``BatchSampler`` because Lightning builds it again for prediction.
-
-    Args:
-        sampler: only its length is used: the number of samples.
-        batch_size: samples per batch, summed over processes.
-        drop_last: must be ``False``: an evaluation leaves nothing out.
-        num_ranks: processes that share each batch.
-        rank: which of them this one is.
+    The signature is the one of ``BatchSampler`` because Lightning builds it again for prediction:
+    of ``sampler`` only the length is used, and ``drop_last`` must be ``False``.
     """
 
     def __init__(

@@ -211,22 +211,26 @@ class DataModule(pl.LightningDataModule):
         )
         return self._loader(dataset, Endless(sampler), num_workers)
 
-    def _choose_workers(self) -> int:
+    def choose_workers(self, split: str, num_ranks: int, num_nodes: int) -> int:
+        """Measure and say how many workers serve one of so many processes; needs no trainer."""
+        numbers = candidates(max(1, usable_cores() * num_nodes // num_ranks))
+        found = measure_briefly(lambda n: self.endless_loader(n, split, num_ranks), numbers)
+        chosen = knee(found)
+        speeds = ", ".join(f"{m.num_workers}: {1 / m.seconds_per_batch:.3g}" for m in found)
+        line = f"data.num_workers=auto chose {chosen} (batches per second with {speeds})"
+        log.info("%s", line)
+        print(line, flush=True)
+        return chosen
+
+    def _workers_of_run(self) -> int:
         """Let the first process measure, with its share of the cores, while the others wait."""
         trainer = self.trainer
         assert trainer is not None
         chosen = 0
         if trainer.is_global_zero:
-            num_ranks, _ = self._processes()
             function = trainer.state.fn.value  # type: ignore[union-attr]
             split = SPLITS.get(function, function)
-            numbers = candidates(max(1, usable_cores() * trainer.num_nodes // num_ranks))
-            found = measure_briefly(lambda n: self.endless_loader(n, split, num_ranks), numbers)
-            chosen = knee(found)
-            speeds = ", ".join(f"{m.num_workers}: {1 / m.seconds_per_batch:.3g}" for m in found)
-            line = f"data.num_workers=auto chose {chosen} (batches per second with {speeds})"
-            log.info("%s", line)
-            print(line, flush=True)
+            chosen = self.choose_workers(split, self._processes()[0], trainer.num_nodes)
         return int(trainer.strategy.broadcast(chosen))
 
     def _loader(
@@ -234,7 +238,7 @@ class DataModule(pl.LightningDataModule):
     ) -> DataLoader[Any]:
         if num_workers is None:
             if self.num_workers == "auto":
-                self.num_workers = self._choose_workers()
+                self.num_workers = self._workers_of_run()
             num_workers = self.num_workers
         if not isinstance(dataset, BatchedDataset):
             dataset = SeededSamples(dataset, self.seed, self.collate)
@@ -247,16 +251,13 @@ class DataModule(pl.LightningDataModule):
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
             persistent_workers=has_workers and self.persistent_workers,
             prefetch_factor=self.prefetch_factor if has_workers else None,
-            multiprocessing_context=_start_method() if has_workers else None,
+            # Forked also in a spawned process, where spawning would cost each worker seconds.
+            multiprocessing_context=multiprocessing.get_all_start_methods()[0]
+            if has_workers and multiprocessing.parent_process()
+            else None,
             worker_init_fn=start_worker if has_workers else None,
             collate_fn=_identity,  # the data set returns collated batches
         )
-
-
-def _start_method() -> str | None:
-    """Fork workers also in a spawned process, where spawning would cost each of them seconds."""
-    is_spawned = multiprocessing.parent_process() is not None
-    return multiprocessing.get_all_start_methods()[0] if is_spawned else None
 
 
 def _identity(batch: Any) -> Any:

@@ -1,6 +1,5 @@
 """How long a run waits for data, and how many worker processes it needs: measured, not guessed."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,17 +22,12 @@ SECONDS_EACH, SECONDS_IN_ALL = 0.5, 20.0
 
 @dataclass
 class Measured:
-    """The speed of reading with a number of workers.
+    """The speed of reading with a number of workers."""
 
-    Args:
-        num_workers: 0 reads in the training process.
-        seconds_per_batch: time from one batch to the next, while nothing else is computed.
-        seconds_of_step: the share of it that lengthens every step: all of it without workers;
-            with workers the processor time that the training process spends on receiving.
-    """
-
-    num_workers: int
-    seconds_per_batch: float
+    num_workers: int  # 0 reads in the training process
+    seconds_per_batch: float  # from one batch to the next, while nothing else is computed
+    # What lengthens every step: all of it without workers; with workers the processor time that
+    # the training process spends on receiving.
     seconds_of_step: float
 
 
@@ -97,28 +91,6 @@ def measure(loader: DataLoader[Any], seconds: float) -> Measured:
     return Measured(num_workers, spent / count, (busy if num_workers else spent) / count)
 
 
-def measure_all(
-    make_loader: Callable[[int], DataLoader[Any]],
-    numbers: Sequence[int],
-    seconds: float,
-    num_rounds: int = 3,
-) -> list[Measured]:
-    """The median of several measurements for each number of workers.
-
-    The numbers take turns, because the first ones read from the disk what the later ones find in
-    memory.
-    """
-    rounds = [[measure(make_loader(n), seconds) for n in numbers] for _ in range(num_rounds)]
-    return [
-        Measured(
-            same[0].num_workers,
-            statistics.median(m.seconds_per_batch for m in same),
-            statistics.median(m.seconds_of_step for m in same),
-        )
-        for same in zip(*rounds, strict=True)
-    ]
-
-
 def measure_briefly(
     make_loader: Callable[[int], DataLoader[Any]], numbers: Sequence[int]
 ) -> list[Measured]:
@@ -149,16 +121,3 @@ def knee(found: Sequence[Measured]) -> int:
     least = next(m for m in helped if m.seconds_per_batch * EQUALLY_FAST <= fastest)
     worth = max(2 * least.seconds_of_step, RECEIVING_SECONDS)
     return least.num_workers if alone.seconds_of_step > worth else alone.num_workers
-
-
-def table(found: Sequence[Measured], chosen: int, batch_size: int) -> str:
-    """A line per number of workers; the knee is marked."""
-    lines = ["workers   batches/s   samples/s   ms of each step"]
-    for m in found:
-        speed = 1 / m.seconds_per_batch
-        mark = "   <- more is not better" if m.num_workers == chosen else ""
-        lines.append(
-            f"{m.num_workers:7}   {speed:9.1f}   {speed * batch_size:9.0f}   "
-            f"{m.seconds_of_step * 1000:15.2f}{mark}"
-        )
-    return "\n".join(lines)

@@ -10,26 +10,17 @@ from harness.machine.nvml import Gpu
 MOST_WORKERS = 8  # of one process; only a measurement tells the best number
 
 
-def examine(root: Path, output_dir: Path) -> Report:
-    """Examine this machine, which takes some seconds: torch is started three times.
-
-    Args:
-        root: the folder of the project's pyproject.toml and requirements.lock.
-        output_dir: the folder that runs are written below.
-    """
+def examine(output_dir: Path) -> Report:
+    """Examine this machine, which takes some seconds: torch is started three times."""
     gpus_section, all_gpus, visible = gpus.gpus()
-    driver_section, driver = gpus.driver()
-    answer = gpus.ask_torch()
-    torch_section, by_index, working = gpus.torch_on_gpus(all_gpus, visible, driver, answer)
+    torch_section, by_index, working = gpus.torch_on_gpus(all_gpus, visible, gpus.ask_torch())
     gloo = process_groups.gloo()
     nccl = process_groups.nccl([f"cuda:{index}" for index in working])
     cores, shared_memory = machine.cores(), machine.shared_memory()
     names = {gpu: f"cuda:{index}" for index, gpu in by_index.items()}
+    disk, versions = machine.disk(output_dir), machine.versions()
     return Report(
-        [
-            *(gpus_section, driver_section, torch_section, cores, machine.memory(), shared_memory),
-            *(machine.disk(output_dir), machine.versions(root), gloo, nccl),
-        ],
+        [gpus_section, torch_section, cores, shared_memory, disk, versions, gloo, nccl],
         {gpu: names.get(gpu, "") for gpu in choice.selectable(all_gpus)},
         recommend(
             num_visible=len(visible),
@@ -50,15 +41,10 @@ def recommend(
     num_cores: int,
     workers_can_share: bool,
 ) -> list[str]:
-    """Settings to begin with on this machine, as words of a command.
+    """Settings to begin with, as words of a command.
 
-    Args:
-        num_visible: CUDA devices.
-        num_gpus: CUDA devices on which torch computes.
-        num_busy: of these ``num_gpus``, those that others use.
-        nccl_works: whether several GPUs can sum their gradients.
-        num_cores: cores that this process may use.
-        workers_can_share: whether data workers have enough shared memory.
+    Of the ``num_visible`` CUDA devices torch computes on ``num_gpus``, of which others use
+    ``num_busy``.
     """
     num_devices = max(1, num_gpus - num_busy) if nccl_works else 1
     # auto would try a GPU that does not work.

@@ -16,14 +16,7 @@ class Problem:
 
 @dataclass
 class Section:
-    """What was found out about one thing.
-
-    Attributes:
-        name: of the thing; lower case with underscores, it is the key for a program.
-        text: lines for a person.
-        values: the same for a program.
-        problems: what is broken.
-    """
+    """What was found out about one thing: ``text`` for a person, ``values`` for a program."""
 
     name: str
     text: str
@@ -38,16 +31,11 @@ class Section:
 
 @dataclass
 class Report:
-    """What was found out about a machine.
-
-    Attributes:
-        gpus: CUDA's name of every GPU, ``cuda:0``; empty if CUDA does not show it.
-        overrides: settings to begin with.
-    """
+    """What was found out about a machine."""
 
     sections: list[Section]
-    gpus: dict[Gpu, str]
-    overrides: list[str]
+    gpus: dict[Gpu, str]  # CUDA's name of every GPU, ``cuda:0``; empty if CUDA does not show it
+    overrides: list[str]  # settings to begin with
 
     @property
     def problems(self) -> list[Problem]:

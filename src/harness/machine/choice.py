@@ -9,6 +9,8 @@ from harness.machine import locks, nvml
 from harness.machine.nvml import Gpu, gib
 from harness.machine.visible import visible
 
+_ADVICE = "Use fewer trainer.devices or a smaller gpus.min_free_gib, or wait for other runs to end."
+
 
 def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
     """Choose GPUs and let CUDA see only these, the emptiest as its device 0.
@@ -19,9 +21,6 @@ def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu
     Args:
         num_wanted: how many; ``None`` for all that are free.
         min_free_gib: GiB of memory that each must have free.
-
-    Returns:
-        The GPUs in CUDA's order.
 
     Raises:
         UserError: if there are not enough; the message shows what each GPU lacks.
@@ -46,7 +45,10 @@ def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu
         if not chosen or len(chosen) < (num_wanted or 1):
             for gpu in chosen:
                 locks.release(gpu.uuids[0])
-            raise UserError(_too_few(gpus, states, num_wanted, len(chosen), min_free_gib))
+            found = f"gpus=emptiest looked for {num_wanted or 1}, and {len(chosen)} can be had:"
+            hidden = f"hidden by CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
+            rows = {gpu: states.get(gpu, hidden) or "free" for gpu in selectable(gpus)}
+            raise UserError("\n".join([found, *table(rows), _ADVICE]))
     # Numbers mean the same to NVML and to CUDA in the order of the PCI bus, unless NVML sees a
     # GPU that CUDA does not: then only UUIDs are unambiguous.
     by_uuid = chosen[0].is_mig or not all(gpu.uuids for gpu in gpus)
@@ -71,25 +73,18 @@ def candidates(gpus: Sequence[Gpu]) -> list[Gpu]:
             f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={value}, which shows "
             f"none{f': {mistake}' if mistake else ''}.\nUnset it, or leave out gpus=emptiest."
         )
-    if len(shown) < len(gpus) and is_order_unknown(gpus):
+    # By default CUDA puts the fastest GPU first and documents no order for the others; equal
+    # GPUs keep the order of the PCI bus, as NVML has them.
+    are_different = len({gpu.name for gpu in gpus}) > 1
+    are_numbered = not (value or "").startswith(("GPU-", "MIG-"))
+    by_pci_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if len(shown) < len(gpus) and are_different and are_numbered and not by_pci_bus:
         raise UserError(
             f"CUDA_VISIBLE_DEVICES={value} counts GPUs in CUDA's own order, fastest first, and "
             "this machine has different ones.\n"
             "Set CUDA_DEVICE_ORDER=PCI_BUS_ID as well to count as nvidia-smi does, or name UUIDs."
         )
     return selectable(shown)
-
-
-def is_order_unknown(gpus: Sequence[Gpu]) -> bool:
-    """Whether the numbers in ``CUDA_VISIBLE_DEVICES`` may not be those of NVML.
-
-    By default CUDA puts the fastest GPU first and documents no order for the others. Equal GPUs
-    keep the order of the PCI bus.
-    """
-    value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    by_pci_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    by_uuid = value.startswith(("GPU-", "MIG-"))
-    return len({gpu.name for gpu in gpus}) > 1 and not by_pci_bus and not by_uuid
 
 
 def check() -> None:
@@ -136,22 +131,3 @@ def _obstacle(gpu: Gpu, num_wanted: int | None, min_free_gib: float) -> str:
     if gpu.free_bytes < min_free_gib * 2**30:
         return f"less free than gpus.min_free_gib={min_free_gib:g}"
     return ""
-
-
-def _too_few(
-    gpus: Sequence[Gpu],
-    states: dict[Gpu, str],
-    num_wanted: int | None,
-    num_found: int,
-    min_free_gib: float,
-) -> str:
-    wanted = f"{num_wanted} GPU{'s' if num_wanted != 1 else ''}" if num_wanted else "a GPU"
-    hidden = f"hidden by CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
-    rows = {gpu: states.get(gpu, hidden) or "free" for gpu in selectable(gpus)}
-    lines = [f"gpus=emptiest looked for {wanted}, and {num_found} can be had:", *table(rows)]
-    ways = [f"use trainer.devices={num_found}"] if num_found else []
-    ways += ["ask for less with gpus.min_free_gib"] if min_free_gib else []
-    last = "wait for other runs to end."
-    advice = f"{', '.join(ways)}, or {last}" if ways else last
-    lines.append(advice[0].upper() + advice[1:])
-    return "\n".join(lines)

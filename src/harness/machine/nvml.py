@@ -1,33 +1,21 @@
 """What NVIDIA's management library (NVML) says of the GPUs, without starting CUDA or torch."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a MIG device, which is a slice of a GPU.
+    """A GPU, or a MIG device, which is a slice of a GPU."""
 
-    Attributes:
-        number: as nvidia-smi counts, ``"2"``; the first MIG device of that GPU is ``"2:0"``.
-        uuids: names for ``CUDA_VISIBLE_DEVICES``; a MIG device has a second, older one.
-        total_bytes: its memory; 0 where NVML cannot tell, as of memory shared with the CPU.
-        free_bytes: the memory that nobody has allocated.
-        utilisation_percent: share of the last second or less in which it computed.
-        problem: why no run can start on it; empty if one can.
-        mig_devices: CUDA shows these instead of the GPU.
-    """
-
-    number: str
-    uuids: tuple[str, ...]
+    number: str  # as nvidia-smi counts, "2"; the first MIG device of that GPU is "2:0"
+    uuids: tuple[str, ...]  # for CUDA_VISIBLE_DEVICES; a MIG device has a second, older one
     name: str
-    total_bytes: int = 0
+    total_bytes: int = 0  # 0 where NVML cannot tell, as of memory shared with the CPU
     free_bytes: int = 0
-    utilisation_percent: int | None = None
-    problem: str = ""
-    mig_devices: tuple["Gpu", ...] = ()
+    problem: str = ""  # why no run can start on it; empty if one can
+    mig_devices: tuple["Gpu", ...] = ()  # CUDA shows these instead of the GPU
 
     @property
     def is_mig(self) -> bool:
@@ -35,30 +23,21 @@ class Gpu:
         return ":" in self.number
 
 
-@dataclass(frozen=True)
-class Driver:
-    """The version of the driver, and the newest CUDA that it runs."""
-
-    version: str
-    cuda: tuple[int, int]
-
-
 class NoDriverError(Exception):
-    """NVML does not answer.
-
-    Args:
-        reason: why.
-        remedy: what to do; empty where there is nothing to repair.
-    """
+    """NVML does not answer; ``remedy`` is empty where there is nothing to repair."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
         self.remedy = remedy
 
 
-@contextmanager
-def session() -> Iterator[Any]:
-    """Open the library.
+def gib(num_bytes: float) -> str:
+    """Bytes, in the unit that nvidia-smi counts in."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def gpus() -> list[Gpu]:
+    """All GPUs of this machine, in the order of their PCI bus ids.
 
     Raises:
         NoDriverError: where there is no driver, or a broken one.
@@ -68,7 +47,7 @@ def session() -> Iterator[Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        reason, remedy = {
+        remedies = {
             pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: ("no NVIDIA driver is installed here", ""),
             pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
                 "an NVIDIA driver is installed, but not loaded",
@@ -79,44 +58,13 @@ def session() -> Iterator[Any]:
                 "the NVIDIA driver was updated while the old one is still loaded",
                 "Restart the machine.",
             ),
-        }.get(
-            error.value,
-            (
-                f"the NVIDIA driver does not answer: {error}",
-                "Look at `sudo dmesg | grep -i nv`.",
-            ),
-        )
-        raise NoDriverError(reason, remedy) from error
+        }
+        unknown = f"the NVIDIA driver does not answer: {error}", "Look at `sudo dmesg | grep nv`."
+        raise NoDriverError(*remedies.get(error.value, unknown)) from error
     try:
-        yield pynvml
+        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
-
-
-def gib(num_bytes: float) -> str:
-    """Bytes, in the unit that nvidia-smi counts in."""
-    return f"{num_bytes / 2**30:.1f} GiB"
-
-
-def driver() -> Driver:
-    """The driver of this machine.
-
-    Raises:
-        NoDriverError: where there is none.
-    """
-    with session() as nvml:
-        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
-        return Driver(nvml.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10))
-
-
-def gpus() -> list[Gpu]:
-    """All GPUs of this machine, in the order of their PCI bus ids.
-
-    Raises:
-        NoDriverError: where there is no driver.
-    """
-    with session() as nvml:
-        return [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
@@ -127,9 +75,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         problem = "MIG is on, without MIG devices" if mig_devices == () else _problem(nvml, handle)
     except nvml.NVMLError as error:  # the GPU has fallen off the bus, or is not for this user
         return Gpu(str(index), (), "unknown", problem=str(error))
-    rates = _supported(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-    percent = None if rates is None else rates.gpu
-    return Gpu(str(index), (uuid,), name, *memory, percent, problem, mig_devices or ())
+    return Gpu(str(index), (uuid,), name, *memory, problem, mig_devices or ())
 
 
 def _mig_devices(nvml: Any, handle: Any, index: int) -> tuple[Gpu, ...] | None:

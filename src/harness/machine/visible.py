@@ -39,32 +39,27 @@ def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[list[Gpu], str]:
     known = [device for gpu in gpus for device in gpu.mig_devices] if kind == "MIG-" else gpus
     names: list[str] = []
     shown: list[Gpu] = []
-    unknown: str | None = None  # CUDA ignores the first unknown entry, and all that follow
+    mistake = ""
     for entry in value.split(","):
-        number = re.match(r"\s*\+?(\d+)", entry)  # CUDA reads "2x" as 2
-        name = entry if kind else number[1].lstrip("0") or "0" if number else ""
-        if name in names:
+        if kind:
+            name = entry if entry.startswith(kind) else ""
+        else:  # CUDA reads "2x" as 2
+            number = re.match(r"\s*\+?(\d+)", entry)
+            name = str(int(number[1])) if number else ""
+        found = [gpu for gpu in known if _is_called(gpu, name)]
+        if not mistake and len(found) != 1:
+            mistake = f"{entry.strip()!r} names no GPU, and CUDA ignores it and what follows"
+        if name in names or (not mistake and found[0] in shown):
             return [], f"{entry.strip()!r} is in it twice, and CUDA then shows no GPU"
-        if not name.startswith(kind) or not name:
-            unknown = entry if unknown is None else unknown
+        if not name:
             break
         names.append(name)
-        if unknown is not None:
-            continue
-        matches = [gpu for gpu in known if _is_called(gpu, name)]
-        if len(matches) != 1:
-            unknown = entry
-        elif matches[0] in shown:
-            return [], f"{entry.strip()!r} is in it twice, and CUDA then shows no GPU"
-        else:
-            shown.append(matches[0])
-    if unknown is not None:
-        return shown, f"{unknown.strip()!r} names no GPU, and CUDA ignores it and what follows"
-    return shown, ""
+        if not mistake:
+            shown.extend(found)
+    return shown, mistake
 
 
 def _is_called(gpu: Gpu, name: str) -> bool:
     """Whether ``name`` is its number, or the first characters of its UUID."""
-    return gpu.number == name or any(
-        uuid.startswith(name) for uuid in gpu.uuids if name.startswith(("GPU-", "MIG-"))
-    )
+    is_uuid = name.startswith(("GPU-", "MIG-"))
+    return gpu.number == name or (is_uuid and any(uuid.startswith(name) for uuid in gpu.uuids))

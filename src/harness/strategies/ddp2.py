@@ -32,12 +32,8 @@ class DDP2Strategy(NodeParallelStrategy, DDPStrategy):
         return 1
 
     def set_world_ranks(self) -> None:
-        """Check the launch before the ranks are derived from it."""
-        NodeParallelStrategy.set_world_ranks(self)
-        DDPStrategy.set_world_ranks(self)
-
-    def check_processes(self) -> None:
         """Refuse several processes on a node, and a launch that would wait forever."""
+        NodeParallelStrategy.set_world_ranks(self)
         environment = self.cluster_environment
         assert environment is not None
         if isinstance(environment, LightningEnvironment) and self.num_nodes > 1:
@@ -56,3 +52,4 @@ class DDP2Strategy(NodeParallelStrategy, DDPStrategy):
                 f"strategy=ddp2 needs as many processes as trainer.num_nodes={self.num_nodes}, "
                 f"one on each node; the environment says otherwise.\n{start}"
             ) from error
+        DDPStrategy.set_world_ranks(self)

@@ -16,10 +16,6 @@ class DeviceThreads:
 
     On a CPU the jobs run one after the other: threads would share the same cores, and which job
     draws first from the one random generator would depend on their timing.
-
-    Args:
-        devices: one per job.
-        threads: whether to use threads; by default unless the devices are CPUs.
     """
 
     def __init__(self, devices: Sequence[torch.device], threads: bool | None = None) -> None:

@@ -33,8 +33,9 @@ class DataParallelStrategy(NodeParallelStrategy):
         """The one process loads whole batches."""
         return {"num_replicas": 1, "rank": 0}
 
-    def check_processes(self) -> None:
+    def set_world_ranks(self) -> None:
         """Refuse to be one of several processes: each would train alone."""
+        super().set_world_ranks()
         environment = self.cluster_environment
         assert environment is not None
         if environment.creates_processes_externally and environment.world_size() > 1:

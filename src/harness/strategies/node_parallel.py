@@ -22,7 +22,6 @@ class NodeParallelStrategy(ParallelStrategy):
             default calls of the LightningModule itself, `self(x)`.
         whole_inputs: arguments of forward that go whole to every device, such as ["mask"].
         scalar_outputs: "mean" allows a forward that returns a loss, if it is a mean over samples.
-        threads: run the devices in threads; by default unless they are CPUs.
         **kwargs: arguments of the Lightning strategy that a subclass inherits from.
     """
 
@@ -34,7 +33,6 @@ class NodeParallelStrategy(ParallelStrategy):
         modules: Sequence[str] | None = None,
         whole_inputs: Sequence[str] = (),
         scalar_outputs: Literal["error", "mean"] = "error",
-        threads: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -45,7 +43,6 @@ class NodeParallelStrategy(ParallelStrategy):
         self.modules = None if modules is None else tuple(modules)
         self.whole_inputs = tuple(whole_inputs)
         self.scalar_outputs: Literal["error", "mean"] = scalar_outputs
-        self.threads = threads
         self.parallel_forwards: list[ParallelForward] = []
         self._is_first_step = True
 
@@ -56,18 +53,13 @@ class NodeParallelStrategy(ParallelStrategy):
         return self.parallel_devices[0]
 
     def set_world_ranks(self) -> None:
-        """Lightning calls this at the end of Trainer(...), when every setting is known."""
+        """Check the launch; Lightning calls this at the end of Trainer(...), with all settings."""
         if synchronises_batch_norm(self):  # set by the Trainer, like num_nodes
             raise UserError(
                 f"strategy={self.strategy_name} cannot share BatchNorm statistics between the "
                 "devices of a process, but trainer.sync_batchnorm=true.\n"
                 "Use strategy=ddp, or trainer.sync_batchnorm=false."
             )
-        self.check_processes()
-
-    def check_processes(self) -> None:
-        """Refuse a launch with the wrong number of processes."""
-        raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Split forward once the model is on the root device."""
@@ -81,7 +73,7 @@ class NodeParallelStrategy(ParallelStrategy):
         super().setup(trainer)
         for module in modules:
             forward = ParallelForward(
-                module, self.parallel_devices, self.whole_inputs, self.scalar_outputs, self.threads
+                module, self.parallel_devices, self.whole_inputs, self.scalar_outputs
             )
             forward.install()
             self.parallel_forwards.append(forward)

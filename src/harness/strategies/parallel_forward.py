@@ -14,7 +14,7 @@ from harness.errors import UserError
 from .device_threads import DeviceThreads
 from .replica import Replica, Substitute
 from .replicable import check_devices
-from .splitting import Share, join, split
+from .splitting import join, split
 
 # True while shares run: a module inside a split module is not split again.
 _splitting = contextvars.ContextVar("splitting", default=False)
@@ -29,8 +29,7 @@ class ParallelForward(Substitute):
     Args:
         module: lives on `devices[0]`.
         devices: one per share; a device may be named several times.
-        whole_inputs: arguments of forward that go whole to every device.
-        scalar_outputs: "mean" joins scalars as a mean weighted by samples, "error" refuses them.
+        whole_inputs, scalar_outputs: see `NodeParallelStrategy`.
         threads: a thread per device; by default on anything but a CPU.
     """
 
@@ -89,9 +88,11 @@ class ParallelForward(Substitute):
         try:
             # Every device has been asked for its copies before the first forward starts.
             forwards = [self.original, *self._replica_forwards(len(shares) - 1)]
-            outputs = self.threads.run(
-                [_job(forward, share) for forward, share in zip(forwards, shares, strict=True)]
-            )
+            jobs = [
+                functools.partial(forward, *share.args, **share.kwargs)
+                for forward, share in zip(forwards, shares, strict=True)
+            ]
+            outputs = self.threads.run(jobs)
         finally:
             _splitting.reset(token)
             if not torch.is_grad_enabled():
@@ -108,10 +109,6 @@ class ParallelForward(Substitute):
         return [replica.refresh(self.devices[0]).forward for replica in replicas[:count]]
 
 
-def _job(forward: Callable[..., Any], share: Share) -> Callable[[], Any]:
-    return functools.partial(forward, *share.args, **share.kwargs)
-
-
 def reseed_like_seeded(generators: Sequence[torch.Generator]) -> None:
     """Reseed the generators of devices that were seeded like the first one.
 
@@ -125,15 +122,12 @@ def reseed_like_seeded(generators: Sequence[torch.Generator]) -> None:
 
 
 def _positions_and_names(forward: Callable[..., Any], names: Sequence[str]) -> frozenset[int | str]:
-    if not names:
-        return frozenset()
-    parameters = inspect.signature(forward).parameters
-    positions = {name: i for i, name in enumerate(parameters)}
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    parameters = inspect.signature(forward).parameters if names else {}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in names:
-        if name not in positions and not accepts_any:
+        if name not in parameters and not takes_any:
             raise UserError(
                 f"trainer.strategy.whole_inputs names {name}, which forward() does not take.\n"
-                f"It takes: {', '.join(positions)}."
+                f"It takes: {', '.join(parameters)}."
             )
-    return frozenset([*names, *(positions[name] for name in names if name in positions)])
+    return frozenset([*names, *(i for i, name in enumerate(parameters) if name in names)])

@@ -16,8 +16,6 @@ from harness.upstream.replication import own_tensors
 _INTERNAL = frozenset(nn.Module().__dict__)
 # These are shared with the replica as they are.
 _UNCHANGED = frozenset({bool, int, float, str, type(None), set})
-
-
 _CALLABLES = frozenset({types.MethodType, types.FunctionType, functools.partial})
 
 
@@ -41,6 +39,7 @@ class Replica:
         self._originals = _replicated(module)
         self._twins = {id(m): object.__new__(type(m)) for m in self._originals}
         self._copied: dict[int, Any] = {}  # so that tied tensors and shared containers stay shared
+        self._rebound: dict[int, Any] = {}
 
     def fits(self) -> bool:
         """Whether the module still consists of the submodules it had."""
@@ -52,7 +51,7 @@ class Replica:
     def refresh(self, root: torch.device) -> nn.Module:
         """Copy everything that is on `root` to this device and return the module's twin."""
         self.release()  # else the device would hold two sets of parameters
-        self._copied, self._rebind = {}, Rebinding(self._twins)
+        self._copied, self._rebound = {}, {}
         for module in self._originals:
             sparse = bool(getattr(module, "sparse", False))  # an embedding's sparse gradients
             for tensor in own_tensors(module):
@@ -108,7 +107,38 @@ class Replica:
             return self.device if value == root else value
         if isinstance(value, Substitute):
             return self._attribute(value.original, root)
-        return self._rebind(value)
+        return self._counterpart(value)
+
+    def _counterpart(self, value: Any) -> Any:
+        """The twin of a module, or a method, closure or partial that is bound to twins instead.
+
+        A compiled module is such a closure, too. Anything else is its own counterpart.
+        """
+        if type(value) not in _CALLABLES:
+            return self._twins.get(id(value), value)
+        if id(value) not in self._rebound:
+            self._rebound[id(value)] = value  # a closure may contain itself
+            self._rebound[id(value)] = self._bound_to_twins(value)
+        return self._rebound[id(value)]
+
+    def _bound_to_twins(self, value: Any) -> Any:
+        if isinstance(value, types.MethodType):
+            owner = self._counterpart(value.__self__)
+            return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+        if isinstance(value, functools.partial):
+            keywords = {name: self._counterpart(item) for name, item in value.keywords.items()}
+            positional = map(self._counterpart, value.args)
+            return functools.partial(self._counterpart(value.func), *positional, **keywords)
+        old = [_content(cell) for cell in value.__closure__ or ()]
+        new = [self._counterpart(content) for content in old]
+        if all(a is b for a, b in zip(old, new, strict=True)):
+            return value
+        cells = tuple(map(types.CellType, new))
+        code, names = value.__code__, value.__globals__
+        function = types.FunctionType(code, names, value.__name__, value.__defaults__, cells)
+        function.__kwdefaults__ = value.__kwdefaults__
+        function.__dict__.update(value.__dict__)
+        return function
 
 
 def _replicated(module: nn.Module) -> list[nn.Module]:
@@ -126,47 +156,6 @@ class _SparseCopy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.to(ctx.source), None
-
-
-class Rebinding:
-    """Binds methods, closures and partials of a module to its replica instead.
-
-    A compiled module is such a closure, too.
-
-    Args:
-        twins: the replica's modules, by the id of the original's.
-    """
-
-    def __init__(self, twins: dict[int, nn.Module]) -> None:
-        self.twins = twins
-        self._known: dict[int, Any] = {}
-
-    def __call__(self, value: Any) -> Any:
-        """The replica's counterpart of a value, or the value itself where there is none."""
-        if type(value) not in _CALLABLES:
-            return self.twins.get(id(value), value)
-        if id(value) not in self._known:
-            self._known[id(value)] = value  # a closure may contain itself
-            self._known[id(value)] = self._rebound(value)
-        return self._known[id(value)]
-
-    def _rebound(self, value: Any) -> Any:
-        if isinstance(value, types.MethodType):
-            owner = self(value.__self__)
-            return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
-        if isinstance(value, functools.partial):
-            keywords = {name: self(item) for name, item in value.keywords.items()}
-            return functools.partial(self(value.func), *map(self, value.args), **keywords)
-        old = [_content(cell) for cell in value.__closure__ or ()]
-        new = [self(content) for content in old]
-        if all(a is b for a, b in zip(old, new, strict=True)):
-            return value
-        cells = tuple(map(types.CellType, new))
-        code, names = value.__code__, value.__globals__
-        function = types.FunctionType(code, names, value.__name__, value.__defaults__, cells)
-        function.__kwdefaults__ = value.__kwdefaults__
-        function.__dict__.update(value.__dict__)
-        return function
 
 
 def _content(cell: types.CellType) -> Any:

@@ -10,11 +10,7 @@ from harness.upstream.replication import is_compiled
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse a module that cannot be replicated.
-
-    Raises:
-        UserError: names the submodule and the way out.
-    """
+    """Refuse a module that cannot be replicated."""
     for name, submodule in module.named_modules():
         if isinstance(submodule, nn.SyncBatchNorm):
             raise UserError(
@@ -23,8 +19,7 @@ def check_module(module: nn.Module) -> None:
             )
         if isinstance(submodule, torch.jit.ScriptModule):
             raise UserError(
-                f"{name or type(submodule).__name__} is a TorchScript module, which has one "
-                "device.\n"
+                f"{name or type(submodule).__name__} is a TorchScript module of one device.\n"
                 "Use the original module with torch.compile, or strategy=ddp."
             )
     for name, parameter in module.named_parameters():
@@ -44,9 +39,6 @@ def check_devices(module: nn.Module, devices: Sequence[torch.device]) -> None:
     """Refuse a module that is not on the first device, and devices that damage copies.
 
     Some machines let GPUs read each other's memory and return garbage (IOMMU in the way).
-
-    Raises:
-        UserError: names the tensor, or the pair of devices.
     """
     root = devices[0]
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

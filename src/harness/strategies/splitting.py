@@ -123,9 +123,7 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
     values = [map_leaves(function, *(_child(tree, key) for tree in trees)) for key in keys]
     if isinstance(first, (list, tuple)):
         return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
-    result = copy.copy(
-        first
-    )  # keeps the other attributes of a defaultdict or a Hugging Face output
+    result = copy.copy(first)  # keeps what else a defaultdict or a Hugging Face output has
     for key, value in zip(keys, values, strict=True):
         if isinstance(first, Mapping):
             result[key] = value

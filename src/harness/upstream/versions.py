@@ -4,16 +4,20 @@ With tested versions nothing but their numbers is looked at. With another one a 
 without ``step_overhead``, and is refused where a name is gone that its results rest on.
 """
 
+from __future__ import annotations
+
 import importlib
 import logging
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
 from packaging.specifiers import SpecifierSet
 
 from harness.errors import UserError
+
+if TYPE_CHECKING:  # the doctor reads TESTED without importing torch
+    import pytorch_lightning as pl
 
 TESTED = {  # the same bounds as in pyproject.toml
     "pytorch-lightning": ">=2.6.4,<2.7",

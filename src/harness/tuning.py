@@ -1,0 +1,155 @@
+"""Settings of an experiment that are found by trying them in one process, without a run.
+
+The results hold for several processes, because training is the same under every strategy.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+from pytorch_lightning.tuner.tuning import Tuner
+
+from harness.command import gpus, validate
+from harness.command.compose import compose_command
+from harness.errors import UserError
+from harness.machine import num_gpus
+from harness.run import log_file as run_log
+from harness.run import tasks as run
+from harness.run.mistakes import user_errors
+from harness.strategies.launchable import device_indices
+
+LARGEST = 8192  # Lightning's search for a batch size ends here
+SMALLEST = 2
+
+
+class BatchSize(NamedTuple):
+    """The largest batch, in powers of two, that one process could train with."""
+
+    per_process: int
+    of_all_processes: int  # what data.batch_size counts
+    is_out_of_memory: bool  # twice as many samples did not fit
+
+
+def composed(overrides: list[str], conf: str | Path = "conf") -> Any:
+    """The checked config of a training command.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    command = compose_command("train", overrides, conf)
+    validate.check(command)
+    return OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
+
+
+def num_processes(trainer: Any) -> int:
+    """Processes that share a batch under the config's strategy."""
+    if _strategy(trainer) == "DDP2Strategy":
+        return int(trainer.num_nodes)
+    if not _strategy(trainer).lower().startswith("ddp"):
+        return 1
+    indices = device_indices(trainer.devices)
+    if indices is not None:
+        return len(indices) * int(trainer.num_nodes)
+    is_all = trainer.devices in ("auto", -1, "-1")
+    return (max(1, num_gpus()) if is_all else int(trainer.devices)) * int(trainer.num_nodes)
+
+
+def _strategy(trainer: Any) -> str:
+    """The class of the strategy, or Lightning's word for it."""
+    target = OmegaConf.select(trainer, "strategy._target_", default=trainer.strategy)
+    return str(target).rpartition(".")[2]
+
+
+def choose_workers(cfg: Any) -> int:
+    """Measure reading the training data with 0, 1, 2, 4, … workers per process."""
+    num_ranks = num_processes(cfg.trainer)
+    with user_errors():
+        data = run.make(cfg.data)
+        return int(data.choose_workers("train", num_ranks, cfg.trainer.num_nodes))
+
+
+def find_batch_size(cfg: Any) -> BatchSize:
+    """Double the batch until memory, the data set, or the search's range is exhausted.
+
+    Raises:
+        UserError: where not even two samples fit.
+    """
+    num_ranks = num_processes(cfg.trainer)
+    cfg.data.max_samples_per_device = None  # it would split the batches that are tried
+    cfg.data.drop_last, cfg.trainer.accumulate_grad_batches = False, 1
+    with _one_process(cfg) as (trainer, model, data):
+        num_samples = len(data.dataset("train"))
+        largest = min(LARGEST, num_samples)
+        data.batch_size = SMALLEST
+        # The search ends by loading the state it has saved, which has another batch size.
+        data.load_state_dict = lambda _: None
+        found = Tuner(trainer).scale_batch_size(
+            model, datamodule=data, init_val=SMALLEST, max_val=largest + 1
+        )
+    if not found or found < SMALLEST:
+        raise UserError("Not even a batch of two samples fits in memory: use a smaller model.")
+    if found > largest:  # Lightning has doubled once more without trying
+        found //= 2
+    return BatchSize(found, min(found * num_ranks, num_samples), 2 * found <= largest)
+
+
+def find_learning_rate(
+    cfg: Any, lowest: float, highest: float, num_steps: int
+) -> tuple[float, Figure]:
+    """Train some steps with a rate that grows from ``lowest`` to ``highest``.
+
+    Returns:
+        The rate at which the loss falls the fastest, and the curve of the losses.
+
+    Raises:
+        UserError: where the losses show no fall.
+    """
+    cfg.trainer.max_steps = -1
+    with _one_process(cfg) as (trainer, model, data):
+        steps_per_epoch = max(1, len(data.dataset("train")) // cfg.data.batch_size)
+        epochs = num_steps // steps_per_epoch + 2
+        trainer.fit_loop.max_epochs = max(epochs, cfg.trainer.max_epochs or 0)
+        finder: Any = Tuner(trainer).lr_find(
+            model,
+            datamodule=data,
+            min_lr=lowest,
+            max_lr=highest,
+            num_training=num_steps,
+            update_attr=False,
+        )
+    suggestion = finder.suggestion()
+    if suggestion is None:
+        raise UserError(f"{len(finder.results['lr'])} steps are too few: use a larger --steps.")
+    picture = Figure(figsize=(6, 4), layout="constrained")
+    finder.plot(suggest=True, ax=picture.add_subplot(title="Loss at growing learning rates"))
+    return suggestion, picture
+
+
+@contextmanager
+def _one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any]]:
+    """Build one process of an experiment that writes no folder, no logs and no pictures.
+
+    It has one device, or under dp and ddp2 the devices of its node.
+    """
+    cfg.callbacks, cfg.logger, cfg.checkpoint, cfg.resume = {}, {}, None, None
+    cfg.trainer.enable_progress_bar, cfg.trainer.num_nodes = False, 1
+    cfg.data.num_workers = 0 if cfg.data.num_workers == "auto" else cfg.data.num_workers
+    if _strategy(cfg.trainer) == "DDP2Strategy":  # Lightning's Tuner refuses it
+        kept = ("modules", "whole_inputs", "scalar_outputs")
+        dp = {key: value for key, value in cfg.trainer.strategy.items() if key in kept}
+        cfg.trainer.strategy = dp | {"_target_": "harness.strategies.dp.DataParallelStrategy"}
+    elif _strategy(cfg.trainer) != "DataParallelStrategy":
+        indices = device_indices(cfg.trainer.devices)
+        cfg.trainer.strategy, cfg.trainer.devices = "auto", indices[:1] if indices else 1
+    gpus.choose(cfg)
+    with tempfile.TemporaryDirectory() as folder, user_errors():
+        cfg.run_dir = folder
+        try:
+            yield run.build(cfg)
+        finally:
+            run_log.stop()
