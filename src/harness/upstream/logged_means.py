@@ -42,17 +42,17 @@ def average_over_processes(trainer: pl.Trainer) -> list[Any]:
     """
     changed = []
     for logged in logged_means(trainer) if trainer.world_size > 1 else []:
-        meta = logged.meta
-        if meta.is_mean_reduction and not meta.sync.should and not meta.sync.rank_zero_only:
-            meta.sync.should = True
-            changed.append(meta)
+        sync = logged.meta.sync
+        if logged.meta.is_mean_reduction and not sync.should and not sync.rank_zero_only:
+            sync.should = True
+            changed.append(sync)
     return changed
 
 
 def average_no_more(changed: list[Any]) -> None:
     """Leave the logged values as the module has declared them."""
-    for meta in changed:
-        meta.sync.should = False
+    for sync in changed:
+        sync.should = False
 
 
 def start_anew(logged: Any) -> None:
