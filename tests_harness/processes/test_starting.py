@@ -11,7 +11,7 @@ import pytest
 from pytorch_lightning.strategies.launchers import subprocess_script
 
 from harness.processes import leaving, starting
-from harness.processes.starting import StartObserver
+from harness.processes.starting import observe
 
 
 def test_lightning_starts_its_observer_where_ours_takes_its_place() -> None:
@@ -42,7 +42,7 @@ def test_end_of_a_rank_is_named(
     processes = [
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)
     ]
-    StartObserver(processes).start()
+    threading.Thread(target=observe, args=(processes,), daemon=True).start()
     processes[1].send_signal(signum)
     assert is_over.wait(20)
     assert left == [status]
@@ -55,4 +55,4 @@ def test_nobody_is_watched_any_more_when_all_are_connected(monkeypatch: pytest.M
     starting.connected.set()
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     process.wait()
-    StartObserver([process]).run()
+    observe([process])

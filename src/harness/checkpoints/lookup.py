@@ -30,10 +30,8 @@ def damage(path: Path) -> str | None:
                 return "it is cut off, or has bytes behind its end"
             with zipfile.ZipFile(file) as archive:
                 member = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError) as error:
-        return str(error)
-    except (NotImplementedError, RuntimeError) as error:  # flags that only damage can have set
-        return str(error)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+        return str(error)  # a RuntimeError is of flags that only damage can have set
     return f"the checksum of {member} does not hold" if member else None
 
 
@@ -44,8 +42,8 @@ def path_of(folder: Path, step: int) -> Path:
 
 def by_step(folder: Path) -> list[Path]:
     """The checkpoints that a run can go on from, the newest last."""
-    steps = {path: re.fullmatch(r"step_(\d+)\.ckpt", path.name) for path in folder.glob("step_*")}
-    return sorted((path for path in steps if steps[path]), key=lambda path: int(steps[path][1]))  # type: ignore[index]
+    paths = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+\.ckpt", path.name)]
+    return sorted(paths, key=lambda path: int(path.stem.removeprefix("step_")))
 
 
 def newest_whole(

@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import BasePredictionWriter
 
 from harness.errors import UserError
 from harness.files import write_durably
+from harness.processes.agreement import gather
 
 
 class PredictionTable(BasePredictionWriter):
@@ -45,10 +46,7 @@ class PredictionTable(BasePredictionWriter):
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the rows and write the file, which appears only when it is complete."""
-        parts: list[Any] = [self.rows]
-        if trainer.world_size > 1:
-            parts = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, self.rows)
+        parts = gather(trainer, self.rows)
         if trainer.is_global_zero:
             rows = {index: row for part in parts for index, row in part.items()}
             # Batches may differ in their columns: texts are not all of one length.

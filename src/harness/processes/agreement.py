@@ -65,10 +65,11 @@ class Agreement:
         dist.all_reduce(vote, dist.ReduceOp.MAX, self.group)
         return int(vote)
 
-    def gather(self, value: Any) -> list[Any]:
-        """What each process has, by rank."""
-        if self.group is None:
-            return [value]
-        values = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(values, value, self.group)
-        return values
+
+def gather(trainer: pl.Trainer, value: Any, group: Any = None) -> list[Any]:
+    """What each process of the run, or of a group, has, by rank; all of them call it."""
+    if trainer.world_size == 1:
+        return [value]
+    values = [None] * trainer.world_size
+    dist.all_gather_object(values, value, group)
+    return values

@@ -1,4 +1,5 @@
 import multiprocessing
+from typing import Any
 
 import pytorch_lightning as pl
 
@@ -16,40 +17,32 @@ class DeadRanks(pl.Callback):
 
     peers: Peers | None = None
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, *_: Any) -> None:
         """Connect the processes."""
         is_spawned = multiprocessing.parent_process() is not None
         if is_spawned:
             die_with_parent()
         if trainer.world_size == 1:
             return
-        self.close()
-        environment = trainer.strategy.cluster_environment  # type: ignore[attr-defined]
-        self.peers = Peers(
-            trainer.global_rank,
-            trainer.world_size,
-            environment.main_address,
-            trainer.strategy.broadcast,
-        )
+        self.teardown()
+        address = trainer.strategy.cluster_environment.main_address  # type: ignore[attr-defined]
+        broadcast = trainer.strategy.broadcast
+        self.peers = Peers(trainer.global_rank, trainer.world_size, address, broadcast)
         connected.set()
         if not is_spawned:  # the parent is the first process, whose end its connection tells
             die_with_parent(0)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Part."""
-        self.close()
+    def teardown(self, *_: Any) -> None:
+        """Say goodbye to the others."""
+        if self.peers is not None:
+            self.peers.close()
+            self.peers = None
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Part, if all processes do; else let the others know."""
         if isinstance(exception, AgreedExit):
-            self.close()
+            self.teardown()
         elif self.peers is not None:
             self.peers.fail(is_told=isinstance(exception, TrainingError))
-
-    def close(self) -> None:
-        """Say goodbye to the others."""
-        if self.peers is not None:
-            self.peers.close()
-            self.peers = None

@@ -32,11 +32,7 @@ class Objective(pl.Callback):
             self.look(trainer, logged, f"{type(pl_module).__name__} logs {', '.join(logged)}")
 
     def look(self, trainer: pl.Trainer, logged: list[str], reason: str) -> None:
-        """Tell of each score that is missing.
-
-        Raises:
-            UserError: where early stopping has none.
-        """
+        """Tell of each score that is missing; refuse early stopping without its own."""
         self.has_looked = True
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
         for callback in callbacks:

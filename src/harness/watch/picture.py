@@ -4,11 +4,11 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
-import torch
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from harness.exact.evaluation import is_filler
+from harness.processes.agreement import gather
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,7 @@ class Picture(pl.Callback):
         # Bytes, because what cannot be pickled must fail before the processes wait for each other.
         part = self._try(lambda: pickle.dumps(self.kept()))
         mine = (part, self.error and f"{type(self.error).__name__}: {self.error}")
-        everyone: list[Any] = [mine]
-        if trainer.world_size > 1:
-            everyone = [None] * trainer.world_size
-            torch.distributed.all_gather_object(everyone, mine)
+        everyone = gather(trainer, mine)
         if not trainer.is_global_zero:
             return
         errors = [error for _, error in everyone if error]

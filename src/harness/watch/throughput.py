@@ -47,7 +47,7 @@ class Spent(NamedTuple):
 
     def plus(self, other: "Spent") -> "Spent":
         """What both have counted."""
-        return Spent(*map(sum, zip(self, other, strict=True)))
+        return Spent(*map(sum, zip(self, other, strict=True)))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return (
@@ -128,9 +128,9 @@ class Throughput(pl.Callback):
             self._count(*self.pending.popleft())
 
     def _count(self, batch_idx: int, marks: list[Any]) -> None:
-        between, *others = (a.elapsed_time(b) / 1000 for a, b in pairwise(marks))
+        between, data, transfer, compute = (a.elapsed_time(b) / 1000 for a, b in pairwise(marks))
         num_samples = self.sampler.num_before(batch_idx + 1) - self.sampler.num_before(batch_idx)
-        self.spent = self.spent.plus(Spent(*others, between, 1, num_samples))
+        self.spent = self.spent.plus(Spent(data, transfer, compute, between, 1, num_samples))
 
     def on_validation_end(self, *_: Any) -> None:
         """Leave out a validation between two steps."""
