@@ -115,8 +115,7 @@ class NonFinite(pl.Callback):
         if good := lookup.by_step(self.folder):
             saved = f"The last good checkpoint is {good[-1]}."
         message = (
-            f"Step {step}{where}: {what}.\n"
-            f"{saved} callbacks.non_finite=null trains on regardless."
+            f"Step {step}{where}: {what}.\n{saved} callbacks.non_finite=null trains on regardless."
         )
         log.error(message)
         raise TrainingError(message)

@@ -74,15 +74,14 @@ class Replicas(pl.Callback):
         named = [*pl_module.named_parameters(), *pl_module.named_buffers()]
         mine = hashes([tensor for _, tensor in named], pl_module.device)
         everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
-        is_compared = torch.ones_like(mine, dtype=torch.bool)
-        if num_buffers := len(self.first):
-            # Training changes a buffer in every process; one that is as it was in some drifts.
-            is_compared[-num_buffers:] = (everyone[:, -num_buffers:] == self.first).any(dim=0)
-            is_compared[-num_buffers:] |= torch.tensor(
-                [name in synchronised(pl_module) for name, _ in pl_module.named_buffers()],
-                device=mine.device,
-            )
-        differs = ((everyone != everyone[0]) & is_compared).cpu()  # the only wait for the device
+        differs = everyone != everyone[0]
+        # Training changes a buffer in every process; one that is as it was in some drifts.
+        num_parameters = len(named) - len(self.first)
+        drifts = (everyone[:, num_parameters:] == self.first).any(dim=0)
+        over_all = synchronised(pl_module)
+        is_over_all = [name in over_all for name, _ in named[num_parameters:]]
+        differs[:, num_parameters:] &= drifts | torch.tensor(is_over_all, device=mine.device).bool()
+        differs = differs.cpu()  # the only wait for the device
         if not differs.any():
             return
         first = int(differs.any(dim=0).nonzero()[0])
