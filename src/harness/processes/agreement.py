@@ -45,12 +45,12 @@ class Agreement:
         answer = None
         if self.work is not None:
             self.work.wait()
-            *answer, most_missing = self.votes.tolist()
-            self.num_steps = MOST_STEPS_BETWEEN - most_missing
+            *answer, fewest = self.votes.tolist()
+            self.num_steps = -fewest
         self.steps_left = self.num_steps
-        # The slowest process decides: the largest number of steps that it leaves out.
-        missing = MOST_STEPS_BETWEEN - min(max(fitting, 1), MOST_STEPS_BETWEEN)
-        self.votes = torch.tensor([*values, missing], dtype=torch.int32)
+        # The slowest process decides: its number of steps is the smallest.
+        fewest = -min(max(fitting, 1), MOST_STEPS_BETWEEN)
+        self.votes = torch.tensor([*values, fewest], dtype=torch.int32)
         self.work = dist.all_reduce(self.votes, dist.ReduceOp.MAX, self.group, async_op=True)
         return answer
 

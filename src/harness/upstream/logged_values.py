@@ -78,20 +78,18 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     With another number of processes, the first one takes what all of them had counted: sums over
     processes stay what they were.
     """
-    if len(ranks) == trainer.world_size:
-        mine, others = ranks[trainer.global_rank], []
-    else:
-        mine, others = ranks[0], ranks[1:]
-    takes_all = not others or trainer.global_rank == 0
+    is_same_number = len(ranks) == trainer.world_size
+    mine, *others = [ranks[trainer.global_rank]] if is_same_number else ranks
+    takes_all = is_same_number or trainer.global_rank == 0
     connector, results = trainer._logger_connector, trainer._results
     assert results is not None
-    for name, metric in _metrics(trainer):
-        if name in mine["metrics"] and takes_all:
-            _restore_metric(metric, mine["metrics"][name], trainer.strategy.root_device)
+    device = trainer.strategy.root_device
+    for name, metric in _metrics(trainer) if takes_all else ():
+        if name in mine["metrics"]:
+            _restore_metric(metric, mine["metrics"][name], device)
             for other in others:
                 if name in other["metrics"]:
-                    state = other["metrics"][name]["state"]
-                    metric.merge_state(copied(state, trainer.strategy.root_device))
+                    metric.merge_state(copied(other["metrics"][name]["state"], device))
     for key, state in mine["logged"].items():
         same = [other["logged"][key] for other in others if key in other["logged"]]
         with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
