@@ -142,7 +142,7 @@ class SafePoint(pl.Callback):
         """Save the end: a run with more epochs goes on from here."""
         self._save(trainer, is_end=True)
         self.signals.wait_for_step = False  # from now on a signal is answered at once
-        if signum := self.agreement.ask_and_wait(self.signals.received):
+        if signum := max(gather(trainer, self.signals.received, self.agreement.group)):
             self._leave(trainer, signum)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

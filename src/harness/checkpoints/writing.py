@@ -126,11 +126,8 @@ class DurableCheckpointIO(CheckpointIO):
         """Leave nothing half written."""
         self.finish()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"on_full_disk": self.on_full_disk}  # a spawned process has threads of its own
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.on_full_disk,)  # a spawned process has threads of its own
 
 
 def unreadable(path: Path) -> str | None:

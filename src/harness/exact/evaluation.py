@@ -5,7 +5,7 @@ from torchmetrics import Metric
 
 from harness.data.batches import EvaluationBatchSampler, GlobalBatchSampler
 from harness.errors import UserError
-from harness.upstream.logged_means import (
+from harness.upstream.logged_values import (
     average_no_more,
     average_over_processes,
     count_exactly,

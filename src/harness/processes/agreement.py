@@ -54,17 +54,6 @@ class Agreement:
         self.work = dist.all_reduce(self.votes, dist.ReduceOp.MAX, self.group, async_op=True)
         return answer
 
-    def ask_and_wait(self, value: int) -> int:
-        """The largest value among all processes, now; whatever else was asked is forgotten."""
-        if self.group is None:
-            return value
-        if self.work is not None:
-            self.work.wait()
-            self.work = None
-        vote = torch.tensor(value, dtype=torch.int32)
-        dist.all_reduce(vote, dist.ReduceOp.MAX, self.group)
-        return int(vote)
-
 
 def gather(trainer: pl.Trainer, value: Any, group: Any = None) -> list[Any]:
     """What each process of the run, or of a group, has, by rank; all of them call it."""

@@ -33,10 +33,9 @@ from harness.files import write_durably
 from harness.loggers.guarded import guarded
 from harness.loggers.rewind import rewind_logs
 from harness.processes import spawned
-from harness.processes.dead_ranks import DeadRanks
+from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
-from harness.processes.starting import observe_start
 from harness.run import screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors

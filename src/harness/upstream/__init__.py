@@ -4,8 +4,7 @@
     processes.py        who starts, watches and stops the processes of a run
     resume_counters.py  where Lightning's loops stand after a checkpoint was loaded
     resume_states.py    states that it saves and loads wrongly
-    logged_values.py    what is logged in the middle of an epoch, which its checkpoints leave out
-    logged_means.py     logged means over processes with unequal numbers of samples
+    logged_values.py    what is logged in the middle of an epoch, and its means over processes
     replication.py      what dp and ddp2 read of a module and of a strategy
     step_overhead.py    work that is done in every step and for nobody; optional
 

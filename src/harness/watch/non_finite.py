@@ -76,13 +76,11 @@ class NonFinite(pl.Callback):
         """Keep bad weights out of every checkpoint."""
         self._look(trainer, wait=True)
         if bad := first_bad_weight(pl_module):
-            self._stop(trainer, trainer.global_step, f"{bad} is not finite; it was not saved")
+            self._stop(trainer, trainer.global_step, f"{bad} is not finite, and was not saved")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the last losses, and at what the last step has done to the weights."""
-        self._look(trainer, wait=True)
-        if bad := first_bad_weight(pl_module):
-            self._stop(trainer, trainer.global_step, f"{bad} is not finite")
+        self.on_save_checkpoint(trainer, pl_module, {})
 
     def _send(self, step: int, loss: Tensor) -> None:
         copy = torch.empty((), dtype=loss.dtype, pin_memory=True)

@@ -2,8 +2,8 @@ import logging
 import math
 import time
 from collections import deque
-from itertools import pairwise
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -21,7 +21,8 @@ PARTS = ("data", "transfer", "compute", "between")  # what a step's time is divi
 WORTH_MENDING = 0.1
 
 
-class Spent(NamedTuple):
+@dataclass
+class Spent:
     """Seconds of training steps, by what they were spent on."""
 
     data: float = 0.0  # waiting for the next batch
@@ -45,9 +46,10 @@ class Spent(NamedTuple):
         """Over all processes."""
         return self.num_samples / self.seconds
 
-    def plus(self, other: "Spent") -> "Spent":
-        """What both have counted."""
-        return Spent(*map(sum, zip(self, other, strict=True)))  # type: ignore[arg-type]
+    def add(self, other: "Spent") -> None:
+        """Count what another has counted."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
     def __str__(self) -> str:
         return (
@@ -73,13 +75,12 @@ class Throughput(pl.Callback):
     """
 
     is_watching = False
-    total = Spent()  # of this fit, without the epoch that is running
     verdict: str | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin to count."""
         self.device = trainer.strategy.root_device
-        self.total, self.verdict = Spent(), None
+        self.total, self.verdict = Spent(), None  # without the epoch that is running
         self.is_first = True
         self.on_train_epoch_start(trainer, pl_module)
 
@@ -93,7 +94,8 @@ class Throughput(pl.Callback):
         self.is_watching = True
         loader.when_asked, loader.when_there = self._asked, self._there
         self.loader, self.sampler = loader, sampler
-        self.spent, self.pending = Spent(), deque[tuple[int, list[Any]]]()
+        self.spent, self.pending = Spent(), deque[tuple[Any, ...]]()
+        self.first_batch: int | None = None
         self.end = self.asked = mark(self.device)
 
     def _asked(self) -> None:
@@ -121,16 +123,21 @@ class Throughput(pl.Callback):
             return
         end = mark(self.device)
         if not self.is_first:
-            marks = [self.end, self.asked, self.there, self.ready, end]
-            self.pending.append((batch_idx, marks))
+            if self.first_batch is None:
+                self.first_batch = batch_idx
+            self.last_batch = batch_idx
+            self.pending.append((self.end, self.asked, self.there, self.ready, end))
         self.is_first, self.end, self.asked = False, end, None
-        while self.pending and self.pending[0][1][-1].query():
+        while self.pending and self.pending[0][-1].query():
             self._count(*self.pending.popleft())
 
-    def _count(self, batch_idx: int, marks: list[Any]) -> None:
-        between, data, transfer, compute = (a.elapsed_time(b) / 1000 for a, b in pairwise(marks))
-        num_samples = self.sampler.num_before(batch_idx + 1) - self.sampler.num_before(batch_idx)
-        self.spent = self.spent.plus(Spent(data, transfer, compute, between, 1, num_samples))
+    def _count(self, before: Any, asked: Any, there: Any, ready: Any, end: Any) -> None:
+        spent = self.spent
+        spent.between += before.elapsed_time(asked) / 1000
+        spent.data += asked.elapsed_time(there) / 1000
+        spent.transfer += there.elapsed_time(ready) / 1000
+        spent.compute += ready.elapsed_time(end) / 1000
+        spent.num_steps += 1
 
     def on_validation_end(self, *_: Any) -> None:
         """Leave out a validation between two steps."""
@@ -139,16 +146,16 @@ class Throughput(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Tell of the epoch."""
-        if not self.is_watching:
+        if not self.is_watching or self.first_batch is None:
             return
-        for batch_idx, marks in self.pending:
+        for marks in self.pending:
             marks[-1].synchronize()
-            self._count(batch_idx, marks)
+            self._count(*marks)
         self.pending.clear()
-        if not self.spent.num_steps:
-            return
+        num_before = self.sampler.num_before
+        self.spent.num_samples = num_before(self.last_batch + 1) - num_before(self.first_batch)
         spent = of_slowest(trainer, self.spent)
-        self.total = self.total.plus(spent)
+        self.total.add(spent)
         if trainer.is_global_zero:
             log.info("Epoch %d: %s.", trainer.current_epoch, spent)
             # The step that Lightning gives to an epoch's values; logs are cut back by it.
@@ -174,10 +181,10 @@ def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
     """What the process spent that waited longest for data; all of them call it."""
     if trainer.world_size == 1:
         return spent
-    mine = torch.tensor(spent[: len(PARTS)], device=trainer.strategy.root_device)
+    mine = torch.tensor([getattr(spent, name) for name in PARTS]).to(trainer.strategy.root_device)
     everyone = trainer.strategy.all_gather(mine)  # (ranks, 4)
     slowest = everyone[everyone[:, 0].argmax()].tolist()
-    return Spent(*slowest, *spent[len(PARTS) :])
+    return Spent(*slowest, spent.num_steps, spent.num_samples)
 
 
 def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = False) -> str:
