@@ -153,7 +153,7 @@ class SafePoint(pl.Callback):
                     callback.on_train_end(trainer, pl_module)
         self.loaded = {}
 
-    def teardown(self, *_: Any) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Give the signals back."""
         self.signals.restore()
 

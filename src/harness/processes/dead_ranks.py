@@ -28,7 +28,7 @@ class DeadRanks(pl.Callback):
 
     peers: Peers | None = None
 
-    def setup(self, trainer: pl.Trainer, *_: Any) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Connect the processes."""
         is_spawned = multiprocessing.parent_process() is not None
         if is_spawned:
@@ -43,7 +43,7 @@ class DeadRanks(pl.Callback):
         if not is_spawned:  # the parent is the first process, whose end its connection tells
             die_with_parent(0)
 
-    def teardown(self, *_: Any) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Say goodbye to the others."""
         if self.peers is not None:
             self.peers.close()
