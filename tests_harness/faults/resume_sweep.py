@@ -78,7 +78,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "trainer.val_check_interval=2",
     ),
     "best 2": (
-        "+callbacks.checkpoint.save_top_k=2",
+        "callbacks.checkpoint.save_top_k=2",
         "callbacks.checkpoint.filename='{step}'",
         "trainer.val_check_interval=2",
     ),
@@ -96,7 +96,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "trainer.val_check_interval=2",
         "+callbacks.ema._target_=pytorch_lightning.callbacks.EMAWeightAveraging",
         "+callbacks.ema.decay=0.8",
-        "+callbacks.checkpoint.save_top_k=2",
+        "callbacks.checkpoint.save_top_k=2",
         "callbacks.checkpoint.filename='{step}'",
     ),
 }

@@ -49,15 +49,7 @@ def by_step(folder: Path) -> list[Path]:
 def newest_whole(
     folder: Path, find_damage: Callable[[Path], str | None] = damage
 ) -> tuple[Path | None, list[str]]:
-    """Find the newest checkpoint that is not damaged.
-
-    Args:
-        folder: where they are.
-        find_damage: says what is wrong with one, or ``None``.
-
-    Returns:
-        Its path, or ``None`` where there is none; and a line for each newer one that is damaged.
-    """
+    """The newest checkpoint that is not damaged, and a line for each newer one that is."""
     skipped: list[str] = []
     for path in reversed(by_step(folder)):
         reason = find_damage(path)
@@ -68,12 +60,12 @@ def newest_whole(
 
 
 def link_newest(path: Path) -> None:
-    """Let ``last.ckpt`` point to ``path``, which is in the same folder; never to nothing."""
+    """Let ``last.ckpt`` point to ``path``, which is in the same folder."""
     link(path.with_name(NEWEST), path.name)
 
 
 def link(path: Path, target: str) -> None:
-    """Let ``path`` point to another file of its folder, at once."""
+    """Let ``path`` point to another file of its folder, at no time to nothing."""
     part = path.with_name(f".{path.name}{PART}")
     part.unlink(missing_ok=True)
     part.symlink_to(target)

@@ -3,7 +3,6 @@ import math
 import multiprocessing
 import signal
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,8 +53,7 @@ class SafePoint(pl.Callback):
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.signals = Signals()
         self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
-        self.saved_step = 0
-        self.saved_time = time.monotonic()
+        self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = False
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
         self.validation_seconds = math.inf  # not known before the first one
@@ -235,15 +233,15 @@ class SafePoint(pl.Callback):
         if trainer.is_global_zero:
             sync_logs(self.folder.parent)
         path = lookup.path_of(self.folder, step)
+
+        def count_on_it() -> None:
+            lookup.link_newest(path)
+            lookup.remove_old(self.folder, self.num_kept)
+
         self.is_writing, self.is_end = True, is_end
-        trainer.save_checkpoint(path, weights_only=False, storage_options=partial(self._keep, path))
+        trainer.save_checkpoint(path, weights_only=False, storage_options=count_on_it)
         self.is_writing = False
         self.saved_step, self.saved_time = step, time.monotonic()
         self.saved_since_asked = True
         if is_end:
             self.io.finish()
-
-    def _keep(self, path: Path) -> None:
-        """Count on a checkpoint that has become safe, and not on those before it any more."""
-        lookup.link_newest(path)
-        lookup.remove_old(self.folder, self.num_kept)

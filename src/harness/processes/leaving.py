@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-received = 0  # the last signal that asked this process to leave
+received = 0  # the last signal that asked this process to leave, while a run noted them
 # A notebook's process is not the run's to end: what would end it is raised there.
 keeps_process = False
 

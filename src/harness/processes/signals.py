@@ -26,8 +26,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.received = 0
-        self.received_time = 0.0
+        self.received, self.received_time = 0, 0.0
         self.wait_for_step = False  # whether training has begun, so that there is something to save
         self.is_validating = False  # whether the next safe point may be far away
         self.before_leaving: Callable[[], None] | None = None  # waits for what is being written
@@ -45,9 +44,8 @@ class Signals:
 
     def restore(self) -> None:
         """Give the signals back."""
-        for signum, handler in self.before.items():
-            signal.signal(signum, handler)
-        self.before = {}
+        while self.before:
+            signal.signal(*self.before.popitem())
         self.wait_for_step = False
         self.received = leaving.received = 0
 

@@ -54,5 +54,5 @@ def answering() -> Iterator[None]:
             raise UserError(message.strip()) from error
         raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        while before:
+            signal.signal(*before.popitem())

@@ -60,8 +60,8 @@ def moved(value: Any, before: str, now: str) -> Any:
 
 def forget_length(schedule: dict[str, Any]) -> None:
     """Take the length out of a ``OneCycleLR`` state, so that the one in the run keeps its own."""
-    for key in ("total_steps", "_schedule_phases"):
-        schedule.pop(key, None)
+    schedule.pop("total_steps", None)
+    schedule.pop("_schedule_phases", None)
 
 
 def example() -> OneCycleLR:

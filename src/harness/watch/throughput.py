@@ -171,8 +171,8 @@ class Throughput(pl.Callback):
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_ranks_here)
-            is_cpu = self.device.type == "cpu"
-            self.verdict = verdict(self.total, self.loader.num_workers, max_workers, is_cpu)
+            on_cpu = self.device.type == "cpu"
+            self.verdict = verdict(self.total, self.loader.num_workers, max_workers, on_cpu)
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
 
@@ -192,7 +192,7 @@ def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = Fal
 
     Args:
         spent: by all of its steps.
-        num_workers: that it has.
+        num_workers: of its loader, per process.
         max_workers: for which there are cores, per process.
         is_cpu: whether the network is computed where the batches are loaded.
     """
