@@ -49,7 +49,7 @@ class SafePoint(pl.Callback):
         if num_kept < 2:
             raise ValueError(f"num_kept={num_kept}: use 2 or more, one of them may be damaged.")
         self.folder, self.num_kept = folder, num_kept
-        self.every_n_steps = every_n_steps
+        self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.signals = Signals()
         self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
@@ -115,7 +115,9 @@ class SafePoint(pl.Callback):
             is_due &= not self.saved_since_asked
             self.saved_since_asked = False
         is_due |= self.validates_long and resume_counters.validation_follows(trainer, batch_idx)
-        if is_due or signum or self._passed_multiple(trainer.global_step):
+        every = self.every_n_steps
+        is_due |= trainer.global_step // every > self.saved_step // every
+        if is_due or signum:
             self._save(trainer)
         if signum or is_full:
             self._leave(trainer, signum)
@@ -196,11 +198,6 @@ class SafePoint(pl.Callback):
                     "a shorter one.",
                     trainer.estimated_stepping_batches,
                 )
-
-    def _passed_multiple(self, step: int) -> bool:
-        if self.every_n_steps is None:
-            return False
-        return step // self.every_n_steps > self.saved_step // self.every_n_steps
 
     def _leave(self, trainer: pl.Trainer, signum: int) -> NoReturn:
         """End this process once the checkpoint is safe; all of them have agreed to.

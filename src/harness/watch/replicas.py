@@ -1,4 +1,5 @@
 import logging
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -34,7 +35,7 @@ class Replicas(pl.Callback):
     """
 
     def __init__(self, every_n_steps: int | None = 1000) -> None:
-        self.every_n_steps = every_n_steps
+        self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
         self.is_watching = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -54,10 +55,9 @@ class Replicas(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         """Check when it is time."""
-        if self.is_watching and self.every_n_steps is not None:
-            step = trainer.global_step
-            if step // self.every_n_steps > self.checked_step // self.every_n_steps:
-                self.check(trainer, pl_module)
+        every = self.every_n_steps
+        if self.is_watching and trainer.global_step // every > self.checked_step // every:
+            self.check(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check the end."""

@@ -183,8 +183,8 @@ def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
         return spent
     mine = torch.tensor([getattr(spent, name) for name in PARTS]).to(trainer.strategy.root_device)
     everyone = trainer.strategy.all_gather(mine)  # (ranks, 4)
-    slowest = everyone[everyone[:, 0].argmax()].tolist()
-    return Spent(*slowest, spent.num_steps, spent.num_samples)
+    data, transfer, compute, between = everyone[everyone[:, 0].argmax()].tolist()
+    return Spent(data, transfer, compute, between, spent.num_steps, spent.num_samples)
 
 
 def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = False) -> str:
