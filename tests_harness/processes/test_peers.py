@@ -81,6 +81,6 @@ def test_who_leaves_at_once_says_so_before(first: Any) -> None:
     rank_0, other, _ = first(b"TOKEN 1\n")
     assert rank_0.part in leaving.FAREWELLS
     rank_0.part(143)
-    assert peers.read_line(other) == "0 left 143\n"
+    assert peers.read_line(other) == "0 left 143"
     rank_0.close()
     assert not leaving.FAREWELLS

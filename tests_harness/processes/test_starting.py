@@ -10,8 +10,8 @@ import threading
 import pytest
 from pytorch_lightning.strategies.launchers import subprocess_script
 
-from harness.processes import leaving, starting
-from harness.processes.starting import StartObserver
+from harness.processes import dead_ranks, leaving
+from harness.processes.dead_ranks import observe
 
 
 def test_lightning_starts_its_observer_where_ours_takes_its_place() -> None:
@@ -33,16 +33,16 @@ def test_end_of_a_rank_is_named(
 
     def leave(code: int) -> None:
         left.append(code)
-        starting.connected.set()
+        dead_ranks.connected.set()
         is_over.set()
 
     monkeypatch.setattr(leaving, "leave", leave)
     monkeypatch.setattr(logging.getLogger("harness"), "propagate", True)
-    starting.connected.clear()
+    dead_ranks.connected.clear()
     processes = [
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)
     ]
-    StartObserver(processes).start()
+    threading.Thread(target=observe, args=(processes,), daemon=True).start()
     processes[1].send_signal(signum)
     assert is_over.wait(20)
     assert left == [status]
@@ -52,7 +52,7 @@ def test_end_of_a_rank_is_named(
 
 def test_nobody_is_watched_any_more_when_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving, "leave", lambda code: pytest.fail("left"))
-    starting.connected.set()
+    dead_ranks.connected.set()
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     process.wait()
-    StartObserver([process]).run()
+    observe([process])

@@ -13,11 +13,10 @@ from harness.data.batches import BatchedDataset, GlobalBatchSampler
 from harness.data.datamodule import DataModule
 from harness.watch import throughput
 from harness.watch.throughput import (
-    CudaClock,
-    HostClock,
     Spent,
     Throughput,
     advice,
+    mark,
     of_slowest,
     verdict,
 )
@@ -102,13 +101,10 @@ def test_workers_that_are_in_time_leave_nothing_to_wait_for() -> None:
     assert waited[1] < waited[0] / 2
 
 
-class Hand(HostClock):
+class Hand:
     """A clock that a test moves."""
 
     now = 0.0
-
-    def mark(self) -> float:
-        return self.now
 
     def by(self, seconds: float) -> Any:
         def move() -> None:
@@ -121,7 +117,7 @@ class Hand(HostClock):
 def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
     """The clock of every run of a test."""
     hand = Hand()
-    monkeypatch.setattr(throughput, "clock_of", lambda _: hand)
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: hand.now))
     return hand
 
 
@@ -249,7 +245,6 @@ def burn(milliseconds: float) -> Any:
 def test_gpu_that_has_work_does_not_wait_for_data() -> None:
     """The host reads for 10 ms per step, while the device still has 30 ms to do."""
     found = fit(SlowData(sleep(0.01)), SlowModule(burn(30)), accelerator="gpu", max_epochs=4)
-    assert isinstance(found.clock, CudaClock)
     assert found.total.share("data") < 0.1
     assert found.verdict.startswith("compute-bound")
 
@@ -264,15 +259,15 @@ def test_gpu_that_has_run_out_of_work_waits_for_data() -> None:
 
 @pytest.mark.gpu
 def test_marks_on_a_gpu_wait_for_nothing() -> None:
-    clock = CudaClock()
+    device = torch.device("cuda")
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        first = clock.mark()
+        first = mark(device)
         burn(50)()
-        last = clock.mark()
-        assert not clock.is_past(last)
+        last = mark(device)
+        assert not last.query()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    clock.wait(last)
-    assert clock.seconds(first, last) > 0.01
+    last.synchronize()
+    assert first.elapsed_time(last) > 10

@@ -30,10 +30,8 @@ def damage(path: Path) -> str | None:
                 return "it is cut off, or has bytes behind its end"
             with zipfile.ZipFile(file) as archive:
                 member = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError) as error:
-        return str(error)
-    except (NotImplementedError, RuntimeError) as error:  # flags that only damage can have set
-        return str(error)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+        return str(error)  # a RuntimeError is of flags that only damage can have set
     return f"the checksum of {member} does not hold" if member else None
 
 
@@ -44,22 +42,14 @@ def path_of(folder: Path, step: int) -> Path:
 
 def by_step(folder: Path) -> list[Path]:
     """The checkpoints that a run can go on from, the newest last."""
-    steps = {path: re.fullmatch(r"step_(\d+)\.ckpt", path.name) for path in folder.glob("step_*")}
-    return sorted((path for path in steps if steps[path]), key=lambda path: int(steps[path][1]))  # type: ignore[index]
+    paths = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+\.ckpt", path.name)]
+    return sorted(paths, key=lambda path: int(path.stem.removeprefix("step_")))
 
 
 def newest_whole(
     folder: Path, find_damage: Callable[[Path], str | None] = damage
 ) -> tuple[Path | None, list[str]]:
-    """Find the newest checkpoint that is not damaged.
-
-    Args:
-        folder: where they are.
-        find_damage: says what is wrong with one, or ``None``.
-
-    Returns:
-        Its path, or ``None`` where there is none; and a line for each newer one that is damaged.
-    """
+    """The newest checkpoint that is not damaged, and a line for each newer one that is."""
     skipped: list[str] = []
     for path in reversed(by_step(folder)):
         reason = find_damage(path)
@@ -70,12 +60,12 @@ def newest_whole(
 
 
 def link_newest(path: Path) -> None:
-    """Let ``last.ckpt`` point to ``path``, which is in the same folder; never to nothing."""
+    """Let ``last.ckpt`` point to ``path``, which is in the same folder."""
     link(path.with_name(NEWEST), path.name)
 
 
 def link(path: Path, target: str) -> None:
-    """Let ``path`` point to another file of its folder, at once."""
+    """Let ``path`` point to another file of its folder, at no time to nothing."""
     part = path.with_name(f".{path.name}{PART}")
     part.unlink(missing_ok=True)
     part.symlink_to(target)

@@ -3,7 +3,6 @@ import math
 import multiprocessing
 import signal
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +13,7 @@ from harness.checkpoints import lookup
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import remove_parts
 from harness.loggers.rewind import rewind_logs, sync_logs
-from harness.processes.agreement import Agreement
+from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import AgreedExit, leave
 from harness.processes.signals import Signals
 from harness.upstream import logged_values, resume_counters, resume_states
@@ -50,11 +49,11 @@ class SafePoint(pl.Callback):
         if num_kept < 2:
             raise ValueError(f"num_kept={num_kept}: use 2 or more, one of them may be damaged.")
         self.folder, self.num_kept = folder, num_kept
-        self.every_n_steps, self.every_minutes = every_n_steps, every_minutes
+        self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
+        self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.signals = Signals()
         self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
-        self.saved_step = 0
-        self.saved_time = time.monotonic()
+        self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = False
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
         self.validation_seconds = math.inf  # not known before the first one
@@ -106,7 +105,7 @@ class SafePoint(pl.Callback):
             self.loaded = {}
         is_due, signum, is_full = 0, 0, 0
         answer = self.agreement.ask(
-            self._minutes_passed(),
+            time.monotonic() - self.saved_time >= self.every_seconds,
             self.signals.received,
             self.io.must_stop,
             self.validation_seconds > LONG_SECONDS,
@@ -116,27 +115,26 @@ class SafePoint(pl.Callback):
             is_due &= not self.saved_since_asked
             self.saved_since_asked = False
         is_due |= self.validates_long and resume_counters.validation_follows(trainer, batch_idx)
-        if is_due or signum or self._passed_multiple(trainer.global_step):
+        every = self.every_n_steps
+        is_due |= trainer.global_step // every > self.saved_step // every
+        if is_due or signum:
             self._save(trainer)
-        if signum:
-            self._tell(trainer, signum)
-        if signum or is_full:  # the process that writes has logged that the disk is full
-            self._leave(trainer, 128 + signum if signum else 1)
+        if signum or is_full:
+            self._leave(trainer, signum)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """End the restart."""
         resume_counters.end_restart(trainer)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         """Measure how long it takes, and be ready to leave it."""
-        self.signals.begin_validation()
+        self.signals.is_validating = True
+        self.signals.leave_if_late()
         self.validation_started = time.monotonic()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Know for the next one how long it takes."""
-        self.signals.end_validation()
+        self.signals.is_validating = False
         if not trainer.sanity_checking:
             self.validation_seconds = time.monotonic() - self.validation_started
 
@@ -144,9 +142,8 @@ class SafePoint(pl.Callback):
         """Save the end: a run with more epochs goes on from here."""
         self._save(trainer, is_end=True)
         self.signals.wait_for_step = False  # from now on a signal is answered at once
-        if signum := self.agreement.ask_and_wait(self.signals.received):
-            self._tell(trainer, signum)
-            self._leave(trainer, 128 + signum)
+        if signum := max(gather(trainer, self.signals.received, self.agreement.group)):
+            self._leave(trainer, signum)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Where nothing was left to train, end as the run would have ended."""
@@ -156,13 +153,11 @@ class SafePoint(pl.Callback):
                     callback.on_train_end(trainer, pl_module)
         self.loaded = {}
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Give the signals back."""
         self.signals.restore()
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, *_: Any) -> None:
         """Give the signals back."""
         self.signals.restore()
 
@@ -178,7 +173,7 @@ class SafePoint(pl.Callback):
             "all_ranks": logged_values.of_all_ranks(trainer),
             "each_rank": None
             if self.is_end
-            else self.agreement.gather(logged_values.of_this_rank(trainer)),
+            else gather(trainer, logged_values.of_this_rank(trainer), self.agreement.group),
             "validation": resume_counters.validation_counters(trainer),
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
         }
@@ -193,35 +188,26 @@ class SafePoint(pl.Callback):
         self.num_steps_logged = resume_counters.num_steps_logged_in(checkpoint)
         resume_states.repair_paths(trainer, checkpoint["callbacks"])
         resume_states.repair_current_scores(trainer, checkpoint["callbacks"])
+        planned = self.loaded["num_steps_planned"]
         for schedule in checkpoint["lr_schedulers"]:
-            if schedule.get("total_steps") == self.loaded["num_steps_planned"]:
-                self._stretch(trainer, schedule)
+            length = schedule.get("total_steps")
+            if length == planned and length != trainer.estimated_stepping_batches:
+                resume_states.forget_length(schedule)
+                log.warning(
+                    "The learning rate's schedule now ends at step %s; the steps before followed "
+                    "a shorter one.",
+                    trainer.estimated_stepping_batches,
+                )
 
-    def _stretch(self, trainer: pl.Trainer, schedule: dict[str, Any]) -> None:
-        """Leave a schedule's length to the one that this run has made."""
-        if trainer.estimated_stepping_batches == schedule["total_steps"]:
-            return
-        resume_states.forget_length(schedule)
-        log.warning(
-            "The learning rate's schedule now ends at step %s; the steps before followed a "
-            "shorter one.",
-            trainer.estimated_stepping_batches,
-        )
+    def _leave(self, trainer: pl.Trainer, signum: int) -> NoReturn:
+        """End this process once the checkpoint is safe; all of them have agreed to.
 
-    def _minutes_passed(self) -> bool:
-        if self.every_minutes is None:
-            return False
-        return time.monotonic() - self.saved_time >= 60 * self.every_minutes
-
-    def _passed_multiple(self, step: int) -> bool:
-        if self.every_n_steps is None:
-            return False
-        return step // self.every_n_steps > self.saved_step // self.every_n_steps
-
-    def _tell(self, trainer: pl.Trainer, signum: int) -> None:
-        """Say why the run ends here, once the checkpoint is safe."""
-        if trainer.is_global_zero:
-            self.io.finish()
+        Args:
+            trainer: the run's.
+            signum: what has asked for it, or 0 for a full disk, which is already told.
+        """
+        self.io.finish()
+        if signum and trainer.is_global_zero:
             log.warning(
                 "%s: %s step %d. Go on with resume=%s",
                 signal.Signals(signum).name,
@@ -229,10 +215,7 @@ class SafePoint(pl.Callback):
                 trainer.global_step,
                 self.folder.parent,
             )
-
-    def _leave(self, trainer: pl.Trainer, status: int) -> NoReturn:
-        """End this process; all of them have agreed to."""
-        self.io.finish()
+        status = 128 + signum if signum else 1
         trainer.strategy.barrier()
         if multiprocessing.parent_process() is not None:
             leave(status)  # a spawned process has nobody above that would end it well
@@ -247,15 +230,15 @@ class SafePoint(pl.Callback):
         if trainer.is_global_zero:
             sync_logs(self.folder.parent)
         path = lookup.path_of(self.folder, step)
+
+        def count_on_it() -> None:
+            lookup.link_newest(path)
+            lookup.remove_old(self.folder, self.num_kept)
+
         self.is_writing, self.is_end = True, is_end
-        trainer.save_checkpoint(path, weights_only=False, storage_options=partial(self._keep, path))
+        trainer.save_checkpoint(path, weights_only=False, storage_options=count_on_it)
         self.is_writing = False
         self.saved_step, self.saved_time = step, time.monotonic()
         self.saved_since_asked = True
         if is_end:
             self.io.finish()
-
-    def _keep(self, path: Path) -> None:
-        """Count on a checkpoint that has become safe, and not on those before it any more."""
-        lookup.link_newest(path)
-        lookup.remove_old(self.folder, self.num_kept)

@@ -1,11 +1,10 @@
 import errno
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
@@ -16,8 +15,9 @@ from harness.files import replacing
 log = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-EARLY_BYTES = PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 16 * 2**20
 MOST_BYTES = 2**29  # of a checkpoint that wait in memory to be written
+Free: TypeAlias = "queue.LifoQueue[bytearray | None]"
 
 
 class DurableCheckpointIO(CheckpointIO):
@@ -34,9 +34,15 @@ class DurableCheckpointIO(CheckpointIO):
 
     def __init__(self, on_full_disk: Literal["continue", "stop"] = "continue") -> None:
         self.on_full_disk = on_full_disk
-        self.was_full = False
-        self.writing: Writing | None = None
-        self.pieces = Pieces()
+        self.met_full_disk = False  # the last checkpoint found no room
+        self.must_stop = False  # a full disk has been met which is to end the run
+        self.error: Exception | None = None
+        self.thread: threading.Thread | None = None
+        # Memory that is kept from one checkpoint to the next, because to get it anew takes as long
+        # as a write: the last piece that was given back comes first, and None is one to be made.
+        self.free: Free = queue.LifoQueue()
+        for _ in range(MOST_BYTES // PIECE_BYTES):
+            self.free.put(None)
 
     def save_checkpoint(
         self,
@@ -44,7 +50,11 @@ class DurableCheckpointIO(CheckpointIO):
         path: str | Path,
         storage_options: Callable[[], None] | None = None,
     ) -> None:
-        """Write a checkpoint; a full disk is told, and leaves nothing behind.
+        """Write a checkpoint in a thread, while training goes on.
+
+        Training waits until the bytes are copied, or, where they are more than ``MOST_BYTES``,
+        until the rest of them is on its way. The thread holds Python's lock neither in a write nor
+        in a sync. A full disk is told, and leaves nothing behind.
 
         Args:
             checkpoint: what to write, of which nothing is looked at after this call.
@@ -52,13 +62,36 @@ class DurableCheckpointIO(CheckpointIO):
             storage_options: called when it is safe. Without it this call waits for that.
         """
         self.finish()
-        self.was_full |= self.met_full_disk
-        self.writing = Writing(Path(path), storage_options, self.pieces)
+        pieces = Pieces(self.free)
+        arguments = Path(path), pieces, storage_options
+        self.thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
+        self.thread.start()
         try:
-            self.writing.take(checkpoint)
+            torch.save(checkpoint, pieces)  # type: ignore[arg-type]  # writes are enough
+            pieces.is_whole = True
         finally:
+            pieces.end()
             if storage_options is None:
                 self.finish()
+
+    def _write(self, path: Path, pieces: "Pieces", then: Callable[[], None] | None) -> None:
+        self.met_full_disk = False
+        try:
+            with replacing(path) as file:
+                write(file, pieces)
+            if then is not None:
+                then()
+        except UnfinishedError:
+            pass  # the thread that trains knows why: serialising has failed there
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                self.met_full_disk = True
+                self.must_stop |= self.on_full_disk == "stop"
+                log.error("%s was not written: %s. Free space on its disk.", path, error.strerror)
+            else:
+                self.error = error
+        finally:
+            pieces.drain()
 
     def finish(self) -> None:
         """Wait until the last checkpoint is safe.
@@ -66,21 +99,11 @@ class DurableCheckpointIO(CheckpointIO):
         Raises:
             OSError: if it could not be written, though there was room.
         """
-        if self.writing is not None:
-            self.writing.thread.join()
-            error, self.writing.error = self.writing.error, None
-            if error is not None and not self.writing.met_full_disk:
-                raise error
-
-    @property
-    def must_stop(self) -> bool:
-        """Whether a full disk has been met which is to end the run."""
-        return self.on_full_disk == "stop" and (self.was_full or self.met_full_disk)
-
-    @property
-    def met_full_disk(self) -> bool:
-        """Whether the last checkpoint found no room."""
-        return self.writing is not None and self.writing.met_full_disk
+        if self.thread is not None:
+            self.thread.join()
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
     def load_checkpoint(
         self,
@@ -103,11 +126,8 @@ class DurableCheckpointIO(CheckpointIO):
         """Leave nothing half written."""
         self.finish()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"on_full_disk": self.on_full_disk}  # a spawned process has threads of its own
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.on_full_disk,)  # a spawned process has threads of its own
 
 
 def unreadable(path: Path) -> str | None:
@@ -122,53 +142,20 @@ def unreadable(path: Path) -> str | None:
 
 
 class Pieces:
-    """Memory that is kept from one checkpoint to the next: to get it anew takes as long as a write.
-
-    It is as large as a checkpoint, up to a limit.
-    """
-
-    def __init__(self) -> None:
-        self.free: queue.Queue[bytearray] = queue.Queue()
-        self.num_made = 0
-
-    def take(self) -> bytearray:
-        """A piece that is free, or the next one that will be."""
-        if self.free.empty() and self.num_made < MOST_BYTES // PIECE_BYTES:
-            self.num_made += 1
-            return bytearray(PIECE_BYTES)
-        return self.free.get()
-
-
-class Writing:
-    """Write a checkpoint in a thread, while training goes on.
-
-    Training waits until the bytes are copied, or, where they are more than the pieces hold, until
-    the rest of them is on its way. The thread holds Python's lock neither in a write nor in a
-    sync.
+    """What is written to this file, cut into pieces of memory that another thread takes.
 
     Args:
-        path: the checkpoint's place, which it takes when it is whole and synced.
-        then: called when it is safe.
-        pieces: where bytes wait.
+        free: where pieces are taken from and given back to; whoever writes waits for them.
     """
 
-    def __init__(self, path: Path, then: Callable[[], None] | None, pieces: Pieces) -> None:
-        self.path, self.then, self.pieces = path, then, pieces
+    def __init__(self, free: Free) -> None:
+        self.free = free
         self.filled: queue.Queue[tuple[bytearray, int] | None] = queue.Queue()
-        self.piece, self.length = pieces.take(), 0  # being filled
-        self.is_whole = self.is_drained = self.met_full_disk = False
-        self.error: Exception | None = None
-        self.thread = threading.Thread(target=self._run, name="checkpoint")
-        self.thread.start()
+        self.is_whole = False
+        self._begin()
 
-    def take(self, checkpoint: dict[str, Any]) -> None:
-        """Serialise for the thread; after this the values may change."""
-        try:
-            torch.save(checkpoint, self)  # type: ignore[arg-type]  # writes are enough
-            self.is_whole = True
-        finally:
-            self.filled.put((self.piece, self.length))
-            self.filled.put(None)
+    def _begin(self) -> None:
+        self.piece, self.length = self.free.get() or bytearray(PIECE_BYTES), 0
 
     def write(self, data: Any) -> int:
         """Copy some bytes."""
@@ -177,7 +164,7 @@ class Writing:
         while start < len(view):
             if self.length == PIECE_BYTES:
                 self.filled.put((self.piece, self.length))
-                self.piece, self.length = self.pieces.take(), 0
+                self._begin()
             size = min(len(view) - start, PIECE_BYTES - self.length)
             self.piece[self.length : self.length + size] = view[start : start + size]
             start, self.length = start + size, self.length + size
@@ -186,34 +173,26 @@ class Writing:
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def _taken(self) -> Iterator[memoryview]:
-        for piece, length in iter(self.filled.get, None):
+    def end(self) -> None:
+        """Nothing more is written."""
+        self.filled.put((self.piece, self.length))
+        self.filled.put(None)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        while (filled := self.filled.get()) is not None:
+            piece, length = filled
             try:
                 yield memoryview(piece)[:length]
             finally:  # also where the disk has refused it
-                self.pieces.free.put(piece)
-        self.is_drained = True
+                self.free.put(piece)
+        self.filled.put(None)  # for ``drain``
+        if not self.is_whole:
+            raise UnfinishedError
 
-    def _run(self) -> None:
-        try:
-            with replacing(self.path) as file:
-                write(file, self._taken())
-                if not self.is_whole:
-                    raise UnfinishedError
-            if self.then is not None:
-                self.then()
-        except UnfinishedError:
-            pass  # the thread that trains knows why: serialising has failed there
-        except Exception as error:  # raised in the thread that trains; see finish()
-            self.error = error
-            if isinstance(error, OSError) and error.errno in FULL:
-                self.met_full_disk = True
-                log.error(
-                    "%s was not written: %s. Free space on its disk.", self.path, error.strerror
-                )
-        if not self.is_drained:
-            for _ in self._taken():
-                pass  # training must not wait for a piece
+    def drain(self) -> None:
+        """Take what is left, so that nobody waits for a piece."""
+        while (filled := self.filled.get()) is not None:
+            self.free.put(filled[0])
 
 
 class UnfinishedError(Exception):
@@ -221,13 +200,5 @@ class UnfinishedError(Exception):
 
 
 def write(file: BinaryIO, pieces: Iterable[memoryview]) -> None:
-    """Write pieces, and let the disk begin while the rest is still to come."""
-    written = announced = 0
-    for piece in pieces:
-        file.write(piece)
-        written += len(piece)
-        if written - announced >= EARLY_BYTES and hasattr(os, "posix_fadvise"):
-            file.flush()
-            advice = os.POSIX_FADV_DONTNEED  # starts to write, and waits for nothing
-            os.posix_fadvise(file.fileno(), announced, written - announced, advice)
-            announced = written
+    """Write all pieces."""
+    file.writelines(pieces)

@@ -5,7 +5,7 @@ from torchmetrics import Metric
 
 from harness.data.batches import EvaluationBatchSampler, GlobalBatchSampler
 from harness.errors import UserError
-from harness.upstream.logged_means import (
+from harness.upstream.logged_values import (
     average_no_more,
     average_over_processes,
     count_exactly,
@@ -53,18 +53,20 @@ class ExactEvaluation(pl.Callback):
         self.averaged: list[Any] = []
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse what cannot be exact."""
-        refuse_few_samples(trainer, pl_module)
+        """Refuse metrics that keep all samples where some processes have none: they would hang."""
+        sampler = sampler_of(trainer)
+        if sampler is None or sampler.num_samples >= sampler.num_ranks:
+            return
+        for metric in metrics_of(pl_module):
+            if any(isinstance(state, list) for state in metric.metric_state.values()):
+                raise UserError(
+                    f"{type(metric).__name__} keeps samples, and {sampler.num_ranks} processes "
+                    f"cannot share {sampler.num_samples} of them.\nUse trainer.devices=1."
+                )
 
     on_test_start = on_validation_start
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Keep the metrics of a process that has no sample in this batch."""
-        self.keep(trainer, pl_module, batch_idx)
-
-    def on_validation_batch_start(
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
@@ -72,14 +74,26 @@ class ExactEvaluation(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the metrics of a process that has no sample in this batch."""
-        self.keep(trainer, pl_module, batch_idx, dataloader_idx)
+        """Before a filler, remember the states of all metrics and logged values."""
+        if is_filler(trainer, batch_idx, dataloader_idx):
+            self.kept = [
+                (metric, {name: _copy(value) for name, value in metric.metric_state.items()})
+                for metric in [*metrics_of(pl_module), *logged_means(trainer)]
+            ]
 
-    on_test_batch_start = on_validation_batch_start
+    on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Count exactly, and take out what a filler has added."""
-        self.put_back(trainer)
+        if self.kept is not None:
+            known = {id(metric) for metric, _ in self.kept}
+            for metric, state in self.kept:
+                for name, value in state.items():
+                    setattr(metric, name, value)
+            for logged in logged_means(trainer):
+                if id(logged) not in known:  # logged for the first time
+                    start_anew(logged)
+            self.kept = None
         count_exactly(trainer)
 
     def on_validation_batch_end(
@@ -91,9 +105,8 @@ class ExactEvaluation(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Count exactly over all processes, and take out what a filler has added."""
-        self.put_back(trainer)
-        count_exactly(trainer)
+        """Count exactly over all processes."""
+        self.on_train_batch_end(trainer)
         num_batches = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
         if batch_idx + 1 == num_batches[dataloader_idx]:
             self.averaged += average_over_processes(trainer)
@@ -106,46 +119,6 @@ class ExactEvaluation(pl.Callback):
         self.averaged = []
 
     on_test_epoch_end = on_validation_epoch_end
-
-    def keep(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Before a filler, remember the states of all metrics and logged values."""
-        if is_filler(trainer, batch_idx, dataloader_idx):
-            self.kept = [
-                (metric, {name: _copy(value) for name, value in metric.metric_state.items()})
-                for metric in [*metrics_of(pl_module), *logged_means(trainer)]
-            ]
-
-    def put_back(self, trainer: pl.Trainer) -> None:
-        """After a filler, restore them; a value that was logged for the first time starts anew."""
-        if self.kept is None:
-            return
-        known = {id(metric) for metric, _ in self.kept}
-        for metric, state in self.kept:
-            for name, value in state.items():
-                setattr(metric, name, value)
-        for logged in logged_means(trainer):
-            if id(logged) not in known:
-                start_anew(logged)
-        self.kept = None
-
-
-def refuse_few_samples(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Refuse metrics that keep all samples where some processes have none: they would hang."""
-    sampler = sampler_of(trainer)
-    if sampler is None or sampler.num_samples >= sampler.num_ranks:
-        return
-    for metric in metrics_of(pl_module):
-        if any(isinstance(state, list) for state in metric.metric_state.values()):
-            raise UserError(
-                f"{type(metric).__name__} keeps samples, and {sampler.num_ranks} processes cannot "
-                f"share {sampler.num_samples} of them.\nUse trainer.devices=1."
-            )
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:

@@ -5,14 +5,7 @@ from pytorch_lightning.loggers import Logger
 
 log = logging.getLogger(__name__)
 
-CALLS = (
-    "log_hyperparams",
-    "log_metrics",
-    "log_graph",
-    "save",
-    "after_save_checkpoint",
-    "finalize",
-)
+CALLS = ["log_hyperparams", "log_metrics", "log_graph", "save", "after_save_checkpoint", "finalize"]
 
 
 def guarded(logger: Logger) -> Logger:

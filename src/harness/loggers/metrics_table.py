@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric.loggers.logger import rank_zero_experiment
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -24,7 +23,6 @@ class MetricsTable(Logger):
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self.path = Path(path)
-        self.columns: list[str] = ["step"]
         self.rows: list[dict[str, Any]] = []  # not yet in the file
         self.written = time.monotonic()
 
@@ -33,16 +31,7 @@ class MetricsTable(Logger):
         """Part of no path: the file has one of its own."""
         return ""
 
-    @property
-    def version(self) -> str:
-        """Part of no path: the file has one of its own."""
-        return ""
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> "MetricsTable":
-        """Itself; other processes get an object that ignores calls."""
-        return self
+    version = name
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
@@ -77,28 +66,25 @@ class MetricsTable(Logger):
     def _write(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        before: list[dict[str, Any]] = []
+        old: list[str] = []
         if self.path.exists():
             with self.path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                self.columns = list(reader.fieldnames or self.columns)
-                if any(row.keys() - set(self.columns) for row in rows):
-                    before = list(reader)
-        new = [name for row in rows for name in row if name not in self.columns]
-        self.columns += dict.fromkeys(new)
-        # A new column changes the rows above it, which happens in the first epochs only.
-        rewrite = bool(new) or not self.path.exists()
+                old = next(csv.reader(file), [])
+        columns = list(dict.fromkeys(name for row in [old or ["step"], *rows] for name in row))
         text = io.StringIO(newline="")
-        table = csv.DictWriter(text, self.columns)
-        if rewrite:
-            table.writeheader()
-            table.writerows(before)
-        table.writerows(rows)
-        if rewrite:
-            write_durably(self.path, text.getvalue().encode())
-        else:
+        table = csv.DictWriter(text, columns)
+        if columns == old:
+            table.writerows(rows)
             with self.path.open("a", newline="") as file:
                 file.write(text.getvalue())
+            return
+        # A new column changes the rows above it, which happens in the first epochs only.
+        table.writeheader()
+        if old:
+            with self.path.open(newline="") as file:
+                table.writerows(csv.DictReader(file))
+        table.writerows(rows)
+        write_durably(self.path, text.getvalue().encode())
 
 
 def read(path: Path) -> list[dict[str, float]]:

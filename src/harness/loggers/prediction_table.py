@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import BasePredictionWriter
 
 from harness.errors import UserError
 from harness.files import write_durably
+from harness.processes.agreement import gather
 
 
 class PredictionTable(BasePredictionWriter):
@@ -45,17 +46,16 @@ class PredictionTable(BasePredictionWriter):
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the rows and write the file, which appears only when it is complete."""
-        parts: list[Any] = [self.rows]
-        if trainer.world_size > 1:
-            parts = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, self.rows)
+        parts = gather(trainer, self.rows)
         if trainer.is_global_zero:
             rows = {index: row for part in parts for index, row in part.items()}
             # Batches may differ in their columns: texts are not all of one length.
             names = dict.fromkeys(name for row in rows.values() for name in row)
-            write(
-                self.path, {i: {name: row.get(name) for name in names} for i, row in rows.items()}
-            )
+            text = io.StringIO(newline="")
+            table = csv.DictWriter(text, ["sample", *names])
+            table.writeheader()
+            table.writerows({"sample": index} | rows[index] for index in sorted(rows))
+            write_durably(self.path, text.getvalue().encode())
 
 
 def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
@@ -97,13 +97,3 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
 def cell(value: Any) -> Any:
     """A value as it stands in one cell."""
     return value.tolist() if isinstance(value, torch.Tensor) else value
-
-
-def write(path: Path, rows: dict[int, dict[str, Any]]) -> None:
-    """Write one row per sample, ordered by its index."""
-    text = io.StringIO(newline="")
-    table = csv.DictWriter(text, ["sample", *next(iter(rows.values()), {})])
-    table.writeheader()
-    for index in sorted(rows):
-        table.writerow({"sample": index, **rows[index]})
-    write_durably(path, text.getvalue().encode())

@@ -2,6 +2,7 @@ import csv
 import io
 import logging
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -36,27 +37,19 @@ def rewind_table(path: Path, step: int) -> None:
     if not path.exists():
         return
     text = path.read_bytes().decode(errors="replace")
-    lines = (
-        text[: text.rfind("\n") + 1].replace("\0", "").split("\n")[:-1]
-    )  # no row that was cut off
+    lines = text.replace("\0", "").split("\n")[:-1]  # the last one was cut off, or is empty
     columns = next(csv.reader(lines[:1]), ["step"])
     if "step" not in columns:
         path.replace(path.with_name(f"{path.name}.damaged"))
         log.warning("%s had lost its first line, and was set aside as .damaged.", path)
         return
-    table = io.StringIO(newline="")
-    writer = csv.writer(table)
-    writer.writerow(columns)
-    num_damaged = 0
-    for line in lines[1:]:
-        row = line.rstrip("\r").split(",")
-        number = row[columns.index("step")] if len(row) == len(columns) else ""
-        if not (number.isascii() and number.isdigit()):
-            num_damaged += 1
-        elif int(number) < step:
-            writer.writerow(row)
-    if num_damaged:
+    rows = [line.rstrip("\r").split(",") for line in lines[1:]]
+    place = columns.index("step")
+    whole = [row for row in rows if len(row) == len(columns) and re.fullmatch("[0-9]+", row[place])]
+    if num_damaged := len(rows) - len(whole):
         log.warning("%d damaged rows were taken out of %s.", num_damaged, path)
+    table = io.StringIO(newline="")
+    csv.writer(table).writerows([columns, *(row for row in whole if int(row[place]) < step)])
     write_durably(path, table.getvalue().encode())
 
 
@@ -67,16 +60,12 @@ def rewind_events(folder: Path, step: int) -> None:
     written after the cut goes, whichever file it is in. Files without values stay: one of them
     is this process's own.
     """
-    found = {path: read_events(path) for path in folder.glob("events.out.tfevents.*")}
-    written = {
-        path: events
-        for path, events in found.items()
-        if any(event.HasField("summary") for _, event in events)
-    }
+    found = [(path, read_events(path)) for path in folder.glob("events.out.tfevents.*")]
+    found = [(path, all_) for path, all_ in found if any(e.HasField("summary") for _, e in all_)]
     is_cut = False
-    for path in sorted(written, key=lambda path: written[path][0][1].wall_time):
+    for path, events in sorted(found, key=lambda pair: pair[1][0][1].wall_time):
         keep = 0
-        for end, event in written[path]:
+        for end, event in events:
             is_cut = is_cut or (event.HasField("summary") and event.step >= step)
             if is_cut:
                 break

@@ -45,30 +45,20 @@ class Agreement:
         answer = None
         if self.work is not None:
             self.work.wait()
-            *answer, most_missing = self.votes.tolist()
-            self.num_steps = MOST_STEPS_BETWEEN - most_missing
+            *answer, fewest = self.votes.tolist()
+            self.num_steps = -fewest
         self.steps_left = self.num_steps
-        # The slowest process decides: the largest number of steps that it leaves out.
-        missing = MOST_STEPS_BETWEEN - min(max(fitting, 1), MOST_STEPS_BETWEEN)
-        self.votes = torch.tensor([*values, missing], dtype=torch.int32)
+        # The slowest process decides: its number of steps is the smallest.
+        fewest = -min(max(fitting, 1), MOST_STEPS_BETWEEN)
+        self.votes = torch.tensor([*values, fewest], dtype=torch.int32)
         self.work = dist.all_reduce(self.votes, dist.ReduceOp.MAX, self.group, async_op=True)
         return answer
 
-    def ask_and_wait(self, value: int) -> int:
-        """The largest value among all processes, now; whatever else was asked is forgotten."""
-        if self.group is None:
-            return value
-        if self.work is not None:
-            self.work.wait()
-            self.work = None
-        vote = torch.tensor(value, dtype=torch.int32)
-        dist.all_reduce(vote, dist.ReduceOp.MAX, self.group)
-        return int(vote)
 
-    def gather(self, value: Any) -> list[Any]:
-        """What each process has, by rank."""
-        if self.group is None:
-            return [value]
-        values = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(values, value, self.group)
-        return values
+def gather(trainer: pl.Trainer, value: Any, group: Any = None) -> list[Any]:
+    """What each process of the run, or of a group, has, by rank; all of them call it."""
+    if trainer.world_size == 1:
+        return [value]
+    values = [None] * trainer.world_size
+    dist.all_gather_object(values, value, group)
+    return values

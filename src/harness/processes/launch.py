@@ -53,8 +53,8 @@ def telling_ranks(run_dir: Path) -> Iterator[None]:
 
 def job_environment(run_dir: Path) -> dict[str, str]:
     """The environment of a process that computes one job."""
-    inherited = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
-    return inherited | {JOB: str(run_dir)}
+    inherited = os.environ | {JOB: str(run_dir)}
+    return {key: value for key, value in inherited.items() if key != "HYDRA_FULL_ERROR"}
 
 
 def job_that_this_is() -> Path | None:
@@ -77,8 +77,7 @@ def num_processes_here() -> int:
         return int(os.environ["LOCAL_WORLD_SIZE"])
     if "SLURM_JOB_ID" in os.environ:
         # Of the step that srun has started, else of the job: "2(x3),1" is three times 2, then 1.
-        tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get(
-            "SLURM_TASKS_PER_NODE", "1"
-        )
+        of_job = os.environ.get("SLURM_TASKS_PER_NODE", "1")
+        tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or of_job
         return max(int(count.partition("(")[0]) for count in tasks.split(","))
     return 1

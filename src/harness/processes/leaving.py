@@ -12,10 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-received = 0  # the last signal that asked this process to leave
+received = 0  # the last signal that asked this process to leave, while a run noted them
 # A notebook's process is not the run's to end: what would end it is raised there.
 keeps_process = False
-
 
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # Set where another process of the run failed that is the first one, and tells why.
@@ -69,9 +68,9 @@ def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> 
 
 def leave(status: Any) -> NoReturn:
     """End this process and its workers now, whatever it is waiting for."""
-    if keeps_process and threading.current_thread() is threading.main_thread():
-        raise KeyboardInterrupt if status == 128 + signal.SIGINT else SystemExit(status)
     if threading.current_thread() is threading.main_thread():
+        if keeps_process:
+            raise KeyboardInterrupt if status == 128 + signal.SIGINT else SystemExit(status)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises where a worker is killed
     for farewell in list(FAREWELLS):
         farewell(status)

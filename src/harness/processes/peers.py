@@ -1,7 +1,7 @@
 import logging
 import multiprocessing
+import os
 import secrets
-import selectors
 import socket
 import threading
 import time
@@ -20,7 +20,7 @@ NEWS_SECONDS = 0.5
 CONNECT_SECONDS = 30.0
 STOPS = "stops the run"
 # A host that is gone is noticed after 5 + 3 * 5 seconds without an answer.
-IDLE_SECONDS, PROBE_SECONDS, NUM_PROBES = 5, 5, 3
+KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # Sockets that a data worker inherits would hide the end of its process.
 OPEN: set[socket.socket] = set()
 
@@ -57,11 +57,12 @@ class Peers:
                 rank,
                 error,
             )
-        for connection in self.connections.values():
-            keep_alive(connection)
         OPEN.update(self.connections.values())
         leaving.FAREWELLS.add(self.part)
-        threading.Thread(target=self._watch, name="peers", daemon=True).start()
+        self.first_news = threading.Lock()  # of two ends at once only one counts
+        for end in self.connections.items():
+            keep_alive(end[1])
+            threading.Thread(target=self._watch, args=end, name="peers", daemon=True).start()
 
     def _accept(self, num_ranks: int, broadcast: Callable[[Any], Any]) -> None:
         with socket.create_server(("", 0), backlog=num_ranks) as server:
@@ -70,7 +71,9 @@ class Peers:
             broadcast((server.getsockname()[1], token))
             while len(self.connections) < num_ranks - 1:
                 connection = server.accept()[0]
+                connection.settimeout(CONNECT_SECONDS)
                 introduction = read_line(connection).split()
+                connection.settimeout(None)
                 if introduction[:1] == [token]:
                     self.connections[int(introduction[1])] = connection
                 else:
@@ -112,29 +115,15 @@ class Peers:
                 with suppress(OSError):  # dead as well
                     connection.sendall(f"{message}\n".encode())
 
-    def _watch(self) -> None:
-        selector = selectors.DefaultSelector()
-        for rank, connection in self.connections.items():
-            selector.register(connection, selectors.EVENT_READ, rank)
-        begun = dict.fromkeys(self.connections, b"")  # lines that have not arrived as a whole
-        while selector.get_map():
-            for key, _ in selector.select():
-                end: Any = key.fileobj
-                try:
-                    data = end.recv(4096)
-                except OSError:  # no answer from its host
-                    data = b""
-                *lines, begun[key.data] = (begun[key.data] + data).split(b"\n")
-                if b"bye" in lines:
-                    selector.unregister(end)
-                elif lines or not data:
-                    news = lines[0].decode() if lines else f"{key.data} has ended"
-                    if news == "0 failed":
-                        leaving.first_has_failed.set()
-                    if self.is_closing:
-                        return
-                    who, _, what = news.partition(" ")
-                    return self._end(int(who), what)
+    def _watch(self, rank: int, connection: socket.socket) -> None:
+        """Wait for the first word from another process, or its end."""
+        news = read_line(connection) or f"{rank} has ended"
+        if news == "0 failed":
+            leaving.first_has_failed.set()
+        with self.first_news:
+            if news != "bye" and not self.is_closing:
+                who, _, what = news.partition(" ")
+                self._end(int(who), what)
 
     def _end(self, rank: int, what: str) -> None:
         """Tell the others, and leave without the one that has ended."""
@@ -163,23 +152,16 @@ class Peers:
 
 def read_line(connection: socket.socket) -> str:
     """The first line that arrives, and nothing of what follows it; empty if none does."""
-    connection.settimeout(CONNECT_SECONDS)
     line = b""
-    with suppress(OSError):
-        while not line.endswith(b"\n") and len(line) < 64 and (byte := connection.recv(1)):
-            line += byte
-    connection.settimeout(None)
-    return line.decode(errors="replace") if line.endswith(b"\n") else ""
+    with suppress(OSError), connection.makefile("rb", buffering=0) as file:
+        line = file.readline(64)
+    return line.decode(errors="replace").strip() if line.endswith(b"\n") else ""
 
 
 def keep_alive(connection: socket.socket) -> None:
     """Let the system ask whether the other host is still there."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", IDLE_SECONDS),
-        ("TCP_KEEPINTVL", PROBE_SECONDS),
-        ("TCP_KEEPCNT", NUM_PROBES),
-    ):
+    for option, value in KEEP_ALIVE.items():
         if hasattr(socket, option):  # not everywhere
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
@@ -187,5 +169,5 @@ def keep_alive(connection: socket.socket) -> None:
 def close_inherited() -> None:
     """Close what a forked data worker has got from its process."""
     for connection in OPEN:
-        connection.close()
+        os.close(connection.detach())  # also where the thread that reads it was in the middle
     OPEN.clear()

@@ -26,10 +26,9 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.received = 0
-        self.received_time = 0.0
+        self.received, self.received_time = 0, 0.0
         self.wait_for_step = False  # whether training has begun, so that there is something to save
-        self.is_validating = False
+        self.is_validating = False  # whether the next safe point may be far away
         self.before_leaving: Callable[[], None] | None = None  # waits for what is being written
         self.before: dict[int, Any] = {}
         self.pid = os.getpid()
@@ -45,9 +44,8 @@ class Signals:
 
     def restore(self) -> None:
         """Give the signals back."""
-        for signum, handler in self.before.items():
-            signal.signal(signum, handler)
-        self.before = {}
+        while self.before:
+            signal.signal(*self.before.popitem())
         self.wait_for_step = False
         self.received = leaving.received = 0
 
@@ -62,15 +60,6 @@ class Signals:
         later = threading.Timer(PATIENCE_SECONDS, self.leave_if_late)
         later.daemon = True
         later.start()
-
-    def begin_validation(self) -> None:
-        """From now on the next safe point may be far away; what is lost will be done again."""
-        self.is_validating = True
-        self.leave_if_late()
-
-    def end_validation(self) -> None:
-        """From now on there may be something to save."""
-        self.is_validating = False
 
     def leave_if_late(self) -> None:
         """Leave a validation without a checkpoint where no safe point has come in time."""

@@ -39,10 +39,9 @@ def answering() -> Iterator[None]:
     try:
         yield
     except ProcessExitedException as error:
-        if received:
-            raise SystemExit(128 + received[0]) from error
-        if error.exit_code > 128:
-            raise SystemExit(error.exit_code) from error
+        status = 128 + received[0] if received else error.exit_code
+        if status > 128:
+            raise SystemExit(status) from error
         log.error(
             "The process of rank %d has ended (%s).\nresume=auto goes on from the last checkpoint.",
             error.error_index,
@@ -50,10 +49,10 @@ def answering() -> Iterator[None]:
         )
         raise SystemExit(1) from error
     except ProcessRaisedException as error:
-        mistake = str(error).rpartition(USER_ERROR)
-        if mistake[1]:
-            raise UserError(mistake[2].strip()) from error
+        _, is_mistake, message = str(error).rpartition(USER_ERROR)
+        if is_mistake:
+            raise UserError(message.strip()) from error
         raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        while before:
+            signal.signal(*before.popitem())

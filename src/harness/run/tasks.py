@@ -33,10 +33,9 @@ from harness.files import write_durably
 from harness.loggers.guarded import guarded
 from harness.loggers.rewind import rewind_logs
 from harness.processes import spawned
-from harness.processes.dead_ranks import DeadRanks
+from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
-from harness.processes.starting import observe_start
 from harness.run import screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
@@ -104,7 +103,6 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    skip_empty_hooks()
     chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
     if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
         log.warning(
@@ -129,6 +127,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     check_processes(trainer)
     versions.check(trainer)
     observe_start()
+    skip_empty_hooks(trainer)
     if trainer.world_size == 1:  # each callback costs some microseconds in every step
         trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
     return trainer, model, data

@@ -29,9 +29,8 @@ def repair_precision(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None
 
 def repair_current_scores(trainer: pl.Trainer, states: dict[str, Any]) -> None:
     """Load the one value of ``ModelCheckpoint`` that it saves and does not load."""
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
-            callback.current_score = states[callback.state_key]["current_score"]
+    for callback in _saved(trainer, states):
+        callback.current_score = states[callback.state_key]["current_score"]
 
 
 def repair_paths(trainer: pl.Trainer, states: dict[str, Any]) -> None:
@@ -40,10 +39,14 @@ def repair_paths(trainer: pl.Trainer, states: dict[str, Any]) -> None:
     Otherwise it forgets its scores where the folder has been moved, and changes files of the
     original where it has been copied.
     """
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
-            before, now = states[callback.state_key]["dirpath"], callback.dirpath
-            states[callback.state_key] = moved(states[callback.state_key], str(before), str(now))
+    for callback in _saved(trainer, states):
+        state = states[callback.state_key]
+        states[callback.state_key] = moved(state, str(state["dirpath"]), str(callback.dirpath))
+
+
+def _saved(trainer: pl.Trainer, states: dict[str, Any]) -> list[ModelCheckpoint]:
+    callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    return [callback for callback in callbacks if callback.state_key in states]
 
 
 def moved(value: Any, before: str, now: str) -> Any:
@@ -57,8 +60,8 @@ def moved(value: Any, before: str, now: str) -> Any:
 
 def forget_length(schedule: dict[str, Any]) -> None:
     """Take the length out of a ``OneCycleLR`` state, so that the one in the run keeps its own."""
-    for key in ("total_steps", "_schedule_phases"):
-        schedule.pop(key, None)
+    schedule.pop("total_steps", None)
+    schedule.pop("_schedule_phases", None)
 
 
 def example() -> OneCycleLR:

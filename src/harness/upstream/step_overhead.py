@@ -29,29 +29,22 @@ PRIVATE = {
 originals: dict[str, Any] = {}  # Lightning's functions, by their names
 
 
-def skip_empty_hooks() -> None:
-    """Let every Trainer of this process skip them, unless it has a profiler."""
-    if versions.untested() or originals:
-        return
-    replacements: dict[str, Any] = {
-        "_call_callback_hooks": call_callbacks,
-        "_call_lightning_module_hook": call_module,
-        "_call_strategy_hook": call_strategy,
-    }
-    for name, replacement in replacements.items():
-        originals[name] = getattr(call, name)
-        setattr(call, name, replacement)
+def skip_empty_hooks(trainer: pl.Trainer) -> None:
+    """Let the next run skip them, unless its Trainer has a profiler, which wants to see each."""
+    is_profiled = type(trainer.profiler) is not PassThroughProfiler  # type: ignore[attr-defined]
+    for name, replacement in (
+        ("_call_callback_hooks", call_callbacks),
+        ("_call_lightning_module_hook", call_module),
+        ("_call_strategy_hook", call_strategy),
+    ):
+        original = originals.setdefault(name, getattr(call, name))
+        setattr(call, name, original if is_profiled or versions.untested() else replacement)
 
 
 def skip_sigterm_broadcast(trainer: pl.Trainer) -> None:
     """Leave out the broadcast; the processes agree on signals in another way."""
     if not versions.untested():
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-
-
-def is_profiled(trainer: Any) -> bool:
-    """Whether somebody wants to know how long each hook takes."""
-    return type(trainer.profiler) is not PassThroughProfiler
 
 
 def call_callbacks(
@@ -62,10 +55,6 @@ def call_callbacks(
     **kwargs: Any,
 ) -> None:
     """Call a hook of those callbacks that have one of their own."""
-    if is_profiled(trainer):
-        kwargs["monitoring_callbacks"] = monitoring_callbacks
-        originals["_call_callback_hooks"](trainer, hook_name, *args, **kwargs)
-        return
     empty = getattr(pl.Callback, hook_name)
     pl_module = trainer.lightning_module
     state = {} if pl_module is None else pl_module.__dict__
@@ -90,16 +79,11 @@ def call_module(
 ) -> Any:
     """Call a hook of the module."""
     pl_module = pl_module or trainer.lightning_module
-    if is_profiled(trainer) or pl_module is None:
-        original = originals["_call_lightning_module_hook"]
-        return original(trainer, hook_name, *args, pl_module=pl_module, **kwargs)
     return _call(pl_module, getattr(pl_module, hook_name), hook_name, args, kwargs)
 
 
 def call_strategy(trainer: pl.Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
     """Call a hook of the strategy."""
-    if is_profiled(trainer):
-        return originals["_call_strategy_hook"](trainer, hook_name, *args, **kwargs)
     hook = getattr(trainer.strategy, hook_name)
     return _call(trainer.lightning_module, hook, hook_name, args, kwargs)
 

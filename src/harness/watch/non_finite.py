@@ -38,7 +38,7 @@ class NonFinite(pl.Callback):
         self.folder, self.every_gradient = Path(folder), every_gradient
         self.coming: deque[tuple[int, Tensor, Any]] = deque()  # losses on their way to the host
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, *_: Any) -> None:
         """Forget what an earlier training has sent."""
         self.coming.clear()
 
@@ -76,13 +76,11 @@ class NonFinite(pl.Callback):
         """Keep bad weights out of every checkpoint."""
         self._look(trainer, wait=True)
         if bad := first_bad_weight(pl_module):
-            self._stop(trainer, trainer.global_step, f"{bad} is not finite; it was not saved")
+            self._stop(trainer, trainer.global_step, f"{bad} is not finite, and was not saved")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the last losses, and at what the last step has done to the weights."""
-        self._look(trainer, wait=True)
-        if bad := first_bad_weight(pl_module):
-            self._stop(trainer, trainer.global_step, f"{bad} is not finite")
+        self.on_save_checkpoint(trainer, pl_module, {})
 
     def _send(self, step: int, loss: Tensor) -> None:
         copy = torch.empty((), dtype=loss.dtype, pin_memory=True)
@@ -110,16 +108,12 @@ class NonFinite(pl.Callback):
         io = trainer.strategy.checkpoint_io
         if isinstance(io, DurableCheckpointIO):
             io.finish()  # the last one may be on its way to the disk
-        good = lookup.by_step(self.folder)
         where = f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
+        saved = "There is no checkpoint yet."
+        if good := lookup.by_step(self.folder):
+            saved = f"The last good checkpoint is {good[-1]}."
         message = (
-            f"Step {step}{where}: {what}.\n"
-            + (
-                f"The last good checkpoint is {good[-1]}."
-                if good
-                else "There is no checkpoint yet."
-            )
-            + " callbacks.non_finite=null trains on regardless."
+            f"Step {step}{where}: {what}.\n{saved} callbacks.non_finite=null trains on regardless."
         )
         log.error(message)
         raise TrainingError(message)

@@ -32,26 +32,18 @@ class Objective(pl.Callback):
             self.look(trainer, logged, f"{type(pl_module).__name__} logs {', '.join(logged)}")
 
     def look(self, trainer: pl.Trainer, logged: list[str], reason: str) -> None:
-        """Tell of each score that is missing.
-
-        Raises:
-            UserError: where early stopping has none.
-        """
+        """Tell of each score that is missing; refuse early stopping without its own."""
         self.has_looked = True
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
         for callback in callbacks:
             monitor = getattr(callback, "monitor", None)
             if not isinstance(monitor, str) or monitor in logged or monitor.startswith("train"):
                 continue  # what training logs may come at the end of the epoch
-            close = difflib.get_close_matches(monitor, logged, n=1, cutoff=0.5)
-            hint = f"Did you mean objective={close[0]}?" if close else "Choose with objective=."
             if isinstance(callback, EarlyStopping):
                 raise UserError(f"Early stopping watches {monitor}, but {reason}.")
             if isinstance(callback, ModelCheckpoint):
                 callback.monitor = None
-                log.warning(
-                    "best.ckpt is the last checkpoint: it is to be the best by %s, but %s. %s",
-                    monitor,
-                    reason,
-                    hint,
-                )
+                close = difflib.get_close_matches(monitor, logged, n=1, cutoff=0.5)
+                hint = f"Did you mean objective={close[0]}?" if close else "Choose with objective=."
+                told = "best.ckpt is the last checkpoint: it is to be the best by %s, but %s. %s"
+                log.warning(told, monitor, reason, hint)

@@ -4,11 +4,11 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
-import torch
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from harness.exact.evaluation import is_filler
+from harness.processes.agreement import gather
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Picture(pl.Callback):
     """
 
     name: ClassVar[str]
-    error: Exception | None = None
+    error: str | None = None
 
     @abstractmethod
     def reset(self) -> None:
@@ -48,7 +48,7 @@ class Picture(pl.Callback):
     def draw(self, parts: list[Any]) -> Figure:
         """Draw what the processes have kept, in the order of their ranks."""
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_test_start(self, *_: Any) -> None:
         """Start anew."""
         self.error = None
         self._try(self.reset)
@@ -71,32 +71,25 @@ class Picture(pl.Callback):
         if not trainer.loggers:
             return
         # Bytes, because what cannot be pickled must fail before the processes wait for each other.
-        part = self._try(lambda: pickle.dumps(self.kept()))
-        mine = (part, self.error and f"{type(self.error).__name__}: {self.error}")
-        everyone: list[Any] = [mine]
-        if trainer.world_size > 1:
-            everyone = [None] * trainer.world_size
-            torch.distributed.all_gather_object(everyone, mine)
+        parts = gather(trainer, self._try(lambda: pickle.dumps(self.kept())))
+        errors = [error for error in gather(trainer, self.error) if error]
         if not trainer.is_global_zero:
             return
-        errors = [error for _, error in everyone if error]
         figure = None
         if not errors:
-            figure = self._try(lambda: self.draw([pickle.loads(part) for part, _ in everyone]))
-            errors = [f"{type(self.error).__name__}: {self.error}"] if self.error else []
-        if errors:
-            log.warning("%s is not drawn: %s", type(self).__name__, errors[0])
+            figure = self._try(lambda: self.draw([pickle.loads(part) for part in parts]))
+        if error := self.error or next(iter(errors), None):
+            log.warning("%s is not drawn: %s", type(self).__name__, error)
         for logger in trainer.loggers if figure is not None else []:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_figure(self.name, figure, trainer.global_step)
 
     def _try(self, function: Any, *arguments: Any) -> Any:
         """Call the subclass; after its first error, no more until the next test."""
-        if self.error is not None:
-            return None
-        try:
-            return function(*arguments)
-        except Exception as error:
-            log.info("%s has failed", type(self).__name__, exc_info=True)
-            self.error = error
-            return None
+        if self.error is None:
+            try:
+                return function(*arguments)
+            except Exception as error:
+                log.info("%s has failed", type(self).__name__, exc_info=True)
+                self.error = f"{type(error).__name__}: {error}"
+        return None

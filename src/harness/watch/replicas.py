@@ -1,4 +1,5 @@
 import logging
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -34,7 +35,7 @@ class Replicas(pl.Callback):
     """
 
     def __init__(self, every_n_steps: int | None = 1000) -> None:
-        self.every_n_steps = every_n_steps
+        self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
         self.is_watching = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -54,10 +55,9 @@ class Replicas(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         """Check when it is time."""
-        if self.is_watching and self.every_n_steps is not None:
-            step = trainer.global_step
-            if step // self.every_n_steps > self.checked_step // self.every_n_steps:
-                self.check(trainer, pl_module)
+        every = self.every_n_steps
+        if self.is_watching and trainer.global_step // every > self.checked_step // every:
+            self.check(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check the end."""
@@ -74,15 +74,14 @@ class Replicas(pl.Callback):
         named = [*pl_module.named_parameters(), *pl_module.named_buffers()]
         mine = hashes([tensor for _, tensor in named], pl_module.device)
         everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
-        is_compared = torch.ones_like(mine, dtype=torch.bool)
-        if num_buffers := len(self.first):
-            # Training changes a buffer in every process; one that is as it was in some drifts.
-            is_compared[-num_buffers:] = (everyone[:, -num_buffers:] == self.first).any(dim=0)
-            is_compared[-num_buffers:] |= torch.tensor(
-                [name in synchronised(pl_module) for name, _ in pl_module.named_buffers()],
-                device=mine.device,
-            )
-        differs = ((everyone != everyone[0]) & is_compared).cpu()  # the only wait for the device
+        differs = everyone != everyone[0]
+        # Training changes a buffer in every process; one that is as it was in some drifts.
+        num_parameters = len(named) - len(self.first)
+        drifts = (everyone[:, num_parameters:] == self.first).any(dim=0)
+        over_all = synchronised(pl_module)
+        is_over_all = [name in over_all for name, _ in named[num_parameters:]]
+        differs[:, num_parameters:] &= drifts | torch.tensor(is_over_all, device=mine.device).bool()
+        differs = differs.cpu()  # the only wait for the device
         if not differs.any():
             return
         first = int(differs.any(dim=0).nonzero()[0])

@@ -2,7 +2,7 @@ import logging
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,6 +16,7 @@ from harness.upstream.resume_counters import num_steps_logged
 
 log = logging.getLogger(__name__)
 
+PARTS = ("data", "transfer", "compute", "between")  # what a step's time is divided into
 # The verdict names a cause only if it takes more than this share of the time.
 WORTH_MENDING = 0.1
 
@@ -47,8 +48,8 @@ class Spent:
 
     def add(self, other: "Spent") -> None:
         """Count what another has counted."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
     def __str__(self) -> str:
         return (
@@ -73,15 +74,13 @@ class Throughput(pl.Callback):
     Not in ``metrics.csv``, where a run that goes on repeats every number.
     """
 
-    def __init__(self) -> None:
-        self.is_watching = False
-        self.total = Spent()  # of this fit, without the epoch that is running
-        self.verdict: str | None = None
+    is_watching = False
+    verdict: str | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin to count."""
-        self.clock: HostClock = clock_of(trainer.strategy.root_device)
-        self.total, self.verdict = Spent(), None
+        self.device = trainer.strategy.root_device
+        self.total, self.verdict = Spent(), None  # without the epoch that is running
         self.is_first = True
         self.on_train_epoch_start(trainer, pl_module)
 
@@ -97,21 +96,19 @@ class Throughput(pl.Callback):
         self.loader, self.sampler = loader, sampler
         self.spent, self.pending = Spent(), deque[tuple[Any, ...]]()
         self.first_batch: int | None = None
-        self.end = self.asked = self.clock.mark()
+        self.end = self.asked = mark(self.device)
 
     def _asked(self) -> None:
         if self.asked is None:
-            self.asked = self.clock.mark()
+            self.asked = mark(self.device)
 
     def _there(self) -> None:
-        self.there = self.clock.mark()
+        self.there = mark(self.device)
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         """The batch is on the device."""
         if self.is_watching:
-            self.ready = self.clock.mark()
+            self.ready = mark(self.device)
 
     def on_train_batch_end(
         self,
@@ -124,42 +121,39 @@ class Throughput(pl.Callback):
         """The step is done; read the marks that are past."""
         if not self.is_watching:
             return
-        end = self.clock.mark()
-        if self.is_first:
-            self.is_first = False
-        else:
+        end = mark(self.device)
+        if not self.is_first:
             if self.first_batch is None:
                 self.first_batch = batch_idx
             self.last_batch = batch_idx
             self.pending.append((self.end, self.asked, self.there, self.ready, end))
-        self.end, self.asked = end, None
-        while self.pending and self.clock.is_past(self.pending[0][-1]):
+        self.is_first, self.end, self.asked = False, end, None
+        while self.pending and self.pending[0][-1].query():
             self._count(*self.pending.popleft())
 
     def _count(self, before: Any, asked: Any, there: Any, ready: Any, end: Any) -> None:
-        spent, seconds = self.spent, self.clock.seconds
-        spent.between += seconds(before, asked)
-        spent.data += seconds(asked, there)
-        spent.transfer += seconds(there, ready)
-        spent.compute += seconds(ready, end)
+        spent = self.spent
+        spent.between += before.elapsed_time(asked) / 1000
+        spent.data += asked.elapsed_time(there) / 1000
+        spent.transfer += there.elapsed_time(ready) / 1000
+        spent.compute += ready.elapsed_time(end) / 1000
         spent.num_steps += 1
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, *_: Any) -> None:
         """Leave out a validation between two steps."""
         if self.is_watching:
-            self.end = self.clock.mark()
+            self.end = mark(self.device)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Tell of the epoch."""
         if not self.is_watching or self.first_batch is None:
             return
-        if self.pending:
-            self.clock.wait(self.pending[-1][-1])
         for marks in self.pending:
+            marks[-1].synchronize()
             self._count(*marks)
         self.pending.clear()
-        first, last = self.first_batch, self.last_batch
-        self.spent.num_samples = self.sampler.num_before(last + 1) - self.sampler.num_before(first)
+        num_before = self.sampler.num_before
+        self.spent.num_samples = num_before(self.last_batch + 1) - num_before(self.first_batch)
         spent = of_slowest(trainer, self.spent)
         self.total.add(spent)
         if trainer.is_global_zero:
@@ -177,25 +171,20 @@ class Throughput(pl.Callback):
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_ranks_here)
-            is_cpu = trainer.strategy.root_device.type == "cpu"
-            self.verdict = verdict(self.total, self.loader.num_workers, max_workers, is_cpu)
+            on_cpu = self.device.type == "cpu"
+            self.verdict = verdict(self.total, self.loader.num_workers, max_workers, on_cpu)
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
-
-
-PARTS = ("data", "transfer", "compute", "between")
 
 
 def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
     """What the process spent that waited longest for data; all of them call it."""
     if trainer.world_size == 1:
         return spent
-    mine = torch.tensor(
-        [getattr(spent, name) for name in PARTS], device=trainer.strategy.root_device
-    )
+    mine = torch.tensor([getattr(spent, name) for name in PARTS]).to(trainer.strategy.root_device)
     everyone = trainer.strategy.all_gather(mine)  # (ranks, 4)
-    slowest = everyone[everyone[:, 0].argmax()].tolist()
-    return replace(spent, **dict(zip(PARTS, slowest, strict=True)))
+    data, transfer, compute, between = everyone[everyone[:, 0].argmax()].tolist()
+    return Spent(data, transfer, compute, between, spent.num_steps, spent.num_samples)
 
 
 def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = False) -> str:
@@ -203,7 +192,7 @@ def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = Fal
 
     Args:
         spent: by all of its steps.
-        num_workers: that it has.
+        num_workers: of its loader, per process.
         max_workers: for which there are cores, per process.
         is_cpu: whether the network is computed where the batches are loaded.
     """
@@ -211,15 +200,11 @@ def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = Fal
     if spent.share("data") > WORTH_MENDING:
         return f"input-bound: {waits}; {advice(spent, num_workers, max_workers)}"
     if spent.share("transfer") > WORTH_MENDING:
+        remedy = "data.pin_memory=true, or smaller values such as uint8"
         if is_cpu:  # nothing is copied, and only hooks take time there
-            return (
-                f"transfer-bound: {spent.share('transfer'):.0%} of the time between loading a "
-                "batch and its step; make the on_before_ and on_after_batch_transfer hooks cheaper"
-            )
-        return (
-            f"transfer-bound: {spent.share('transfer'):.0%} of the time copying batches to the "
-            "device; try data.pin_memory=true, or smaller values such as uint8"
-        )
+            remedy = "cheaper on_before_ and on_after_batch_transfer hooks"
+        share = f"{spent.share('transfer'):.0%} of the time between a loaded batch and its step"
+        return f"transfer-bound: {share}; try {remedy}"
     return f"compute-bound: {waits}"
 
 
@@ -241,51 +226,32 @@ def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
     )
 
 
-class HostClock:
-    """For the CPU, which has done its work when the call returns."""
+class HostMark:
+    """Stand for ``torch.cuda.Event`` on the CPU, which has done its work when the call returns."""
 
-    def mark(self) -> Any:
-        """Now."""
-        return time.perf_counter()
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
 
-    def seconds(self, first: Any, last: Any) -> float:
-        """From one mark to a later one."""
-        return float(last - first)
+    def elapsed_time(self, later: "HostMark") -> float:
+        """Milliseconds up to a later mark."""
+        return (later.seconds - self.seconds) * 1000
 
-    def is_past(self, mark: Any) -> bool:
-        """Whether ``seconds`` can be asked up to this mark."""
+    def query(self) -> bool:
+        """Whether the mark is past."""
         return True
 
-    def wait(self, mark: Any) -> None:
-        """Return when the mark is past."""
+    def synchronize(self) -> None:
+        """Nothing is waited for."""
 
 
-class CudaClock(HostClock):
-    """For a GPU, which gets its work long before it does it.
+def mark(device: torch.device) -> Any:
+    """Now; on a GPU, which gets its work long before it does it, when the device gets here.
 
-    A mark is an event in the device's queue. Between two of them lies what the device has spent
-    on the work in between; where it had run out of work, the time until the host sent more.
+    Between two marks of a GPU lies what it has spent on the work in between; where it had run out
+    of work, the time until the host sent more. Other devices are watched from the host.
     """
-
-    def mark(self) -> Any:
-        """When the device gets here."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def seconds(self, first: Any, last: Any) -> float:
-        """From one mark to a later one, both past."""
-        return float(first.elapsed_time(last) / 1000)
-
-    def is_past(self, mark: Any) -> bool:
-        """Ask, without waiting."""
-        return bool(mark.query())
-
-    def wait(self, mark: Any) -> None:
-        """Return when the device has got there."""
-        mark.synchronize()
-
-
-def clock_of(device: torch.device) -> HostClock:
-    """The clock of a device; others than CUDA's are watched from the host."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    if device.type != "cuda":
+        return HostMark()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
