@@ -42,6 +42,7 @@ class LogFile(pl.Callback):
 
     def start(self, is_first_process: bool) -> None:
         """Direct the log records of this process; a second call changes nothing."""
+        stop()  # of an earlier run in this process
         LogFile.latest = self.path
         for message in QUIET:
             warnings.filterwarnings("ignore", message)
@@ -56,7 +57,6 @@ class LogFile(pl.Callback):
             file = logging.FileHandler(self.path, delay=True)
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             handlers.append(file)
-        stop()  # of an earlier run in this process
         for name in ALWAYS | self.packages:
             logger = logging.getLogger(name)
             logger.setLevel(logging.INFO)

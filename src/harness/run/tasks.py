@@ -98,7 +98,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         UserError: if a ``_target_`` does not exist or does not take its arguments.
     """
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
-    check_targets(cfg)
+    with user_errors():
+        check_targets(cfg)
     run_log = LogFile(Path(cfg.run_dir, "run.log"), packages(cfg))
     run_log.start(is_first_process=global_rank() == 0)
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
