@@ -29,24 +29,16 @@ def build_optimizers(
         parameters: parameters or groups of them; ``None`` takes all of the module.
 
     Raises:
-        UserError: if the optimizer or the scheduler refuses its arguments, or the run has no end.
+        UserError: if the scheduler plans for the whole run, and the run has no end.
     """
-    if interval not in ("step", "epoch"):
-        raise UserError(f"model.scheduler_interval={interval} must be step or epoch.")
-    built = configured("model.optimizer", optimizer, parameters or module.parameters())
+    built = optimizer(parameters or module.parameters())
     if scheduler is None:
         return built
     arguments = inspect.signature(scheduler).parameters
     if "total_steps" in arguments and arguments["total_steps"].default is None:
         scheduler = partial(scheduler, total_steps=num_steps(module.trainer))
-    return {
-        "optimizer": built,
-        "lr_scheduler": {
-            "scheduler": configured("model.scheduler", scheduler, built),
-            "interval": interval,
-            "monitor": monitor,
-        },
-    }
+    schedule = {"scheduler": scheduler(built), "interval": interval, "monitor": monitor}
+    return {"optimizer": built, "lr_scheduler": schedule}
 
 
 def num_steps(trainer: pl.Trainer) -> int:
@@ -59,11 +51,3 @@ def num_steps(trainer: pl.Trainer) -> int:
             "~model.scheduler +model.scheduler=null."
         )
     return int(steps)
-
-
-def configured(key: str, make: Callable[..., Any], argument: Any) -> Any:
-    """Call what the configuration gave; name its key where it refuses its arguments."""
-    try:
-        return make(argument)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{key}: {error}") from error

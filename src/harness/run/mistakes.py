@@ -120,7 +120,7 @@ def _refused(found: Raised, cfg: DictConfig) -> str | None:
         if not node.get("_partial_"):
             continue
         called = get_object(node["_target_"])
-        code = getattr(called.__init__, "__code__", None) if inspect.isclass(called) else None
+        code = getattr(called.__init__ if inspect.isclass(called) else called, "__code__", None)
         is_inside = any(place.frame and place.frame.f_code is code for place in inside)
         signature = re.escape(getattr(called, "__qualname__", "?")) + r"(\.\w+)?\(\) "
         if is_inside or (found.kind == "TypeError" and re.match(signature, found.message)):

@@ -80,8 +80,10 @@ def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any])
     Raises:
         UserError: with the key and what it must be.
     """
-    built: list[tuple[str, Any, type]]
-    built = [("model", model, pl.LightningModule), ("data", data, pl.LightningDataModule)]
+    built: list[tuple[str, Any, type]] = [
+        ("model", model, pl.LightningModule),
+        ("data", data, pl.LightningDataModule),
+    ]
     built += [("callbacks", callback, pl.Callback) for callback in callbacks]
     built += [("logger", logger, Logger) for logger in loggers]
     for key, value, kind in built:
