@@ -64,7 +64,7 @@ MISTAKES = {
     "GPUs chosen for the CPU": ("gpus=emptiest strategy=cpu", "Leave out one of them"),
     "least memory of GPUs that are not chosen": ("gpus.min_free_gib=20", "by gpus=emptiest"),
     "negative memory": ("gpus=emptiest gpus.min_free_gib=-1", "0 or more"),
-    "unknown order of GPUs": ("gpus.order=fastest", "use gpus=visible or gpus=emptiest"),
+    "unknown order of GPUs": ("gpus.order=fastest", "use visible or emptiest"),
     "Lightning 1: gpus": ("gpus=2", "strategy=ddp trainer.devices=<number of GPUs>"),
     "Lightning 1: a list of gpus": ("gpus=[0,1]", "strategy=ddp trainer.devices="),
     "Lightning 1: gpus, added": ("+gpus=2", "strategy=ddp trainer.devices="),

@@ -193,21 +193,19 @@ def asked_for(
     """
     ours, theirs = flat(composed), flat(saved)
     may_change = (*command.rules["may_change"], *command.rules["may_grow"])
+    every = ours.keys() | theirs.keys()
     keys: dict[str, str] = {}
     for override in OverridesParser.create().parse_overrides(command.overrides):
         name, word = override.key_or_group, str(override.input_line)
-        if name == "strategy":
-            mine = {key for key in ours.keys() | theirs.keys() if is_below(key, STRATEGY)}
-        elif name in ("experiment", "debug"):
+        if name in ("experiment", "debug"):
             defaults = flat(command.composed_with([]))
             mine = {key for key, value in ours.items() if defaults.get(key) != value}
             if name == "experiment" and word not in first:
                 # Another one: what it leaves as it is by default is part of it as well.
-                mine |= {
-                    key for key in ours.keys() | theirs.keys() if not is_below(key, may_change)
-                }
+                mine |= {key for key in every if not is_below(key, may_change)}
         else:  # a value, all of a node, or a group, which fills the node of its name
-            mine = {key for key in ours.keys() | theirs.keys() if is_below(key, (name,))}
+            names = STRATEGY if name == "strategy" else (name,)
+            mine = {key for key in every if is_below(key, names)}
         keys |= dict.fromkeys(mine, word)
     return {
         "trainer.strategy" if is_below(key, ("trainer.strategy",)) else key: word
