@@ -1,7 +1,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pytorch_lightning as pl
 from torch.optim import Optimizer
@@ -13,7 +13,7 @@ def build_optimizers(
     module: pl.LightningModule,
     optimizer: Callable[..., Optimizer],
     scheduler: Callable[..., Any] | None = None,
-    interval: Literal["step", "epoch"] = "step",
+    interval: str = "step",
     monitor: str = "val/loss",
     parameters: Iterable[Any] | None = None,
 ) -> Any:
@@ -24,7 +24,7 @@ def build_optimizers(
         optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
         scheduler: called with the optimizer. If it takes ``total_steps`` and none is bound, the
             run's number of optimizer steps is filled in.
-        interval: whether the scheduler advances after each step or each epoch.
+        interval: ``"step"`` or ``"epoch"``, after which the scheduler advances.
         monitor: the logged value that ``ReduceLROnPlateau`` looks at.
         parameters: parameters or groups of them; ``None`` takes all of the module.
 

@@ -1,12 +1,9 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from harness import Batch, UserError
-from harness.testing import command
-from project.data.digits import Digits, read_images, shift
+from harness import Batch
+from project.data.digits import Digits, shift
 
 
 @pytest.fixture
@@ -63,47 +60,3 @@ def test_shift_moves_by_whole_pixels() -> None:
     assert torch.equal(shift(image, still, 1), image)
     up_left = shift(image, torch.tensor([[0.99, 0.99]]), 1)
     assert torch.equal(up_left[0, 0], torch.tensor([[4.0, 5, 0], [7, 8, 0], [0, 0, 0]]))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1,2,3", "must have 64 columns"),
-        (",".join(["17"] * 64), "from 0 to 16"),
-        (",".join(["1"] * 63 + ["x"]), "not a table of numbers"),
-        ("", "must have 64 columns"),
-    ],
-)
-def test_bad_prediction_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "images.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_images(path)
-
-
-def test_missing_prediction_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read_images(tmp_path / "nope.csv")
-
-
-def test_prediction_file_may_have_a_header(tmp_path: Path) -> None:
-    path = tmp_path / "images.csv"
-    header = ",".join(f"pixel{i}" for i in range(64))
-    path.write_text(f"{header}\n{','.join(['16'] * 64)}\n")
-    assert read_images(path).shape == (1, 1, 8, 8)
-
-
-def test_new_images_are_predicted(tmp_path: Path) -> None:
-    """A CSV of pixels goes in, a row per image comes out, without labels."""
-    images, output = tmp_path / "images.csv", tmp_path / "predictions.csv"
-    images.write_text("\n".join(",".join(str(i % 17) for i in range(k, k + 64)) for k in range(5)))
-    words = ("data=digits", "model=mlp", "trainer.max_epochs=1", f"output_dir={tmp_path / 'out'}")
-    trained = command("train.py", *words)
-    assert trained.returncode == 0, trained.stderr
-    (checkpoint,) = tmp_path.glob("out/default/*/checkpoints/best.ckpt")
-    words = (f"checkpoint={checkpoint}", f"data.predict_file={images}", f"output={output}")
-    predicted = command("predict.py", *words)
-    assert predicted.returncode == 0, predicted.stderr
-    rows = output.read_text().splitlines()
-    assert rows[0].startswith("sample,prediction,confidence")
-    assert len(rows) == 6

@@ -91,7 +91,7 @@ def config(command: Command, run_dir: Path) -> DictConfig:
 
 def difference(word: str, keys: list[str]) -> str:
     """One word of the command with what it would change; a group changes many keys."""
-    if len(keys) == 1 and keys[0].startswith(f"{word} "):
+    if keys[0].startswith(f"{word} "):
         return keys[0]
     more = f" and {len(keys) - NUM_SHOWN} more" if len(keys) > NUM_SHOWN else ""
     return f"{word}: {', '.join(keys[:NUM_SHOWN])}{more}"
@@ -127,8 +127,7 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
         UserError: if it has had checkpoints, and none of them is whole.
     """
     folder = run_dir / "checkpoints"
-    path = None
-    skipped: list[str] = []
+    path, skipped = None, []
     if lookup.by_step(folder):
         # This takes torch, which will be needed in any case.
         from harness.checkpoints.writing import unreadable
@@ -137,15 +136,13 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
     traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
     had_some = last_resume is not None or any(os.path.lexists(trace) for trace in traces)
-    if global_rank() == 0:
-        for line in skipped:
-            print(line, file=sys.stderr)
-        if path is None and not had_some:
-            print(
-                f"The run in {run_dir} was stopped before its first checkpoint: "
-                "it begins anew at step 0.",
-                file=sys.stderr,
-            )
+    if path is None and not had_some:
+        skipped.append(
+            f"The run in {run_dir} was stopped before its first checkpoint: "
+            "it begins anew at step 0."
+        )
+    if global_rank() == 0 and skipped:
+        print(*skipped, sep="\n", file=sys.stderr)
     if path is None and had_some:
         raise UserError(
             f"The run in {run_dir} has had checkpoints, and none that is whole is left in "
@@ -189,7 +186,7 @@ def asked_for(
         command: with its words.
         composed: what the command describes.
         saved: what the run is made of.
-        first: the words with which the run was started.
+        first: the words with which the run was started; another experiment counts as a whole.
     """
     ours, theirs = flat(composed), flat(saved)
     may_change = (*command.rules["may_change"], *command.rules["may_grow"])

@@ -24,19 +24,12 @@ MESSAGE = re.compile(r"^([\w.]+)(?:: (.*))?", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Place:
-    """A line of code that was being executed.
-
-    Args:
-        file: its path.
-        line: counted from 1.
-        function: the name of the function that the line belongs to.
-        frame: with the function's variables; ``None`` if that was in another process.
-    """
+    """A line of code that was being executed."""
 
     file: str
-    line: int
-    function: str
-    frame: FrameType | None = None
+    line: int  # counted from 1
+    function: str  # that the line belongs to
+    frame: FrameType | None = None  # with the function's variables, if it was in this process
 
     def __str__(self) -> str:
         where = f"{shown(self.file)}:{self.line}"
@@ -45,17 +38,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception, in this process or in another one.
+    """An exception, in this process or in another one."""
 
-    Args:
-        kind: name of its class.
-        message: its text, on one line.
-        places: from the outermost call to the line that raised it.
-    """
-
-    kind: str
-    message: str
-    places: list[Place]
+    kind: str  # name of its class
+    message: str  # on one line
+    places: list[Place]  # from the outermost call to the line that raised it
 
     @property
     def owners(self) -> Place | None:
