@@ -127,7 +127,8 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
         UserError: if it has had checkpoints, and none of them is whole.
     """
     folder = run_dir / "checkpoints"
-    path, skipped = None, []
+    path = None
+    skipped: list[str] = []
     if lookup.by_step(folder):
         # This takes torch, which will be needed in any case.
         from harness.checkpoints.writing import unreadable
