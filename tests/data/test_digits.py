@@ -12,7 +12,7 @@ def digits() -> Digits:
 
 
 def images_of(digits: Digits, split: str) -> set[bytes]:
-    return {image.numpy().tobytes() for image in digits.make_dataset(split).images}
+    return {image.numpy().tobytes() for image in digits.make_dataset(split).inputs}
 
 
 def test_splits_do_not_mix_and_lose_nothing(digits: Digits) -> None:
@@ -24,7 +24,7 @@ def test_splits_do_not_mix_and_lose_nothing(digits: Digits) -> None:
 
 def test_splits_are_stratified(digits: Digits) -> None:
     for split, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
-        counts = torch.bincount(digits.make_dataset(split).labels, minlength=10)
+        counts = torch.bincount(digits.make_dataset(split).targets, minlength=10)
         assert abs(counts.sum() - share * 1797) <= 1
         # The classes of the whole set differ by up to 9 in 180.
         assert counts.max() - counts.min() <= 1 + share * 9
@@ -32,7 +32,7 @@ def test_splits_are_stratified(digits: Digits) -> None:
 
 def test_splits_do_not_depend_on_the_seed_of_the_run() -> None:
     first, second = Digits(batch_size=64, seed=1), Digits(batch_size=64, seed=2)
-    assert torch.equal(first.make_dataset("test").images, second.make_dataset("test").images)
+    assert torch.equal(first.make_dataset("test").inputs, second.make_dataset("test").inputs)
 
 
 def test_augmentation_depends_on_seed_epoch_and_sample_alone(digits: Digits) -> None:
@@ -51,7 +51,7 @@ def test_prediction_reads_the_test_images(digits: Digits) -> None:
 def test_evaluation_is_not_augmented(digits: Digits) -> None:
     test = digits.make_dataset("test")
     images, _ = test.__getitems__([0, 1])
-    assert torch.equal(images * 16, test.images[:2].float())
+    assert torch.equal(images, test.inputs[:2])
 
 
 def test_shift_moves_by_whole_pixels() -> None:

@@ -1,4 +1,5 @@
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -6,41 +7,11 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from harness import Batch, BatchedDataset, DataModule, uniform
-
-ImageBatch: TypeAlias = tuple[Tensor, Tensor]
+from harness import DataModule
+from project.data.memory import InMemory
 
 SIDE = 8
 MAX_VALUE = 16  # pixels are counts from 0 to 16
-
-
-class DigitImages(BatchedDataset):
-    """Images with labels in memory, read as whole batches.
-
-    Args:
-        images: pixel counts, shape (N, 1, 8, 8), uint8.
-        labels: classes from 0 to 9, shape (N,), int64.
-        max_shift: augment by moving each image up to this many pixels each way.
-        seed: decides, with the epoch and the sample's index, how far each image moves.
-    """
-
-    def __init__(self, images: Tensor, labels: Tensor, max_shift: int = 0, seed: int = 0) -> None:
-        self.images, self.labels = images, labels
-        self.max_shift, self.seed = max_shift, seed
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitems__(self, indices: list[int]) -> ImageBatch:
-        """Read a batch: images in [0, 1] of shape (B, 1, 8, 8), and labels of shape (B,)."""
-        rows = torch.tensor(indices)
-        # index_select copies whole rows: three times as fast as images[rows].
-        images = self.images.index_select(0, rows).float() / MAX_VALUE
-        if self.max_shift:
-            epoch = indices.epoch if isinstance(indices, Batch) else 0
-            draws = uniform(self.seed, epoch, indices, 2)
-            images = shift(images, torch.from_numpy(draws), self.max_shift)
-        return images, self.labels.index_select(0, rows)
 
 
 def shift(images: Tensor, draws: Tensor, max_shift: int) -> Tensor:
@@ -88,14 +59,15 @@ class Digits(DataModule):
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
         self.split_seed, self.max_shift = split_seed, max_shift
 
-    def make_dataset(self, split: str) -> DigitImages:
+    def make_dataset(self, split: str) -> InMemory:
         """Read the images of one split; predictions are made on those of the test."""
         digits = load_digits()
-        images = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
+        images = torch.from_numpy(digits.images).unsqueeze(1).float() / MAX_VALUE
         labels = torch.from_numpy(digits.target.astype(np.int64))
         indices = self.split_indices(digits.target)["test" if split == "predict" else split]
-        max_shift = self.max_shift if split == "train" and self.augment else 0
-        return DigitImages(images[indices], labels[indices], max_shift, self.seed)
+        is_augmented = split == "train" and self.augment and self.max_shift
+        augment = partial(shift, max_shift=self.max_shift) if is_augmented else None
+        return InMemory(images[indices], labels[indices], augment, num_draws=2, seed=self.seed)
 
     def split_indices(self, labels: Any) -> dict[str, Any]:
         """Split positions into train, val and test, each with the classes in proportion."""
