@@ -2,6 +2,7 @@
 
 python predict.py checkpoint=outputs/default/<run>/checkpoints/best.ckpt
 python predict.py checkpoint=... output=predictions.csv
+python predict.py checkpoint=... data.predict_file=rows.csv
 """
 
 from pathlib import Path

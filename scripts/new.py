@@ -22,8 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).resolve().with_suffix("")
-# What YAML or Hydra reads as something else than a word.
-NO_WORDS = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf"}
+# What Python, YAML or Hydra reads as something else than a name.
+WORDS = {*keyword.kwlist, "null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf"}
 
 
 def main() -> None:
@@ -68,8 +68,7 @@ def main() -> None:
 
 def check_name(name: str) -> None:
     """Exit with the reason where ``name`` cannot name a module and a choice."""
-    is_word = name not in NO_WORDS and not keyword.iskeyword(name)
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,15}", name) or not is_word:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,15}", name) or name in WORDS:
         sys.exit(
             f"{name!r} must be a name that Python can import: up to 16 lower case letters, numbers "
             "and underscores, such as my_data, and no word of Python or YAML."

@@ -1,7 +1,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pytorch_lightning as pl
 from torch.optim import Optimizer
@@ -13,7 +13,7 @@ def build_optimizers(
     module: pl.LightningModule,
     optimizer: Callable[..., Optimizer],
     scheduler: Callable[..., Any] | None = None,
-    interval: Literal["step", "epoch"] = "step",
+    interval: str = "step",
     monitor: str = "val/loss",
     parameters: Iterable[Any] | None = None,
 ) -> Any:
@@ -24,29 +24,21 @@ def build_optimizers(
         optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
         scheduler: called with the optimizer. If it takes ``total_steps`` and none is bound, the
             run's number of optimizer steps is filled in.
-        interval: whether the scheduler advances after each step or each epoch.
+        interval: ``"step"`` or ``"epoch"``, after which the scheduler advances.
         monitor: the logged value that ``ReduceLROnPlateau`` looks at.
         parameters: parameters or groups of them; ``None`` takes all of the module.
 
     Raises:
-        UserError: if the optimizer or the scheduler refuses its arguments, or the run has no end.
+        UserError: if the scheduler plans for the whole run, and the run has no end.
     """
-    if interval not in ("step", "epoch"):
-        raise UserError(f"model.scheduler_interval={interval} must be step or epoch.")
-    built = configured("model.optimizer", optimizer, parameters or module.parameters())
+    built = optimizer(parameters or module.parameters())
     if scheduler is None:
         return built
     arguments = inspect.signature(scheduler).parameters
     if "total_steps" in arguments and arguments["total_steps"].default is None:
         scheduler = partial(scheduler, total_steps=num_steps(module.trainer))
-    return {
-        "optimizer": built,
-        "lr_scheduler": {
-            "scheduler": configured("model.scheduler", scheduler, built),
-            "interval": interval,
-            "monitor": monitor,
-        },
-    }
+    schedule = {"scheduler": scheduler(built), "interval": interval, "monitor": monitor}
+    return {"optimizer": built, "lr_scheduler": schedule}
 
 
 def num_steps(trainer: pl.Trainer) -> int:
@@ -59,11 +51,3 @@ def num_steps(trainer: pl.Trainer) -> int:
             "~model.scheduler +model.scheduler=null."
         )
     return int(steps)
-
-
-def configured(key: str, make: Callable[..., Any], argument: Any) -> Any:
-    """Call what the configuration gave; name its key where it refuses its arguments."""
-    try:
-        return make(argument)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{key}: {error}") from error

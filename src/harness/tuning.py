@@ -147,7 +147,7 @@ def _one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any
         indices = device_indices(cfg.trainer.devices)
         cfg.trainer.strategy, cfg.trainer.devices = "auto", indices[:1] if indices else 1
     gpus.choose(cfg)
-    with tempfile.TemporaryDirectory() as folder, user_errors():
+    with tempfile.TemporaryDirectory() as folder, user_errors(cfg):
         cfg.run_dir = folder
         try:
             yield run.build(cfg)

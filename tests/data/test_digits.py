@@ -1,12 +1,9 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from harness import Batch, UserError
-from harness.testing import command
-from project.data.digits import Digits, read_images, shift
+from harness import Batch
+from project.data.digits import Digits, shift
 
 
 @pytest.fixture
@@ -15,7 +12,7 @@ def digits() -> Digits:
 
 
 def images_of(digits: Digits, split: str) -> set[bytes]:
-    return {image.numpy().tobytes() for image in digits.make_dataset(split).images}
+    return {image.numpy().tobytes() for image in digits.make_dataset(split).inputs}
 
 
 def test_splits_do_not_mix_and_lose_nothing(digits: Digits) -> None:
@@ -27,7 +24,7 @@ def test_splits_do_not_mix_and_lose_nothing(digits: Digits) -> None:
 
 def test_splits_are_stratified(digits: Digits) -> None:
     for split, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
-        counts = torch.bincount(digits.make_dataset(split).labels, minlength=10)
+        counts = torch.bincount(digits.make_dataset(split).targets, minlength=10)
         assert abs(counts.sum() - share * 1797) <= 1
         # The classes of the whole set differ by up to 9 in 180.
         assert counts.max() - counts.min() <= 1 + share * 9
@@ -35,7 +32,7 @@ def test_splits_are_stratified(digits: Digits) -> None:
 
 def test_splits_do_not_depend_on_the_seed_of_the_run() -> None:
     first, second = Digits(batch_size=64, seed=1), Digits(batch_size=64, seed=2)
-    assert torch.equal(first.make_dataset("test").images, second.make_dataset("test").images)
+    assert torch.equal(first.make_dataset("test").inputs, second.make_dataset("test").inputs)
 
 
 def test_augmentation_depends_on_seed_epoch_and_sample_alone(digits: Digits) -> None:
@@ -54,7 +51,7 @@ def test_prediction_reads_the_test_images(digits: Digits) -> None:
 def test_evaluation_is_not_augmented(digits: Digits) -> None:
     test = digits.make_dataset("test")
     images, _ = test.__getitems__([0, 1])
-    assert torch.equal(images * 16, test.images[:2].float())
+    assert torch.equal(images, test.inputs[:2])
 
 
 def test_shift_moves_by_whole_pixels() -> None:
@@ -63,47 +60,3 @@ def test_shift_moves_by_whole_pixels() -> None:
     assert torch.equal(shift(image, still, 1), image)
     up_left = shift(image, torch.tensor([[0.99, 0.99]]), 1)
     assert torch.equal(up_left[0, 0], torch.tensor([[4.0, 5, 0], [7, 8, 0], [0, 0, 0]]))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1,2,3", "must have 64 columns"),
-        (",".join(["17"] * 64), "from 0 to 16"),
-        (",".join(["1"] * 63 + ["x"]), "not a table of numbers"),
-        ("", "must have 64 columns"),
-    ],
-)
-def test_bad_prediction_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "images.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_images(path)
-
-
-def test_missing_prediction_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read_images(tmp_path / "nope.csv")
-
-
-def test_prediction_file_may_have_a_header(tmp_path: Path) -> None:
-    path = tmp_path / "images.csv"
-    header = ",".join(f"pixel{i}" for i in range(64))
-    path.write_text(f"{header}\n{','.join(['16'] * 64)}\n")
-    assert read_images(path).shape == (1, 1, 8, 8)
-
-
-def test_new_images_are_predicted(tmp_path: Path) -> None:
-    """A CSV of pixels goes in, a row per image comes out, without labels."""
-    images, output = tmp_path / "images.csv", tmp_path / "predictions.csv"
-    images.write_text("\n".join(",".join(str(i % 17) for i in range(k, k + 64)) for k in range(5)))
-    words = ("data=digits", "model=mlp", "trainer.max_epochs=1", f"output_dir={tmp_path / 'out'}")
-    trained = command("train.py", *words)
-    assert trained.returncode == 0, trained.stderr
-    (checkpoint,) = tmp_path.glob("out/default/*/checkpoints/best.ckpt")
-    words = (f"checkpoint={checkpoint}", f"data.predict_file={images}", f"output={output}")
-    predicted = command("predict.py", *words)
-    assert predicted.returncode == 0, predicted.stderr
-    rows = output.read_text().splitlines()
-    assert rows[0].startswith("sample,prediction,confidence")
-    assert len(rows) == 6

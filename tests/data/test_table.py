@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import UserError
+from harness import UserError, predict, train
 from project.data.table import Table, read_csv
 
 
@@ -93,3 +93,17 @@ def test_other_columns_may_hold_text(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("\ufeffname,a,price\nBob,1,2\n\nEve,2,3\n", encoding="utf-8")
     assert read_csv("data.path", str(path), ["a", "price"])[1].tolist() == [[1, 2], [2, 3]]
+
+
+def test_new_rows_are_predicted(houses: Path, tmp_path: Path) -> None:
+    """A CSV without targets goes in, a row per sample comes out."""
+    new, output = tmp_path / "new.csv", tmp_path / "predictions.csv"
+    new.write_text("size,rooms,floor\n3,0,7\n4,1,7\n")
+    words = ("data=table", f"data.path={houses}", "data.target=price", "model=regressor")
+    short = ("model.net.in_features=3", "trainer.max_epochs=1", "trainer.log_every_n_steps=1")
+    quiet = ("strategy=cpu", "callbacks.progress_bar=null")
+    run = train(*words, *short, *quiet, f"output_dir={tmp_path / 'out'}")
+    predict(run.checkpoint, f"data.predict_file={new}", f"output={output}")
+    rows = output.read_text().splitlines()
+    assert rows[0] == "sample,prediction"
+    assert len(rows) == 3

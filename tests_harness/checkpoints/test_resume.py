@@ -83,7 +83,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 def test_resumed_run_reads_no_sample_that_it_skips(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from project.data.synthetic import SyntheticImages
+    from project.data.memory import InMemory
 
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "trainer.max_epochs=1", "test=false"])
     train(cfg)
@@ -92,14 +92,14 @@ def test_resumed_run_reads_no_sample_that_it_skips(
     for later in lookup.by_step(checkpoint.parent)[4:]:
         later.unlink()
     reads = []
-    original = SyntheticImages.__getitems__
+    original = InMemory.__getitems__
 
-    def read(self: SyntheticImages, indices: list[int]) -> Any:
+    def read(self: InMemory, indices: list[int]) -> Any:
         if self.noise:  # the training images
             reads.append(len(indices))
         return original(self, indices)
 
-    monkeypatch.setattr(SyntheticImages, "__getitems__", read)
+    monkeypatch.setattr(InMemory, "__getitems__", read)
     train(cfg)
     assert reads == [50]  # 1,250 samples, 300 a step: the rest of the epoch
 

@@ -115,11 +115,12 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
     with open_dict(cfg):
         cfg.pop("hydra", None)
         rules: Any = OmegaConf.to_container(cfg.pop("rules"), resolve=True)
+    typed: Any = OmegaConf.to_container(known.overrides.task)  # ${...} stays as it was typed
     is_sweep = known.mode == RunMode.MULTIRUN
     return Command(
         task,
         cfg,
-        list(known.overrides.task),
+        typed,
         conf,
         [word for word in words if word.startswith("hydra.searchpath=")],
         is_sweep,

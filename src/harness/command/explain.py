@@ -7,12 +7,7 @@ from pathlib import Path
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.command.compose import groups, hydra_compose
 from harness.errors import UserError
@@ -26,12 +21,8 @@ OLD_NAMES = {
     "num_processes": "strategy=ddp trainer.devices=<number of processes>",
     "auto_select_gpus": "gpus=emptiest",
     "tpu_cores": "strategy=cpu or strategy=gpu; TPUs are not supported here",
-    "auto_lr_find": "model.optimizer.lr=<rate>",
-    "auto_scale_batch_size": "data.batch_size=<samples>",
     "resume_from_checkpoint": "evaluate.py checkpoint=<path> to test a checkpoint",
-    "weights_summary": "trainer.enable_model_summary=<true or false>",
     "checkpoint_callback": "callbacks.checkpoint=null to switch it off",
-    "max_nb_epochs": "trainer.max_epochs=<number>",
     "progress_bar_refresh_rate": "callbacks.progress_bar.refresh_rate=<steps>",
 }
 OLD_STRATEGIES = {
@@ -60,8 +51,6 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
             f"The value of {key} has characters with a meaning of their own.\n"
             f"Write it in two pairs of quotes: '{key}=\"{quoted}\"'."
         )
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key} has no value. Add {error.full_key}=<value>."
     if group := re.match(r"Multiple values for (\w+)\.", str(error)):
         return f"{group[1]} is chosen already: write {group[1]}=<choice>, without a plus sign."
     lines = [line for line in str(error).splitlines() if line.strip()]

@@ -16,8 +16,6 @@ def check(cfg: DictConfig) -> None:
         UserError: with what to type instead.
     """
     order, least = cfg.gpus.get("order"), cfg.gpus.get("min_free_gib")
-    if order not in ("visible", "emptiest"):
-        raise UserError(f"gpus.order={order}: use gpus=visible or gpus=emptiest.")
     if order == "visible":
         if least is not None:
             raise UserError(f"gpus.min_free_gib={least} is looked at by gpus=emptiest. Add that.")

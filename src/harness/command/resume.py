@@ -91,7 +91,7 @@ def config(command: Command, run_dir: Path) -> DictConfig:
 
 def difference(word: str, keys: list[str]) -> str:
     """One word of the command with what it would change; a group changes many keys."""
-    if len(keys) == 1 and keys[0].startswith(f"{word} "):
+    if keys[0].startswith(f"{word} "):
         return keys[0]
     more = f" and {len(keys) - NUM_SHOWN} more" if len(keys) > NUM_SHOWN else ""
     return f"{word}: {', '.join(keys[:NUM_SHOWN])}{more}"
@@ -137,15 +137,13 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
     traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
     had_some = last_resume is not None or any(os.path.lexists(trace) for trace in traces)
-    if global_rank() == 0:
-        for line in skipped:
-            print(line, file=sys.stderr)
-        if path is None and not had_some:
-            print(
-                f"The run in {run_dir} was stopped before its first checkpoint: "
-                "it begins anew at step 0.",
-                file=sys.stderr,
-            )
+    if path is None and not had_some:
+        skipped.append(
+            f"The run in {run_dir} was stopped before its first checkpoint: "
+            "it begins anew at step 0."
+        )
+    if global_rank() == 0 and skipped:
+        print(*skipped, sep="\n", file=sys.stderr)
     if path is None and had_some:
         raise UserError(
             f"The run in {run_dir} has had checkpoints, and none that is whole is left in "
@@ -189,25 +187,23 @@ def asked_for(
         command: with its words.
         composed: what the command describes.
         saved: what the run is made of.
-        first: the words with which the run was started.
+        first: the words with which the run was started; another experiment counts as a whole.
     """
     ours, theirs = flat(composed), flat(saved)
     may_change = (*command.rules["may_change"], *command.rules["may_grow"])
+    every = ours.keys() | theirs.keys()
     keys: dict[str, str] = {}
     for override in OverridesParser.create().parse_overrides(command.overrides):
         name, word = override.key_or_group, str(override.input_line)
-        if name == "strategy":
-            mine = {key for key in ours.keys() | theirs.keys() if is_below(key, STRATEGY)}
-        elif name in ("experiment", "debug"):
+        if name in ("experiment", "debug"):
             defaults = flat(command.composed_with([]))
             mine = {key for key, value in ours.items() if defaults.get(key) != value}
             if name == "experiment" and word not in first:
                 # Another one: what it leaves as it is by default is part of it as well.
-                mine |= {
-                    key for key in ours.keys() | theirs.keys() if not is_below(key, may_change)
-                }
+                mine |= {key for key in every if not is_below(key, may_change)}
         else:  # a value, all of a node, or a group, which fills the node of its name
-            mine = {key for key in ours.keys() | theirs.keys() if is_below(key, (name,))}
+            names = STRATEGY if name == "strategy" else (name,)
+            mine = {key for key in every if is_below(key, names)}
         keys |= dict.fromkeys(mine, word)
     return {
         "trainer.strategy" if is_below(key, ("trainer.strategy",)) else key: word

@@ -8,7 +8,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ def choose(parent: Path, num_nodes: int = 1) -> Path:
         # in the queue keeps its number and finds its folder again.
         path = parent / f"slurm_{os.environ['SLURM_JOB_ID']}"
         if global_rank() == 0:
-            _make(path, exist_ok=True)
+            with _making(parent):
+                path.mkdir(parents=True, exist_ok=True)
         return path
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
         return _agree("env://", parent)
@@ -54,14 +55,25 @@ def make(parent: Path) -> Path:
     """Make a folder named by the time; runs of the same second get different ones."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     attempt = 1
-    while True:
-        path = parent / (stamp if attempt == 1 else f"{stamp}_{attempt}")
-        try:
-            _make(path)
-        except FileExistsError:
+    with _making(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = parent / (stamp if attempt == 1 else f"{stamp}_{attempt}")
+            with suppress(FileExistsError):
+                path.mkdir()
+                return path.resolve()
             attempt += 1
-        else:
-            return path.resolve()
+
+
+@contextmanager
+def _making(parent: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"The run's folder below {parent} cannot be made: {error.strerror}.\n"
+            "Choose a folder that you may write to with output_dir=<folder>."
+        ) from error
 
 
 @contextmanager
@@ -127,20 +139,19 @@ def load_config(run_dir: Path) -> DictConfig:
         frozen: Any = OmegaConf.create(aliases.renamed(whole))
         missing = {"data", "model", "seed", "trainer"} - frozen.keys()
         if missing:
-            raise KeyError(f"it has no {' and no '.join(sorted(missing))}")
+            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
         frozen.run_dir = str(run_dir)
         resolved(frozen)
     except (
         OmegaConfBaseException,
         YAMLError,
         OSError,
-        ValueError,
         LookupError,
         TypeError,
+        ValueError,
     ) as error:
-        reason = error.args[0] if isinstance(error, KeyError) else " ".join(str(error).split())
         raise UserError(
-            f"{path} is not the config of a run: {reason}.\n"
+            f"{path} is not the config of a run: {' '.join(str(error).split())}.\n"
             "Bring it back from a copy, or start another run."
         ) from error
     return frozen  # type: ignore[no-any-return]
@@ -207,28 +218,6 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
             "Keep a checkpoint in the checkpoints/ folder of its run."
         )
     return config
-
-
-def _make(path: Path, exist_ok: bool = False) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise UserError(f"output_dir: {path.parent} is a file, not a folder.") from error
-    except OSError as error:
-        raise _not_writable(path, error) from error
-    try:
-        path.mkdir(exist_ok=exist_ok)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise _not_writable(path, error) from error
-
-
-def _not_writable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"The run's folder {path} cannot be made: {error.strerror}.\n"
-        "Choose a folder that you may write to with output_dir=<folder>."
-    )
 
 
 def _agree(address: str, parent: Path, **ranks: int) -> Path:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -11,6 +12,7 @@ from harness.checkpoints.lookup import damage
 from harness.command import gpus
 from harness.command.compose import Command, flat, groups
 from harness.command.explain import OLD_NAMES, old_name
+from harness.command.yaml_files import NEEDED
 from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.strategies import launchable
@@ -23,11 +25,9 @@ def check(command: Command) -> None:
         UserError: with what to type instead.
     """
     cfg, task, overrides = command.cfg, command.task, command.overrides
-    if task != "train" and OmegaConf.is_missing(cfg, "checkpoint"):
-        raise UserError(
-            "checkpoint has no value. Add checkpoint=<run folder>/checkpoints/best.ckpt."
-        )
-    for key in ("data", "model", "trainer", "gpus", "callbacks", "logger"):
+    for key in OmegaConf.missing_keys(cfg):
+        raise UserError(f"{key} has no value. Add {key}=<value>.")
+    for key in NEEDED:
         # What is left of ~trainer is the strategy's part of it.
         if not OmegaConf.is_dict(cfg.get(key)) or (key == "trainer" and "_target_" not in cfg[key]):
             raise UserError(f"{key} was removed, and nothing runs without it. Leave out ~{key}.")
@@ -37,8 +37,6 @@ def check(command: Command) -> None:
                 f"conf/{group}/{command.choices.get(group)}.yaml changes nothing: its settings "
                 f"arrive below {group}.\nWrite this as its first line: # @package _global_"
             )
-    for key in OmegaConf.missing_keys(cfg):
-        raise UserError(f"{key} has no value. Add {key}=<value>.")
     OmegaConf.to_container(cfg, resolve=True)  # before there is a folder
     for override in overrides:
         name = override.lstrip("+~").partition("=")[0]
@@ -46,12 +44,7 @@ def check(command: Command) -> None:
             raise UserError(old_name(name))
     _check_kinds(command)
     _check_numbers(cfg, command.rules)
-    if cfg.get("on_full_disk", "stop") not in ("continue", "stop"):
-        raise UserError(f"on_full_disk={cfg.on_full_disk}: use continue or stop.")
-    if cfg.seed >= 2**32:
-        raise UserError(f"seed={cfg.seed} must be smaller than 2^32.")
-    if OmegaConf.select(cfg, "data.pin_memory", default="auto") not in (True, False, "auto"):
-        raise UserError(f"data.pin_memory={cfg.data.pin_memory} must be true, false or auto.")
+    _check_choices(cfg, command.rules)
     if task == "train":
         _check_names(cfg)
         _check_objective(cfg, overrides)
@@ -59,12 +52,11 @@ def check(command: Command) -> None:
             raise UserError(
                 f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null."
             )
-    _check_devices(cfg.trainer)
+    _check_devices(cfg)
     gpus.check(cfg)
     _check_clipping(cfg)
-    _check_launch(cfg)
     if task != "train":
-        check_checkpoint(Path(cfg.checkpoint))
+        _check_checkpoint(Path(cfg.checkpoint))
     if any(override.startswith("output=") for override in overrides):
         _check_output(Path(cfg.output))
 
@@ -79,12 +71,26 @@ def _check_numbers(cfg: DictConfig, rules: dict[str, Any]) -> None:
             shown = "null" if value is None else value
             word = ", or auto" if takes_auto else ""
             raise UserError(f"{key}={shown} must be a whole number, {least} or more{word}.")
+    if cfg.seed >= 2**32:
+        raise UserError(f"seed={cfg.seed} must be smaller than 2^32.")
+
+
+def _check_choices(cfg: DictConfig, rules: dict[str, Any]) -> None:
+    accelerator = cfg.trainer.get("accelerator")
+    if accelerator in ("dp", "ddp", "ddp2", "ddp_spawn", "ddp_cpu"):
+        raise UserError(
+            f"trainer.accelerator={accelerator} is a setting of Lightning 1. "
+            f"Use strategy={accelerator.replace('_cpu', '')}."
+        )
+    for key, allowed in flat(rules["choices"]).items():
+        value = OmegaConf.select(cfg, key, default=allowed[0])
+        if value not in allowed:
+            words = [str(word).lower() if isinstance(word, bool) else word for word in allowed]
+            raise UserError(f"{key}={value}: use {', '.join(words[:-1])} or {words[-1]}.")
 
 
 def _check_objective(cfg: DictConfig, overrides: list[str]) -> None:
     """Refuse a score whose best is not said: the worst checkpoint would be kept as the best."""
-    if cfg.get("mode", "min") not in ("min", "max"):
-        raise UserError(f"mode={cfg.mode}: use min or max, whichever is the best {cfg.objective}.")
     typed = {override.partition("=")[0] for override in overrides}
     if "objective" in typed and "mode" not in typed and cfg.objective is not None:
         raise UserError(
@@ -106,8 +112,7 @@ def _check_output(path: Path) -> None:
         raise UserError(f"output={path} is a folder. Use output={path / 'predictions.csv'}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_name(f"{path.name}.part").touch()
-        path.with_name(f"{path.name}.part").unlink()
+        TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UserError(f"output={path} cannot be written: {error.strerror}.") from error
 
@@ -148,44 +153,44 @@ def _is_text(value: Any) -> bool:
     return isinstance(getattr(value, "text", value), str) and "${" not in str(value)
 
 
-def _check_devices(trainer: DictConfig) -> None:
+def _check_devices(cfg: DictConfig) -> None:
+    """Refuse devices that are not there, and a launch that waits for what nobody starts."""
+    trainer = cfg.trainer
     if not {"accelerator", "devices", "strategy"} <= trainer.keys():
         raise UserError(
             "The strategy was removed, and nothing runs without one. Leave out ~strategy."
         )
-    accelerator, devices = trainer.accelerator, trainer.devices
-    if accelerator in ("dp", "ddp", "ddp2", "ddp_spawn", "ddp_cpu"):
-        raise UserError(
-            f"trainer.accelerator={accelerator} is a setting of Lightning 1. "
-            f"Use strategy={accelerator.replace('_cpu', '')}."
-        )
-    if accelerator not in ("auto", "cpu", "gpu", "cuda", "mps"):
-        raise UserError(
-            f"trainer.accelerator={accelerator} is unknown: auto, cpu, gpu, cuda or mps."
-        )
-    is_count = str(devices).isdigit() and int(devices) > 0
-    if not is_count and devices not in ("auto", -1) and launchable.device_indices(devices) is None:
+    accelerator, devices, num_nodes = trainer.accelerator, trainer.devices, trainer.num_nodes
+    indices = launchable.device_indices(devices)
+    is_number = str(devices).isdigit() and int(devices) > 0
+    if not is_number and devices not in ("auto", -1) and indices is None:
         raise UserError(
             f"trainer.devices={devices} must be a number from 1, a list such as [0,1], or auto."
         )
-    if accelerator == "cpu":
-        return
-    available = num_gpus()
-    if accelerator != "auto" and available == 0:
+    wanted = len(indices) if indices is not None else devices
+    available = 0 if accelerator == "cpu" else num_gpus()
+    if accelerator not in ("auto", "cpu") and available == 0:
         raise UserError(
             f"trainer.accelerator={accelerator} needs a GPU, and none is visible here.\n"
             "Use strategy=auto (a GPU if there is one), or strategy=cpu."
         )
-    if available == 0:
-        return  # the CPU takes any number of processes
-    indices = launchable.device_indices(devices)
-    wanted = len(indices) if indices is not None else devices
-    if isinstance(wanted, int) and (wanted > available or max(indices or [0]) >= available):
+    # The CPU takes any number of processes.
+    is_count = isinstance(wanted, int) and wanted > 0
+    if available and is_count and (wanted > available or max(indices or [0]) >= available):
         raise UserError(
             f"trainer.devices={devices}, but this machine shows {available} GPU"
             f"{'s' if available > 1 else ''} (numbered from 0).\n"
             f"Use trainer.devices={available} or fewer, or strategy=cpu."
         )
+    target = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=""))
+    if target.endswith(".dp.DataParallelStrategy"):
+        launchable.check_one_node(num_nodes)
+    if target.endswith(".DDPStrategy") and is_count:
+        num_processes = wanted * num_nodes
+        batch_size = cfg.data.get("batch_size", num_processes)
+        launchable.check_batch_size(batch_size, num_processes)
+    if num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
+        launchable.check_addresses(num_nodes)
 
 
 def _check_clipping(cfg: DictConfig) -> None:
@@ -199,29 +204,12 @@ def _check_clipping(cfg: DictConfig) -> None:
         )
 
 
-def _check_launch(cfg: DictConfig) -> None:
-    """Refuse a launch that would wait for processes that nobody starts."""
-    target = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=""))
-    num_nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
-    if target.endswith(".dp.DataParallelStrategy"):
-        launchable.check_one_node(num_nodes)
-    indices = launchable.device_indices(devices)
-    num_devices = len(indices) if indices is not None else devices
-    if target.endswith(".DDPStrategy") and isinstance(num_devices, int) and num_devices > 0:
-        num_processes = num_devices * num_nodes
-        batch_size = cfg.data.get("batch_size", num_processes)
-        launchable.check_batch_size(batch_size, num_processes)
-    if num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
-        launchable.check_addresses(num_nodes)
-
-
-def check_checkpoint(path: Path) -> None:
+def _check_checkpoint(path: Path) -> None:
     """Refuse a checkpoint that is cut off or damaged; reads the file once.
 
     ``torch.load`` itself would not notice a flipped bit.
     """
-    reason = damage(path)
-    if reason:
+    if reason := damage(path):
         raise UserError(
             f"checkpoint={path} is not a checkpoint, or is damaged ({reason})."
             " Use another checkpoint of the run, such as last.ckpt."

@@ -1,6 +1,5 @@
 """Mistakes inside of the YAML files of conf/, told with their line."""
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import yaml
 from harness.command.compose import groups
 from harness.command.explain import nearest
 from harness.errors import UserError
+from harness.run.places import shown
 
 # What PyYAML says, in the words of somebody who types.
 SYNTAX = {
@@ -37,7 +37,7 @@ def explain_syntax(error: yaml.YAMLError) -> str:
     said = next((words for part, words in SYNTAX.items() if part in text), problem)
     path = Path(mark.name)
     lines = path.read_text().splitlines() if path.is_file() else []
-    return "\n".join([f"{_place(path, mark.line)}: {said}.", *lines[mark.line : mark.line + 1]])
+    return "\n".join([f"{shown(path)}:{mark.line + 1}: {said}.", *lines[mark.line : mark.line + 1]])
 
 
 def check_experiments(overrides: list[str], conf: Path) -> None:
@@ -54,7 +54,7 @@ def check_experiments(overrides: list[str], conf: Path) -> None:
         for name, (line, value) in _entries(path).items():
             if name in NEEDED and not isinstance(value, yaml.MappingNode):
                 raise UserError(
-                    f"{_place(path, line)}: there are no keys below {name}.\n"
+                    f"{shown(path)}:{line}: there are no keys below {name}.\n"
                     "Indent them, and write each as key: value, with a space after the colon."
                 )
             if name not in names and not _is_read(name, conf):
@@ -68,7 +68,7 @@ def check_experiments(overrides: list[str], conf: Path) -> None:
 def _refuse(path: Path, line: int, key: str, overrides: list[str], conf: Path) -> None:
     without = [text for text in overrides if not text.lstrip("+").startswith("experiment=")]
     raise UserError(
-        f"{_place(path, line)}: nothing reads {key}.{nearest(key, 'train', without, conf)}"
+        f"{shown(path)}:{line}: nothing reads {key}.{nearest(key, 'train', without, conf)}"
     )
 
 
@@ -94,12 +94,7 @@ def _entries(path: Path) -> dict[str, tuple[int, yaml.Node]]:
 
 
 def _keys(node: yaml.Node | None) -> dict[str, tuple[int, yaml.Node]]:
-    """The keys of a mapping with their lines, counted from 0, and their values."""
+    """The keys of a mapping with their lines, counted from 1, and their values."""
     if not isinstance(node, yaml.MappingNode):
         return {}
-    return {key.value: (key.start_mark.line, value) for key, value in node.value}
-
-
-def _place(path: Path, line: int) -> str:
-    inside = os.path.relpath(path)
-    return f"{path if inside.startswith('..') else inside}:{line + 1}"
+    return {key.value: (key.start_mark.line + 1, value) for key, value in node.value}

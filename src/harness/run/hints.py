@@ -8,57 +8,39 @@ from torch import Tensor
 
 from harness.run.places import Raised, is_owners
 
-# What torch says of a mistake, what mends it, and the owner's method that has made it where the
-# exception has passed through none of the owner's lines.
-KNOWN = (
-    (
-        r"device-side assert",
-        "Most often a label or an index is out of range; a GPU notices it later, at another line. "
-        "strategy=cpu names the line.",
-        "training_step",
-    ),
-    (
-        r"CUDA out of memory",
-        "data.max_samples_per_device=<n> takes the same step in parts; or use a smaller "
-        "data.batch_size, or trainer.precision=bf16-mixed.",
-        "training_step",
-    ),
-    (
-        r"does not require grad",
-        "The loss that is returned must come from trained parameters, without detach, item or "
-        "no_grad.",
-        "training_step",
-    ),
-    (
-        r"implicitly created only for scalar",
-        "The loss that is returned must be one number: take its mean.",
-        "training_step",
-    ),
-    (
-        r"stack expects each tensor to be equal size|each element in list of batch",
-        "The samples of a batch differ in shape: pad or crop them, or override collate.",
-        "__getitem__",
-    ),
-    (r"batch must contain tensors", "A sample must be made of tensors or numbers.", "__getitem__"),
-    (
-        r"not used in producing|finished reduction in the prior iteration",
-        "Some parameters have no part in the loss: use or freeze them, or add "
+# What torch says of a mistake and what mends it, by the owner's method that has made the mistake,
+# which is told where the exception has passed through none of the owner's lines.
+KNOWN = {
+    "training_step": {
+        r"device-side assert": "Most often a label or an index is out of range; a GPU notices it "
+        "later, at another line. strategy=cpu names the line.",
+        r"CUDA out of memory": "data.max_samples_per_device=<n> takes the same step in parts; or "
+        "use a smaller data.batch_size, or trainer.precision=bf16-mixed.",
+        r"does not require grad": "The loss that is returned must come from trained parameters, "
+        "without detach, item or no_grad.",
+        r"implicitly created only for scalar": "The loss that is returned must be one number: "
+        "take its mean.",
+        r"not used in producing|finished reduction in the prior iteration": "Some parameters have "
+        "no part in the loss: use or freeze them, or add "
         "+trainer.strategy.find_unused_parameters=true.",
-        "training_step",
-    ),
-    (
-        r"returned `None`, this fit will run with no optimizer",
-        "Return the optimizer; a module that trains nothing sets automatic_optimization = False "
-        "and returns [].",
-        "configure_optimizers",
-    ),
-    (
-        r"[Cc]an't pickle|[Cc]annot pickle",
-        "Other processes get it by pickle: define functions and classes at the top of a file.",
-        "__init__",
-    ),
-    (r"on the same device", "Make tensors on self.device, or register them as buffers.", None),
-)
+    },
+    "__getitem__": {
+        r"stack expects each tensor to be equal size|each element in list of batch": "The samples "
+        "of a batch differ in shape: pad or crop them, or override collate.",
+        r"batch must contain tensors": "A sample must be made of tensors or numbers.",
+    },
+    "configure_optimizers": {
+        r"returned `None`, this fit will run with no optimizer": "Return the optimizer; a module "
+        "that trains nothing sets automatic_optimization = False and returns [].",
+    },
+    "__init__": {
+        r"[Cc]an't pickle|[Cc]annot pickle": "Other processes get it by pickle: define functions "
+        "and classes at the top of a file.",
+    },
+    "": {
+        r"on the same device": "Make tensors on self.device, or register them as buffers.",
+    },
+}
 
 
 def seen(found: Raised) -> str:

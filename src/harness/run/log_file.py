@@ -45,6 +45,7 @@ class LogFile(pl.Callback):
 
     def start(self, is_first_process: bool) -> None:
         """Direct the log records of this process; a second call changes nothing."""
+        stop()  # of an earlier run in this process
         LogFile.latest = self.path
         in_job = "SLURM_JOB_ID" in os.environ
         for message in QUIET if in_job else (*QUIET, NOT_UNDER_SLURM):
@@ -60,7 +61,6 @@ class LogFile(pl.Callback):
             file = logging.FileHandler(self.path, delay=True)
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             handlers.append(file)
-        stop()  # of an earlier run in this process
         for name in ALWAYS | self.packages:
             logger = logging.getLogger(name)
             logger.setLevel(logging.INFO)

@@ -3,6 +3,7 @@
 import inspect
 import linecache
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,19 +13,12 @@ import pytorch_lightning as pl
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from harness.errors import TrainingError, UserError
 from harness.run import hints, log_file
-from harness.run.places import (
-    Place,
-    Raised,
-    definition,
-    is_harness,
-    one_line,
-    raised,
-    variables,
-)
+from harness.run.places import Place, Raised, definition, is_harness, raised
+from harness.run.targets import targets
 
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
 # How Lightning names a method that is missing, or returns what it must not.
@@ -51,7 +45,7 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
         mistake = _not_built(error)
         raise mistake from (error if isinstance(mistake, UserError) else None)
     except MisconfigurationException as error:
-        if raised(error).owners or _method(error):
+        if raised(error).owners or _method(error, _named(error)):
             raise
         raise UserError(str(error)) from error
     except (TypeError, ValueError, RuntimeError) as error:
@@ -68,20 +62,19 @@ def of_owner(error: BaseException) -> str | None:
     """
     if isinstance(error, TrainingError):
         return None
-    found = raised(error)
-    known = [(hint, name) for text, hint, name in hints.KNOWN if re.search(text, found.message)]
-    place = found.owners
-    if place is None and known and known[0][1]:
-        place = _method(error, known[0][1])
-    if place is None and isinstance(error, (MisconfigurationException, TypeError)):
-        place = _method(error)
-    if place is None and not known:
+    found, hint, method = raised(error), "", ""
+    for known, texts in hints.KNOWN.items():
+        for text in texts:
+            if not hint and re.search(text, found.message):
+                hint, method = texts[text], known
+    if not method and isinstance(error, (MisconfigurationException, TypeError)):
+        method = _named(error)
+    place = found.owners or _method(error, method)
+    if not place and not hint:
         return None
-    said = []
-    if known:  # the rest of what torch and Lightning say is advice for their own settings
-        said.append(known[0][0])
+    if hint:  # the rest of what torch and Lightning say is advice for their own settings
         found = replace(found, message=found.message.partition(". ")[0])
-    said.append(hints.seen(found))
+    said = [hint, hints.seen(found)]
     if worker := WORKER.search(str(error)):
         said.append(
             f"In data worker {worker[1]}; data.num_workers=0 reads in the run's own process."
@@ -91,17 +84,8 @@ def of_owner(error: BaseException) -> str | None:
     return _told(place, found, " ".join(filter(None, said)), where if path else SHOWS_TRACEBACK)
 
 
-def at_build(error: BaseException, key: str) -> UserError | None:
-    """Tell of an exception of the owner's code while the object of ``key`` is built."""
-    found = raised(error)
-    if found.owners is None:
-        return None
-    return UserError(_told(found.owners, found, f"It was built for {key}.", SHOWS_TRACEBACK))
-
-
 def _told(place: Place | None, found: Raised, *more: str) -> str:
-    where = f"{place}: " if place else ""
-    said = f"{where}{found.kind}: {found.message}" if found.message else f"{where}{found.kind}"
+    said = ": ".join(filter(None, [str(place or ""), found.kind, found.message]))
     return "\n".join([said, *filter(None, more)])
 
 
@@ -120,9 +104,9 @@ def _not_built(error: InstantiationException) -> BaseException:
     inside = found.places[len(found.places) - called :]
     on_purpose = isinstance(cause, (ValueError, MisconfigurationException)) and inside
     if on_purpose and linecache.getline(inside[-1].file, inside[-1].line).lstrip()[:5] == "raise":
-        return UserError(f"{key}: {one_line(str(cause))}")
-    if mistake := at_build(cause, key):
-        return mistake
+        return UserError(f"{key}: {found.message}")
+    if found.owners:
+        return UserError(_told(found.owners, found, f"It was built for {key}.", SHOWS_TRACEBACK))
     if not any(is_harness(place.file) for place in inside):  # a library's class, or the call itself
         return UserError(f"{key}: {found.kind}: {found.message}")
     return cause
@@ -132,11 +116,12 @@ def _refused(found: Raised, cfg: DictConfig) -> str | None:
     """Name the key of a ``_partial_`` whose call, in the owner's code, refused its arguments."""
     by = found.owners
     inside = found.places[found.places.index(by) + 1 :] if by else found.places
-    for key, node in _partials(cfg, ""):
+    for key, node in targets(cfg):
+        if not node.get("_partial_"):
+            continue
         called = get_object(node["_target_"])
-        code = getattr(called.__init__, "__code__", None) if inspect.isclass(called) else None
-        lines = {line for *_, line in code.co_lines()} if code else set()
-        is_inside = any(p.file == code.co_filename and p.line in lines for p in inside if code)
+        code = getattr(called.__init__ if inspect.isclass(called) else called, "__code__", None)
+        is_inside = any(place.frame and place.frame.f_code is code for place in inside)
         signature = re.escape(getattr(called, "__qualname__", "?")) + r"(\.\w+)?\(\) "
         if is_inside or (found.kind == "TypeError" and re.match(signature, found.message)):
             texts = [f"{name}={value}" for name, value in node.items() if isinstance(value, str)]
@@ -146,36 +131,23 @@ def _refused(found: Raised, cfg: DictConfig) -> str | None:
     return None
 
 
-def _partials(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if OmegaConf.is_list(node):
-        for i, child in enumerate(node):
-            yield from _partials(child, f"{key}[{i}]")
-    elif OmegaConf.is_dict(node):
-        if node.get("_partial_") and "_target_" in node:
-            yield key, node
-        for name, child in node.items():
-            yield from _partials(child, f"{key}.{name}" if key else str(name))
+def _named(error: BaseException) -> str:
+    """The method that Lightning's message is about."""
+    return next(iter(METHOD.findall(str(error))), "")
 
 
-def _method(error: BaseException, name: str | None = None) -> Place | None:
+def _method(error: BaseException, name: str) -> Place | None:
     """Where the owner defines a method, or else the class that lacks it.
 
     Args:
         error: raised inside of the Trainer, which knows the owner's objects.
-        name: of the method; by default the one that the message is about.
+        name: of the method; without one there is nothing to find.
     """
-    if name is None:
-        names = METHOD.findall(str(error))
-        name = names[0] if names else None
-    trainers = [
-        value
-        for _, names in variables(raised(error, in_words=False).places)
-        for value in names.values()
-        if isinstance(value, pl.Trainer)
-    ]
-    if name is None or not trainers:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    values = (value for frame in reversed(frames) for value in frame.f_locals.values())
+    trainer: Any = next((value for value in values if isinstance(value, pl.Trainer)), None)
+    if not name or trainer is None:
         return None
-    trainer: Any = trainers[0]
     data = trainer.datamodule
     objects = [data] if name.endswith("_dataloader") else [trainer.lightning_module, data]
     if name == "__getitem__":

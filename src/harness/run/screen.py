@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.data.batches import bounds
+from harness.run.places import shown
 
 
 @rank_zero_only
@@ -20,16 +21,18 @@ def show_start(
 ) -> None:
     """Say what runs where."""
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    num_processes = trainer.world_size
+    processes = "one process" if num_processes == 1 else f"{num_processes} processes"
     rows = {
         "device": _device_name(trainer.strategy.root_device),
-        "strategy": f"{type(trainer.strategy).__name__}, {_processes(trainer)}",
+        "strategy": f"{type(trainer.strategy).__name__}, {processes}",
         "precision": str(trainer.precision),
         "parameters": f"{parameters:,}",
-        "run folder": _short(Path(trainer.default_root_dir)),
+        "run folder": shown(trainer.default_root_dir),
     }
     batch_size = getattr(data, "batch_size", None)
     if batch_size is not None:
-        low, high = bounds(batch_size, trainer.world_size - 1, trainer.world_size)
+        low, high = bounds(batch_size, num_processes - 1, num_processes)
         rows["batch"] = f"{batch_size} samples, {high - low} per process"
     _print_table(rows)
 
@@ -39,25 +42,25 @@ def show_end(run_dir: Path, metrics: dict[str, float], speed: str | None = None)
     """Say what came out, where it is, and what to type next."""
     # The test is of the best checkpoint; other metrics are of the last epoch.
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
-    shown = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
-    rows = {name: f"{metrics[name]:.4f}" for name in shown}
+    names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
+    rows = {name: f"{metrics[name]:.4f}" for name in names}
     if speed is not None:
         rows["speed"] = speed
-    rows["results"] = _short(run_dir / "results.json")
+    rows["results"] = shown(run_dir / "results.json")
     if (run_dir / "tensorboard").exists():
-        rows["learning curves"] = f"{_program('tensorboard')} --logdir {_short(run_dir.parent)}"
+        rows["learning curves"] = f"{_program('tensorboard')} --logdir {shown(run_dir.parent)}"
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
-        rows["best checkpoint"] = _short(checkpoint)
-        rows["test again"] = f"{_program('python')} evaluate.py checkpoint={_short(checkpoint)}"
+        rows["best checkpoint"] = shown(checkpoint)
+        rows["test again"] = f"{_program('python')} evaluate.py checkpoint={shown(checkpoint)}"
         convert = f"{_program('python')} scripts/convert_checkpoint.py"
-        rows["weights only"] = f"{convert} {_short(checkpoint)}"
+        rows["weights only"] = f"{convert} {shown(checkpoint)}"
     _print_table(rows)
 
 
 def show_predictions(path: Path) -> None:
     """Say where the predictions are."""
-    _print_table({"predictions": _short(path)})
+    _print_table({"predictions": shown(path)})
 
 
 def _print_table(rows: dict[str, str]) -> None:
@@ -67,10 +70,6 @@ def _print_table(rows: dict[str, str]) -> None:
         # Commands and paths are there to be copied: no line breaks inside them.
         console.print(f"[bold]{name:<16}[/bold] {escape(value)}", soft_wrap=True)
     console.print()
-
-
-def _processes(trainer: pl.Trainer) -> str:
-    return "one process" if trainer.world_size == 1 else f"{trainer.world_size} processes"
 
 
 def _device_name(device: torch.device) -> str:
@@ -83,12 +82,4 @@ def _program(name: str) -> str:
     """How to call a program of this environment: by its path where it is not activated."""
     if "VIRTUAL_ENV" in os.environ or sys.prefix == sys.base_prefix:
         return name
-    return _short(Path(sys.executable).with_name(name))
-
-
-def _short(path: Path) -> str:
-    """The path as seen from here, which is what a user types."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    return shown(Path(sys.executable).with_name(name))

@@ -3,35 +3,52 @@
 import difflib
 import importlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
+from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from harness.errors import UserError
-from harness.run.mistakes import at_build
 
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
-def check_targets(node: Any, key: str = "") -> None:
-    """Check every ``_target_`` below ``node`` before any of them is called.
+def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every node below and including ``node`` that has a ``_target_``, with its key."""
+    if OmegaConf.is_list(node):
+        for i, child in enumerate(node):
+            yield from targets(child, f"{key}[{i}]")
+    elif OmegaConf.is_dict(node):
+        if node.get("_target_") is not None:
+            yield key, node
+        for name, child in node.items():
+            yield from targets(child, f"{key}.{name}" if key else str(name))
+
+
+def check_targets(cfg: Any) -> None:
+    """Check every ``_target_`` of a config before any of them is called.
 
     Raises:
         UserError: with the key, and the nearest real name.
+        InstantiationException: if a module exists and raises as it is imported.
     """
-    if OmegaConf.is_list(node):
-        for i, child in enumerate(node):
-            check_targets(child, f"{key}[{i}]")
-    elif OmegaConf.is_dict(node):
-        target = node.get("_target_")
-        if target is not None:
-            check_arguments(key, node, find(key, target))
-        for name, child in node.items():
-            check_targets(child, f"{key}.{name}" if key else str(name))
+    for key, node in targets(cfg):
+        called = find(key, node["_target_"])
+        try:
+            parameters = inspect.signature(called).parameters
+        except ValueError:
+            continue  # written in C
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            continue
+        for name in [str(name) for name in node if name not in {*parameters, *HYDRA_KEYS}]:
+            close = difflib.get_close_matches(name, parameters, n=1)
+            hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(parameters)}."
+            raise UserError(f"{key}: {node['_target_']} has no argument {name}. {hint}")
 
 
 def find(key: str, target: str) -> Any:
@@ -46,9 +63,7 @@ def find(key: str, target: str) -> Any:
             missing = failed.name if isinstance(failed, ModuleNotFoundError) else "."
             if not f"{module_name}.".startswith(f"{missing}."):
                 # Something inside of the user's module: not a typo here.
-                if mistake := at_build(failed, key):
-                    raise mistake from failed
-                raise
+                raise InstantiationException(f"{target}\nfull_key: {key}") from failed
             hint = f" There is no module {missing}."
         else:
             close = difflib.get_close_matches(name, names, n=1)
@@ -59,38 +74,22 @@ def find(key: str, target: str) -> Any:
     return found
 
 
-def check_arguments(key: str, node: Any, called: Any) -> None:
-    """Refuse names that a class or a function does not take."""
-    try:
-        parameters = inspect.signature(called).parameters
-    except ValueError:
-        return  # written in C
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for name in node:
-        if name not in parameters and name not in HYDRA_KEYS:
-            close = difflib.get_close_matches(str(name), parameters, n=1)
-            hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(parameters)}."
-            raise UserError(f"{key}: {node._target_} has no argument {name}. {hint}")
-
-
 def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any]) -> None:
     """Refuse objects that the Trainer could not use.
 
     Raises:
         UserError: with the key and what it must be.
     """
-    wanted: list[tuple[str, list[Any], type]] = [
-        ("model", [model], pl.LightningModule),
-        ("data", [data], pl.LightningDataModule),
-        ("callbacks", callbacks, pl.Callback),
-        ("logger", loggers, Logger),
+    built: list[tuple[str, Any, type]] = [
+        ("model", model, pl.LightningModule),
+        ("data", data, pl.LightningDataModule),
     ]
-    for key, objects, kind in wanted:
-        for built in objects:
-            if not isinstance(built, kind):
-                name = f"{type(built).__module__}.{type(built).__qualname__}"
-                hint = ""
-                if isinstance(built, nn.Module):
-                    hint = " A network is an argument of the LightningModule that trains it."
-                raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")
+    built += [("callbacks", callback, pl.Callback) for callback in callbacks]
+    built += [("logger", logger, Logger) for logger in loggers]
+    for key, value, kind in built:
+        if not isinstance(value, kind):
+            name = f"{type(value).__module__}.{type(value).__qualname__}"
+            hint = ""
+            if isinstance(value, nn.Module):
+                hint = " A network is an argument of the LightningModule that trains it."
+            raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")

@@ -60,8 +60,8 @@ def train(cfg: DictConfig) -> None:
         metrics = scalars(trainer)
         # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
         best = Path(getattr(trainer.checkpoint_callback, "best_model_path", "") or "none")
-        if best.is_file():
-            name_best(best, trainer.is_global_zero)
+        if best.is_file() and best.name != "best.ckpt" and trainer.is_global_zero:
+            link(best.with_name("best.ckpt"), best.name)
         if cfg.test and not trainer.interrupted:
             if best.is_file():
                 load_weights(model, best)
@@ -97,7 +97,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         UserError: if a ``_target_`` does not exist or does not take its arguments.
     """
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
-    check_targets(cfg)
+    with user_errors():
+        check_targets(cfg)
     run_log = LogFile(Path(cfg.run_dir, "run.log"), packages(cfg))
     run_log.start(is_first_process=global_rank() == 0)
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -118,7 +119,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         trainer = instantiate(
             cfg.trainer,
             **plugins(cfg),
-            callbacks=sorted([*own, *callbacks], key=comes_later),
+            # What takes the time of the others comes before them.
+            callbacks=sorted([*own, *callbacks], key=lambda c: not isinstance(c, Throughput)),
             logger=loggers,
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
@@ -154,7 +156,7 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:
     """The Trainer's arguments for what writes checkpoints and synchronises BatchNorm."""
-    checkpoint_io = DurableCheckpointIO(cfg.on_full_disk if "on_full_disk" in cfg else "stop")
+    checkpoint_io = DurableCheckpointIO(cfg.get("on_full_disk", "stop"))
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
         return {"plugins": [checkpoint_io, SyncBatchNormAnywhere()], "sync_batchnorm": False}
@@ -165,11 +167,6 @@ def packages(cfg: DictConfig) -> set[str]:
     """The packages of everything that the config names: what they log is the run's."""
     named = set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg)))
     return named - {"torch"}  # which tells of its compiler's inner life
-
-
-def comes_later(callback: pl.Callback) -> bool:
-    """Sorts what takes the time of the others before them."""
-    return not isinstance(callback, Throughput)
 
 
 def check_processes(trainer: pl.Trainer) -> None:
@@ -195,9 +192,8 @@ def make(node: DictConfig) -> Any:
 
 def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Fill TensorBoard's page of hyper-parameters: what the run was made of and what it reached."""
-    config = OmegaConf.to_container(cfg)
-    assert isinstance(config, dict)
-    settings = {str(key): config[key] for key in ("seed", "data", "model", "trainer")}
+    shown = OmegaConf.masked_copy(cfg, ["seed", "data", "model", "trainer"])
+    settings: Any = OmegaConf.to_container(shown)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             # Names of their own: a learning curve must not get a point of the final value.
@@ -232,12 +228,6 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
         model: pl.LightningModule = make(cfg.model)
     load_weights(model, checkpoint)
     return model.eval()
-
-
-def name_best(path: Path, is_first_process: bool) -> None:
-    """Let ``best.ckpt`` be the best of several checkpoints."""
-    if is_first_process and path.name != "best.ckpt":
-        link(path.with_name("best.ckpt"), path.name)
 
 
 def scalars(trainer: pl.Trainer) -> dict[str, float]:

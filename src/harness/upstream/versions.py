@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
+import sys
 from functools import lru_cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
@@ -27,7 +27,7 @@ TESTED = {  # the same bounds as in pyproject.toml
     "torchmetrics": ">=1.6,<1.10",
     "hydra-core": ">=1.3.6,<1.4",
 }
-FILES = {info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)])}
+FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
 NEEDED = sorted(FILES - {"versions", "step_overhead"})
 
 warn_once = lru_cache(logging.getLogger(__name__).warning)

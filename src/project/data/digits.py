@@ -1,6 +1,5 @@
-import csv
-from pathlib import Path
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,43 +7,11 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from harness import Batch, BatchedDataset, DataModule, UserError, uniform
-
-ImageBatch: TypeAlias = tuple[Tensor, Tensor]
+from harness import DataModule
+from project.data.memory import InMemory
 
 SIDE = 8
 MAX_VALUE = 16  # pixels are counts from 0 to 16
-
-
-class DigitImages(BatchedDataset):
-    """Images with labels in memory, read as whole batches.
-
-    Args:
-        images: pixel counts, shape (N, 1, 8, 8), uint8.
-        labels: classes from 0 to 9, shape (N,), int64; ``None`` leaves them out of the batches.
-        max_shift: augment by moving each image up to this many pixels each way.
-        seed: decides, with the epoch and the sample's index, how far each image moves.
-    """
-
-    def __init__(
-        self, images: Tensor, labels: Tensor | None = None, max_shift: int = 0, seed: int = 0
-    ) -> None:
-        self.images, self.labels = images, labels
-        self.max_shift, self.seed = max_shift, seed
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitems__(self, indices: list[int]) -> ImageBatch | Tensor:
-        """Read a batch: images in [0, 1] of shape (B, 1, 8, 8), and labels of shape (B,)."""
-        rows = torch.tensor(indices)
-        # index_select copies whole rows: three times as fast as images[rows].
-        images = self.images.index_select(0, rows).float() / MAX_VALUE
-        if self.max_shift:
-            epoch = indices.epoch if isinstance(indices, Batch) else 0
-            draws = uniform(self.seed, epoch, indices, 2)
-            images = shift(images, torch.from_numpy(draws), self.max_shift)
-        return images if self.labels is None else (images, self.labels.index_select(0, rows))
 
 
 def shift(images: Tensor, draws: Tensor, max_shift: int) -> Tensor:
@@ -73,8 +40,6 @@ class Digits(DataModule):
         val_fraction: share kept for validation, drawn per class.
         split_seed: decides which images; independent of the run's seed, so that runs compare.
         max_shift: augmentation of the training images, in pixels.
-        predict_file: a CSV with 64 pixel columns (0 to 16) to predict on; ``None`` predicts on
-            the test images.
         **kwargs: see ``DataModule``.
     """
 
@@ -86,29 +51,23 @@ class Digits(DataModule):
         val_fraction: float = 0.1,
         split_seed: int = 0,
         max_shift: int = 0,
-        predict_file: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if min(test_fraction, val_fraction) <= 0 or test_fraction + val_fraction >= 1:
-            raise ValueError("test_fraction and val_fraction must be above 0 and below 1 in sum.")
         if not 0 <= max_shift < SIDE:
             raise ValueError(f"max_shift={max_shift} must be a number of pixels below {SIDE}.")
         self.test_fraction, self.val_fraction = test_fraction, val_fraction
-        self.split_seed = split_seed
-        self.max_shift = max_shift
-        self.predict_file = predict_file
+        self.split_seed, self.max_shift = split_seed, max_shift
 
-    def make_dataset(self, split: str) -> DigitImages:
-        """Read the images of one split."""
-        if split == "predict" and self.predict_file is not None:
-            return DigitImages(read_images(Path(self.predict_file)))
+    def make_dataset(self, split: str) -> InMemory:
+        """Read the images of one split; predictions are made on those of the test."""
         digits = load_digits()
-        images = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
+        images = torch.from_numpy(digits.images).unsqueeze(1).float() / MAX_VALUE
         labels = torch.from_numpy(digits.target.astype(np.int64))
         indices = self.split_indices(digits.target)["test" if split == "predict" else split]
-        max_shift = self.max_shift if split == "train" and self.augment else 0
-        return DigitImages(images[indices], labels[indices], max_shift, self.seed)
+        is_augmented = split == "train" and self.augment and self.max_shift
+        augment = partial(shift, max_shift=self.max_shift) if is_augmented else None
+        return InMemory(images[indices], labels[indices], augment, num_draws=2, seed=self.seed)
 
     def split_indices(self, labels: Any) -> dict[str, Any]:
         """Split positions into train, val and test, each with the classes in proportion."""
@@ -125,27 +84,3 @@ class Digits(DataModule):
             random_state=self.split_seed,
         )
         return {"train": train, "val": val, "test": test}
-
-
-def read_images(path: Path) -> Tensor:
-    """Read images of shape (N, 1, 8, 8), uint8, from a CSV of 64 numbers a row.
-
-    Raises:
-        UserError: if the file cannot be read or a row is not 64 numbers from 0 to 16.
-    """
-    try:
-        with path.open(newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-        if rows and not rows[0][0].strip().isdigit():
-            del rows[0]  # a header
-        pixels = np.array([[int(value) for value in row] for row in rows])
-    except OSError as error:
-        raise UserError(f"data.predict_file={path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"data.predict_file={path} is not a table of numbers: {error}.") from error
-    if pixels.ndim != 2 or pixels.shape[1] != SIDE**2 or pixels.min() < 0 or pixels.max() > 16:
-        raise UserError(
-            f"data.predict_file={path} must have {SIDE**2} columns, one per pixel, "
-            f"with whole numbers from 0 to {MAX_VALUE}."
-        )
-    return torch.from_numpy(pixels.astype(np.uint8)).reshape(-1, 1, SIDE, SIDE)

@@ -1,45 +1,26 @@
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from harness import Batch, BatchedDataset, DataModule, uniform
-
-ImageBatch: TypeAlias = tuple[Tensor, Tensor]
+from harness import DataModule
+from project.data.memory import InMemory
 
 SIDE = 8  # pixels
 
 
-class SyntheticImages(BatchedDataset):
-    """Images with labels in memory, read as whole batches.
+def add_noise(images: Tensor, draws: Tensor, noise: float) -> Tensor:
+    """Change each pixel by up to ``noise``, within [0, 1].
 
     Args:
-        images: values in [0, 1], shape (N, 1, H, W).
-        labels: classes from 0, shape (N,), int64.
-        noise: augment by changing each pixel by up to this much.
-        seed: decides, with the epoch and the sample's index, what the noise is.
+        images: values in [0, 1], shape (B, 1, H, W).
+        draws: numbers in [0, 1), shape (B, H * W).
+        noise: the largest change.
     """
-
-    def __init__(self, images: Tensor, labels: Tensor, noise: float = 0.0, seed: int = 0) -> None:
-        self.images, self.labels = images, labels
-        self.noise, self.seed = noise, seed
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitems__(self, indices: list[int]) -> ImageBatch:
-        """Read a batch: images in [0, 1] of shape (B, 1, H, W), labels of shape (B,)."""
-        rows = torch.tensor(indices)
-        # index_select copies whole rows: three times as fast as images[rows].
-        images = self.images.index_select(0, rows)
-        if self.noise:
-            epoch = indices.epoch if isinstance(indices, Batch) else 0
-            # Drawn from (seed, epoch, sample): the same whatever the strategy and the worker.
-            draws = torch.from_numpy(uniform(self.seed, epoch, indices, images[0].numel()))
-            change = (2 * draws - 1).float().reshape(images.shape)
-            images = (images + self.noise * change).clamp(0, 1)
-        return images, self.labels.index_select(0, rows)
+    change = (2 * draws - 1).float().reshape(images.shape)
+    return (images + noise * change).clamp(0, 1)
 
 
 class Synthetic(DataModule):
@@ -74,16 +55,18 @@ class Synthetic(DataModule):
         self.num_classes, self.blur, self.noise = num_classes, blur, noise
         self.data_seed = data_seed
 
-    def make_dataset(self, split: str) -> SyntheticImages:
+    def make_dataset(self, split: str) -> InMemory:
         """Make the images of one split. Data of your own is read here: files, a table, an API."""
         split = "test" if split == "predict" else split
         shapes = np.random.default_rng(self.data_seed).random((self.num_classes, SIDE, SIDE))
         rng = np.random.default_rng([self.data_seed, 1 + list(self.sizes).index(split)])
         labels = rng.integers(self.num_classes, size=self.sizes[split])
         images = shapes[labels] + self.blur * rng.standard_normal((len(labels), SIDE, SIDE))
-        return SyntheticImages(
+        is_augmented = split == "train" and self.augment and self.noise
+        return InMemory(
             torch.from_numpy(images.clip(0, 1).astype(np.float32)).unsqueeze(1),
             torch.from_numpy(labels),
-            self.noise if split == "train" and self.augment else 0.0,
-            self.seed,
+            partial(add_noise, noise=self.noise) if is_augmented else None,
+            num_draws=SIDE**2,
+            seed=self.seed,
         )

@@ -10,28 +10,8 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
 from torch import Tensor
 
-from harness import BatchedDataset, DataModule, UserError
-
-
-class Rows(BatchedDataset):
-    """Rows of a table in memory, read as whole batches.
-
-    Args:
-        inputs: shape (N, num_features), float32.
-        targets: shape (N,), float32; ``None`` leaves them out of the batches.
-    """
-
-    def __init__(self, inputs: Tensor, targets: Tensor | None = None) -> None:
-        self.inputs, self.targets = inputs, targets
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor] | Tensor:
-        """Read a batch: inputs of shape (B, num_features), and targets of shape (B,)."""
-        rows = torch.tensor(indices)
-        inputs = self.inputs.index_select(0, rows)
-        return inputs if self.targets is None else (inputs, self.targets.index_select(0, rows))
+from harness import DataModule, UserError
+from project.data.memory import InMemory
 
 
 class Table(DataModule):
@@ -71,14 +51,14 @@ class Table(DataModule):
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
         self.split_seed, self.predict_file = split_seed, predict_file
 
-    def make_dataset(self, split: str) -> Rows:
+    def make_dataset(self, split: str) -> InMemory:
         """Read the rows of one split."""
         names, inputs, targets = self.table
         if split == "predict" and self.predict_file is not None:
             _, new = read_csv("data.predict_file", self.predict_file, names)
-            return Rows(self.scaled(new))
+            return InMemory(self.scaled(new))
         rows = self.split_rows["test" if split == "predict" else split]
-        return Rows(self.scaled(inputs[rows]), torch.from_numpy(targets[rows]).float())
+        return InMemory(self.scaled(inputs[rows]), torch.from_numpy(targets[rows]).float())
 
     @cached_property
     def table(self) -> tuple[list[str], NDArray[Any], NDArray[Any]]:

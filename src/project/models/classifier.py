@@ -46,7 +46,7 @@ class Classifier(pl.LightningModule):
         self.save_hyperparameters("num_classes", "class_weights", "label_smoothing")
         self.net = net
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
+        self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
         self.label_smoothing = label_smoothing
         # A buffer moves with the module; a plain tensor would stay on the CPU.
         weights = None if class_weights is None else torch.tensor(class_weights)
@@ -130,13 +130,7 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        return build_optimizers(
-            self,
-            self.make_optimizer,
-            self.make_scheduler,
-            self.scheduler_interval,
-            self.scheduler_monitor,
-        )
+        return build_optimizers(self, self.make_optimizer, self.make_scheduler, **self.schedule)
 
 
 def metrics(num_classes: int) -> MetricCollection:

@@ -87,17 +87,9 @@ class Contrastive(pl.LightningModule):
         """Count one batch; the outputs are for callbacks."""
         return self._evaluate(batch, self.val_metrics)
 
-    def on_validation_epoch_end(self) -> None:
-        """Log the probe's scores over all samples of all processes."""
-        self.log_dict(dict(self.val_metrics.items()), prog_bar=True)
-
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Count one batch; the outputs are for callbacks."""
         return self._evaluate(batch, self.test_metrics)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the probe's scores over all samples of all processes."""
-        self.log_dict(dict(self.test_metrics.items()))
 
     def _evaluate(
         self, batch: tuple[Tensor, Tensor], metrics: MetricCollection
@@ -105,6 +97,8 @@ class Contrastive(pl.LightningModule):
         images, labels = batch
         logits = self.logits(self(images))
         metrics.update(logits, labels)
+        # The probe's scores over all samples of all processes.
+        self.log_dict(dict(metrics.items()), on_step=False, on_epoch=True, prog_bar=True)
         return {"inputs": images, "labels": labels, "logits": logits}
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ class Regressor(pl.LightningModule):
         super().__init__()
         self.net, self.loss = net, loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
+        self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
         # Buffers are part of a checkpoint: predictions need no training data.
         self.register_buffer("target_mean", torch.tensor(0.0))
         self.register_buffer("target_std", torch.tensor(1.0))
@@ -103,10 +103,4 @@ class Regressor(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        return build_optimizers(
-            self,
-            self.make_optimizer,
-            self.make_scheduler,
-            self.scheduler_interval,
-            self.scheduler_monitor,
-        )
+        return build_optimizers(self, self.make_optimizer, self.make_scheduler, **self.schedule)
