@@ -95,7 +95,7 @@ def test_resumed_run_reads_no_sample_that_it_skips(
     original = InMemory.__getitems__
 
     def read(self: InMemory, indices: list[int]) -> Any:
-        if self.noise:  # the training images
+        if self.augment is not None:  # the training images
             reads.append(len(indices))
         return original(self, indices)
 
