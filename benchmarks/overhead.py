@@ -25,6 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import contest
@@ -45,6 +46,7 @@ from harness.command.compose import compose
 from harness.run import tasks as run
 
 BATCH_SIZE, LR = 128, 1e-3
+CONF = Path(__file__).resolve().parents[1] / "conf"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -137,14 +139,15 @@ def through_project(
     """The default run of this project, with other data and another network."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"trainer.max_epochs={num_epochs}", f"model.optimizer.lr={LR}", "test=false"]
-        cfg = compose("train", [*settings, f"run_dir={folder}", *overrides])
+        cfg = compose("train", [*settings, f"run_dir={folder}", *overrides], CONF)
         OmegaConf.set_struct(cfg, False)
         cfg.data = {"_target_": "images.ImageData", "num_train": num_train, "num_val": num_val}
         cfg.data.update({"batch_size": BATCH_SIZE, "seed": cfg.seed, **data})
         cfg.model.net = {"_target_": f"images.{network}"}
         stopwatch = Stopwatch()
         callbacks = [stopwatch] if watch is None else [stopwatch, watch]
-        trainer, model, datamodule = run.build(cfg, *callbacks)
+        trainer, model, datamodule = run.build(cfg)
+        trainer.callbacks += callbacks  # type: ignore[attr-defined]  # set untyped
         trainer.fit(model, datamodule)
     return stopwatch.steps_per_second
 
