@@ -51,6 +51,8 @@ def test_kill_at_any_moment_leaves_no_partial_file(checkpoint: Path, tmp_path: P
 def test_a_signal_leaves_neither_a_temporary_nor_a_traceback(
     number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("whoever started the tests ignores it, as nohup does, and so does the command")
     command = [sys.executable, str(SCRIPT), str(checkpoint), "-o", str(tmp_path / "out.pt")]
     statuses = set[int]()
     num_tries = 0

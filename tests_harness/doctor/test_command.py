@@ -92,12 +92,14 @@ def test_unknown_option_is_status_2(doctor) -> None:
 
 
 @pytest.mark.usefixtures("own_locks")
-def test_readme_shows_the_screen_of_a_machine_without_gpus(doctor, machine, capsys, monkeypatch):
+def test_page_shows_the_screen_of_a_machine_without_gpus(doctor, machine, capsys, monkeypatch):
     machine(error=FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     monkeypatch.setattr(gpus, "ask_torch", lambda: answer(cuda=None))
     monkeypatch.setattr(process_groups, "all_reduce_in_processes", lambda *_: "")
     doctor.main([])
     seen = capsys.readouterr().out.splitlines()
-    (shown,) = re.findall(r"```\n(GPUs .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (shown,) = re.findall(
+        r"```\n(GPUs .*?)```", (ROOT / "docs" / "devices.md").read_text(), re.DOTALL
+    )
     # What follows a name is of the machine.
     assert [line[:15] for line in shown.splitlines()] == [line[:15] for line in seen]

@@ -19,8 +19,8 @@ from harness.loggers.prediction_table import PredictionTable, columns_of
             {"prediction.0": [5, 6], "prediction.1.b.0": [1, 2]},
         ),
         (
-            {"a": [torch.tensor([1, 2]), torch.tensor([3, 4])], "text": ["x", "y"]},
-            {"a.0": [1, 2], "a.1": [3, 4], "text": ["x", "y"]},
+            {"a": [torch.tensor([i, i + 1]) for i in (1, 3, 5)], "text": ["x", "y"]},
+            {"a.0": [1, 2], "a.1": [3, 4], "a.2": [5, 6], "text": ["x", "y"]},
         ),
         # Detection: boxes of each image, of which the second has none.
         (
@@ -41,6 +41,7 @@ def test_what_predict_step_returns_becomes_columns(returned, columns) -> None:
         (torch.zeros(3), "returned 3 rows for 2 samples. "),
         ({"loss": torch.tensor(1.0)}, "returned a Tensor for 2 samples in loss. "),
         (None, "returned a NoneType for 2 samples. "),
+        ([torch.zeros(2), torch.zeros(2)], "these may be rows or columns"),
     ],
 )
 def test_what_has_no_row_per_sample_is_refused(returned, message: str) -> None:

@@ -53,6 +53,14 @@ def test_experiment_that_changes_nothing_is_refused(tmp_path: Path) -> None:
         validate.check(compose_command("train", words))
 
 
+def test_experiment_with_an_objective_and_no_mode_is_refused(tmp_path: Path) -> None:
+    """The classifier says max: the worst loss would be kept as the best, without a word."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nobjective: val/loss\n")
+    with pytest.raises(UserError, match=r"mine\.yaml:2: objective without its mode"):
+        compose("train", [f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"])
+
+
 def test_config_of_another_folder_passes_the_check_of_kinds(tmp_path: Path) -> None:
     """The check composes the defaults, which must find the file as well."""
     (tmp_path / "experiment").mkdir()

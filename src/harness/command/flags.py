@@ -34,8 +34,9 @@ def without_flags(arguments: Sequence[str]) -> list[str]:
     for argument in rest:
         flag, equals, value = argument.partition("=")
         if flag in ("-cd", "--config-dir"):
-            folder = Path(value if equals else next(rest, ""))
-            if not folder.is_dir():
+            name = value if equals else next(rest, "")
+            folder = Path(name)
+            if not name or not folder.is_dir():
                 raise UserError(f"{flag} {folder}: there is no such folder.")
             words.append(f"hydra.searchpath=[file://{folder.resolve()}]")
         elif flag in ("-cn", "--config-name", "-cp", "--config-path"):

@@ -5,6 +5,7 @@ run = train("model=mlp", "trainer.max_epochs=3")
 run.results["test/accuracy"], run.model, run.metrics
 """
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -115,10 +116,10 @@ def predict(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") 
 
 
 def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
-    command = compose_command(task, overrides, conf)
-    if command.is_sweep:
-        raise UserError("A sweep runs from the command line: python train.py -m <words>.")
     with _surviving():
+        command = compose_command(task, overrides, conf)
+        if command.is_sweep:
+            raise UserError("A sweep runs from the command line: python train.py -m <words>.")
         return Run(start(command, _program(task, command)))
 
 
@@ -144,8 +145,12 @@ def _surviving() -> Iterator[None]:
         yield
     except SystemExit as left:  # of Lightning, or agreed after saving
         if left.code in (1, 128 + signal.SIGINT):
-            raise KeyboardInterrupt from left
+            raise KeyboardInterrupt from None  # it has said where it is saved
         raise
+    except UserError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        raise UserError(str(error)) from None  # a notebook would show all of Hydra's calls
     finally:
         leaving.keeps_process = False
         for number, handler in before.items():

@@ -61,6 +61,16 @@ def runs_in(parent: Path) -> list[Path]:
     )
 
 
+def nothing_to_go_on_with(parent: Path) -> str:
+    """Say that a new run starts, and which runs of other names there are."""
+    said = f"There is no run in {parent} to go on with: a new one starts."
+    others = [run for folder in parent.parent.glob("*") for run in runs_in(folder)]
+    if others:
+        newest = max(others, key=lambda run: (run / "overrides.yaml").stat().st_mtime_ns)
+        said += f"\nThe newest run of another name goes on with resume={newest}"
+    return said
+
+
 def config(command: Command, run_dir: Path) -> DictConfig:
     """The run's own config, with what the command may change, and the checkpoint to go on from.
 
@@ -201,6 +211,9 @@ def asked_for(
             if name == "experiment" and word not in first:
                 # Another one: what it leaves as it is by default is part of it as well.
                 mine |= {key for key in every if not is_below(key, may_change)}
+            else:  # the words beside it, with which the run was started, need no second typing
+                typed = tuple(word.lstrip("+~").partition("=")[0] for word in first)
+                mine = {key for key in mine if not is_below(key, typed)}
         else:  # a value, all of a node, or a group, which fills the node of its name
             names = STRATEGY if name == "strategy" else (name,)
             mine = {key for key in every if is_below(key, names)}

@@ -49,7 +49,7 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
             execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
             words = without_flags(arguments)
-            if any(word.startswith("-") for word in words):
+            if any(word.startswith(("-", "hydra.mode=")) for word in words):
                 let_hydra_answer(task, Path(conf).resolve(), words, start)
             else:
                 command = compose_command(task, words, conf)
@@ -81,6 +81,9 @@ def tell_of_owner(error: Exception) -> None:
             print(message, file=sys.stderr)
             leave(1)
         tell_once(message)
+    # An error of the connection is what another process's failure looks like from here.
+    if launch.global_rank() and leaving.first_has_failed.wait(TELL_SECONDS):
+        leave(1)
 
 
 def tell_once(message: str) -> NoReturn:
@@ -117,8 +120,10 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
         if run_dir := resume.find(cfg, is_sweep=command.is_sweep):
             return go_on(command, run_dir, program)
-        cfg.resume = None
         parent = Path(cfg.output_dir, cfg.name)
+        if cfg.resume == "auto" and launch.global_rank() == 0:
+            print(resume.nothing_to_go_on_with(parent))
+        cfg.resume = None
     else:
         trained = run_folder.config_of_checkpoint(Path(cfg.checkpoint)).parent
         parent = Path(cfg.output_dir or trained, command.task)

@@ -51,7 +51,13 @@ def check_experiments(overrides: list[str], conf: Path) -> None:
     for path in _chosen(overrides, conf):
         if not (header := PACKAGE.search(path.read_text())) or header[1] != "_global_":
             continue
-        for name, (line, value) in _entries(path).items():
+        entries = _entries(path)
+        if "objective" in entries and "mode" not in entries:
+            raise UserError(
+                f"{shown(path)}:{entries['objective'][0]}: objective without its mode, which a "
+                "model may have set to the other one.\nAdd mode: min or mode: max below it."
+            )
+        for name, (line, value) in entries.items():
             if name in NEEDED and not isinstance(value, yaml.MappingNode):
                 raise UserError(
                     f"{shown(path)}:{line}: there are no keys below {name}.\n"
@@ -73,13 +79,13 @@ def _refuse(path: Path, line: int, key: str, overrides: list[str], conf: Path) -
 
 
 def _chosen(overrides: list[str], conf: Path) -> Iterator[Path]:
-    """The experiment's files that a command names; of another folder's ones nothing is said."""
+    """The experiment's files that a command names, of its own folder and of those it adds."""
+    places = [Path(place) for place in re.findall(r"file://([^,\]\s]+)", " ".join(overrides))]
     for text in overrides:
         group, _, choices = text.lstrip("+").partition("=")
         for choice in re.findall(r"[^\s,\[\]'\"]+", choices) if group == "experiment" else ():
-            path = conf / group / f"{choice}.yaml"
-            if path.is_file():
-                yield path
+            paths = [place / group / f"{choice}.yaml" for place in (*places, conf)]
+            yield from [path for path in paths if path.is_file()][:1]
 
 
 def _is_read(name: str, conf: Path) -> bool:

@@ -72,6 +72,12 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
         is_columns = all(
             isinstance(v, torch.Tensor) and v.shape[:1] == (num_samples,) for v in value
         )
+        if is_columns and len(value) == num_samples:
+            raise UserError(
+                f"predict_step returned a list of {num_samples} tensors of as many numbers for "
+                f"{num_samples} samples: these may be rows or columns.\n"
+                "Return a tuple of columns, or torch.stack(list) for rows."
+            )
         if is_columns or len(value) != num_samples:
             value = tuple(value)
         elif all(isinstance(v, Mapping) for v in value):

@@ -27,7 +27,8 @@ KNOWN = {
     "__getitem__": {
         r"stack expects each tensor to be equal size|each element in list of batch": "The samples "
         "of a batch differ in shape: pad or crop them, or override collate.",
-        r"batch must contain tensors": "A sample must be made of tensors or numbers.",
+        r"batch must contain tensors|NoneType' has no len": "A sample must be made of tensors or "
+        "numbers.",
     },
     "configure_optimizers": {
         r"returned `None`, this fit will run with no optimizer": "Return the optimizer; a module "
@@ -38,6 +39,8 @@ KNOWN = {
         "and classes at the top of a file.",
     },
     "": {
+        r"DataLoader worker \(pid.*exited unexpectedly": "The system has ended a data worker, most "
+        "often for want of memory: use fewer data.num_workers, or samples that take less.",
         r"on the same device": "Make tensors on self.device, or register them as buffers.",
     },
 }

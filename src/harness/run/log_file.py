@@ -13,6 +13,8 @@ QUIET = (
     r".*does not have many workers which may be a bottleneck",  # said without measuring
     r".*You're resuming from a checkpoint that ended before the epoch ended",  # exactly so
     r"Checkpoint directory .* exists and is not empty",  # a run that goes on
+    r".*torch.distributed.nn.functional.all_gather is deprecated",  # Lightning calls it
+    r"The number of training batches .* is smaller than the logging interval",  # of small data
     r"GPU available but not used",  # somebody has chosen the CPU
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )

@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Regression(pl.LightningModule):
-    def __init__(self, in_features, hidden = 64, lr=1e-3, layers=[]):
+    def __init__(self, in_features, hidden=64, lr=1e-3, layers=[]):
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(nn.Linear(in_features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
@@ -22,9 +22,14 @@ class Regression(pl.LightningModule):
         self.log(name + "/loss", l)
         return l
 
-    def training_step(self, batch, batch_idx: int) -> torch.Tensor: return self.loss(batch, "train")
-    def validation_step(self, batch): self.loss(batch, "val")
-    def test_step(self, batch): self.loss(batch, "test")
+    def training_step(self, batch, batch_idx: int) -> torch.Tensor:
+        return self.loss(batch, "train")
+
+    def validation_step(self, batch):
+        self.loss(batch, "val")
+
+    def test_step(self, batch):
+        self.loss(batch, "test")
 
     def configure_optimizers(self):
         unused = 1
