@@ -79,13 +79,18 @@ def _device_tensor(tensor: Tensor, dtype: Any, *rest: Any) -> Tensor | Inert:
     return tensor if as_saved else Inert(Global(f"torch._utils._rebuild_device_tensor of {dtype}"))
 
 
+def _first(value: Any = (), *rest: Any) -> Any:
+    return value
+
+
 # The only calls that are understood, and what each stands for. All others give an Inert.
-_FIRST_ARGUMENT = (
-    *("builtins.set", "__builtin__.set", "torch.Size", "torch.nn.parameter.Parameter"),
-    *("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"),
-)
 _CALLS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(_FIRST_ARGUMENT, lambda value=(), *rest: value),
+    "builtins.set": _first,
+    "__builtin__.set": _first,
+    "torch.Size": _first,
+    "torch.nn.parameter.Parameter": _first,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
     "collections.OrderedDict": _ordered_dict,
     "collections.defaultdict": lambda *args: OrderedDict(),
     "torch._utils._rebuild_tensor": _tensor,
