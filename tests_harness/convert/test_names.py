@@ -107,6 +107,12 @@ def test_averaged_weights_are_preferred_unless_declined() -> None:
     assert renamed("net.a", "net.b", "ema.a", is_lightning=True).keys() == {"net.a", "net.b"}
 
 
+def test_a_counter_of_the_network_itself_stays() -> None:
+    """Only AveragedModel's own lies beside a `module`."""
+    names = {"module.n_averaged": "n_averaged", "module.weight": "weight"}
+    assert renamed(*names) == names
+
+
 def test_versions_of_modules_follow_their_names() -> None:
     names = Names(["net._orig_mod.module.bn.weight"], is_lightning=True)
     metadata = {

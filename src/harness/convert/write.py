@@ -8,7 +8,7 @@ import pickle
 import struct
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .stream import BLOCK, stream
@@ -113,30 +113,20 @@ def _share(tensors: Mapping[str, Tensor], dtype: str) -> tuple[list[Blob], dict[
         groups[key].append((tensor.offset, tensor.offset + tensor.span, name))
     blobs: list[Blob] = []
     places: dict[str, Place] = {}
-    for names, start, stop in itertools.chain.from_iterable(map(_overlapping, groups.values())):
-        for name in names:
+    for group in groups.values():
+        first = end = -1  # of the elements that overlap so far
+        for start, stop, name in sorted(group):
             tensor = tensors[name]
-            dense = tensor.offset - start, tensor.stride
-            offset, stride = dense if tensor.is_dense else (0, row_major(tensor.shape))
-            places[name] = len(blobs), offset, stride
-        whole = tensor.flat(start, stop) if tensor.is_dense else tensor
-        blobs.append(Blob(whole, target_dtype(whole, dtype), names[0]))
+            if first < 0 or (start >= end and stop > end):
+                first = end = start
+                blobs.append(Blob(tensor, target_dtype(tensor, dtype), name))
+            end = max(end, stop)
+            offset, stride = 0, row_major(tensor.shape)
+            if tensor.is_dense:
+                blobs[-1] = blobs[-1]._replace(tensor=tensor.flat(first, end))
+                offset, stride = start - first, tensor.stride
+            places[name] = len(blobs) - 1, offset, stride
     return blobs, places
-
-
-def _overlapping(
-    intervals: Iterable[tuple[int, int, str]],
-) -> Iterator[tuple[list[str], int, int]]:
-    """Join intervals that overlap: yield their names, and where the union starts and stops."""
-    names: list[str] = []
-    first = end = 0
-    for start, stop, name in sorted(intervals):
-        if names and start >= end and stop > end:
-            yield names, first, end
-            names = []
-        first, end = (first, max(end, stop)) if names else (start, stop)
-        names.append(name)
-    yield names, first, end
 
 
 def _pickled(
