@@ -385,3 +385,17 @@ def test_run_refused_by_its_model_keeps_its_logs_and_results(run_copy: Path) -> 
     assert {path: after[path] for path in checkpoints} == {
         path: before[path] for path in checkpoints
     }
+
+
+def test_words_of_the_start_need_no_second_typing(saved_run: Callable[..., Path]) -> None:
+    """The experiment's own 20 epochs are no wish to shorten a run that was started with 30."""
+    folder = saved_run("experiment=synthetic", "trainer.max_epochs=30")
+    assert go_on(folder, "experiment=synthetic").trainer.max_epochs == 30
+
+
+def test_nothing_to_go_on_with_names_the_newest_run_of_another_name(tmp_path: Path) -> None:
+    assert "a new one starts" in resume.nothing_to_go_on_with(tmp_path / "default")
+    other = tmp_path / "shapes" / "2026-01-01_00-00-00"
+    other.mkdir(parents=True)
+    (other / "overrides.yaml").write_text("[]\n")
+    assert f"resume={other}" in resume.nothing_to_go_on_with(tmp_path / "default")
