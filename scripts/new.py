@@ -16,6 +16,7 @@ import builtins
 import csv
 import json
 import keyword
+import math
 import re
 import sys
 from pathlib import Path
@@ -43,10 +44,17 @@ def main() -> None:
     run = f"python train.py {group}={name}"
     words = {"NAME": name, "CLASS": class_name(name), "PACKAGE": package()}
     if arguments.csv:
-        columns = header(arguments.csv)
-        num_features = str(len(columns) - 1)
-        words |= {"PATH": json.dumps(arguments.csv), "TARGET": json.dumps(columns[-1])}
+        columns, numbers = read_columns(arguments.csv)
+        features = [name for name in numbers if name != columns[-1]]
+        left_out = [name for name in columns[:-1] if name not in features]
+        if left_out:
+            print(f"left out, as not every row has a number: {', '.join(left_out)}")
+        num_features = str(len(features))
+        path = Path(arguments.csv).resolve()
+        path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        words |= {"PATH": json.dumps(str(path)), "TARGET": json.dumps(columns[-1])}
         words |= {"COLUMNS": ", ".join(columns), "NUM_FEATURES": num_features}
+        words["FEATURES"] = json.dumps(features) if left_out else "null"
         run += f" model=regressor model.net.in_features={num_features}"
         kind = "csv"
     files = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}
@@ -98,16 +106,33 @@ def package() -> str:
     return found.pop()
 
 
-def header(path: str) -> list[str]:
-    """The names of a table's columns."""
+def read_columns(path: str) -> tuple[list[str], list[str]]:
+    """The names of a table's columns, and of those that hold a number in every row."""
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            columns = next(csv.reader(file), [])
+            rows = csv.DictReader(file)
+            columns = list(rows.fieldnames or [])
+            numbers = set(columns)
+            for row in rows:
+                numbers -= {name for name in numbers if not is_number(row[name])}
     except (OSError, UnicodeDecodeError) as error:
         sys.exit(f"--csv {path} cannot be read: {error}.")
     if len(columns) < 2:
         sys.exit(f"--csv {path} must begin with the names of two columns or more, and commas.")
-    return columns
+    if columns[-1] not in numbers or len(numbers) < 2:
+        sys.exit(
+            f"--csv {path}: its last column, the target, and one before it must be numbers. "
+            f"Numbers are in {', '.join(sorted(numbers)) or 'none'}."
+        )
+    return columns, [name for name in columns if name in numbers]
+
+
+def is_number(text: str | None) -> bool:
+    """Whether a cell holds a finite number."""
+    try:
+        return math.isfinite(float(text or ""))
+    except ValueError:
+        return False
 
 
 def filled(text: str, words: dict[str, str]) -> str:

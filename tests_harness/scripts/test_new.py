@@ -97,6 +97,17 @@ def test_a_table_trains_as_the_printed_command_says(repository: Path) -> None:
     assert "test/mae" in trained.stdout
 
 
+def test_columns_that_are_no_numbers_are_left_out(repository: Path) -> None:
+    (repository / "city.csv").write_text(
+        "id,city,size,price\n1,Rome,70,1.5\n2,Oslo,,2\n3,Bonn,60,3\n"
+    )
+    written = run(repository, "scripts/new.py", "data", "city", "--csv", "city.csv")
+    assert "left out, as not every row has a number: city, size" in written.stdout
+    yaml = (repository / "conf" / "data" / "city.yaml").read_text()
+    assert 'features: ["id"]' in yaml
+    assert "model.net.in_features=1" in written.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
