@@ -50,9 +50,9 @@ def main() -> None:
         if left_out:
             print(f"left out, as not every row has a number: {', '.join(left_out)}")
         num_features = str(len(features))
-        path = Path(arguments.csv).resolve()
-        path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        words |= {"PATH": json.dumps(str(path)), "TARGET": json.dumps(columns[-1])}
+        table = Path(arguments.csv).resolve()
+        table = table.relative_to(ROOT) if table.is_relative_to(ROOT) else table
+        words |= {"PATH": json.dumps(str(table)), "TARGET": json.dumps(columns[-1])}
         words |= {"COLUMNS": ", ".join(columns), "NUM_FEATURES": num_features}
         words["FEATURES"] = json.dumps(features) if left_out else "null"
         run += f" model=regressor model.net.in_features={num_features}"

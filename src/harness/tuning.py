@@ -17,11 +17,10 @@ from pytorch_lightning.tuner.tuning import Tuner
 from harness.command import gpus, validate
 from harness.command.compose import compose_command
 from harness.errors import UserError
-from harness.machine import num_gpus
 from harness.run import log_file as run_log
 from harness.run import tasks as run
 from harness.run.mistakes import user_errors
-from harness.strategies.launchable import device_indices
+from harness.strategies.launchable import device_indices, num_processes, strategy_name
 
 LARGEST = 8192  # Lightning's search for a batch size ends here
 SMALLEST = 2
@@ -44,25 +43,6 @@ def composed(overrides: list[str], conf: str | Path = "conf") -> Any:
     command = compose_command("train", overrides, conf)
     validate.check(command)
     return OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
-
-
-def num_processes(trainer: Any) -> int:
-    """Processes that share a batch under the config's strategy."""
-    if _strategy(trainer) == "DDP2Strategy":
-        return int(trainer.num_nodes)
-    if not _strategy(trainer).lower().startswith("ddp"):
-        return 1
-    indices = device_indices(trainer.devices)
-    if indices is not None:
-        return len(indices) * int(trainer.num_nodes)
-    is_all = trainer.devices in ("auto", -1, "-1")
-    return (max(1, num_gpus()) if is_all else int(trainer.devices)) * int(trainer.num_nodes)
-
-
-def _strategy(trainer: Any) -> str:
-    """The class of the strategy, or Lightning's word for it."""
-    target = OmegaConf.select(trainer, "strategy._target_", default=trainer.strategy)
-    return str(target).rpartition(".")[2]
 
 
 def choose_workers(cfg: Any) -> int:
@@ -139,11 +119,11 @@ def _one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any
     cfg.callbacks, cfg.logger, cfg.checkpoint, cfg.resume = {}, {}, None, None
     cfg.trainer.enable_progress_bar, cfg.trainer.num_nodes = False, 1
     cfg.data.num_workers = 0 if cfg.data.num_workers == "auto" else cfg.data.num_workers
-    if _strategy(cfg.trainer) == "DDP2Strategy":  # Lightning's Tuner refuses it
+    if strategy_name(cfg.trainer) == "DDP2Strategy":  # Lightning's Tuner refuses it
         kept = ("modules", "whole_inputs", "scalar_outputs")
         dp = {key: value for key, value in cfg.trainer.strategy.items() if key in kept}
         cfg.trainer.strategy = dp | {"_target_": "harness.strategies.dp.DataParallelStrategy"}
-    elif _strategy(cfg.trainer) != "DataParallelStrategy":
+    elif strategy_name(cfg.trainer) != "DataParallelStrategy":
         indices = device_indices(cfg.trainer.devices)
         cfg.trainer.strategy, cfg.trainer.devices = "auto", indices[:1] if indices else 1
     gpus.choose(cfg)

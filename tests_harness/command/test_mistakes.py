@@ -260,7 +260,7 @@ def test_mistake_in_a_yaml_file_is_told_with_its_line(
 
 def test_key_that_another_value_is_filled_in_from_is_no_mistake(experiment: Path) -> None:
     experiment.write_text(f"{HEADER}width: 3\nmodel:\n  num_classes: ${{width}}\n")
-    yaml_files.check_experiments(["experiment=mine"], experiment.parents[1])
+    yaml_files.check_experiments("train", ["experiment=mine"], experiment.parents[1])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness.command.compose import compose
-from harness.tuning import num_processes
+from harness.strategies.launchable import num_processes, runs_program_again
 from project.models.classifier import Classifier
 from tests_harness.conftest import ROOT
 
@@ -114,6 +114,8 @@ def test_mistake_is_explained(arguments: list[str], hint: str, capsys, tmp_path:
         (["strategy=ddp", "trainer.devices=[0,2]", "trainer.num_nodes=2"], 4),
         (["strategy=ddp2", "trainer.devices=2", "trainer.num_nodes=3"], 3),
         (["trainer.strategy=ddp_find_unused_parameters_true", "trainer.devices=2"], 2),
+        (["trainer.devices=2"], 2),  # Lightning takes ddp
+        (["trainer.devices=auto"], 1),
     ],
 )
 def test_processes_are_counted_as_the_strategy_starts_them(
@@ -124,3 +126,22 @@ def test_processes_are_counted_as_the_strategy_starts_them(
         num_processes(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)).trainer)
         == expected
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], False),
+        (["trainer.devices=2"], True),
+        (["strategy=ddp"], True),
+        (["strategy=ddp", "trainer.devices=1"], True),
+        (["strategy=ddp_spawn"], False),
+        (["strategy=dp"], False),
+        (["strategy=ddp2"], False),
+        (["trainer.strategy=fsdp", "trainer.devices=2"], True),
+    ],
+)
+def test_programs_that_lightning_runs_again_are_known(overrides: list[str], expected: bool) -> None:
+    """From Python these need a program of their own: else a script would train twice."""
+    cfg = compose("train", [*overrides, "trainer.accelerator=cpu"])
+    assert runs_program_again(cfg.trainer) == expected

@@ -71,6 +71,7 @@ def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf")
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
     """Compose a command; see ``compose``."""
     from harness.command.explain import refuse_numbers_of_gpus
+    from harness.command.yaml_files import check_experiments
 
     conf, words = Path(conf).resolve(), list(overrides)
     if not (conf / f"{task}.yaml").is_file():
@@ -79,6 +80,7 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
     if task != "train":
         words = with_training_config(words)
     with explained(task, words, conf):
+        check_experiments(task, words, conf)
         cfg = hydra_compose(task, words, conf, with_hydra=True)
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
     return from_hydra(task, cfg, conf, words)
@@ -90,8 +92,6 @@ def explained(task: str, overrides: list[str], conf: Path) -> Iterator[None]:
     from harness.command import explain, yaml_files  # which compose as well, for the nearest key
 
     try:
-        if task == "train":
-            yaml_files.check_experiments(overrides, conf)
         yield
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(explain.explain(error, task, overrides, conf)) from error
@@ -118,15 +118,15 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
     typed: Any = OmegaConf.to_container(known.overrides.task)  # ${...} stays as it was typed
     is_sweep = known.mode == RunMode.MULTIRUN
     return Command(
-        task,
-        cfg,
-        typed,
-        conf,
-        [word for word in words if word.startswith("hydra.searchpath=")],
-        is_sweep,
-        dict(known.runtime.choices),
-        rules,
-        OmegaConf.select(known, "runtime.output_dir") if is_sweep else None,
+        task=task,
+        cfg=cfg,
+        overrides=typed,
+        conf=conf,
+        places=[word for word in words if word.startswith("hydra.searchpath=")],
+        is_sweep=is_sweep,
+        choices=dict(known.runtime.choices),
+        rules=rules,
+        sweep_dir=OmegaConf.select(known, "runtime.output_dir") if is_sweep else None,
     )
 
 

@@ -1,6 +1,5 @@
 """The command's flags: what shows something and runs nothing, and ``-m``, which runs a sweep."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.command import run_folder
 from harness.command.compose import Command, explained, from_hydra, with_training_config
 from harness.command.explain import refuse_numbers_of_gpus
+from harness.command.yaml_files import check_experiments
 from harness.errors import UserError
 
 # One sweep a process: the folder of another command's sweep has another name.
@@ -78,6 +78,7 @@ def let_hydra_answer(
     sys.argv[1:] = words
     try:
         with explained(task, words, conf), hydra_raises():
+            check_experiments(task, words, conf)
             hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(start_job)()
     except OSError as error:
         raise UserError(
@@ -109,7 +110,7 @@ def objective_of(run_dir: Path, objective: str | None) -> float | None:
     """
     if objective is None:
         return None
-    results: dict[str, float] = json.loads((run_dir / "results.json").read_text())
+    results = run_folder.results(run_dir)
     if objective not in results:
         raise UserError(
             f"objective={objective} is not among the results of {run_dir}: "

@@ -8,6 +8,7 @@ run.results["test/accuracy"], run.model, run.metrics
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from harness.command.compose import Command, compose_command
 from harness.command.start import start
 from harness.errors import UserError
 from harness.processes import leaving
+from harness.strategies import launchable
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -126,20 +128,18 @@ def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
 def _program(task: str, command: Command) -> list[str]:
     """A command for what must not happen in the caller's process: processes that start again.
 
-    Lightning starts the further processes of ddp by running the same program again, which a
-    notebook or a script of one's own is not made for.
+    A notebook or a script of one's own is not made for that.
     """
-    strategy = str(command.cfg.trainer.get("strategy", "")).lower()
-    starts_processes = "ddpstrategy" in strategy or strategy == "ddp"
-    if not starts_processes or "spawn" in strategy or "fork" in strategy:
-        return []
-    return [sys.executable, "-m", "harness", task]
+    again = launchable.runs_program_again(command.cfg.trainer)
+    return [sys.executable, "-m", "harness", task] if again else []
 
 
 @contextmanager
 def _surviving() -> Iterator[None]:
     """Keep the caller's process alive, and its answers to signals what they were."""
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in leaving.ASKED_TO_LEAVE}
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other may set them
+        before = {number: signal.getsignal(number) for number in leaving.ASKED_TO_LEAVE}
     leaving.keeps_process = True
     try:
         yield

@@ -55,10 +55,12 @@ def find(cfg: DictConfig, is_sweep: bool) -> Path | None:
 
 def runs_in(parent: Path) -> list[Path]:
     """The runs in a folder, in the order in which they were started."""
-    return sorted(
-        (path.parent.resolve() for path in parent.glob("*/overrides.yaml")),
-        key=lambda path: (path / "overrides.yaml").stat().st_mtime_ns,
-    )
+    return sorted((path.parent.resolve() for path in parent.glob("*/overrides.yaml")), key=started)
+
+
+def started(run_dir: Path) -> int:
+    """When a run was started, in nanoseconds."""
+    return (run_dir / "overrides.yaml").stat().st_mtime_ns
 
 
 def nothing_to_go_on_with(parent: Path) -> str:
@@ -66,8 +68,7 @@ def nothing_to_go_on_with(parent: Path) -> str:
     said = f"There is no run in {parent} to go on with: a new one starts."
     others = [run for folder in parent.parent.glob("*") for run in runs_in(folder)]
     if others:
-        newest = max(others, key=lambda run: (run / "overrides.yaml").stat().st_mtime_ns)
-        said += f"\nThe newest run of another name goes on with resume={newest}"
+        said += f"\nThe newest run of another name goes on with resume={max(others, key=started)}"
     return said
 
 
@@ -208,12 +209,12 @@ def asked_for(
         if name in ("experiment", "debug"):
             defaults = flat(command.composed_with([]))
             mine = {key for key, value in ours.items() if defaults.get(key) != value}
-            if name == "experiment" and word not in first:
+            if word in first:  # the words beside it then need no second typing
+                typed = tuple(text.lstrip("+~").partition("=")[0] for text in first)
+                mine = {key for key in mine if not is_below(key, typed)}
+            elif name == "experiment":
                 # Another one: what it leaves as it is by default is part of it as well.
                 mine |= {key for key in every if not is_below(key, may_change)}
-            else:  # the words beside it, with which the run was started, need no second typing
-                typed = tuple(word.lstrip("+~").partition("=")[0] for word in first)
-                mine = {key for key in mine if not is_below(key, typed)}
         else:  # a value, all of a node, or a group, which fills the node of its name
             names = STRATEGY if name == "strategy" else (name,)
             mine = {key for key in every if is_below(key, names)}

@@ -182,13 +182,11 @@ def _check_devices(cfg: DictConfig) -> None:
             f"{'s' if available > 1 else ''} (numbered from 0).\n"
             f"Use trainer.devices={available} or fewer, or strategy=cpu."
         )
-    target = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=""))
-    if target.endswith(".dp.DataParallelStrategy"):
+    if launchable.strategy_name(trainer) == "DataParallelStrategy":
         launchable.check_one_node(num_nodes)
-    if target.endswith(".DDPStrategy") and is_count:
-        num_processes = wanted * num_nodes
-        batch_size = cfg.data.get("batch_size", num_processes)
-        launchable.check_batch_size(batch_size, num_processes)
+    num_processes = launchable.num_processes(trainer)
+    batch_size = cfg.data.get("batch_size", num_processes)
+    launchable.check_batch_size(batch_size, num_processes)
     if num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
         launchable.check_addresses(num_nodes)
 

@@ -40,12 +40,14 @@ def explain_syntax(error: yaml.YAMLError) -> str:
     return "\n".join([f"{shown(path)}:{mark.line + 1}: {said}.", *lines[mark.line : mark.line + 1]])
 
 
-def check_experiments(overrides: list[str], conf: Path) -> None:
+def check_experiments(task: str, overrides: list[str], conf: Path) -> None:
     """Refuse what an experiment's YAML file sets and nothing reads.
 
     Raises:
         UserError: with the file, the line and the nearest key.
     """
+    if task != "train":
+        return  # only a training has experiments
     known = _entries(conf / "train.yaml")
     names = {*known, *groups(conf), "defaults", "hydra"}
     for path in _chosen(overrides, conf):

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from harness.errors import UserError
+from harness.machine import num_gpus
 
 
 def device_indices(devices: Any) -> list[int] | None:
@@ -19,6 +20,36 @@ def device_indices(devices: Any) -> list[int] | None:
     if isinstance(devices, str) and re.fullmatch(r"\d+(,\d*)+", devices):
         return [int(index) for index in devices.split(",") if index]
     return None
+
+
+def strategy_name(trainer: Any) -> str:
+    """The class of the config's strategy, or Lightning's word for it."""
+    target = OmegaConf.select(trainer, "strategy._target_", default=trainer.strategy)
+    return str(target).rpartition(".")[2]
+
+
+def num_processes(trainer: Any) -> int:
+    """Processes that share a batch: one under dp, one per node under ddp2, else one per device."""
+    name, num_nodes = strategy_name(trainer), int(trainer.num_nodes)
+    if name == "DataParallelStrategy":
+        return 1
+    if name == "DDP2Strategy":
+        return num_nodes
+    if (indices := device_indices(trainer.devices)) is not None:
+        return len(indices) * num_nodes
+    is_all = trainer.devices in ("auto", -1, "-1")
+    on_gpus = num_gpus() if is_all and trainer.accelerator != "cpu" else 0
+    return (max(1, on_gpus) if is_all else int(trainer.devices)) * num_nodes
+
+
+def runs_program_again(trainer: Any) -> bool:
+    """Whether Lightning starts the further processes by running the same program once more."""
+    if strategy_name(trainer) in ("DataParallelStrategy", "DDP2Strategy"):
+        return False
+    strategy = str(trainer.strategy).lower()
+    if "spawn" in strategy or "fork" in strategy:
+        return False
+    return "ddp" in strategy or num_processes(trainer) > 1
 
 
 def check_one_node(num_nodes: int) -> None:
