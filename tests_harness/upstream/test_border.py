@@ -21,6 +21,7 @@ UNDOCUMENTED = {"epoch_loop", "val_loop", "batch_progress", "epoch_progress", "o
 ALLOWED = {
     "_exit": "os._exit is documented",
     "_fields": "the documented names of a namedtuple",
+    "_replace": "the documented copy of a namedtuple",
     "_cpu": "the end of a strategy's name",
     "_step": "the end of a hook's name",
     "_dataloader": "as _step",
