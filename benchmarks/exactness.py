@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
 from harness.data.batches import Batch, GlobalBatchSampler, SeededSamples
 from harness.data.randomness import uniform
-from harness.exact.uneven_batches import UnevenBatches
+from harness.exact.global_batches import GlobalBatches
 
 NUM_SAMPLES, BATCH_SIZE, STEP_SECONDS = 60_000, 128, 0.010
 NUM_STEPS = -(-NUM_SAMPLES // BATCH_SIZE)
@@ -33,13 +33,14 @@ GLOBAL = GlobalBatchSampler(NUM_SAMPLES, BATCH_SIZE, num_ranks=2, rank=1)
 LEAF = torch.ones((), requires_grad=True)
 
 
-# The one attribute of a trainer that the callback reads.
-TRAINER: Any = SimpleNamespace(train_dataloader=SimpleNamespace(batch_sampler=GLOBAL))
+# The attributes of a trainer that the callback reads.
+TRAINER: Any = SimpleNamespace(world_size=1)
 MODULE: Any = None
 
 
 def backward(weigh: bool) -> None:
-    callback = UnevenBatches()
+    callback = GlobalBatches(0)
+    callback.sharing = [GLOBAL]
     for batch_idx in range(NUM_STEPS):
         loss = LEAF * 2
         if weigh:

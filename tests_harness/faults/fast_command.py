@@ -23,11 +23,15 @@ from harness.run import tasks  # noqa: F401  # imports what a run needs
 class Forked:
     """What ``subprocess.Popen`` is for a command, for a fork."""
 
-    def __init__(self, arguments: list[str], env: dict[str, str], cwd: Any = None) -> None:
+    def __init__(
+        self, arguments: list[str], env: dict[str, str], cwd: Any = None, output: int | None = None
+    ) -> None:
         self.returncode: int | None = None
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            if output is not None:
+                os.dup2(output, 1), os.dup2(output, 2)
             run_command(arguments, env)
 
     def poll(self) -> int | None:

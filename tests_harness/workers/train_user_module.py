@@ -7,8 +7,8 @@ import pytorch_lightning as pl
 import torch
 
 from harness.exact.evaluation import ExactEvaluation
+from harness.exact.global_batches import GlobalBatches
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
-from harness.exact.uneven_batches import UnevenBatches
 from harness.run.tasks import close_process_group
 from tests_harness.workers.user_code import UserData, UserModule
 
@@ -25,7 +25,7 @@ trainer = pl.Trainer(
     logger=False,
     enable_progress_bar=False,
     enable_checkpointing=False,
-    callbacks=[UnevenBatches(), ExactEvaluation()],
+    callbacks=[GlobalBatches(0), ExactEvaluation()],
 )
 model = UserModule(norm)
 # Without BatchNorm, the last batch has one sample and the validation two: fewer than processes.

@@ -182,7 +182,7 @@ def remove_unused(path: Path) -> None:
     """Remove the folder of a run that was refused before it produced anything."""
     if any((path / name).exists() for name in ("checkpoints", "metrics.csv", "results.json")):
         return
-    shutil.rmtree(path)
+    shutil.rmtree(path, ignore_errors=True)  # a process that ends removes its lock at this time
     if not any(path.parent.iterdir()):
         path.parent.rmdir()
 

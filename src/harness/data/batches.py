@@ -1,5 +1,7 @@
 """Which samples each process sees, in which order: the only place that decides what a batch is."""
 
+import operator
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
@@ -33,6 +35,36 @@ def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
     The sizes of the shares differ by one at most.
     """
     return -(-size * index // num_shares), -(-size * (index + 1) // num_shares)
+
+
+class Shares(ABC):
+    """What is known of the batches of a loader, of which this process reads its share."""
+
+    @abstractmethod
+    def is_filler(self, batch_idx: int) -> bool:
+        """Whether this process's share is empty, and it reads another's sample in its place."""
+
+    def weight(self, batch_idx: int) -> float:
+        """Factor that turns this batch's mean gradient into its term of the global mean.
+
+        Processes and accumulated batches are averaged with equal weights by the framework;
+        shares of unequal size must not be. It is 1 wherever the shares are equal.
+        """
+        return 1.0
+
+    @property
+    def starves(self) -> bool:
+        """Whether some process has no sample of its own in the whole epoch."""
+        return False
+
+    def settings(self) -> dict[str, Any]:
+        """What the global batches depend on: a run that goes on must have the same."""
+        return {}
+
+    def start_at(self, epoch: int, step: int) -> None:
+        """Let ``epoch`` begin at a step; the length stays, as Lightning counts on from there."""
+        # Lightning asks for the first batches before it announces the epoch.
+        self.start, self.epoch = (epoch, step), epoch
 
 
 class BatchedDataset(Dataset[Any], ABC):
@@ -69,18 +101,37 @@ class SeededSamples(BatchedDataset):
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
+    def __getattr__(self, name: str) -> Any:
+        """What a module looks up at its data set, such as a vocabulary."""
+        if name == "dataset":  # not there while this object is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A sample as the data set gives it, for whoever looks at one."""
+        return self.dataset[index]
+
     def __getitems__(self, indices: list[int]) -> Any:
         """Read and collate a batch."""
         assert isinstance(indices, Batch)
         samples = []
         with kept_generators():
             for index in indices:
-                seed_generators(mix(self.seed, indices.epoch, index))
+                number = index if type(index) is int else number_of(index)
+                seed_generators(mix(self.seed, indices.epoch, number))
                 samples.append(self.dataset[index])
         return self.collate(samples)
 
 
-class GlobalBatchSampler(Sampler[Batch]):
+def number_of(key: Any) -> int:
+    """A number for what a sampler names a sample by, such as a NumPy integer or a file's name."""
+    try:
+        return int(operator.index(key))
+    except TypeError:
+        return zlib.crc32(repr(key).encode())
+
+
+class GlobalBatchSampler(Sampler[Batch], Shares):
     """Yield this process's share of each global batch of one epoch after another.
 
     The order depends only on (seed, epoch), never on the number of processes, so a run stopped
@@ -142,10 +193,10 @@ class GlobalBatchSampler(Sampler[Batch]):
         """Choose the order of the next ``iter``."""
         self.epoch = epoch
 
-    def start_at(self, epoch: int, step: int) -> None:
-        """Let ``epoch`` begin at a step; the length stays, as Lightning counts on from there."""
-        self.start = (epoch, step)
-        self.epoch = epoch  # Lightning asks for the first batches before it announces the epoch
+    def settings(self) -> dict[str, Any]:
+        """See ``Shares``."""
+        names = ("num_samples", "batch_size", "drop_last", "seed")
+        return {name: getattr(self, name) for name in names}
 
     def order(self, epoch: int) -> torch.Tensor:
         """The data set's indices in the order of ``epoch``, shape (num_samples,)."""
@@ -171,11 +222,7 @@ class GlobalBatchSampler(Sampler[Batch]):
         return start + bounds(size, micro, self.num_micro_batches)[0]
 
     def weight(self, batch_idx: int) -> float:
-        """Factor that turns this batch's mean gradient into its term of the global mean.
-
-        Processes and accumulated batches are averaged with equal weights by the framework;
-        shares of unequal size must not be. It is 1 wherever the shares are equal.
-        """
+        """See ``Shares``."""
         if self.num_ranks * self.num_micro_batches == 1:
             return 1.0
         low, high, size = self._share(batch_idx)
@@ -192,12 +239,12 @@ class GlobalBatchSampler(Sampler[Batch]):
             yield Batch(share.tolist(), epoch)
 
     def is_filler(self, batch_idx: int) -> bool:
-        """Whether this process's share is empty, and it yields another's sample with weight 0."""
+        """See ``Shares``."""
         low, high, _ = self._share(batch_idx)
         return low == high
 
 
-class EvaluationBatchSampler(BatchSampler):
+class EvaluationBatchSampler(BatchSampler, Shares):
     """Yield this process's share of batches that cover the data set once, in its order.
 
     Every process gets the same number of batches, none of them empty, which collective metrics
@@ -227,6 +274,11 @@ class EvaluationBatchSampler(BatchSampler):
         num_batches = -(-self.num_samples // self.batch_size)
         # No more batches than leave one sample to every process.
         return max(1, min(num_batches, self.num_samples // self.num_ranks))
+
+    @property
+    def starves(self) -> bool:
+        """See ``Shares``."""
+        return self.num_samples < self.num_ranks
 
     def is_filler(self, batch_idx: int = 0) -> bool:
         """Whether this process's only batch repeats another's sample."""

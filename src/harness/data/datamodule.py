@@ -4,8 +4,7 @@ from abc import abstractmethod
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-from lightning_fabric.utilities.seed import pl_worker_init_function
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from harness.data.batches import (
     BatchedDataset,
@@ -13,13 +12,10 @@ from harness.data.batches import (
     GlobalBatchSampler,
     SeededSamples,
 )
+from harness.data.loading import identity, processes, start_worker
 from harness.data.measuring import Endless, WatchedLoader, candidates, knee, measure_briefly
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
-from harness.processes.leaving import die_with_parent
-from harness.processes.peers import close_inherited
-from harness.processes.signals import ignore_signals
-from harness.upstream.resume_counters import position
 
 log = logging.getLogger(__name__)
 # The split that a function of the Trainer reads; test and predict read the split of their name.
@@ -69,33 +65,37 @@ class DataModule(pl.LightningDataModule):
         self.augment = augment
         self.seed = seed
         self.datasets: dict[str, Dataset[Any]] = {}
-        self.start = (0, 0)  # epoch, and step in it, at which training begins
 
     @abstractmethod
     def make_dataset(self, split: str) -> Dataset[Any]:
         """Build the data set of ``split``: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
 
-        It must have a length and an order that does not change.
+        It has a length and an order that does not change, or it is an ``IterableDataset``: see
+        ``harness.data.streams``.
         """
 
     def dataset(self, split: str) -> Dataset[Any]:
         """The data set of ``split``, built at its first use."""
         if split not in self.datasets:
-            self.datasets[split] = self.make_dataset(split)
-            if not hasattr(self.datasets[split], "__len__"):
-                found = type(self.datasets[split]).__name__
+            found = self.datasets[split] = self.make_dataset(split)
+            if isinstance(found, IterableDataset):
+                return found
+            if not hasattr(found, "__len__"):
                 raise UserError(
-                    f"{type(self).__name__}.make_dataset({split!r}) returned {found}; it must "
-                    "return a data set that has a length."
+                    f"{type(self).__name__}.make_dataset({split!r}) returned "
+                    f"{type(found).__name__}; it must return a data set that has a length, or an "
+                    "IterableDataset."
                 )
-            if len(self.datasets[split]) == 0:  # type: ignore[arg-type]
+            if len(found) == 0:
                 raise UserError(f"The {split} data set of {type(self).__name__} has no samples.")
         return self.datasets[split]
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled batches; the k-th of an epoch holds the same samples under every strategy."""
         dataset = self.dataset("train")
-        num_ranks, rank = self._processes()
+        if isinstance(dataset, IterableDataset):
+            return self._loader(dataset)
+        num_ranks, rank = processes(self.trainer)
         num_micro_batches = self._num_micro_batches(num_ranks)
         # Lightning takes a step after this many batches.
         self.trainer.accumulate_grad_batches = num_micro_batches  # type: ignore[union-attr]
@@ -110,37 +110,7 @@ class DataModule(pl.LightningDataModule):
             shuffle=not self.trainer.overfit_batches,  # type: ignore[union-attr]
             drop_last=self.drop_last,
         )
-        sampler.start_at(*self.start)
         return self._loader(dataset, sampler)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position between two steps, and the settings that the batches depend on."""
-        assert self.trainer is not None
-        epoch, step = position(self.trainer)
-        return {"epoch": epoch, "step": step, **self._order()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where the run has stopped.
-
-        Raises:
-            UserError: if the remaining batches would differ.
-        """
-        for name, now in self._order().items():
-            if state_dict[name] != now:
-                raise UserError(
-                    f"The checkpoint's run had {name}={state_dict[name]}, and now it is {now}: "
-                    "the batches would be others.\nUse the data that the run began with."
-                )
-        self.start = state_dict["epoch"], state_dict["step"]
-
-    def _order(self) -> dict[str, Any]:
-        """The settings that the global batches depend on."""
-        return {
-            "num_samples": len(self.dataset("train")),  # type: ignore[arg-type]
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "seed": self.seed,
-        }
 
     def collate(self, samples: list[Any]) -> Any:
         """Make a batch of samples; override it for samples of different sizes."""
@@ -183,7 +153,9 @@ class DataModule(pl.LightningDataModule):
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         dataset = self.dataset(split)
-        num_ranks, rank = self._processes()
+        if isinstance(dataset, IterableDataset):
+            return self._loader(dataset)
+        num_ranks, rank = processes(self.trainer)
         batch_size = self.batch_size
         if self.max_samples_per_device is not None:
             batch_size = min(batch_size, self.max_samples_per_device * self._num_devices(num_ranks))
@@ -194,11 +166,6 @@ class DataModule(pl.LightningDataModule):
             rank=rank,
         )
         return self._loader(dataset, sampler)
-
-    def _processes(self) -> tuple[int, int]:
-        """How many processes share a batch, and the rank of this one."""
-        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}  # type: ignore[union-attr]
-        return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
 
     def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
         """One process's share of batches, without end, for measurements; needs no trainer."""
@@ -230,43 +197,39 @@ class DataModule(pl.LightningDataModule):
         if trainer.is_global_zero:
             function = trainer.state.fn.value  # type: ignore[union-attr]
             split = SPLITS.get(function, function)
-            chosen = self.choose_workers(split, self._processes()[0], trainer.num_nodes)
+            chosen = self.choose_workers(split, processes(self.trainer)[0], trainer.num_nodes)
         return int(trainer.strategy.broadcast(chosen))
 
     def _loader(
-        self, dataset: Dataset[Any], sampler: Any, num_workers: int | None = None
+        self, dataset: Dataset[Any], sampler: Any = None, num_workers: int | None = None
     ) -> DataLoader[Any]:
+        """A loader of the batches of a sampler, or else of a stream."""
+        is_stream = isinstance(dataset, IterableDataset)
         if num_workers is None:
             if self.num_workers == "auto":
-                self.num_workers = self._workers_of_run()
+                self.num_workers = 0 if is_stream else self._workers_of_run()
             num_workers = self.num_workers
-        if not isinstance(dataset, BatchedDataset):
-            dataset = SeededSamples(dataset, self.seed, self.collate)
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         has_workers = num_workers > 0
+        settings: dict[str, Any] = {
+            "num_workers": num_workers,
+            "pin_memory": on_cuda if self.pin_memory == "auto" else self.pin_memory,
+            "persistent_workers": has_workers and self.persistent_workers,
+            "prefetch_factor": self.prefetch_factor if has_workers else None,
+            # Forked also in a spawned process, where spawning would cost each worker seconds.
+            "multiprocessing_context": multiprocessing.get_all_start_methods()[0]
+            if has_workers and multiprocessing.parent_process()
+            else None,
+        }
+        if is_stream:  # the harness gives each process its part of it
+            settings |= {"batch_size": self.batch_size, "drop_last": self.drop_last}
+            return DataLoader(dataset, collate_fn=self.collate, **settings)
+        if not isinstance(dataset, BatchedDataset):
+            dataset = SeededSamples(dataset, self.seed, self.collate)
         return WatchedLoader(
             dataset,
             batch_sampler=sampler,
-            num_workers=num_workers,
-            pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
-            persistent_workers=has_workers and self.persistent_workers,
-            prefetch_factor=self.prefetch_factor if has_workers else None,
-            # Forked also in a spawned process, where spawning would cost each worker seconds.
-            multiprocessing_context=multiprocessing.get_all_start_methods()[0]
-            if has_workers and multiprocessing.parent_process()
-            else None,
             worker_init_fn=start_worker if has_workers else None,
-            collate_fn=_identity,  # the data set returns collated batches
+            collate_fn=identity,  # the data set returns collated batches
+            **settings,
         )
-
-
-def _identity(batch: Any) -> Any:
-    return batch
-
-
-def start_worker(worker_id: int) -> None:
-    """Prepare a data worker: it is seeded as by Lightning, and ends only with its process."""
-    pl_worker_init_function(worker_id)
-    die_with_parent()
-    ignore_signals()
-    close_inherited()

@@ -3,12 +3,16 @@
 import hashlib
 import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+T = TypeVar("T")
+END = object()  # what an iterator gives when nothing is left
 
 
 def mix(*numbers: int) -> int:
@@ -47,13 +51,61 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+def generator_states() -> tuple[Any, ...]:
+    """The states of the generators of ``random``, ``numpy.random`` and ``torch`` on the CPU."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def restore_generators(states: tuple[Any, ...]) -> None:
+    """Put back what ``generator_states`` has taken."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """Restore the generators afterwards: without workers, dropout draws from the same ones."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = generator_states()
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        restore_generators(states)
+
+
+def seeded_iteration(items: Iterable[T], seed: int, draws_once: bool = False) -> Iterator[T]:
+    """Iterate with generators of its own, as if nothing else drew from them meanwhile.
+
+    Args:
+        items: draws from ``random``, ``numpy.random`` or ``torch`` while it is iterated.
+        seed: with which its generators begin.
+        draws_once: it draws for its first item only, and the others cost nothing then.
+    """
+    with kept_generators():
+        seed_generators(seed)
+        iterator, own = iter(items), generator_states()
+    is_first = True
+    while True:
+        if is_first or not draws_once:
+            with kept_generators():
+                restore_generators(own)
+                item = next(iterator, END)
+                own = generator_states()
+        else:
+            item = next(iterator, END)
+        if item is END:
+            return
+        is_first = False
+        yield item  # type: ignore[misc]  # END is gone
+
+
+def reseed(generator: Any, seed: int) -> None:
+    """Seed a generator object of ``torch``, ``numpy`` or ``random``; leave anything else alone."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, random.Random):
+        generator.seed(seed)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed & 0xFFFFFFFF)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state

@@ -3,8 +3,11 @@ from typing import Any
 import pytorch_lightning as pl
 from torchmetrics import Metric
 
-from harness.data.batches import EvaluationBatchSampler, GlobalBatchSampler
+from harness.data.batches import Shares
+from harness.data.sharing import leaves
+from harness.data.streams import SharedStream
 from harness.errors import UserError
+from harness.exact.global_batches import check_same_batches, shares_of
 from harness.upstream.logged_values import (
     average_no_more,
     average_over_processes,
@@ -14,27 +17,24 @@ from harness.upstream.logged_values import (
 )
 
 
-def sampler_of(
-    trainer: pl.Trainer, dataloader_idx: int = 0
-) -> GlobalBatchSampler | EvaluationBatchSampler | None:
-    """The sampler of the loader whose batches are running, if it is ours."""
-    if trainer.testing:
-        loaders = trainer.test_dataloaders
-    elif trainer.evaluating:
-        loaders = trainer.val_dataloaders
-    else:
-        loaders = trainer.train_dataloader
-    if isinstance(loaders, (list, tuple)):
-        loaders = loaders[dataloader_idx]
-    sampler = getattr(loaders, "batch_sampler", None)
-    is_ours = isinstance(sampler, (GlobalBatchSampler, EvaluationBatchSampler))
-    return sampler if is_ours else None
+def evaluated(trainer: pl.Trainer) -> Any:
+    """The loaders of the evaluation that runs."""
+    return trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+
+
+def shares_running(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | None:
+    """What is known of the loader whose batches are running."""
+    loaders = evaluated(trainer) if trainer.evaluating else trainer.train_dataloader
+    if (only := shares_of(loaders)) is not None:  # one loader, without a look at collections
+        return only
+    found = leaves(loaders)
+    return shares_of(found[dataloader_idx]) if dataloader_idx < len(found) else None
 
 
 def is_filler(trainer: pl.Trainer, batch_idx: int = 0, dataloader_idx: int = 0) -> bool:
     """Whether the batch is there only because every process must take part in every step."""
-    sampler = sampler_of(trainer, dataloader_idx)
-    return sampler is not None and sampler.is_filler(batch_idx)
+    sharing = shares_running(trainer, dataloader_idx)
+    return sharing is not None and sharing.is_filler(batch_idx)
 
 
 class ExactEvaluation(pl.Callback):
@@ -54,14 +54,14 @@ class ExactEvaluation(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse metrics that keep all samples where some processes have none: they would hang."""
-        sampler = sampler_of(trainer)
-        if sampler is None or sampler.num_samples >= sampler.num_ranks:
+        sharing = [shares_of(loader) for loader in leaves(evaluated(trainer))]
+        if not any(one is not None and one.starves for one in sharing):
             return
         for metric in metrics_of(pl_module):
             if any(isinstance(state, list) for state in metric.metric_state.values()):
                 raise UserError(
-                    f"{type(metric).__name__} keeps samples, and {sampler.num_ranks} processes "
-                    f"cannot share {sampler.num_samples} of them.\nUse trainer.devices=1."
+                    f"{type(metric).__name__} keeps samples, and {trainer.world_size} processes "
+                    "cannot share so few of them.\nUse trainer.devices=1."
                 )
 
     on_test_start = on_validation_start
@@ -107,9 +107,15 @@ class ExactEvaluation(pl.Callback):
     ) -> None:
         """Count exactly over all processes."""
         self.on_train_batch_end(trainer)
-        num_batches = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
-        if batch_idx + 1 == num_batches[dataloader_idx]:
+        numbers = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+        num_batches = numbers[dataloader_idx]
+        sharing = shares_running(trainer, dataloader_idx)
+        if isinstance(sharing, SharedStream) and sharing.num_batches is not None:
+            num_batches = min(num_batches, sharing.num_batches)
+        if batch_idx + 1 == num_batches:
             self.averaged += average_over_processes(trainer)
+            if sharing is not None and trainer.world_size > 1:
+                check_same_batches(trainer, [sharing])
 
     on_test_batch_end = on_validation_batch_end
 

@@ -65,10 +65,12 @@ def job_that_this_is() -> Path | None:
 
 def global_rank() -> int:
     """This process's place among those of the run, from what its launcher has set; 0 if alone."""
-    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK"):
+    for name in ("RANK", "SLURM_PROCID"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    return 0
+    # Without a launcher, the first process of another node has LOCAL_RANK=0 as well.
+    numbers = [os.environ.get(name, "") for name in ("LOCAL_RANK", "NODE_RANK")]
+    return max(int(number) if number.isdigit() else 0 for number in numbers)
 
 
 def num_processes_here() -> int:

@@ -26,9 +26,9 @@ from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
+from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
-from harness.exact.uneven_batches import UnevenBatches
 from harness.files import write_durably
 from harness.loggers.guarded import guarded
 from harness.loggers.rewind import rewind_logs
@@ -115,7 +115,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
         own: list[pl.Callback] = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
-        own += [UnevenBatches(), ExactEvaluation(), DeadRanks(), Objective()]
+        own += [GlobalBatches(cfg.seed), ExactEvaluation(), DeadRanks(), Objective()]
         trainer = instantiate(
             cfg.trainer,
             **plugins(cfg),

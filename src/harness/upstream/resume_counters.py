@@ -64,13 +64,19 @@ def end_restart(trainer: pl.Trainer) -> None:
     trainer.fit_loop._restarting = False
 
 
-def position(trainer: pl.Trainer) -> tuple[int, int]:
-    """The epoch between two steps, and how many of its steps are done."""
-    epochs: Any = trainer.fit_loop.epoch_progress.current
-    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-    is_inside = epochs.ready > epochs.processed
-    step = batches.processed // trainer.accumulate_grad_batches if is_inside else 0
-    return epochs.processed, step
+def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int, int]:
+    """The epoch at which a checkpoint was written, and how many of its steps were done.
+
+    Args:
+        checkpoint: written between two steps.
+        batches_per_step: ``trainer.accumulate_grad_batches`` of the run that wrote it.
+    """
+    loop = checkpoint["loops"]["fit_loop"]
+    epochs = loop["epoch_progress"]["current"]
+    batches = loop["epoch_loop.batch_progress"]["current"]
+    is_inside = epochs["ready"] > epochs["processed"]
+    step = batches["processed"] // batches_per_step if is_inside else 0
+    return epochs["processed"], step
 
 
 def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:

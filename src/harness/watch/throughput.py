@@ -10,12 +10,14 @@ import torch
 
 from harness.data.batches import GlobalBatchSampler
 from harness.data.measuring import RECEIVING_SECONDS, WatchedLoader
+from harness.data.shared_batches import SharedBatchSampler
 from harness.loggers.metrics_table import MetricsTable
 from harness.machine.limits import usable_cores
 from harness.upstream.resume_counters import num_steps_logged
 
 log = logging.getLogger(__name__)
 
+COUNTED = (GlobalBatchSampler, SharedBatchSampler)  # they know how many samples were read
 PARTS = ("data", "transfer", "compute", "between")  # what a step's time is divided into
 # The verdict names a cause only if it takes more than this share of the time.
 WORTH_MENDING = 0.1
@@ -89,8 +91,8 @@ class Throughput(pl.Callback):
         loader = trainer.train_dataloader
         sampler = getattr(loader, "batch_sampler", None)
         self.is_watching = False
-        if not isinstance(loader, WatchedLoader) or not isinstance(sampler, GlobalBatchSampler):
-            return  # a loader that the project's DataModule has not made
+        if not isinstance(loader, WatchedLoader) or not isinstance(sampler, COUNTED):
+            return  # a stream, or several loaders at once
         self.is_watching = True
         loader.when_asked, loader.when_there = self._asked, self._there
         self.loader, self.sampler = loader, sampler

@@ -1,0 +1,37 @@
+"""What all loaders of a run have in common: their workers, and the processes that share them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+from lightning_fabric.utilities.seed import pl_worker_init_function
+
+from harness.processes.leaving import die_with_parent
+from harness.processes.peers import close_inherited
+from harness.processes.signals import ignore_signals
+
+
+def identity(batch: Any) -> Any:
+    """Take a batch as the data set has collated it."""
+    return batch
+
+
+def start_worker(worker_id: int, then: Callable[[int], object] | None = None) -> None:
+    """Prepare a data worker: it is seeded as by Lightning, and ends only with its process.
+
+    Args:
+        worker_id: its number.
+        then: the ``worker_init_fn`` of the loader's owner.
+    """
+    pl_worker_init_function(worker_id)
+    die_with_parent()
+    ignore_signals()
+    close_inherited()
+    if then is not None:
+        then(worker_id)
+
+
+def processes(trainer: pl.Trainer | None) -> tuple[int, int]:
+    """How many processes share a batch, and the rank of this one."""
+    kwargs = getattr(getattr(trainer, "strategy", None), "distributed_sampler_kwargs", None) or {}
+    return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)

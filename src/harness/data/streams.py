@@ -1,0 +1,319 @@
+"""Data that comes in an order of its own: iterable data sets, and loaders that iterate themselves.
+
+Nobody can give a process its share of such data but the stream itself. The contract:
+
+- *Parts.* A stream has ``read_part(part, num_parts)``, which is called in whichever process or
+  worker reads it, before it is iterated; or it splits itself by ``torch.distributed`` and
+  ``get_worker_info``, as the streams of webdataset and litdata do. Where processes or workers
+  begin with the same batch, neither holds, and the run is refused.
+- *Randomness* comes from ``random``, ``numpy.random`` or ``torch``, which are seeded by
+  (seed, epoch).
+- *State.* Where the loader, or a data set that is read without workers, has ``state_dict`` and
+  ``load_state_dict``, a run goes on from there; else it reads again what it has seen of the epoch,
+  and drops it.
+- *Uneven ends.* A process whose part has ended repeats its last batch with weight 0 until the
+  others have ended as well.
+"""
+
+import io
+import pickle
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pytorch_lightning.utilities.data import extract_batch_size
+from torch.utils.data import IterableDataset, get_worker_info
+
+from harness.data.batches import Shares
+from harness.data.measuring import WatchedLoader
+from harness.data.randomness import (
+    END,
+    generator_states,
+    kept_generators,
+    mix,
+    restore_generators,
+    seed_generators,
+)
+from harness.errors import UserError
+
+# Batches from one state that is kept to the next; what follows it is read again and dropped.
+SNAPSHOT_EVERY = 50
+
+
+class SeededStream(IterableDataset[Any]):
+    """Read a process's or worker's part of a stream, with generators seeded by (seed, epoch).
+
+    Args:
+        stream: gives samples.
+        seed: the run's seed.
+        num_ranks: processes that read the stream.
+        rank: which of them this one is.
+    """
+
+    def __init__(self, stream: IterableDataset[Any], seed: int, num_ranks: int, rank: int) -> None:
+        self.stream, self.seed, self.num_ranks, self.rank = stream, seed, num_ranks, rank
+        self.epoch = 0
+        self.goes_on = False  # from a state that the stream has loaded
+
+    def __getattr__(self, name: str) -> Any:
+        """What a module looks up at its data set, such as a vocabulary."""
+        if name == "stream":  # not there while this object is unpickled
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        num_workers, worker = (info.num_workers, info.id) if info else (1, 0)
+        part = self.rank * num_workers + worker
+        if callable(read_part := getattr(self.stream, "read_part", None)):
+            read_part(part, self.num_ranks * num_workers)
+        if self.goes_on:
+            yield from self.stream
+            return
+        # All begin alike, so that the same order of files in each of them can be told from parts.
+        seed_generators(mix(self.seed, self.epoch))
+        samples = iter(self.stream)
+        for sample in samples:
+            yield sample
+            break
+        seed_generators(mix(self.seed, self.epoch, part))
+        yield from samples
+
+
+class Counting:
+    """Collate, and give with each batch its number of samples and, once, how its part begins.
+
+    Args:
+        collate: the loader's ``collate_fn``.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate, self.is_first = collate, True
+
+    def __call__(self, samples: list[Any]) -> tuple[int, int, Any]:
+        """Make a batch."""
+        begins = fingerprint(samples[0]) if self.is_first else 0
+        self.is_first = False
+        return len(samples), begins, self.collate(samples)
+
+
+class SharedStream(Shares):
+    """Let processes read a stream together: nobody waits, nothing is lost, no part is read twice.
+
+    Args:
+        loader: iterates by itself.
+        name: what a message calls it.
+        num_ranks: processes that read it.
+        seed: with the epoch, decides what is drawn at random.
+        batch_size: samples per step over all processes, where it is known.
+        is_counted: each item is what ``Counting`` gives.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        name: str,
+        *,
+        num_ranks: int,
+        seed: int,
+        batch_size: int | None = None,
+        is_counted: bool = False,
+    ) -> None:
+        self.loader, self.name, self.num_ranks, self.seed = loader, name, num_ranks, seed
+        self.batch_size = batch_size
+        self.is_counted = is_counted
+        self.epoch = 0
+        self.start = (0, 0)
+        self.loaded: tuple[int, Any] | None = None
+        self.sampler = self.batch_sampler = self  # where Lightning announces the epoch
+        self.group: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.uneven: dict[int, float] = {}  # weights other than 1, by batch
+        self.num_batches: int | None = None  # known at the end
+        self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
+
+    def __len__(self) -> int:
+        if self.num_ranks > 1:
+            raise TypeError("parts of a stream differ in length")
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a module looks up at its loader."""
+        if name in ("loader", "dataset", "state_dict", "load_state_dict"):  # saved per process
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next ``iter``."""
+        self.epoch = epoch
+
+    def settings(self) -> dict[str, Any]:
+        """See ``Shares``."""
+        return {"stream": self.name, "batch_size": self.batch_size, "seed": self.seed}
+
+    def weight(self, batch_idx: int) -> float:
+        """See ``Shares``."""
+        return self.uneven.get(batch_idx, 1.0)
+
+    def is_filler(self, batch_idx: int) -> bool:
+        """See ``Shares``."""
+        return self.weight(batch_idx) == 0
+
+    def state(self, num_batches: int) -> dict[str, Any]:
+        """What this process needs to go on behind so many batches of the epoch."""
+        known = [snapshot for snapshot in self.snapshots if snapshot[0] <= num_batches]
+        return {"num_ranks": self.num_ranks, "snapshot": known[-1] if known else None}
+
+    def load(self, states: list[dict[str, Any]], rank: int) -> None:
+        """Take what the processes of the run that goes on have kept.
+
+        Raises:
+            UserError: if their parts would be others now.
+        """
+        before = states[0]["num_ranks"]
+        if before != self.num_ranks and self.start[1]:
+            raise UserError(
+                f"{self.name} was read by {before} processes when the run was stopped inside of an "
+                f"epoch, and now by {self.num_ranks}: their parts would be others.\n"
+                f"Go on with {before} processes."
+            )
+        self.loaded = states[rank]["snapshot"] if before == self.num_ranks else None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begin()
+        first = self.start[1] if self.epoch == self.start[0] else 0
+        items, begin = self._items(first)
+        last: Any = END
+        prints: list[int] = []
+        for k in count(begin):
+            item = next(items)
+            if k < first:
+                if item is END:
+                    raise UserError(
+                        f"{self.name} ended after {k} batches, and the run was stopped behind "
+                        f"{first}: the data have changed.\nUse the data that the run began with."
+                    )
+                continue
+            is_first = k - begin < max(1, getattr(self.loader, "num_workers", 0))
+            num_samples, begins, batch = self._counted(item, is_first)
+            sizes, all_begin = self._gather(num_samples, begins)
+            if not any(sizes):
+                self.num_batches = k
+                return
+            self._check_parts([b for b in all_begin if b], prints)
+            if item is END and last is END:
+                raise UserError(f"{self.name} has no batch for one of {self.num_ranks} processes.")
+            last = last if item is END else batch
+            weight = num_samples * self.num_ranks / sum(sizes)
+            if weight != 1:
+                self.uneven[k] = weight
+            yield last
+
+    def _items(self, first: int) -> tuple[Iterator[Any], int]:
+        """What the loader gives, then ``END`` for ever; and the number of the first item."""
+        holder = self._holder_of_state()
+        snapshot, self.loaded = (self.loaded if first else None), None
+        begin = 0
+        dataset = getattr(self.loader, "dataset", None)
+        if isinstance(dataset, SeededStream):
+            dataset.epoch, dataset.goes_on = self.epoch, False
+        if callable(announce := getattr(dataset, "set_epoch", None)):
+            announce(self.epoch)
+        if snapshot and snapshot[0] <= first and holder is not None:
+            begin = snapshot[0]
+            holder.load_state_dict(snapshot[1])
+            if isinstance(dataset, SeededStream):
+                dataset.goes_on = True
+        return self._seeded(holder, begin), begin
+
+    def _seeded(self, holder: Any, begin: int) -> Iterator[Any]:
+        """Iterate with generators of its own, which are seeded anew at every snapshot."""
+        iterator: Any = None
+        own: Any = None
+        for k in count(begin):
+            with kept_generators():
+                if iterator is None or k % SNAPSHOT_EVERY == 0:
+                    seed_generators(mix(self.seed, self.epoch, k))
+                    if holder is not None and iterator is not None:
+                        self.snapshots = [*self.snapshots[-1:], (k, holder.state_dict())]
+                else:
+                    restore_generators(own)
+                iterator = iter(self.loader) if iterator is None else iterator
+                item = next(iterator, END)
+                own = generator_states()
+            while item is END:
+                yield END
+            yield item
+
+    def _holder_of_state(self) -> Any:
+        """The object whose state leads to the stream's position, where there is one."""
+        holder = self.loader
+        if isinstance(holder, WatchedLoader):  # plain, and its workers have copies of the stream
+            holder = holder.dataset.stream if holder.num_workers == 0 else None  # type: ignore[attr-defined]
+        return (
+            holder if hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict") else None
+        )
+
+    def _counted(self, item: Any, is_first: bool) -> tuple[int, int, Any]:
+        """The number of samples, a checksum of how a part begins or 0, and the batch."""
+        if item is END:
+            return 0, 0, END
+        if self.is_counted:
+            return item  # type: ignore[no-any-return]
+        begins = fingerprint(item) if is_first else 0
+        try:
+            return extract_batch_size(item), begins, item
+        except Exception:  # nothing in it is a tensor
+            return 1, begins, item
+
+    def _gather(self, num_samples: int, fingerprint: int) -> tuple[list[int], list[int]]:
+        if self.num_ranks == 1:
+            return [num_samples], [fingerprint]
+        if self.group is None:
+            self.group = dist.new_group(backend="gloo")
+        mine = torch.tensor([num_samples, fingerprint])
+        values = [torch.empty_like(mine) for _ in range(self.num_ranks)]
+        dist.all_gather(values, mine, self.group)
+        sizes, fingerprints = torch.stack(values).T.tolist()
+        return sizes, fingerprints
+
+    def _check_parts(self, begin: list[int], before: list[int]) -> None:
+        """Refuse a stream that gives the same to all: each sample would count several times."""
+        is_shared = len(set(begin)) == len(begin)
+        if is_shared and not set(begin) & set(before):
+            before += begin
+            return
+        who = "worker" if is_shared else "process"
+        raise UserError(
+            f"{self.name} gives every {who} the same samples. Let the data set read its part:\n"
+            "    def read_part(self, part, num_parts):  # called in each process and worker\n"
+            "        self.files = self.files[part::num_parts]"
+            + ("\nor use num_workers=1." if is_shared else "\nor use one process.")
+        )
+
+
+class Values(pickle.Pickler):
+    """Pickles a batch so that equal values give equal bytes, in any process."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Take a tensor's values; torch's own pickles hold addresses."""
+        if isinstance(value, torch.Tensor):
+            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            return bytes, (data.numpy().tobytes(),)
+        return NotImplemented
+
+
+def fingerprint(batch: Any) -> int:
+    """A checksum of a batch's values."""
+    file = io.BytesIO()
+    try:
+        Values(file).dump(batch)
+    except Exception:  # an object that cannot be pickled: it counts as unlike all others
+        return random.SystemRandom().getrandbits(62)
+    return zlib.crc32(file.getbuffer())

@@ -1,0 +1,159 @@
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from harness.data.batches import Shares
+from harness.data.shared_batches import SharedBatchSampler
+from harness.data.sharing import leaves, share
+from harness.data.streams import SharedStream
+from harness.errors import UserError
+from harness.processes.agreement import gather
+from harness.upstream.resume_counters import position_in
+
+SPLITS = ("train", "val", "test", "predict")
+
+
+class GlobalBatches(pl.Callback):
+    """Make batches mean the same under every strategy, whoever has made the loaders.
+
+    Loaders are taken over where they are made, and begin where the run was stopped. And every
+    sample of a global batch has the same say in the gradient: processes, and batches accumulated
+    for one step, are averaged with equal weights; where they hold shares of unequal size, as in an
+    epoch's last batch, each share's gradient is multiplied by ``Shares.weight``. Losses and logged
+    values stay as they are. Exact for a loss that is a mean over samples.
+
+    Args:
+        seed: decides, with the epoch, what samplers draw.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.start = (0, 0)  # epoch, and step in it, at which training begins
+        self.loaded: list[dict[str, Any]] = []  # what the checkpoint knows of each loader
+        self.sharing: list[Shares] = []  # of the loaders that train
+        self.weight = 1.0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take over what makes the loaders: methods of the data module, or else of the module."""
+        source = getattr(trainer, "datamodule", None) or pl_module
+        for split in SPLITS:
+            name = f"{split}_dataloader"
+            make = getattr(source, name)
+            is_taken = isinstance(make, partial) and make.func is shared_loaders
+            if not is_taken and is_overridden(name, source):
+                setattr(source, name, partial(shared_loaders, self, trainer, split, make))
+
+    def begin(self, loaders: Any) -> None:
+        """Let the loaders that train begin where the run was stopped.
+
+        Raises:
+            UserError: if the remaining batches would differ.
+        """
+        # A loader that was not taken over is no DataLoader of a kind that can be in a run.
+        self.sharing = [s for s in map(shares_of, leaves(loaders)) if s is not None]
+        for sharing in self.sharing:
+            sharing.start_at(*self.start)
+        for sharing, saved in zip(self.sharing, self.loaded, strict=False):
+            now = sharing.settings()
+            for name, before in saved["settings"].items():
+                if now.get(name) != before:
+                    raise UserError(
+                        f"The checkpoint's run had {name}={before}, and now it is "
+                        f"{now.get(name)}: the batches would be others.\n"
+                        "Use the data that the run began with."
+                    )
+            if isinstance(sharing, SharedBatchSampler) and saved["sum"] is not None:
+                sharing.expected = {self.start[1]: saved["sum"]}
+            if isinstance(sharing, SharedStream):
+                sharing.load(saved["ranks"], self.rank)
+        self.loaded = []
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Look up how much this process's share counts."""
+        weights = [sharing.weight(batch_idx) for sharing in self.sharing]
+        self.weight = weights[0] if weights else 1.0
+        if len(weights) > 1 and len({*weights}) > 1:
+            raise UserError(
+                f"Several loaders give batch {batch_idx} of an epoch, and {trainer.world_size} "
+                "processes cannot share all of them evenly: a sum of losses has one weight.\n"
+                "Use batch sizes that the processes divide, with drop_last=True, or one process."
+            )
+        if batch_idx == 0 and trainer.world_size > 1:
+            check_same_batches(trainer, self.sharing)
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        """Scale what flows back from the loss, not the loss."""
+        weight = self.weight
+        if weight != 1.0:
+            loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse samplers that have drawn other batches in another process."""
+        if trainer.world_size > 1:
+            check_same_batches(trainer, self.sharing)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add what is needed to read on from here."""
+        saved: list[dict[str, Any]] = []
+        step = position_in(checkpoint, trainer.accumulate_grad_batches)[1]
+        for sharing in self.sharing:
+            entry: dict[str, Any] = {"settings": sharing.settings()}
+            if isinstance(sharing, SharedBatchSampler):
+                is_drawn = len(sharing.sums) > step + 1
+                entry["sum"] = sharing.sums[step + 1] if is_drawn else None
+            if isinstance(sharing, SharedStream):
+                entry["ranks"] = gather(trainer, sharing.state(step))
+            saved.append(entry)
+        checkpoint["loaders"] = saved
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Know where to begin."""
+        if trainer.training:
+            batches_per_step = checkpoint["safe_point"]["batches_per_step"]
+            self.start, self.rank = position_in(checkpoint, batches_per_step), trainer.global_rank
+            self.loaded = checkpoint.get("loaders", [])  # older runs have none
+
+
+def shared_loaders(callback: GlobalBatches, trainer: pl.Trainer, split: str, make: Any) -> Any:
+    """Make the loaders of a split, and take them over."""
+    owner = getattr(make, "__self__", None)
+    name = f"{type(owner).__name__}.{split}_dataloader"
+    loaders = share(make(), trainer, split, name, callback.seed)
+    if split == "train":
+        callback.begin(loaders)
+    return loaders
+
+
+def shares_of(loader: Any) -> Shares | None:
+    """What is known of the batches of a loader, where it was taken over."""
+    sharing = getattr(loader, "batch_sampler", None)
+    return sharing if isinstance(sharing, Shares) else None
+
+
+def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
+    """Refuse samplers that draw other batches in other processes, which would then share nothing.
+
+    Raises:
+        UserError: in every process.
+    """
+    for sampler in sharing:
+        if isinstance(sampler, SharedBatchSampler) and sampler.num_ranks > 1:
+            last = -1 if sampler.in_turn else sampler.num_in_rounds
+            mine = [*sampler.sums[1:2], sampler.sums[last]]
+            if any(other != mine for other in gather(trainer, mine)):
+                raise UserError(
+                    f"{sampler.name} draws other batches in each process, which would share "
+                    "nothing.\nLet it draw from torch's, NumPy's or Python's generator, and the "
+                    "same in all processes: the harness shares its batches."
+                )
