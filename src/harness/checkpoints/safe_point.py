@@ -30,7 +30,7 @@ class SafePoint(pl.Callback):
 
     There is one place to write them: between two optimizer steps, before anything of the next
     one has happened. In a batch's end, a validation that is due would be lost; inside an
-    accumulation, its gradients. It must be the first callback: those before it would act twice.
+    accumulation, its gradients. It must come before all that act: those before it act twice.
 
     Args:
         folder: where checkpoints go.

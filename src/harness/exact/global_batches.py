@@ -120,6 +120,12 @@ class GlobalBatches(pl.Callback):
     ) -> None:
         """Know where to begin."""
         if trainer.training:
+            if self.sharing:
+                raise UserError(
+                    f"{type(pl_module).__name__}.on_load_checkpoint asks for the loaders before the "
+                    "run's position in them is known.\n"
+                    "Use trainer.estimated_stepping_batches in configure_optimizers instead."
+                )
             batches_per_step = checkpoint["safe_point"]["batches_per_step"]
             self.start, self.rank = position_in(checkpoint, batches_per_step), trainer.global_rank
             self.loaded = checkpoint.get("loaders", [])  # older runs have none

@@ -114,8 +114,9 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
-        own: list[pl.Callback] = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
-        own += [GlobalBatches(cfg.seed), ExactEvaluation(), DeadRanks(), Objective()]
+        # The position comes first: a safe point asks for the loaders as it is loaded.
+        own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *safe_points(cfg)]
+        own += [SeededSteps(cfg.seed), ExactEvaluation(), DeadRanks(), Objective()]
         trainer = instantiate(
             cfg.trainer,
             **plugins(cfg),
