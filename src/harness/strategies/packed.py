@@ -29,7 +29,8 @@ def join_packed(parts: Sequence[PackedSequence]) -> PackedSequence:
     """
     device = parts[0].data.device
     longest = max(len(part.batch_sizes) for part in parts)
-    pairs = [pad_packed_sequence(part.to(device), True, total_length=longest) for part in parts]
+    here = [part.to(device) for part in parts]  # type: ignore[arg-type]  # torch says: a dtype
+    pairs = [pad_packed_sequence(part, True, total_length=longest) for part in here]
     padded, lengths = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
     is_sorted = all(part.sorted_indices is None for part in parts)
     if is_sorted and bool((lengths.diff() > 0).any()):
