@@ -229,6 +229,7 @@ def test_a_module_on_another_device_is_refused():
         (torch.eye(3), ["shape (3, 3)", "4 samples", "whole_inputs"]),
         (["a", "b", "c", "d"], ["one string per sample"]),
         (("a", "b", "c", "d"), ["one string per sample"]),
+        ([3, 1, 2, 2], ["one number per sample", "Pass tensors"]),
         (np.zeros((4, 2)), ["ndarray", "cannot be split"]),
         (iter([1, 2]), ["list_iterator"]),
         (pack_sequence([torch.ones(2)] * 3), ["packs 3 sequences", "4 samples"]),

@@ -86,6 +86,12 @@ def test_scalars_and_single_rows_go_to_every_device():
         assert len(share.args[2]) == 5
 
 
+def test_numbers_that_are_not_one_per_sample_go_to_every_device():
+    x = torch.arange(4)
+    for share in split((x, [7, 8], (1, 2, 3, 4), [[0.5]]), {}, TWO):
+        assert share.args[1:] == ([7, 8], (1, 2, 3, 4), [[0.5]])
+
+
 def test_a_named_argument_goes_whole_even_if_it_looks_like_a_batch():
     x, mask = torch.arange(4), torch.eye(4)
     for share in split((x,), {"mask": mask}, TWO, whole=frozenset(["mask"])):

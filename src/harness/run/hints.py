@@ -26,8 +26,6 @@ KNOWN = {
         r"mark a variable ready only once": "A parameter got its gradient in parts, most often by "
         "reentrant checkpointing: write torch.utils.checkpoint.checkpoint(..., "
         "use_reentrant=False).",
-        r"Expected `len\(lengths\)` to be equal": "Under dp and ddp2, forward must get lengths as "
-        "a tensor, which is split as the batch is; a list goes whole to every device.",
     },
     "__getitem__": {
         r"stack expects each tensor to be equal size|each element in list of batch": "The samples "

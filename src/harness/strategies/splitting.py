@@ -161,13 +161,13 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def _keys(tree: Any) -> list[Any] | None:
-    """The keys of a container's children; None for a leaf, such as a list of strings."""
+    """The keys of a container's children; None for a leaf, such as a list of strings or numbers."""
     if isinstance(tree, Mapping):
         return list(tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return [field.name for field in dataclasses.fields(tree)]
     if isinstance(tree, (list, tuple)) and not isinstance(tree, PackedSequence):
-        return None if _is_text(tree) else list(range(len(tree)))
+        return None if _is_text(tree) or _is_numbers(tree) else list(range(len(tree)))
     return None
 
 
@@ -204,6 +204,10 @@ def _check_leaf(leaf: Any, name: int | str, num_samples: int) -> None:
         if len(leaf) != num_samples:
             return
         what = "holds one string per sample, which cannot be split"
+    elif isinstance(leaf, list) and _is_numbers(leaf):
+        if len(leaf) != num_samples:
+            return
+        what = "holds one number per sample, which is split as a tensor only"
     elif (
         isinstance(leaf, (nn.Module, Iterator))
         or hasattr(leaf, "to")
@@ -230,6 +234,12 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 def _is_text(values: Sequence[Any]) -> bool:
     return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
+
+
+def _is_numbers(values: Sequence[Any]) -> bool:
+    """Whether it is a list of numbers, such as lengths; a tuple rather is a size of something."""
+    is_list = isinstance(values, list) and bool(values)
+    return is_list and all(isinstance(value, (int, float)) for value in values)
 
 
 def _kind(value: Any) -> str:
