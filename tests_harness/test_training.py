@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.command import flags, run_folder
+from harness.command import hydra_job, run_folder
 from harness.errors import UserError
 from harness.run import tasks as run
 from tests_harness.conftest import ROOT, command
@@ -224,10 +224,10 @@ def test_settings_reach_the_loader(make_cfg) -> None:
 
 def test_sweep_looks_at_the_objective(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"val/accuracy": 0.5, "val/loss": 2.0}')
-    assert flags.objective_of(tmp_path, "val/loss") == 2.0
-    assert flags.objective_of(tmp_path, None) is None
+    assert hydra_job.objective_of(tmp_path, "val/loss") == 2.0
+    assert hydra_job.objective_of(tmp_path, None) is None
     with pytest.raises(UserError, match="objective=val/f1 is not among the results"):
-        flags.objective_of(tmp_path, "val/f1")
+        hydra_job.objective_of(tmp_path, "val/f1")
 
 
 def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:

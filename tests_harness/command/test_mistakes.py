@@ -166,6 +166,42 @@ def test_mistake_in_a_sweep_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/**/*.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("started", "launcher"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "torchrun"),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_TASKS_PER_NODE": "2"}, "srun"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["-m", "hydra.mode=MULTIRUN"])
+def test_sweep_in_processes_of_a_launcher_is_refused(
+    flag: str,
+    started: dict[str, str],
+    launcher: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them would name its own folder, and wait for the others for ever."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stop:
+        cli.main("train", "conf", [flag, "seed=1,2", f"output_dir={tmp_path}"])
+    said = f"{launcher} has started 2 processes, and each would run the whole sweep"
+    assert str(stop.value.code).startswith(said)
+    assert str(stop.value.code).endswith(f"{tmp_path} strategy=ddp trainer.devices=2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sweep_over_several_machines_is_refused(tmp_path: Path) -> None:
+    by_hand = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    words = ["strategy=ddp", "trainer.num_nodes=2", f"output_dir={tmp_path}"]
+    result = command("train.py", "-m", "seed=1,2", *words, environment=by_hand)
+    assert result.returncode == 1
+    assert "Use trainer.num_nodes=1." in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_processes_that_would_each_train_alone_are_refused(tmp_path: Path) -> None:
     result = command(
         *("-m", "torch.distributed.run", "--nproc-per-node=2"),

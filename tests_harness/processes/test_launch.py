@@ -58,3 +58,25 @@ def test_variables_last_as_long_as_the_run_and_a_job_is_told_once(tmp_path: Path
     os.environ.update(launch.job_environment(tmp_path))
     assert launch.job_that_this_is() == tmp_path
     assert launch.job_that_this_is() is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher"),
+    [
+        ({}, ("python", 1)),
+        ({"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "1"}, ("torchrun", 1)),
+        ({"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4"}, ("torchrun", 4)),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, ("srun", 1)),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "4"}, ("srun", 4)),
+        ({"SLURM_JOB_ID": "1", "SLURM_PROCID": "2"}, ("srun", 3)),
+    ],
+    ids=["alone", "torchrun of one", "torchrun", "batch script of Slurm", "srun", "old srun"],
+)
+def test_a_launcher_is_asked_how_many_processes_it_has_started(
+    environment: dict[str, str], launcher: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in filter(launch.OF_LAUNCHERS.fullmatch, list(os.environ)):
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert launch.launcher_of_several() == launcher

@@ -212,18 +212,22 @@ def launch(processes: list[tuple[list[str], dict[str, str]]], seconds: float = 5
         assert process.returncode == 0, output
 
 
-def nodes_by_variables(*arguments: str) -> list[tuple[list[str], dict[str, str]]]:
+def nodes_by_variables(
+    *arguments: str, program: Sequence[str] = (__file__,)
+) -> list[tuple[list[str], dict[str, str]]]:
     """Two nodes as a person starts them by hand."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [([__file__, *arguments], meeting | {"NODE_RANK": str(rank)}) for rank in range(2)]
+    return [([*program, *arguments], meeting | {"NODE_RANK": str(rank)}) for rank in range(2)]
 
 
-def torchrun(num_nodes: int, num_processes: int, *arguments: str):
+def torchrun(
+    num_nodes: int, num_processes: int, *arguments: str, program: Sequence[str] = (__file__,)
+):
     """One agent per node, each with its own processes."""
     options = [f"--nnodes={num_nodes}", f"--nproc-per-node={num_processes}"]
     meeting = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     run = ["-m", "torch.distributed.run", *options, *meeting]
-    return [([*run, f"--node-rank={i}", __file__, *arguments], {}) for i in range(num_nodes)]
+    return [([*run, f"--node-rank={i}", *program, *arguments], {}) for i in range(num_nodes)]
 
 
 def measure(strategy: str, folder: Path, names: Sequence[str] = ()) -> dict[str, list[float]]:

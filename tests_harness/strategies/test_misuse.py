@@ -229,9 +229,10 @@ def test_a_module_on_another_device_is_refused():
         (torch.eye(3), ["shape (3, 3)", "4 samples", "whole_inputs"]),
         (["a", "b", "c", "d"], ["one string per sample"]),
         (("a", "b", "c", "d"), ["one string per sample"]),
+        ([3, 1, 2, 2], ["one number per sample", "Pass tensors"]),
         (np.zeros((4, 2)), ["ndarray", "cannot be split"]),
         (iter([1, 2]), ["list_iterator"]),
-        (pack_sequence([torch.ones(2)] * 4), ["PackedSequence"]),
+        (pack_sequence([torch.ones(2)] * 3), ["packs 3 sequences", "4 samples"]),
         (nn.Linear(1, 1), ["Linear"]),
         (
             SimpleNamespace(nodes=torch.ones(4)),
@@ -250,6 +251,10 @@ def test_an_argument_that_cannot_be_split_is_refused(argument, words):
         assert all(word in str(error.value) for word in [label, *words]), str(error.value)
 
 
+def packed(*lengths):
+    return pack_sequence([torch.ones(length) for length in lengths])
+
+
 @pytest.mark.parametrize(
     ("outputs", "words"),
     [
@@ -262,11 +267,17 @@ def test_an_argument_that_cannot_be_split_is_refused(argument, words):
             ["shapes (2, 5), (3, 5) for [2, 2] samples", "dimension 0 is not the batch"],
         ),
         (["a", "b"], ["str values that differ"]),
+        (
+            [torch.ones(2, 7, 3), torch.ones(2, 5, 3)],
+            ["shapes (2, 7, 3), (2, 5, 3)", "total_length=x.shape[1]"],
+        ),
+        ([packed(2), packed(3)], ["[1, 1] packed sequences for [2, 2] samples"]),
+        ([packed(2, 1), packed(3, 1)], ["sorted for itself", "enforce_sorted=False"]),
     ],
 )
 def test_outputs_that_are_not_per_sample_are_refused(outputs, words):
     with pytest.raises(UserError) as error:
-        join(outputs, [2, 2], CPU)
+        join(outputs, [2, 2])
     assert all(word in str(error.value) for word in words), str(error.value)
 
 

@@ -5,10 +5,11 @@ from collections import OrderedDict, defaultdict, namedtuple
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from harness.strategies.splitting import join, share_sizes, split
 
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 TWO = [CPU, CPU]
 Pair = namedtuple("Pair", "left right")
 
@@ -85,6 +86,12 @@ def test_scalars_and_single_rows_go_to_every_device():
         assert len(share.args[2]) == 5
 
 
+def test_numbers_that_are_not_one_per_sample_go_to_every_device():
+    x = torch.arange(4)
+    for share in split((x, [7, 8], (1, 2, 3, 4), [[0.5]]), {}, TWO):
+        assert share.args[1:] == ([7, 8], (1, 2, 3, 4), [[0.5]])
+
+
 def test_a_named_argument_goes_whole_even_if_it_looks_like_a_batch():
     x, mask = torch.arange(4), torch.eye(4)
     for share in split((x,), {"mask": mask}, TWO, whole=frozenset(["mask"])):
@@ -100,11 +107,48 @@ def test_a_batch_of_one_sample_is_not_split():
 
 def test_joined_outputs_are_in_the_order_of_the_samples():
     parts = [{"a": Pair(torch.arange(3), "name")}, {"a": Pair(torch.arange(3, 5), "name")}]
-    joined = join(parts, [3, 2], CPU)
+    joined = join(parts, [3, 2])
     assert torch.equal(joined["a"].left, torch.arange(5))
     assert joined["a"].right == "name"
 
 
 def test_scalars_are_joined_as_a_mean_over_samples_when_asked():
     parts = [torch.tensor(1.0), torch.tensor(4.0)]
-    assert join(parts, [2, 1], CPU, scalar_outputs="mean") == 2.0
+    assert join(parts, [2, 1], scalar_outputs="mean") == 2.0
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_packed_sequences_are_split_by_sample_and_joined_again(is_sorted):
+    lengths = [6, 5, 5, 3, 2] if is_sorted else [2, 6, 3, 5, 5]
+    sequences = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
+    packed = pack_sequence(sequences, enforce_sorted=is_sorted)
+    shares = split((packed,), {"whole": packed}, TWO, whole=frozenset(["whole"]))
+    assert [share.num_samples for share in shares] == [3, 2]
+    rows, start = [share.args[0] for share in shares], 0
+    for part in rows:
+        padded, found = pad_packed_sequence(part, batch_first=True)
+        assert found.tolist() == lengths[start : start + len(found)]
+        assert padded[:, 0, 0].tolist() == [*range(start, start + len(found))]
+        start += len(found)
+    for other in (join(rows, [3, 2]), shares[1].kwargs["whole"]):
+        for tensor, expected in zip(other, packed, strict=True):
+            assert tensor is expected is None or torch.equal(tensor, expected)
+    assert shares[1].kwargs["whole"].data.data_ptr() != packed.data.data_ptr()
+
+
+def test_gradients_pass_through_packed_sequences():
+    sequences = [torch.randn(n, 2, requires_grad=True) for n in (2, 4, 3)]
+    shares = split((pack_sequence(sequences, enforce_sorted=False),), {}, TWO)
+    joined = join([share.args[0] for share in shares], [2, 1])
+    (joined.data**2).sum().backward()
+    for sequence in sequences:
+        assert torch.equal(sequence.grad, 2 * sequence.detach())
+
+
+def test_what_was_moved_to_the_cpu_stays_there():
+    """The lengths that `pack_padded_sequence` takes; what forward returns of them as well."""
+    x, lengths = torch.ones(4, 3, device=META), torch.arange(4)
+    for share in split((x, lengths), {}, [META, META]):
+        assert [argument.device for argument in share.args] == [META, CPU]
+    assert join([torch.ones(2), torch.ones(2)], [2, 2]).device == CPU
+    assert join([x[:2], x[2:]], [2, 2]).device == META

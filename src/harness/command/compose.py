@@ -1,5 +1,6 @@
 """From typed words to one composed config: for the command line, for tests and for notebooks."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -37,6 +39,9 @@ class Command:
         rules: ``conf/rules.yaml``: what is checked, and what may change in a run that goes on.
         is_sweep: whether the words or the files ask for many runs.
         sweep_dir: the folder that a sweep has given to this job; ``None`` outside of sweeps.
+        whole: everything that was composed, for ``hydra.callbacks``; ``None`` without them.
+        callbacks: those of Hydra, built.
+        job_return: what they are told of the run.
     """
 
     task: str
@@ -48,6 +53,9 @@ class Command:
     choices: dict[str, str | None] = field(default_factory=dict)
     rules: dict[str, Any] = field(default_factory=dict)
     sweep_dir: str | None = None
+    whole: DictConfig | None = None
+    callbacks: list[Any] = field(default_factory=list)
+    job_return: JobReturn | None = None
 
     def composed_with(self, overrides: Sequence[str]) -> DictConfig:
         """The config that other words make, with the same files within reach."""
@@ -83,7 +91,10 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
         check_experiments(task, words, conf)
         cfg = hydra_compose(task, words, conf, with_hydra=True)
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
-    return from_hydra(task, cfg, conf, words)
+    whole = copy.deepcopy(cfg) if cfg.hydra.callbacks else None
+    command = from_hydra(task, cfg, conf, words)
+    command.whole = whole
+    return command
 
 
 @contextmanager

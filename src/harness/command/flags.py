@@ -1,24 +1,28 @@
 """The command's flags: what shows something and runs nothing, and ``-m``, which runs a sweep."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from harness.command import run_folder
-from harness.command.compose import Command, explained, from_hydra, with_training_config
+from harness.command.compose import Command, explained, with_training_config
 from harness.command.explain import refuse_numbers_of_gpus
+from harness.command.hydra_job import Job
 from harness.command.yaml_files import check_experiments
 from harness.errors import UserError
+from harness.processes import launch
 
 # One sweep a process: the folder of another command's sweep has another name.
 SWEEP_NAME = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+
+MULTIRUN = "hydra.mode=MULTIRUN"
 
 OmegaConf.register_new_resolver("sweep_name", lambda: SWEEP_NAME, replace=True)
 
@@ -55,7 +59,8 @@ def let_hydra_answer(
 ) -> None:
     """``--help``, ``--cfg``, ``--info`` and completion; and ``-m``, whose jobs start inside Hydra.
 
-    Hydra counts a sweep's jobs and collects what they have reached.
+    Hydra counts a sweep's jobs and collects what they have reached. ``--experimental-rerun`` runs
+    a job that PickleJobInfoCallback has written, in a folder of its own.
 
     Args:
         task: one of the three.
@@ -67,19 +72,18 @@ def let_hydra_answer(
     if sys.modules["__main__"].__spec__ is not None:
         program = [sys.executable, "-m", "harness", task]
 
-    def start_job(cfg: DictConfig) -> Any:
-        command = from_hydra(task, cfg, conf, words)
-        run_dir = start(command, program)
-        return objective_of(run_dir, cfg.get("objective"))
-
+    if {"-m", "--multirun", MULTIRUN} & {*words}:
+        refuse_sweep_of_ranks(program, words)
     refuse_numbers_of_gpus(words)
     if task != "train":
         words = with_training_config(words)
     sys.argv[1:] = words
+    job = Job(task, conf, words, start, program)
     try:
         with explained(task, words, conf), hydra_raises():
-            check_experiments(task, words, conf)
-            hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(start_job)()
+            if not any(word.startswith("--experimental-rerun") for word in words):
+                check_experiments(task, words, conf)
+            hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(job)()
     except OSError as error:
         raise UserError(
             f"The sweep's folder cannot be made: {error}.\n"
@@ -87,6 +91,26 @@ def let_hydra_answer(
         ) from error
     finally:
         run_folder.remove_unstarted(run_folder.sweeps(words) / SWEEP_NAME)
+
+
+def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:
+    """Refuse a sweep that a launcher has started several times: each would name its own folder.
+
+    Raises:
+        UserError: with the command that runs it.
+    """
+    launcher, num_processes = launch.launcher_of_several()
+    if num_processes < 2:
+        return
+    script = os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
+    settings = {word.partition("=")[0] for word in words}
+    chosen = {"strategy": "ddp", "trainer.devices": launch.num_processes_here()}
+    added = [f"{key}={value}" for key, value in chosen.items() if key not in settings]
+    raise UserError(
+        f"{launcher} has started {num_processes} processes, and each would run the whole sweep: a "
+        "sweep starts the processes of its jobs itself.\n"
+        f"Use python {script} {shlex.join([*words, *added])}"
+    )
 
 
 @contextmanager
@@ -100,20 +124,3 @@ def hydra_raises() -> Iterator[None]:
         del os.environ["HYDRA_FULL_ERROR"]
         if before is not None:
             os.environ["HYDRA_FULL_ERROR"] = before
-
-
-def objective_of(run_dir: Path, objective: str | None) -> float | None:
-    """What a sweep optimises, from a job's results.
-
-    Raises:
-        UserError: if the job has not logged it.
-    """
-    if objective is None:
-        return None
-    results = run_folder.results(run_dir)
-    if objective not in results:
-        raise UserError(
-            f"objective={objective} is not among the results of {run_dir}: "
-            f"{', '.join(results)}.\nUse one of these, or objective=null."
-        )
-    return results[objective]

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from harness.command import run_folder
 from harness.command.compose import Command, compose_command
+from harness.command.hydra_job import run_callbacks
 from harness.command.start import start
 from harness.errors import UserError
 from harness.processes import leaving
@@ -122,7 +123,8 @@ def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
         command = compose_command(task, overrides, conf)
         if command.is_sweep:
             raise UserError("A sweep runs from the command line: python train.py -m <words>.")
-        return Run(start(command, _program(task, command)))
+        with run_callbacks(command) as command:
+            return Run(start(command, _program(task, command)))
 
 
 def _program(task: str, command: Command) -> list[str]:

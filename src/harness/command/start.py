@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.command import gpus, resume, run_folder, validate
 from harness.command.compose import Command, compose_command, explained
-from harness.command.flags import let_hydra_answer, without_flags
+from harness.command.flags import MULTIRUN, let_hydra_answer, without_flags
+from harness.command.hydra_job import job_callbacks, run_callbacks
 from harness.errors import TrainingError, UserError
 from harness.files import write_durably
 from harness.processes import launch, leaving
@@ -49,14 +50,15 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
             execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
             words = without_flags(arguments)
-            if any(word.startswith(("-", "hydra.mode=")) for word in words):
+            if any(word.startswith("-") or word == MULTIRUN for word in words):
                 let_hydra_answer(task, Path(conf).resolve(), words, start)
             else:
                 command = compose_command(task, words, conf)
                 if command.is_sweep:
                     let_hydra_answer(task, command.conf, ["--multirun", *words], start)
                 else:
-                    start(command)
+                    with run_callbacks(command) as command:
+                        start(command)
     except AgreedExit as agreed:
         leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
     except TrainingError:
@@ -137,7 +139,8 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
             run_folder.save_config(frozen, run_dir)
             words = OmegaConf.to_yaml(OmegaConf.create(command.overrides))
             write_durably(run_dir / "overrides.yaml", words.encode())
-        execute_in(run_dir, command.task, frozen, program)
+        with job_callbacks(command, run_dir, start):
+            execute_in(run_dir, command.task, frozen, program)
     except JobFailedError:
         raise  # its folder has its log
     except UserError:
@@ -164,7 +167,8 @@ def go_on(command: Command, run_dir: Path, program: Sequence[str]) -> Path:
                 # In this order: another process may still ask whether the run has finished.
                 (run_dir / "results.json").unlink(missing_ok=True)
                 run_folder.save_config(frozen, run_dir)
-            execute_in(run_dir, "train", frozen, program)
+            with job_callbacks(command, run_dir, start):
+                execute_in(run_dir, "train", frozen, program)
     return run_dir
 
 

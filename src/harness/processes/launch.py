@@ -73,6 +73,19 @@ def global_rank() -> int:
     return max(int(number) if number.isdigit() else 0 for number in numbers)
 
 
+def launcher_of_several() -> tuple[str, int]:
+    """The launcher that has started this process, and how many it has started; 1 if none did.
+
+    A batch script of Slurm is one process, whatever it has asked for.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torchrun", int(os.environ["WORLD_SIZE"])
+    if "SLURM_JOB_ID" in os.environ:
+        in_step = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+        return "srun", max(in_step, int(os.environ.get("SLURM_PROCID", "0")) + 1)
+    return "python", 1
+
+
 def num_processes_here() -> int:
     """Processes of the run that a launcher has started on this machine; 1 if none did."""
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -21,8 +21,11 @@ KNOWN = {
         r"implicitly created only for scalar": "The loss that is returned must be one number: "
         "take its mean.",
         r"not used in producing|finished reduction in the prior iteration": "Some parameters have "
-        "no part in the loss: use or freeze them, or add "
-        "+trainer.strategy.find_unused_parameters=true.",
+        "no part in the loss: use or freeze them, or, as for the two networks of a GAN, set "
+        "trainer.strategy.find_unused_parameters=true.",
+        r"mark a variable ready only once": "A parameter got its gradient in parts, most often by "
+        "reentrant checkpointing: write torch.utils.checkpoint.checkpoint(..., "
+        "use_reentrant=False).",
     },
     "__getitem__": {
         r"stack expects each tensor to be equal size|each element in list of batch": "The samples "

@@ -98,7 +98,7 @@ class ParallelForward(Substitute):
             if not torch.is_grad_enabled():
                 for replica in self.replicas[False]:
                     replica.release()
-        return join(outputs, self.last_sizes, self.devices[0], self.scalar_outputs)
+        return join(outputs, self.last_sizes, self.scalar_outputs)
 
     def _replica_forwards(self, count: int) -> list[Callable[..., Any]]:
         grad = torch.is_grad_enabled()

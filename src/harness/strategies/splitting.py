@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from harness.errors import UserError
 
+from .packed import join_packed, narrow_packed, num_sequences
+
 
 class Share(NamedTuple):
     """The arguments of a call for one device."""
@@ -36,28 +38,36 @@ def split(
     """Split the samples of a call over the devices, with at most one share per device.
 
     Dimension 0 of the first tensor where it is not 1 is the batch size. Tensors of that size are
-    split along dimension 0. Scalars, tensors of size 1, everything that is not a tensor and the
-    arguments in `whole` (positions or keywords) go whole to every device.
+    split along dimension 0, packed sequences by sequence. Scalars, tensors of size 1, everything
+    that is not a tensor and the arguments in `whole` (positions or keywords) go whole to every
+    device. Tensors that are not on the first device stay where they are: the lengths that
+    `pack_padded_sequence` takes must be on the CPU.
 
     Raises:
         UserError: an argument is neither per-sample nor the same for every sample.
     """
     named: dict[int | str, Any] = dict(enumerate(args)) | kwargs
     batched = [value for name, value in named.items() if name not in whole]
-    num_samples = next((len(t) for t in _tensors(batched) if len(t) != 1), 1)
-    sizes = share_sizes(num_samples, len(devices))
+    num_samples = next((n for n in _numbers_of_rows(batched) if n != 1), 1)
+    sizes, root = share_sizes(num_samples, len(devices)), devices[0]
     if len(sizes) < 2:
         return [Share(args, kwargs, num_samples)]
 
     def share(leaf: Any, *, name: int | str, start: int, size: int, device: torch.device) -> Any:
         if name not in whole:
             _check_leaf(leaf, name, num_samples)
-        if not isinstance(leaf, Tensor):
+        rows = _num_rows(leaf)
+        if rows is None:
             return leaf
-        if name not in whole and leaf.dim() > 0 and len(leaf) == num_samples:
+        is_split = name not in whole and rows == num_samples
+        if isinstance(leaf, PackedSequence):
+            leaf = narrow_packed(leaf, start, size) if is_split else narrow_packed(leaf, 0, rows)
+            return leaf.to(device, non_blocking=True) if leaf.data.device == root else leaf
+        if is_split:
             leaf = leaf.narrow(0, start, size)
         # Only the first device may see the caller's memory; the others get copies, also on a CPU.
-        return leaf.to(device, non_blocking=True, copy=start > 0)
+        target = device if leaf.device == root else leaf.device
+        return leaf.to(target, non_blocking=True, copy=start > 0)
 
     shares, start = [], 0
     for device, size in zip(devices, sizes, strict=False):
@@ -72,23 +82,27 @@ def split(
 def join(
     outputs: Sequence[Any],
     sizes: Sequence[int],
-    device: torch.device,
     scalar_outputs: Literal["error", "mean"] = "error",
 ) -> Any:
-    """Concatenate the replicas' outputs along dimension 0 on `device`.
+    """Concatenate the replicas' outputs along dimension 0, where the first one's are.
 
     Raises:
-        UserError: an output does not have one row per sample.
+        UserError: an output does not have one row per sample, or rows of another shape on
+            another device.
     """
 
     def joined(*outputs: Any) -> Any:
-        first = outputs[0]
-        if not isinstance(first, Tensor):
+        first, rows = outputs[0], [_num_rows(output) for output in outputs]
+        if isinstance(first, PackedSequence):
+            if rows == list(sizes):
+                return join_packed(outputs)
+            what = f"{rows} packed sequences for {list(sizes)} samples"
+        elif not isinstance(first, Tensor):
             if all(output is first or _is_equal(output, first) for output in outputs):
                 return first
             what = f"{_kind(first)} values that differ between the devices"
         elif first.dim() == 0 and scalar_outputs == "mean":
-            terms = (output.to(device) * n for output, n in zip(outputs, sizes, strict=True))
+            terms = (output.to(first.device) * n for output, n in zip(outputs, sizes, strict=True))
             return sum(terms) / sum(sizes)
         elif first.dim() == 0:
             raise UserError(
@@ -96,14 +110,28 @@ def join(
                 "Compute the loss in training_step, or set trainer.strategy.scalar_outputs=mean\n"
                 "if the scalar is a mean over samples."
             )
-        elif [len(output) for output in outputs] == list(sizes):
-            return torch.cat([output.to(device, non_blocking=True) for output in outputs])
+        elif rows == list(sizes):
+            return _concatenated(outputs)
         else:
-            shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
-            what = f"shapes {shapes} for {list(sizes)} samples: dimension 0 is not the batch"
+            what = (
+                f"shapes {_shapes(outputs)} for {list(sizes)} samples: dimension 0 is not the batch"
+            )
         raise UserError(f"forward() returned {what}.\n{_PER_SAMPLE}")
 
     return map_leaves(joined, *outputs)
+
+
+def _concatenated(outputs: Sequence[Tensor]) -> Tensor:
+    if any(output.shape[1:] != outputs[0].shape[1:] for output in outputs):
+        raise UserError(
+            f"forward() returned shapes {_shapes(outputs)}: each device sees its samples alone.\n"
+            "Pad to the length of the batch: pad_packed_sequence(..., total_length=x.shape[1])."
+        )
+    return torch.cat([output.to(outputs[0].device, non_blocking=True) for output in outputs])
+
+
+def _shapes(outputs: Sequence[Tensor]) -> str:
+    return ", ".join(str(tuple(output.shape)) for output in outputs)
 
 
 _PER_SAMPLE = (
@@ -133,13 +161,13 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def _keys(tree: Any) -> list[Any] | None:
-    """The keys of a container's children; None for a leaf, such as a list of strings."""
+    """The keys of a container's children; None for a leaf, such as a list of strings or numbers."""
     if isinstance(tree, Mapping):
         return list(tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return [field.name for field in dataclasses.fields(tree)]
     if isinstance(tree, (list, tuple)) and not isinstance(tree, PackedSequence):
-        return None if _is_text(tree) else list(range(len(tree)))
+        return None if _is_text(tree) or _is_numbers(tree) else list(range(len(tree)))
     return None
 
 
@@ -147,26 +175,41 @@ def _child(tree: Any, key: Any) -> Any:
     return tree[key] if isinstance(tree, (Mapping, list, tuple)) else getattr(tree, key)
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors with at least one dimension, in the order in which they were passed."""
-    if isinstance(tree, Tensor) and tree.dim() > 0:
-        yield tree
+def _numbers_of_rows(tree: Any) -> Iterator[int]:
+    """The rows of the tensors, in the order in which they were passed."""
+    if (rows := _num_rows(tree)) is not None:
+        yield rows
     for key in _keys(tree) or ():
-        yield from _tensors(_child(tree, key))
+        yield from _numbers_of_rows(_child(tree, key))
+
+
+def _num_rows(leaf: Any) -> int | None:
+    """The size of a tensor's dimension 0, 1 for a scalar; the sequences of a packed batch."""
+    if isinstance(leaf, PackedSequence):
+        return num_sequences(leaf)
+    if isinstance(leaf, Tensor):
+        return len(leaf) if leaf.dim() > 0 else 1
+    return None
 
 
 def _check_leaf(leaf: Any, name: int | str, num_samples: int) -> None:
     """Refuse a leaf that is neither per-sample nor the same for every sample."""
-    if isinstance(leaf, Tensor):
-        if leaf.dim() == 0 or len(leaf) in (1, num_samples):
+    if (rows := _num_rows(leaf)) is not None:
+        if rows in (1, num_samples):
             return
-        what = f"has shape {tuple(leaf.shape)}, but the batch has {num_samples} samples"
+        is_packed = isinstance(leaf, PackedSequence)
+        shape = f"packs {rows} sequences" if is_packed else f"has shape {tuple(leaf.shape)}"
+        what = f"{shape}, but the batch has {num_samples} samples"
     elif isinstance(leaf, (list, tuple)) and _is_text(leaf):
         if len(leaf) != num_samples:
             return
         what = "holds one string per sample, which cannot be split"
+    elif isinstance(leaf, list) and _is_numbers(leaf):
+        if len(leaf) != num_samples:
+            return
+        what = "holds one number per sample, which is split as a tensor only"
     elif (
-        isinstance(leaf, (nn.Module, Iterator, PackedSequence))
+        isinstance(leaf, (nn.Module, Iterator))
         or hasattr(leaf, "to")
         or getattr(leaf, "shape", ()) != ()  # numpy arrays and the like
         or any(isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values())
@@ -191,6 +234,12 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 def _is_text(values: Sequence[Any]) -> bool:
     return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
+
+
+def _is_numbers(values: Sequence[Any]) -> bool:
+    """Whether it is a list of numbers, such as lengths; a tuple rather is a size of something."""
+    is_list = isinstance(values, list) and bool(values)
+    return is_list and all(isinstance(value, (int, float)) for value in values)
 
 
 def _kind(value: Any) -> str:
