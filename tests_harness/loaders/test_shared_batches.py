@@ -1,0 +1,150 @@
+"""Every batch of anybody's sampler is shared: nothing is lost, repeated or drawn otherwise."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from harness.data.shared_batches import SharedBatchSampler
+from tests_harness.loaders.zoo import NUM_SAMPLES, ByLength, ByNumberOfTokens, Endless, Numbers
+
+LENGTHS = Numbers().lengths
+SAMPLERS = {
+    "stock": lambda: BatchSampler(RandomSampler(range(NUM_SAMPLES)), 8, False),
+    "by length": lambda: BatchSampler(ByLength(LENGTHS), 8, False),
+    "by tokens": lambda: ByNumberOfTokens(LENGTHS),
+}
+
+
+def ranks(name: str, num_ranks: int, **more: Any) -> list[SharedBatchSampler]:
+    return [
+        SharedBatchSampler(SAMPLERS[name](), name, num_ranks=num_ranks, rank=rank, seed=3, **more)
+        for rank in range(num_ranks)
+    ]
+
+
+def read(sampler: SharedBatchSampler, epoch: int) -> list[list[int]]:
+    sampler.set_epoch(epoch)
+    return [list(batch) for batch in sampler]
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_global_batches_do_not_depend_on_processes(
+    name: str, num_ranks: int, num_micro_batches: int
+) -> None:
+    (alone,) = ranks(name, 1)
+    shared = ranks(name, num_ranks, num_micro_batches=num_micro_batches)
+    for epoch in (0, 1, 4):
+        expected = read(alone, epoch)
+        found = [read(sampler, epoch) for sampler in shared]
+        assert len({len(batches) for batches in found}) == 1
+        for step, batch in enumerate(expected):
+            indices, weights = [], 0.0
+            for micro in range(num_micro_batches):
+                k = step * num_micro_batches + micro
+                for sampler, batches in zip(shared, found, strict=True):
+                    if not sampler.is_filler(k):
+                        indices += batches[k]
+                    weights += sampler.weight(k)
+            assert indices == batch
+            assert weights == pytest.approx(num_ranks * num_micro_batches)
+            assert shared[0].num_before(step * num_micro_batches) == sum(map(len, expected[:step]))
+    assert read(alone, 0) != read(alone, 1)
+
+
+def test_what_others_draw_meanwhile_changes_nothing() -> None:
+    """And the sampler takes nothing from the generators that dropout draws from."""
+    sampler, undisturbed = ranks("by length", 1)[0], read(ranks("by length", 1)[0], 2)
+    sampler.set_epoch(2)
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    expected = [torch.rand(()) for _ in range(5)]
+    torch.manual_seed(0)
+    found = []
+    for batch in sampler:
+        found.append(list(batch))
+        assert torch.rand(()) == expected.pop(0)
+    assert found == undisturbed
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_an_epoch_begins_at_a_step(name: str, step: int) -> None:
+    whole, resumed = ranks(name, 1)[0], ranks(name, 1)[0]
+    expected = read(whole, 5)
+    resumed.start_at(5, step)
+    resumed.expected = {step: whole.sums[step + 1]}
+    assert [list(batch) for batch in resumed] == expected[step:]
+    assert read(resumed, 6) == read(whole, 6)
+
+
+def test_another_order_after_a_resume_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = ranks("stock", 1)[0]
+    sampler.start_at(1, 2)
+    sampler.expected = {2: 12345}
+    list(sampler)
+    assert "draws other batches than before" in caplog.text
+
+
+def test_a_shorter_loader_goes_on_in_its_round() -> None:
+    """Lightning begins it again beside a longer one, also after a resume in a later round."""
+    whole, resumed = ranks("by tokens", 1)[0], ranks("by tokens", 1)[0]
+    whole.set_epoch(1)
+    rounds = [[list(batch) for batch in whole] for _ in range(3)]
+    assert rounds[0] != rounds[1]
+    num = len(rounds[0])
+    for step in (num - 1, num, num + 2):
+        resumed = ranks("by tokens", 1)[0]
+        resumed.start_at(1, step)
+        found = [list(batch) for batch in resumed]
+        while len(found) < 3 * num - step:
+            found += [list(batch) for batch in resumed]
+        assert found == sum(rounds, [])[step:]
+
+
+def test_a_round_that_was_left_is_drawn_anew() -> None:
+    sampler = ranks("stock", 1)[0]
+    first = next(iter(sampler))
+    assert next(iter(sampler)) == first
+    assert sampler.totals == [0, 8]
+
+
+def test_a_generator_of_ones_own_goes_on_by_epoch() -> None:
+    def first_batches(start: int) -> list[list[int]]:
+        sampler = SharedBatchSampler(Endless(), "endless", seed=1)
+        sampler.start_at(start, 0)
+        return [next(iter(sampler))] + [
+            (sampler.set_epoch(epoch), next(iter(sampler)))[1] for epoch in range(start + 1, 4)
+        ]
+
+    assert first_batches(0)[2:] == first_batches(2)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_an_evaluation_gives_whole_batches_in_turn(num_ranks: int, limit: int | None) -> None:
+    def made(rank: int) -> SharedBatchSampler:
+        batches = BatchSampler(SequentialSampler(range(NUM_SAMPLES)), 8, False)
+        return SharedBatchSampler(
+            batches, "x", num_ranks=num_ranks, rank=rank, in_turn=True, limit=limit
+        )
+
+    samplers = [made(rank) for rank in range(num_ranks)]
+    for epoch in (0, 3):
+        found = [read(sampler, epoch) for sampler in samplers]
+        turns = [len(batches) for batches in found]
+        assert turns == [len(sampler) for sampler in samplers]
+        assert len(set(turns)) == 1
+        own = [
+            batches[k]
+            for k in range(turns[0])
+            for sampler, batches in zip(samplers, found, strict=True)
+            if not sampler.is_filler(k)
+        ]
+        expected = [list(range(i, min(i + 8, NUM_SAMPLES))) for i in range(0, NUM_SAMPLES, 8)]
+        assert own == expected[:limit]
+    assert made(0).starves == (num_ranks > len(expected[:limit]))
