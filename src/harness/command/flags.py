@@ -12,7 +12,13 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from harness.command import run_folder
-from harness.command.compose import Command, explained, from_hydra, with_training_config
+from harness.command.compose import (
+    Command,
+    explained,
+    from_hydra,
+    with_choices_for_null,
+    with_training_config,
+)
 from harness.command.explain import refuse_numbers_of_gpus
 from harness.command.yaml_files import check_experiments
 from harness.errors import UserError
@@ -73,6 +79,7 @@ def let_hydra_answer(
         return objective_of(run_dir, cfg.get("objective"))
 
     refuse_numbers_of_gpus(words)
+    words = with_choices_for_null(task, words)
     if task != "train":
         words = with_training_config(words)
     sys.argv[1:] = words

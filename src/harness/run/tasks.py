@@ -36,13 +36,13 @@ from harness.processes import spawned
 from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
-from harness.run import screen
+from harness.run import loaders, screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
 from harness.run.targets import check_kinds, check_targets
 from harness.upstream import processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
-from harness.watch.objective import Objective
+from harness.watch.objective import DEFAULT, Objective
 from harness.watch.replicas import Replicas
 from harness.watch.throughput import Throughput
 
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 def train(cfg: DictConfig) -> None:
     """Fit, test the best checkpoint, and write what came out."""
     trainer, model, data = build(cfg)
+    loaders.check_training(model, data)
     screen.show_start(trainer, model, data)
     if cfg.resume is None and global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
@@ -62,7 +63,10 @@ def train(cfg: DictConfig) -> None:
         best = Path(getattr(trainer.checkpoint_callback, "best_model_path", "") or "none")
         if best.is_file() and best.name != "best.ckpt" and trainer.is_global_zero:
             link(best.with_name("best.ckpt"), best.name)
-        if cfg.test and not trainer.interrupted:
+        missing = loaders.no_test(model, data)
+        if cfg.test and missing and trainer.is_global_zero:
+            log.warning("No test: %s.", missing)
+        if missing is None and cfg.test and not trainer.interrupted:
             if best.is_file():
                 load_weights(model, best)
             trainer.test(model, data, verbose=False)
@@ -73,6 +77,7 @@ def train(cfg: DictConfig) -> None:
 def evaluate(cfg: DictConfig) -> None:
     """Test a checkpoint and write the metrics."""
     trainer, model, data = build(cfg)
+    loaders.check_test(model, data)
     load_weights(model, Path(cfg.checkpoint))
     with user_errors(cfg):
         trainer.test(model, data, verbose=False)
@@ -80,18 +85,23 @@ def evaluate(cfg: DictConfig) -> None:
 
 
 def predict(cfg: DictConfig) -> None:
-    """Write the predictions of a checkpoint to a CSV."""
+    """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
-    with user_errors(cfg):
+    loaders.choose_prediction_loader(model, data)
+    outputs = [Path(cfg.output), Path(cfg.output).with_suffix(".pt")]
+    before = [path.stat() if path.exists() else None for path in outputs]
+    with user_errors(cfg), loaders.explaining_forward(model):
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
-    if trainer.is_global_zero and Path(cfg.output).exists():
-        screen.show_predictions(Path(cfg.output))
+    if trainer.is_global_zero:
+        for path, old in zip(outputs, before, strict=True):
+            if path.exists() and path.stat() != old:  # written by this run
+                screen.show_predictions(path)
 
 
-def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule]:
-    """Build what the config names.
+def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule | None]:
+    """Build what the config names; with ``data: null`` the model has the loaders.
 
     Raises:
         UserError: if a ``_target_`` does not exist or does not take its arguments.
@@ -110,12 +120,13 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             "This torch cannot use the GPUs, and computes on the CPU: see scripts/doctor.py."
         )
     with user_errors():
-        data, model = make(cfg.data), make(cfg.model)
+        data = None if cfg.data is None else make(cfg.data)
+        model = make(cfg.model)
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
         own: list[pl.Callback] = [run_log, *safe_points(cfg), SeededSteps(cfg.seed)]
-        own += [UnevenBatches(), ExactEvaluation(), DeadRanks(), Objective()]
+        own += [UnevenBatches(), ExactEvaluation(), DeadRanks(), Objective(chosen_objective(cfg))]
         trainer = instantiate(
             cfg.trainer,
             **plugins(cfg),
@@ -152,6 +163,15 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
             name = callback.filename or "best"
             callback.filename = name if "{" in name else name + "-{epoch}-{step}"
     return callbacks
+
+
+def chosen_objective(cfg: DictConfig) -> str | None:
+    """The score that the command or a YAML file has chosen; ``None`` where it is the default."""
+    typed = Path(cfg.run_dir, "overrides.yaml")
+    words = list(OmegaConf.load(typed)) if typed.exists() else []
+    is_typed = any(word.startswith("objective=") for word in words)
+    objective: str | None = cfg.get("objective")
+    return objective if is_typed or objective != DEFAULT else None
 
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:
@@ -231,8 +251,15 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
 
 
 def scalars(trainer: pl.Trainer) -> dict[str, float]:
-    """The last value of every metric."""
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+    """The last value of every metric that is a number."""
+    found = {}
+    for name, value in trainer.callback_metrics.items():
+        try:
+            found[name] = float(value)
+        except (RuntimeError, TypeError, ValueError):
+            if trainer.is_global_zero:
+                log.warning("%s is not one number, and not in results.json.", name)
+    return found
 
 
 def speed(trainer: pl.Trainer) -> str | None:
@@ -250,7 +277,8 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         log_hyperparameters(trainer, cfg, metrics)
         results = json.dumps(metrics, indent=2) + "\n"
         write_durably(Path(cfg.run_dir, "results.json"), results.encode())
-        screen.show_end(Path(cfg.run_dir), metrics, speed(trainer))
+        has_test = not loaders.no_test(trainer.lightning_module, trainer.datamodule)
+        screen.show_end(Path(cfg.run_dir), metrics, speed(trainer), has_test)
     close_process_group()
 
 
