@@ -2,17 +2,18 @@
 
 import logging
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from harness.errors import UserError
+from harness.processes.launch import global_rank
 from harness.run.hints import described
+from harness.upstream.prediction_loaders import with_named_arguments
 
 log = logging.getLogger(__name__)
 
@@ -53,29 +54,35 @@ def check_test(model: pl.LightningModule, data: pl.LightningDataModule | None) -
 def choose_prediction_loader(
     model: pl.LightningModule, data: pl.LightningDataModule | None
 ) -> None:
-    """Let a module or data module without a loader to predict on predict on its test's.
+    """Let a module or data module that has no loader to predict on take its test's.
 
     Raises:
         UserError: if it has no test loader either.
     """
     source: Any = data or model
     name = type(source).__name__
-    if is_overridden("predict_dataloader", source):
-        return
-    if not is_overridden("test_dataloader", source):
+    has_own = is_overridden("predict_dataloader", source)
+    if not has_own and not is_overridden("test_dataloader", source):
         raise UserError(
             f"{name} has neither a predict_dataloader nor a test_dataloader: there is nothing to "
             f"predict.\nWrite in {name}: def predict_dataloader(self): return DataLoader(...)"
         )
-    rank_zero_only(log.warning)("Predicting on the test loader: %s has no predict_dataloader.", name)
+    if not has_own and global_rank() == 0:
+        log.warning("Predicting on the test loader: %s has no predict_dataloader.", name)
+    make = source.predict_dataloader if has_own else partial(test_loader, source)
     # A partial, and no function defined here: spawned processes get it by pickle.
-    source.predict_dataloader = partial(test_loader, source)
+    source.predict_dataloader = partial(prediction_loader, make)
 
 
 def test_loader(source: Any) -> Any:
     """The test loader of a module or a data module, whose data sets ``setup`` may make."""
     source.setup("test")
     return source.test_dataloader()
+
+
+def prediction_loader(make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, as Lightning can predict on it."""
+    return with_named_arguments(make())
 
 
 @contextmanager
