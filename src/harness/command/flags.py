@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from harness.command import run_folder
@@ -76,7 +77,9 @@ def let_hydra_answer(
     def start_job(cfg: DictConfig) -> Any:
         command = from_hydra(task, cfg, conf, words)
         run_dir = start(command, program)
-        return objective_of(run_dir, cfg.get("objective"))
+        # A grid has no use for the value, which a module may log by another name.
+        is_grid = str(HydraConfig.get().sweeper.get("_target_")).endswith("BasicSweeper")
+        return None if is_grid else objective_of(run_dir, cfg.get("objective"))
 
     refuse_numbers_of_gpus(words)
     words = with_choices_for_null(task, words)

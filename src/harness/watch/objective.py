@@ -1,5 +1,6 @@
 import difflib
 import logging
+import os
 from typing import Any
 
 import pytorch_lightning as pl
@@ -26,6 +27,16 @@ class Objective(pl.Callback):
     def __init__(self, chosen: str | None = None) -> None:
         self.chosen = chosen
         self.has_looked = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let a module's own ``ModelCheckpoint``, which replaces the config's, write where it would.
+
+        Called before it chooses a folder beside the logs.
+        """
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+        for callback in callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin anew."""
