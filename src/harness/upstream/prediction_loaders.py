@@ -30,9 +30,7 @@ def with_named_arguments(loaders: Any) -> Any:
             with_named_arguments(part)
     elif type(loaders) is DataLoader and hasattr(loaders, "__pl_saved_args"):
         known = vars(loaders)  # not setattr, which Lightning records as well
-        arguments = dict(
-            zip(known["__pl_saved_arg_names"], known["__pl_saved_args"], strict=False)
-        )
+        arguments = dict(zip(known["__pl_saved_arg_names"], known["__pl_saved_args"], strict=False))
         known["__pl_saved_kwargs"] = arguments | known["__pl_saved_kwargs"]
         known["__pl_saved_args"], known["__pl_saved_arg_names"] = (), ()
     return loaders
