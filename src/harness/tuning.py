@@ -74,7 +74,7 @@ def find_batch_size(cfg: Any) -> BatchSize:
         largest = min(LARGEST, num_samples)
         data.batch_size = SMALLEST
         # The search ends by loading the state it has saved, which has another batch size.
-        data.load_state_dict = lambda _: None  # type: ignore[method-assign]
+        data.load_state_dict = lambda _: None  # type: ignore[method-assign,assignment]
         found = Tuner(trainer).scale_batch_size(
             model, datamodule=data, init_val=SMALLEST, max_val=largest + 1
         )

@@ -39,10 +39,11 @@ from harness.processes.leaving import AgreedExit
 from harness.run import loaders, screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
+from harness.run.results import chosen_objective, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.upstream import processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
-from harness.watch.objective import DEFAULT, Objective
+from harness.watch.objective import Objective, explaining
 from harness.watch.replicas import Replicas
 from harness.watch.throughput import Throughput
 
@@ -56,7 +57,7 @@ def train(cfg: DictConfig) -> None:
     screen.show_start(trainer, model, data)
     if cfg.resume is None and global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
-    with user_errors(cfg), leaving_together(trainer):
+    with user_errors(cfg), leaving_together(trainer), explaining(trainer):
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
         # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
@@ -165,15 +166,6 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
     return callbacks
 
 
-def chosen_objective(cfg: DictConfig) -> str | None:
-    """The score that the command or a YAML file has chosen; ``None`` where it is the default."""
-    typed = Path(cfg.run_dir, "overrides.yaml")
-    words = list(OmegaConf.load(typed)) if typed.exists() else []
-    is_typed = any(word.startswith("objective=") for word in words)
-    objective: str | None = cfg.get("objective")
-    return objective if is_typed or objective != DEFAULT else None
-
-
 def plugins(cfg: DictConfig) -> dict[str, Any]:
     """The Trainer's arguments for what writes checkpoints and synchronises BatchNorm."""
     checkpoint_io = DurableCheckpointIO(cfg.get("on_full_disk", "stop"))
@@ -250,25 +242,6 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
     return model.eval()
 
 
-def scalars(trainer: pl.Trainer) -> dict[str, float]:
-    """The last value of every metric that is a number."""
-    found = {}
-    for name, value in trainer.callback_metrics.items():
-        try:
-            found[name] = float(value)
-        except (RuntimeError, TypeError, ValueError):
-            if trainer.is_global_zero:
-                log.warning("%s is not one number, and not in results.json.", name)
-    return found
-
-
-def speed(trainer: pl.Trainer) -> str | None:
-    """What was seen of the run's speed; nothing where it was not watched."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    seen = [c for c in callbacks if isinstance(c, Throughput) and c.verdict is not None]
-    return f"{seen[0].total.samples_per_second:,.0f} samples/s, {seen[0].verdict}" if seen else None
-
-
 def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Write the results, once, and end the process group."""
     if trainer.is_global_zero:
@@ -277,7 +250,9 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         log_hyperparameters(trainer, cfg, metrics)
         results = json.dumps(metrics, indent=2) + "\n"
         write_durably(Path(cfg.run_dir, "results.json"), results.encode())
-        has_test = not loaders.no_test(trainer.lightning_module, trainer.datamodule)
+        has_test = not loaders.no_test(
+            trainer.lightning_module, getattr(trainer, "datamodule", None)
+        )
         screen.show_end(Path(cfg.run_dir), metrics, speed(trainer), has_test)
     close_process_group()
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -26,6 +25,7 @@ TOP = {  # what `lightning` has, and the module that has it
     "LightningDataModule": "pytorch_lightning",
     "LightningModule": "pytorch_lightning",
     "Trainer": "pytorch_lightning",
+    "__version__": "pytorch_lightning",
     "seed_everything": "lightning_fabric",
 }
 
@@ -73,8 +73,7 @@ class Top(MetaPathFinder, Loader):
             return value
 
         names = vars(module)
-        names["__version__"] = version("pytorch-lightning")
-        names["__all__"] = [*TOP, "__version__"]
+        names["__all__"] = list(TOP)
         names["__getattr__"] = get
 
 

@@ -1,9 +1,12 @@
 import difflib
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
@@ -27,9 +30,10 @@ class Objective(pl.Callback):
     def __init__(self, chosen: str | None = None) -> None:
         self.chosen = chosen
         self.has_looked = False
+        self.refusal: str | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let a module's own ``ModelCheckpoint``, which replaces the config's, write where it would.
+        """Let a module's own ``ModelCheckpoint`` write where the config's would, which it replaces.
 
         Called before it chooses a folder beside the logs.
         """
@@ -86,13 +90,31 @@ class Objective(pl.Callback):
             if isinstance(callback, ModelCheckpoint):
                 hint = choices(monitor, logged)
                 if monitor == self.chosen and trainer.enable_validation:
+                    self.refusal = f"Nothing logs objective={monitor}: {told}.\n{hint}"
                     if is_overridden("on_train_epoch_end", pl_module):
                         continue  # which may log it yet; Lightning refuses if it does not
-                    raise UserError(f"Nothing logs objective={monitor}: {told}.\n{hint}")
+                    raise UserError(self.refusal)
                 callback.monitor = None
                 if trainer.is_global_zero:
                     text = "best.ckpt is the newest checkpoint: nothing logs objective=%s (%s). %s"
                     log.warning(text, monitor, told, hint)
+
+
+@contextmanager
+def explaining(trainer: pl.Trainer) -> Iterator[None]:
+    """Say what to type where Lightning finds that the last hook has not logged the score either.
+
+    Raises:
+        UserError: instead of Lightning's exception.
+    """
+    try:
+        yield
+    except MisconfigurationException as error:
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+        said = [c.refusal for c in callbacks if isinstance(c, Objective) and c.refusal]
+        if not said or "could not find the monitored key" not in str(error):
+            raise
+        raise UserError(said[0]) from error
 
 
 def saves_at_epoch_end(trainer: pl.Trainer) -> bool:
