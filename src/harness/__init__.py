@@ -28,6 +28,8 @@ Names are imported when they are used: ``from harness import main`` does not imp
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from harness.upstream import lightning_name
+
 if TYPE_CHECKING:
     from harness.command.compose import compose
     from harness.command.from_python import Run, evaluate, load_run, predict, train
@@ -77,6 +79,8 @@ _MODULES = {
     "train": "command.from_python",
     "uniform": "data.randomness",
 }
+
+lightning_name.install()  # first of all: whoever imports lightning.pytorch gets pytorch_lightning
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from pytorch_lightning.tuner.tuning import Tuner
 
 from harness.command import gpus, validate
 from harness.command.compose import compose_command
+from harness.data.datamodule import DataModule
 from harness.errors import UserError
 from harness.run import log_file as run_log
 from harness.run import tasks as run
@@ -46,10 +47,14 @@ def composed(overrides: list[str], conf: str | Path = "conf") -> Any:
 
 
 def choose_workers(cfg: Any) -> int:
-    """Measure reading the training data with 0, 1, 2, 4, … workers per process."""
+    """Measure reading the training data with 0, 1, 2, 4, … workers per process.
+
+    Raises:
+        UserError: if the data is not a ``harness.DataModule``.
+    """
     num_ranks = num_processes(cfg.trainer)
     with user_errors():
-        data = run.make(cfg.data)
+        data = own_data(None if cfg.data is None else run.make(cfg.data), "workers")
         return int(data.choose_workers("train", num_ranks, cfg.trainer.num_nodes))
 
 
@@ -57,17 +62,19 @@ def find_batch_size(cfg: Any) -> BatchSize:
     """Double the batch until memory, the data set, or the search's range is exhausted.
 
     Raises:
-        UserError: where not even two samples fit.
+        UserError: where not even two samples fit, or the data is not a ``harness.DataModule``.
     """
     num_ranks = num_processes(cfg.trainer)
-    cfg.data.max_samples_per_device = None  # it would split the batches that are tried
-    cfg.data.drop_last, cfg.trainer.accumulate_grad_batches = False, 1
-    with _one_process(cfg) as (trainer, model, data):
-        num_samples = len(data.dataset("train"))
+    cfg.trainer.accumulate_grad_batches = 1
+    with _one_process(cfg) as (trainer, model, built):
+        data = own_data(built, "batch-size")
+        data.max_samples_per_device = None  # it would split the batches that are tried
+        data.drop_last = False
+        num_samples = len(data.dataset("train"))  # type: ignore[arg-type]
         largest = min(LARGEST, num_samples)
         data.batch_size = SMALLEST
         # The search ends by loading the state it has saved, which has another batch size.
-        data.load_state_dict = lambda _: None
+        data.load_state_dict = lambda _: None  # type: ignore[method-assign,assignment]
         found = Tuner(trainer).scale_batch_size(
             model, datamodule=data, init_val=SMALLEST, max_val=largest + 1
         )
@@ -91,7 +98,10 @@ def find_learning_rate(
     """
     cfg.trainer.max_steps = -1
     with _one_process(cfg) as (trainer, model, data):
-        steps_per_epoch = max(1, len(data.dataset("train")) // cfg.data.batch_size)
+        steps_per_epoch = 1  # at least
+        if isinstance(data, DataModule):
+            num_samples = len(data.dataset("train"))  # type: ignore[arg-type]
+            steps_per_epoch = max(1, num_samples // data.batch_size)
         epochs = num_steps // steps_per_epoch + 2
         trainer.fit_loop.max_epochs = max(epochs, cfg.trainer.max_epochs or 0)
         finder: Any = Tuner(trainer).lr_find(
@@ -110,6 +120,18 @@ def find_learning_rate(
     return suggestion, picture
 
 
+def own_data(data: Any, what: str) -> DataModule:
+    """The data, where it is one whose batches the harness makes.
+
+    Raises:
+        UserError: for any other.
+    """
+    if not isinstance(data, DataModule):
+        found = "data=null" if data is None else f"{type(data).__module__}.{type(data).__name__}"
+        raise UserError(f"tune.py {what} needs a harness.DataModule, and {found} is none.")
+    return data
+
+
 @contextmanager
 def _one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any]]:
     """Build one process of an experiment that writes no folder, no logs and no pictures.
@@ -118,7 +140,8 @@ def _one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any
     """
     cfg.callbacks, cfg.logger, cfg.checkpoint, cfg.resume = {}, {}, None, None
     cfg.trainer.enable_progress_bar, cfg.trainer.num_nodes = False, 1
-    cfg.data.num_workers = 0 if cfg.data.num_workers == "auto" else cfg.data.num_workers
+    if OmegaConf.select(cfg, "data.num_workers") == "auto":
+        cfg.data.num_workers = 0
     if strategy_name(cfg.trainer) == "DDP2Strategy":  # Lightning's Tuner refuses it
         kept = ("modules", "whole_inputs", "scalar_outputs")
         dp = {key: value for key, value in cfg.trainer.strategy.items() if key in kept}

@@ -1,12 +1,26 @@
 import csv
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from harness.errors import UserError
-from harness.loggers.prediction_table import PredictionTable, columns_of
+from harness.loggers.prediction_table import PredictionTable, columns_of, numbered
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass
+class Score:
+    value: Any
+    note: Any
 
 
 @pytest.mark.parametrize(
@@ -28,11 +42,23 @@ from harness.loggers.prediction_table import PredictionTable, columns_of
             {"boxes": [[[1, 1]], []], "n": [1, 0]},
         ),
         ([torch.tensor([1, 2, 3]), torch.tensor([4])], {"prediction": [[1, 2, 3], [4]]}),
+        ([{"a": 1}, {"b": {"c": torch.ones(1)}}], {"a": [1, None], "b": [None, {"c": [1]}]}),
+        (Pair(torch.tensor([1, 2]), ["x", "y"]), {"left": [1, 2], "right": ["x", "y"]}),
+        ({"p": Score(torch.tensor([1, 2]), None)}, {"p.value": [1, 2]}),
+        (torch.tensor([0.5, 2], dtype=torch.bfloat16), {"prediction": [0.5, 2]}),
+        (torch.tensor([1, 2], dtype=torch.half) > 1, {"prediction": [False, True]}),
+        (torch.tensor([1j, 2]), {"prediction": [1j, 2]}),
+        (np.array([[1.0], [2.0]]), {"prediction.0": [1, 2]}),
+        ((["x", "y"], [None, None]), {"prediction.0": ["x", "y"], "prediction.1": [None, None]}),
     ],
-    ids=["tensor", "matrix", "tuple", "dict", "dict_per_sample", "tensor_per_sample"],
 )
 def test_what_predict_step_returns_becomes_columns(returned, columns) -> None:
     assert columns_of(returned, "", num_samples=2) == columns
+
+
+@pytest.mark.parametrize("returned", [torch.tensor(5), 5, np.float32(5), {"prediction": 5}])
+def test_single_number_is_the_row_of_a_single_sample(returned) -> None:
+    assert columns_of(returned, "", num_samples=1) == {"prediction": [5]}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +67,9 @@ def test_what_predict_step_returns_becomes_columns(returned, columns) -> None:
         (torch.zeros(3), "returned 3 rows for 2 samples. "),
         ({"loss": torch.tensor(1.0)}, "returned a Tensor for 2 samples in loss. "),
         (None, "returned a NoneType for 2 samples. "),
+        ("text", "returned a str for 2 samples. "),
+        (torch.zeros(3, 4), "returned 3 rows for 2 samples. "),
+        (torch.eye(2).to_sparse(), "returned 2 rows for 2 samples. "),
         ([torch.zeros(2), torch.zeros(2)], "these may be rows or columns"),
     ],
 )
@@ -59,3 +88,53 @@ def test_rows_are_in_order_and_may_differ_in_their_columns(tmp_path: Path) -> No
     with table.path.open() as file:
         rows = list(csv.reader(file))
     assert rows == [["sample", "p.0", "p.1"], ["0", "0", "0"], ["1", "1", ""], ["2", "2", ""]]
+
+
+def finished(table: PredictionTable) -> list[list[str]]:
+    table.on_predict_epoch_end(SimpleNamespace(world_size=1, is_global_zero=True), None)
+    with table.path.open() as file:
+        return list(csv.reader(file))
+
+
+def test_rows_without_a_known_place_are_numbered_as_they_arrive(tmp_path: Path) -> None:
+    table = PredictionTable(tmp_path / "predictions.csv")
+    for batch_idx, values in enumerate(([7.0, 8.0], [9.0])):
+        table.write_on_batch_end(None, None, torch.tensor(values), None, batch_idx=batch_idx)
+    rows = finished(table)
+    assert rows == [["sample", "prediction"], ["0", "7.0"], ["1", "8.0"], ["2", "9.0"]]
+
+
+def test_indices_of_the_batch_before_are_not_taken_for_those_of_a_stream(tmp_path: Path) -> None:
+    """Lightning passes the same list again for a loader whose indices it does not know."""
+    table, known = PredictionTable(tmp_path / "predictions.csv"), [1, 0]
+    table.write_on_batch_end(None, None, torch.tensor([1, 0]), known)
+    table.write_on_batch_end(None, None, torch.tensor([5, 6]), known, dataloader_idx=1)
+    rows = finished(table)
+    assert rows == [
+        ["loader", "sample", "prediction"],
+        *(["0", "0", "0"], ["0", "1", "1"], ["1", "0", "5"], ["1", "1", "6"]),
+    ]
+
+
+def test_rows_of_a_stream_keep_the_order_of_batches_and_processes() -> None:
+    first = [(0, 0, {"p": 0}), (0, 1, {"p": 2})]
+    second = [(0, 0, {"p": 1}), (0, 1, {"p": 3})]
+    assert numbered([first, second], {}) == {(0, i): {"p": i} for i in range(4)}
+
+
+def test_columns_of_the_table_itself_are_not_replaced(tmp_path: Path) -> None:
+    table = PredictionTable(tmp_path / "predictions.csv")
+    table.write_on_batch_end(None, None, {"sample": torch.tensor([5])}, [3])
+    assert finished(table) == [["sample", "prediction.sample"], ["3", "5"]]
+
+
+def test_what_is_no_table_is_kept_as_plain_values(tmp_path: Path) -> None:
+    table = PredictionTable(tmp_path / "out.csv")
+    ragged = {"x": Pair(torch.ones(3), {"z": 1j}), 1: {Path("a")}, "n": np.ones(2)}
+    table.write_on_batch_end(None, None, ragged, [0, 1])
+    table.on_predict_epoch_end(SimpleNamespace(world_size=1, is_global_zero=True), None)
+    assert not table.path.exists()
+    (saved,) = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert saved["samples"] == [0, 1]
+    assert saved["prediction"]["x"]["left"].tolist() == [1, 1, 1]
+    assert "PosixPath" in saved["prediction"][1]

@@ -76,14 +76,16 @@ def test_config_of_another_folder_passes_the_check_of_kinds(tmp_path: Path) -> N
         validate.check(compose_command("train", [place, "experiment=mine", "trainer.max_epochs=x"]))
 
 
-def test_score_that_nothing_logs_is_told_and_the_last_checkpoint_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chosen_score_that_nothing_logs_is_refused(tmp_path: Path) -> None:
     words = ("objective=val/acuracy", "mode=max", "trainer.max_epochs=2")
+    with pytest.raises(UserError, match="Did you mean objective=val/accuracy mode=min"):
+        train(*SHORT, *words, f"output_dir={tmp_path}")
+
+
+def test_chosen_score_is_not_asked_of_a_run_that_validates_nothing(tmp_path: Path) -> None:
+    words = ("trainer.limit_val_batches=0", "trainer.max_epochs=2")
     run = train(*SHORT, *words, f"output_dir={tmp_path}")
-    told = (run.folder / "run.log").read_text()
-    assert "best.ckpt is the last checkpoint" in told
-    assert "Did you mean objective=val/accuracy?" in told
+    assert "best.ckpt is the newest checkpoint" in (run.folder / "run.log").read_text()
     saved: Any = torch.load(run.checkpoint, weights_only=True)
     assert saved["global_step"] == 20
     assert "test/accuracy" in run.results

@@ -85,6 +85,7 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
     if not (conf / f"{task}.yaml").is_file():
         raise UserError(f"conf={conf}: there is no {task}.yaml. Give the folder of the configs.")
     refuse_numbers_of_gpus(words)
+    words = with_choices_for_null(task, words)
     if task != "train":
         words = with_training_config(words)
     with explained(task, words, conf):
@@ -126,6 +127,8 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
     with open_dict(cfg):
         cfg.pop("hydra", None)
         rules: Any = OmegaConf.to_container(cfg.pop("rules"), resolve=True)
+        if "data" not in cfg and "~data" not in words:  # `override /data: null` in an experiment
+            cfg.data = None
     typed: Any = OmegaConf.to_container(known.overrides.task)  # ${...} stays as it was typed
     is_sweep = known.mode == RunMode.MULTIRUN
     return Command(
@@ -139,6 +142,12 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
         rules=rules,
         sweep_dir=OmegaConf.select(known, "runtime.output_dir") if is_sweep else None,
     )
+
+
+def with_choices_for_null(task: str, words: Sequence[str]) -> list[str]:
+    """``data=null`` as the choice of a file, which is all that Hydra takes for a group."""
+    is_null = {"data=null"} if task == "train" else set()  # elsewhere the data is no group
+    return ["data=none" if word in is_null else word for word in words]
 
 
 def groups(conf: Path) -> set[str]:

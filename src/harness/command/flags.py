@@ -12,7 +12,12 @@ import hydra
 from omegaconf import OmegaConf
 
 from harness.command import run_folder
-from harness.command.compose import Command, explained, with_training_config
+from harness.command.compose import (
+    Command,
+    explained,
+    with_choices_for_null,
+    with_training_config,
+)
 from harness.command.explain import refuse_numbers_of_gpus
 from harness.command.hydra_job import Job
 from harness.command.yaml_files import check_experiments
@@ -75,6 +80,7 @@ def let_hydra_answer(
     if {"-m", "--multirun", MULTIRUN} & {*words}:
         refuse_sweep_of_ranks(program, words)
     refuse_numbers_of_gpus(words)
+    words = with_choices_for_null(task, words)
     if task != "train":
         words = with_training_config(words)
     sys.argv[1:] = words

@@ -55,7 +55,10 @@ class Job:
                 f"trainer.num_nodes={command.cfg.trainer.num_nodes}, but the jobs of a sweep run "
                 "on the machine that it was started on.\nUse trainer.num_nodes=1."
             )
-        return objective_of(self.start(command, self.program), cfg.get("objective"))
+        run_dir = self.start(command, self.program)
+        # A grid has no use for the value, which a module may log by another name.
+        is_grid = str(HydraConfig.get().sweeper.get("_target_")).endswith("BasicSweeper")
+        return None if is_grid else objective_of(run_dir, cfg.get("objective"))
 
 
 def objective_of(run_dir: Path, objective: str | None) -> float | None:

@@ -28,6 +28,8 @@ def check(command: Command) -> None:
     for key in OmegaConf.missing_keys(cfg):
         raise UserError(f"{key} has no value. Add {key}=<value>.")
     for key in NEEDED:
+        if key == "data" and key in cfg and cfg.data is None:
+            continue  # the model has the loaders
         # What is left of ~trainer is the strategy's part of it.
         if not OmegaConf.is_dict(cfg.get(key)) or (key == "trainer" and "_target_" not in cfg[key]):
             raise UserError(f"{key} was removed, and nothing runs without it. Leave out ~{key}.")
@@ -185,8 +187,9 @@ def _check_devices(cfg: DictConfig) -> None:
     if launchable.strategy_name(trainer) == "DataParallelStrategy":
         launchable.check_one_node(num_nodes)
     num_processes = launchable.num_processes(trainer)
-    batch_size = cfg.data.get("batch_size", num_processes)
-    launchable.check_batch_size(batch_size, num_processes)
+    batch_size = OmegaConf.select(cfg, "data.batch_size")
+    if isinstance(batch_size, int):
+        launchable.check_batch_size(batch_size, num_processes)
     if num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
         launchable.check_addresses(num_nodes)
 

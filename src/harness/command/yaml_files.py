@@ -60,7 +60,8 @@ def check_experiments(task: str, overrides: list[str], conf: Path) -> None:
                 "model may have set to the other one.\nAdd mode: min or mode: max below it."
             )
         for name, (line, value) in entries.items():
-            if name in NEEDED and not isinstance(value, yaml.MappingNode):
+            is_null = name == "data" and value.value in ("null", "~")  # the model's own loaders
+            if name in NEEDED and not isinstance(value, yaml.MappingNode) and not is_null:
                 raise UserError(
                     f"{shown(path)}:{line}: there are no keys below {name}.\n"
                     "Indent them, and write each as key: value, with a space after the colon."

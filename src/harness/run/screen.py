@@ -10,35 +10,39 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.markup import escape
+from torch.nn.parameter import UninitializedParameter
 
 from harness.data.batches import bounds
+from harness.data.datamodule import DataModule
 from harness.run.places import shown
 
 
 @rank_zero_only
 def show_start(
-    trainer: pl.Trainer, model: pl.LightningModule, data: pl.LightningDataModule
+    trainer: pl.Trainer, model: pl.LightningModule, data: pl.LightningDataModule | None
 ) -> None:
     """Say what runs where."""
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    is_known = not any(isinstance(p, UninitializedParameter) for p in trained)
     num_processes = trainer.world_size
     processes = "one process" if num_processes == 1 else f"{num_processes} processes"
     rows = {
         "device": _device_name(trainer.strategy.root_device),
         "strategy": f"{type(trainer.strategy).__name__}, {processes}",
         "precision": str(trainer.precision),
-        "parameters": f"{parameters:,}",
+        "parameters": f"{sum(p.numel() for p in trained):,}" if is_known else "lazy",
         "run folder": shown(trainer.default_root_dir),
     }
-    batch_size = getattr(data, "batch_size", None)
-    if batch_size is not None:
-        low, high = bounds(batch_size, num_processes - 1, num_processes)
-        rows["batch"] = f"{batch_size} samples, {high - low} per process"
+    if isinstance(data, DataModule):  # elsewhere the name may mean something else
+        low, high = bounds(data.batch_size, num_processes - 1, num_processes)
+        rows["batch"] = f"{data.batch_size} samples, {high - low} per process"
     _print_table(rows)
 
 
 @rank_zero_only
-def show_end(run_dir: Path, metrics: dict[str, float], speed: str | None = None) -> None:
+def show_end(
+    run_dir: Path, metrics: dict[str, float], speed: str | None = None, has_test: bool = True
+) -> None:
     """Say what came out, where it is, and what to type next."""
     # The test is of the best checkpoint; other metrics are of the last epoch.
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
@@ -52,7 +56,8 @@ def show_end(run_dir: Path, metrics: dict[str, float], speed: str | None = None)
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
         rows["best checkpoint"] = shown(checkpoint)
-        rows["test again"] = f"{_program('python')} evaluate.py checkpoint={shown(checkpoint)}"
+        if has_test:
+            rows["test again"] = f"{_program('python')} evaluate.py checkpoint={shown(checkpoint)}"
         convert = f"{_program('python')} scripts/convert_checkpoint.py"
         rows["weights only"] = f"{convert} {shown(checkpoint)}"
     _print_table(rows)

@@ -14,6 +14,7 @@ from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from harness.errors import UserError
+from harness.upstream import lightning_name
 
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
@@ -77,21 +78,26 @@ def find(key: str, target: str) -> Any:
 
 
 def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any]) -> None:
-    """Refuse objects that the Trainer could not use.
+    """Refuse objects that the Trainer could not use; without data the model has the loaders.
 
     Raises:
         UserError: with the key and what it must be.
     """
     built: list[tuple[str, Any, type]] = [
         ("model", model, pl.LightningModule),
-        ("data", data, pl.LightningDataModule),
     ]
+    built += [("data", data, pl.LightningDataModule)] if data is not None else []
     built += [("callbacks", callback, pl.Callback) for callback in callbacks]
     built += [("logger", logger, Logger) for logger in loggers]
     for key, value, kind in built:
         if not isinstance(value, kind):
             name = f"{type(value).__module__}.{type(value).__qualname__}"
             hint = ""
-            if isinstance(value, nn.Module):
+            if lightning_name.is_of_copy(value):
+                hint = (
+                    " It is one of lightning.pytorch, which was imported before harness: import "
+                    "harness first (in a notebook, after a restart)."
+                )
+            elif isinstance(value, nn.Module):
                 hint = " A network is an argument of the LightningModule that trains it."
             raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")

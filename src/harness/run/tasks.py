@@ -36,13 +36,14 @@ from harness.processes import spawned
 from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
-from harness.run import screen
+from harness.run import loaders, screen
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
+from harness.run.results import chosen_objective, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.upstream import processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
-from harness.watch.objective import Objective
+from harness.watch.objective import Objective, explaining
 from harness.watch.replicas import Replicas
 from harness.watch.throughput import Throughput
 
@@ -52,17 +53,21 @@ log = logging.getLogger(__name__)
 def train(cfg: DictConfig) -> None:
     """Fit, test the best checkpoint, and write what came out."""
     trainer, model, data = build(cfg)
+    loaders.check_training(model, data)
     screen.show_start(trainer, model, data)
     if cfg.resume is None and global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
-    with user_errors(cfg), leaving_together(trainer):
+    with user_errors(cfg), leaving_together(trainer), explaining(trainer):
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
         # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
         best = Path(getattr(trainer.checkpoint_callback, "best_model_path", "") or "none")
         if best.is_file() and best.name != "best.ckpt" and trainer.is_global_zero:
             link(best.with_name("best.ckpt"), best.name)
-        if cfg.test and not trainer.interrupted:
+        missing = loaders.no_test(model, data)
+        if cfg.test and missing and trainer.is_global_zero:
+            log.warning("No test: %s.", missing)
+        if missing is None and cfg.test and not trainer.interrupted:
             if best.is_file():
                 load_weights(model, best)
             trainer.test(model, data, verbose=False)
@@ -73,6 +78,7 @@ def train(cfg: DictConfig) -> None:
 def evaluate(cfg: DictConfig) -> None:
     """Test a checkpoint and write the metrics."""
     trainer, model, data = build(cfg)
+    loaders.check_test(model, data)
     load_weights(model, Path(cfg.checkpoint))
     with user_errors(cfg):
         trainer.test(model, data, verbose=False)
@@ -80,18 +86,23 @@ def evaluate(cfg: DictConfig) -> None:
 
 
 def predict(cfg: DictConfig) -> None:
-    """Write the predictions of a checkpoint to a CSV."""
+    """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))
-    with user_errors(cfg):
+    loaders.choose_prediction_loader(model, data)
+    outputs = [Path(cfg.output), Path(cfg.output).with_suffix(".pt")]
+    before = [path.stat() if path.exists() else None for path in outputs]
+    with user_errors(cfg), loaders.explaining_forward(model):
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
-    if trainer.is_global_zero and Path(cfg.output).exists():
-        screen.show_predictions(Path(cfg.output))
+    if trainer.is_global_zero:
+        for path, old in zip(outputs, before, strict=True):
+            if path.exists() and path.stat() != old:  # written by this run
+                screen.show_predictions(path)
 
 
-def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule]:
-    """Build what the config names.
+def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule | None]:
+    """Build what the config names; with ``data: null`` the model has the loaders.
 
     Raises:
         UserError: if a ``_target_`` does not exist or does not take its arguments.
@@ -110,13 +121,19 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             "This torch cannot use the GPUs, and computes on the CPU: see scripts/doctor.py."
         )
     with user_errors():
-        data, model = make(cfg.data), make(cfg.model)
+        data = None if cfg.data is None else make(cfg.data)
+        model = make(cfg.model)
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
         # The position comes first: a safe point asks for the loaders as it is loaded.
         own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *safe_points(cfg)]
-        own += [SeededSteps(cfg.seed), ExactEvaluation(), DeadRanks(), Objective()]
+        own += [
+            SeededSteps(cfg.seed),
+            ExactEvaluation(),
+            DeadRanks(),
+            Objective(chosen_objective(cfg)),
+        ]
         trainer = instantiate(
             cfg.trainer,
             **plugins(cfg),
@@ -231,18 +248,6 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
     return model.eval()
 
 
-def scalars(trainer: pl.Trainer) -> dict[str, float]:
-    """The last value of every metric."""
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-
-def speed(trainer: pl.Trainer) -> str | None:
-    """What was seen of the run's speed; nothing where it was not watched."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    seen = [c for c in callbacks if isinstance(c, Throughput) and c.verdict is not None]
-    return f"{seen[0].total.samples_per_second:,.0f} samples/s, {seen[0].verdict}" if seen else None
-
-
 def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Write the results, once, and end the process group."""
     if trainer.is_global_zero:
@@ -251,7 +256,10 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         log_hyperparameters(trainer, cfg, metrics)
         results = json.dumps(metrics, indent=2) + "\n"
         write_durably(Path(cfg.run_dir, "results.json"), results.encode())
-        screen.show_end(Path(cfg.run_dir), metrics, speed(trainer))
+        has_test = not loaders.no_test(
+            trainer.lightning_module, getattr(trainer, "datamodule", None)
+        )
+        screen.show_end(Path(cfg.run_dir), metrics, speed(trainer), has_test)
     close_process_group()
 
 

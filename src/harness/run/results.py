@@ -1,0 +1,42 @@
+"""What a run has reached, in plain values."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import DictConfig, OmegaConf
+
+from harness.watch.objective import DEFAULT
+from harness.watch.throughput import Throughput
+
+log = logging.getLogger(__name__)
+
+
+def chosen_objective(cfg: DictConfig) -> str | None:
+    """The score that the command or a YAML file has chosen; ``None`` where it is the default."""
+    typed = Path(cfg.run_dir, "overrides.yaml")
+    # Values stay as they were typed: ${run_dir} is no word of this file.
+    words: Any = OmegaConf.to_container(OmegaConf.load(typed)) if typed.exists() else []
+    is_typed = any(word.startswith("objective=") for word in words)
+    objective: str | None = cfg.get("objective")
+    return objective if is_typed or objective != DEFAULT else None
+
+
+def scalars(trainer: pl.Trainer) -> dict[str, float]:
+    """The last value of every metric that is a number."""
+    found = {}
+    for name, value in trainer.callback_metrics.items():
+        try:
+            found[name] = float(value)
+        except (RuntimeError, TypeError, ValueError):
+            if trainer.is_global_zero:
+                log.warning("%s is not one number, and not in results.json.", name)
+    return found
+
+
+def speed(trainer: pl.Trainer) -> str | None:
+    """What was seen of the run's speed; nothing where it was not watched."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+    seen = [c for c in callbacks if isinstance(c, Throughput) and c.verdict is not None]
+    return f"{seen[0].total.samples_per_second:,.0f} samples/s, {seen[0].verdict}" if seen else None

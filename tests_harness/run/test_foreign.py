@@ -1,0 +1,217 @@
+"""A module and data of somebody else train by YAML alone, whatever they lack."""
+
+import csv
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Run, UserError, evaluate, predict, train
+from harness.command import validate
+from harness.command.compose import compose_command
+from tests_harness.run import foreign
+
+Train = Callable[..., Run]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Callable[..., list[str]]:
+    """The command that trains classes of foreign.py, each by a YAML file of its name."""
+    for group in ("model", "data", "experiment"):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+    for name, kind in vars(foreign).items():
+        if isinstance(kind, type):
+            for group in ("model", "data"):
+                path = tmp_path / "conf" / group / f"{name}.yaml"
+                path.write_text(f"_target_: {foreign.__name__}.{name}\n")
+
+    def make(model: str, data: str, *more: str) -> list[str]:
+        place = f"hydra.searchpath=[file://{tmp_path}/conf]"
+        quiet = ("callbacks.progress_bar=null", "logger=none", "trainer.max_epochs=2")
+        chosen = [f"model={model}", *([f"data={data}"] if data else [])]
+        return [place, *chosen, *quiet, f"output_dir={tmp_path}", *more]
+
+    return make
+
+
+def told(run: Run) -> str:
+    return (run.folder / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "missing", "logs"),
+    [
+        ("Bare", "TrainOnly", "Bare has no test_step", "Bare logs train_loss"),
+        ("Silent", "TrainOnly", "Silent has no test_step", "Silent logs nothing"),
+        (
+            "Validated",
+            "TrainAndVal",
+            "Validated has no test_step",
+            "Validated logs train_loss, val",
+        ),
+        (
+            "Tested",
+            "TrainAndVal",
+            "TrainAndVal has no test_dataloader",
+            "Did you mean objective=val_l",
+        ),
+    ],
+)
+def test_run_without_a_test_or_the_default_objective_ends_well(
+    words, model: str, data: str, missing: str, logs: str
+) -> None:
+    run = train(*words(model, data))
+    assert f"No test: {missing}." in told(run)
+    assert "best.ckpt is the newest checkpoint: nothing logs objective=val/loss" in told(run)
+    assert logs in told(run)
+    saved: Any = torch.load(run.checkpoint, weights_only=True)
+    assert saved["global_step"] == 8
+    assert ("train_loss" in run.results) == (model != "Silent")
+
+
+@pytest.mark.parametrize("objective", ["val/loss", "val_los"])
+def test_objective_that_was_chosen_and_is_missing_is_refused(words, objective: str) -> None:
+    chosen = (f"objective={objective}", "mode=min")
+    with pytest.raises(
+        UserError, match=f"Nothing logs objective={objective}: Validated logs train"
+    ):
+        train(*words("Validated", "TrainAndVal", *chosen))
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "objective"),
+    [("Bare", "TrainOnly", "train_loss"), ("Scores", "TrainAndVal", "score")],
+)
+def test_objective_that_training_logs_at_the_end_of_an_epoch_is_found(
+    words, model: str, data: str, objective: str
+) -> None:
+    run = train(*words(model, data, f"objective={objective}", "mode=max"))
+    assert "best.ckpt is" not in told(run)
+    saved: Any = torch.load(run.checkpoint, weights_only=True)
+    assert saved["callbacks"]
+    assert any(objective in key for key in saved["callbacks"])
+
+
+def test_metric_that_is_no_number_is_told_and_costs_no_result(words) -> None:
+    run = train(*words("Scores", "TrainAndVal"))
+    assert "matrix is not one number" in told(run)
+    assert set(run.results) >= {"score", "train_loss", "val_loss"}
+
+
+def test_checkpoint_callback_of_a_module_writes_into_the_run(words) -> None:
+    run = train(*words("WithCallbacks", "Whole"))
+    assert run.checkpoint.parent == run.folder / "checkpoints"
+    assert "test_loss" in run.results
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        None,
+        "data: null",
+        "defaults:\n  - override /data: null",
+        "defaults:\n  - override /data: none",
+    ],
+)
+def test_null_data_takes_the_loaders_of_the_module(words, tmp_path: Path, experiment) -> None:
+    more = []
+    if experiment is not None:
+        path = tmp_path / "conf" / "experiment" / "own.yaml"
+        path.write_text(f"# @package _global_\n{experiment}\n")
+        more = ["experiment=own"]
+    command = compose_command("train", words("WithLoaders", "" if more else "null", *more))
+    validate.check(command)
+    assert command.cfg.data is None
+
+
+def test_null_data_tests_goes_on_evaluates_and_predicts(words, tmp_path: Path) -> None:
+    run = train(*words("WithLoaders", "null"))
+    assert evaluate(run.checkpoint, "logger=none").results["test_loss"] == pytest.approx(
+        run.results["test_loss"]
+    )
+    with predict(run.checkpoint).open() as file:
+        assert len(list(csv.DictReader(file))) == 16
+    longer = words("WithLoaders", "null", f"resume={run.folder}", "trainer.max_epochs=3")
+    longer.remove("trainer.max_epochs=2")
+    assert train(*longer).folder == run.folder
+    saved: Any = torch.load(run.checkpoint, weights_only=True)
+    assert saved["global_step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (
+            "Tested",
+            "null",
+            "data=null takes the model's own loaders: Tested has no train_dataloader",
+        ),
+        ("Tested", "WithLoaders", "data: .*WithLoaders is not a LightningDataModule"),
+    ],
+)
+def test_training_without_loaders_is_refused(words, model: str, data: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        train(*words(model, data))
+
+
+def test_data_that_was_removed_by_a_tilde_is_still_refused() -> None:
+    with pytest.raises(UserError, match="data was removed"):
+        validate.check(compose_command("train", ["~data"]))
+
+
+def test_prediction_without_its_loader_takes_that_of_the_test(words) -> None:
+    run = train(*words("Tested", "Whole"))
+    path = predict(run.checkpoint)
+    with path.open() as file:
+        assert [row["sample"] for row in csv.DictReader(file)] == [str(i) for i in range(11)]
+    log = (path.parent / "run.log").read_text()
+    assert "Predicting on the test loader: Whole has no predict_dataloader." in log
+
+
+def test_prediction_that_cannot_be_is_told_with_what_to_write(words) -> None:
+    run = train(*words("Bare", "TrainOnly"))
+    with pytest.raises(UserError, match="TrainOnly has neither a predict_dataloader nor a test_d"):
+        predict(run.checkpoint)
+    with pytest.raises(UserError, match=r"Bare has no predict_step.*\(tensor \(4, 5\) float32"):
+        predict(run.checkpoint, f"data._target_={foreign.__name__}.Whole")
+    with pytest.raises(UserError, match="nothing to evaluate: Bare has no test_step"):
+        evaluate(run.checkpoint)
+
+
+def test_several_loaders_are_numbered_each_and_a_stream_as_it_arrives(words) -> None:
+    run = train(*words("Echo", "Streams"))
+    rows = predict(run.checkpoint).read_text().splitlines()
+    assert rows[:2] == ["loader,sample,value", "0,0,0.0"]
+    assert rows[3:] == ["0,2,2.0", *(f"1,{i},{i + 10}.0" for i in range(5))]
+
+
+def test_predictions_that_are_no_table_are_kept_as_plain_tensors(words) -> None:
+    run = train(*words("Nodes", "Whole"))
+    path = predict(run.checkpoint)
+    assert not path.exists()
+    saved: Any = torch.load(path.with_suffix(".pt"), weights_only=True)
+    assert [part["samples"] for part in saved] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert saved[2]["prediction"].shape == (7, 3)
+    log = (path.parent / "run.log").read_text()
+    assert "holds 3 batches that are no table: predict_step returned 9 rows for 4 samples" in log
+
+
+def test_predict_step_that_returns_nothing_writes_no_table_and_says_so(words) -> None:
+    run = train(*words("Writes", "Whole"))
+    path = predict(run.checkpoint)
+    assert not path.exists()
+    assert (
+        "is not written: predict_step has returned nothing" in (path.parent / "run.log").read_text()
+    )
+
+
+@pytest.mark.slow
+def test_several_processes_write_the_same_table(words) -> None:
+    run = train(*words("Tested", "Whole"))
+    one = predict(run.checkpoint).read_text()
+    shutil.rmtree(run.folder / "predict")
+    assert predict(run.checkpoint, "strategy=ddp", "trainer.devices=2").read_text() == one

@@ -1,0 +1,124 @@
+"""``lightning.pytorch`` and ``pytorch_lightning`` are one, whichever somebody imports."""
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+# What a public module imports, in the orders that exist.
+IMPORTS = """
+import harness, sys
+from importlib.util import find_spec
+assert find_spec("lightning") and find_spec("lightning.pytorch")
+assert not find_spec("lightning.pytorch.nothing")
+from lightning.pytorch.callbacks.early_stopping import EarlyStopping
+from lightning.fabric.utilities.seed import seed_everything
+import lightning as L
+import lightning.pytorch as pl
+import pytorch_lightning
+import pytorch_lightning.callbacks.early_stopping as real
+from lightning_utilities.core.imports import module_available
+assert module_available("lightning.pytorch") and module_available("lightning.pytorch.callbacks")
+assert EarlyStopping is real.EarlyStopping and sys.modules[
+    "lightning.pytorch.callbacks.early_stopping"
+] is real
+assert real.__name__ == real.__spec__.name == "pytorch_lightning.callbacks.early_stopping"
+assert pl is L.pytorch is pytorch_lightning and pl.__spec__.name == "pytorch_lightning"
+assert L.LightningModule is pytorch_lightning.LightningModule and L.Trainer is pl.Trainer
+assert L.fabric.Fabric is L.Fabric and L.seed_everything is pl.seed_everything
+assert L.fabric.__name__ == "lightning_fabric" and L.__version__
+"""
+# As the distribution begins: its top module imports its own copy.
+TOP = "from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer\n"
+TOP += "from lightning.fabric import Fabric, seed_everything\n__version__ = 'copy'\n"
+
+
+def python(text: str, *places: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that finds packages in further places first."""
+    start = f"import sys\nsys.path[:0] = {[str(place) for place in places]}\n"
+    return subprocess.run(
+        [sys.executable, "-c", start + text], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A place where a distribution ``lightning`` is, whose copy has classes of its own."""
+    files = {
+        "__init__.py": TOP,
+        "data.py": "mine = 1\n",
+        "pytorch/__init__.py": "class LightningModule: pass\nCallback = Trainer = LightningModule\n"
+        "LightningDataModule = LightningModule\n",
+        "fabric/__init__.py": "Fabric = seed_everything = 1\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "lightning" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def is_installed() -> bool:
+    try:
+        return bool(distribution("lightning"))
+    except PackageNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(is_installed(), reason="lightning is installed")
+def test_without_the_package_both_names_are_one() -> None:
+    result = python(IMPORTS + "from lightning import *\nassert Fabric and Callback\n")
+    assert result.returncode == 0, result.stderr
+    missing = python("import harness\nfrom lightning import nothing")
+    assert "ImportError: cannot import name 'nothing' from 'lightning'" in missing.stderr
+
+
+def test_with_the_package_both_names_are_one_and_the_rest_is_its_own(installed: Path) -> None:
+    text = "from lightning.data import mine\nassert L.__version__ == 'copy'\n"
+    result = python(IMPORTS + text, installed)
+    assert result.returncode == 0, result.stderr
+
+
+def test_harness_imports_no_torch_for_it() -> None:
+    text = "import harness, sys\nassert not {'torch', 'lightning', 'pytorch_lightning'}"
+    result = python(text + " & {*sys.modules}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_copy_that_was_imported_before_is_told(installed: Path) -> None:
+    """A notebook that has imported it has modules that no Trainer here takes."""
+    text = """
+import lightning.pytorch as pl
+import harness
+class Model(pl.LightningModule): pass
+from harness.run.targets import check_kinds
+check_kinds(Model(), None, [], [])
+"""
+    result = python(text, installed)
+    assert "model: __main__.Model is not a LightningModule." in result.stderr
+    assert "was imported before harness: import harness first" in result.stderr
+
+
+def test_names_are_those_of_a_started_process_too(tmp_path: Path) -> None:
+    """A data worker that is spawned unpickles what the owner has written for the other name."""
+    (tmp_path / "theirs.py").write_text(
+        "import lightning as L\nimport torch\n"
+        "class Data(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): return int(L.LightningModule.__module__[0] == 'p')\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nimport harness\nsys.path.insert(0, sys.argv[1])\n"
+        "if __name__ == '__main__':\n"
+        "    import torch, theirs\n"
+        "    loader = torch.utils.data.DataLoader(\n"
+        "        theirs.Data(), num_workers=1, multiprocessing_context='spawn')\n"
+        "    print(sum(int(batch) for batch in loader))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, program, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert result.stdout == "4\n", result.stderr
