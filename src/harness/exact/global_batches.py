@@ -122,8 +122,8 @@ class GlobalBatches(pl.Callback):
         if trainer.training:
             if self.sharing:
                 raise UserError(
-                    f"{type(pl_module).__name__}.on_load_checkpoint asks for the loaders before the "
-                    "run's position in them is known.\n"
+                    f"{type(pl_module).__name__}.on_load_checkpoint asks for the loaders, whose "
+                    "position is not known yet.\n"
                     "Use trainer.estimated_stepping_batches in configure_optimizers instead."
                 )
             batches_per_step = checkpoint["safe_point"]["batches_per_step"]
