@@ -69,7 +69,11 @@ def _share_one(loader: Any, trainer: pl.Trainer, split: str, name: str, seed: in
         _check_accumulation(name, num_micro_batches)
         shared = _share_stream(loader, name, num_ranks, rank, seed)
         if num_ranks > 1 and rank == 0:
-            size = f"{shared.batch_size} samples" if shared.batch_size else f"{num_ranks} of them"
+            size = (
+                f"{shared.batch_size} samples"
+                if shared.batch_size
+                else f"{num_ranks} of its batches"
+            )
             print(
                 f"{shared.name} is a stream: each of {num_ranks} processes reads a part of its "
                 f"own. A step takes {size} in sum, others than one process would take.",

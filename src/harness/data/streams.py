@@ -15,10 +15,13 @@ Nobody can give a process its share of such data but the stream itself. The cont
   others have ended as well.
 """
 
+import copy
 import io
+import logging
 import pickle
 import random
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -39,6 +42,8 @@ from harness.data.randomness import (
     seed_generators,
 )
 from harness.errors import UserError
+
+log = logging.getLogger(__name__)
 
 # Batches from one state that is kept to the next; what follows it is read again and dropped.
 SNAPSHOT_EVERY = 50
@@ -129,6 +134,7 @@ class SharedStream(Shares):
         self.epoch = 0
         self.start = (0, 0)
         self.loaded: tuple[int, Any] | None = None
+        self.expected: int | None = None  # of the run that goes on: what comes first
         self.sampler = self.batch_sampler = self  # where Lightning announces the epoch
         self.group: Any = None
         self._begin()
@@ -137,6 +143,7 @@ class SharedStream(Shares):
         self.uneven: dict[int, float] = {}  # weights other than 1, by batch
         self.num_batches: int | None = None  # known at the end
         self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
+        self.recent = deque[tuple[int, Any]](maxlen=3)  # batches by number: some are read ahead
 
     def __len__(self) -> int:
         if self.num_ranks > 1:
@@ -168,7 +175,12 @@ class SharedStream(Shares):
     def state(self, num_batches: int) -> dict[str, Any]:
         """What this process needs to go on behind so many batches of the epoch."""
         known = [snapshot for snapshot in self.snapshots if snapshot[0] <= num_batches]
-        return {"num_ranks": self.num_ranks, "snapshot": known[-1] if known else None}
+        comes = [fingerprint(batch) for k, batch in self.recent if k == num_batches]
+        return {
+            "num_ranks": self.num_ranks,
+            "snapshot": known[-1] if known else None,
+            "comes": comes[0] if comes else None,  # a checksum of the next batch
+        }
 
     def load(self, states: list[dict[str, Any]], rank: int) -> None:
         """Take what the processes of the run that goes on have kept.
@@ -183,7 +195,8 @@ class SharedStream(Shares):
                 f"epoch, and now by {self.num_ranks}: their parts would be others.\n"
                 f"Go on with {before} processes."
             )
-        self.loaded = states[rank]["snapshot"] if before == self.num_ranks else None
+        if before == self.num_ranks:
+            self.loaded, self.expected = states[rank]["snapshot"], states[rank]["comes"]
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
@@ -210,6 +223,15 @@ class SharedStream(Shares):
             if item is END and last is END:
                 raise UserError(f"{self.name} has no batch for one of {self.num_ranks} processes.")
             last = last if item is END else batch
+            if self.expected is not None and self.expected != fingerprint(last):
+                log.warning(
+                    "%s gives other batches than before the run was stopped: samples of this epoch "
+                    "may be seen twice or not at all. It must depend on set_epoch, on its state, "
+                    "and on torch's, NumPy's or Python's generator.",
+                    self.name,
+                )
+            self.expected = None
+            self.recent.append((k, last))
             weight = num_samples * self.num_ranks / sum(sizes)
             if weight != 1:
                 self.uneven[k] = weight
@@ -225,6 +247,8 @@ class SharedStream(Shares):
             dataset.epoch, dataset.goes_on = self.epoch, False
         if callable(announce := getattr(dataset, "set_epoch", None)):
             announce(self.epoch)
+        if hasattr(self.loader, "current_epoch"):  # litdata's counts its own epochs
+            self.loader.current_epoch = self.epoch
         if snapshot and snapshot[0] <= first and holder is not None:
             begin = snapshot[0]
             holder.load_state_dict(snapshot[1])
@@ -241,7 +265,8 @@ class SharedStream(Shares):
                 if iterator is None or k % SNAPSHOT_EVERY == 0:
                     seed_generators(mix(self.seed, self.epoch, k))
                     if holder is not None and iterator is not None:
-                        self.snapshots = [*self.snapshots[-1:], (k, holder.state_dict())]
+                        state = copy.deepcopy(holder.state_dict())
+                        self.snapshots = [*self.snapshots[-1:], (k, state)]
                 else:
                     restore_generators(own)
                 iterator = iter(self.loader) if iterator is None else iterator
