@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from harness.checkpoints import lookup, writing
-from harness.checkpoints.writing import DurableCheckpointIO, unreadable
+from harness.checkpoints.reading import unreadable
+from harness.checkpoints.writing import DurableCheckpointIO
 from tests_harness.faults.damage import damages, not_rejected
 from tests_harness.faults.writes import kill_while_writing
 
