@@ -12,6 +12,7 @@ import torch
 from harness.checkpoints import lookup, writing
 from harness.checkpoints.reading import unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
+from harness.errors import UserError
 from tests_harness.faults.damage import damages, not_rejected
 from tests_harness.faults.writes import kill_while_writing
 
@@ -98,7 +99,7 @@ class Unpicklable:
 
 def test_what_cannot_be_serialised_gets_no_name(tmp_path: Path) -> None:
     path = lookup.path_of(tmp_path, 1)
-    with pytest.raises(TypeError, match="cannot be pickled"):
+    with pytest.raises(UserError, match=r"callback \(.*Unpicklable\) cannot be saved"):
         DurableCheckpointIO().save_checkpoint(
             {"weights": torch.zeros(9000), "callback": Unpicklable()}, path
         )

@@ -212,8 +212,8 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
     try:
         weights = read(path)["state_dict"]
     except (RuntimeError, KeyError, UnpicklingError) as error:
-        if reason := damage(path):
-            raise UserError(f"checkpoint={path} is damaged: {reason}.") from error
+        if damaged := damage(path):
+            raise UserError(f"checkpoint={path} is damaged: {damaged}.") from error
         raise UserError(f"checkpoint={path} is not a checkpoint of a training run.") from error
     try:
         model.load_state_dict(weights)
