@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -78,7 +79,7 @@ def noted(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class Template(PlainModule):
+class Template(pl.LightningModule):
     """The best-known template's way: what builds the module is a hyper-parameter."""
 
     def __init__(self, net: nn.Module, optimizer: Any, kind: str | None = None, **_: Any) -> None:
@@ -86,10 +87,25 @@ class Template(PlainModule):
         self.save_hyperparameters(logger=False)
         if kind is not None:
             self.save_hyperparameters({"kept": HYPER_PARAMETERS[kind]()}, logger=False)
-        self.network = net
+        self.net = net
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val/loss", self.training_step(batch, batch_idx), sync_dist=True)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("test/loss", self.training_step(batch, batch_idx), sync_dist=True)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        return {"class": self.head(self.net(batch[0])).argmax(1)}
+        return {"class": self(batch[0]).argmax(1)}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.hparams["optimizer"](self.parameters())
 
 
 class CountingLR(LRScheduler):
@@ -206,10 +222,11 @@ class OddKeyRead(OddKey):
 
 
 class OddOptimizer(PlainModule):
-    """An optimizer's settings that are no list of numbers."""
+    """A group of parameters that has a name of its own."""
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), betas=OmegaConf.create([0.9, 0.99]))  # type: ignore[arg-type]
+        group = {"params": list(self.parameters()), "colour": Colour.RED}
+        return torch.optim.SGD([group], lr=0.1)
 
 
 class OddSchedule(PlainModule):
@@ -222,9 +239,9 @@ class OddSchedule(PlainModule):
         return [optimizer], [schedule]
 
 
-class OddHyperParameter(PlainModule):
-    """A hyper-parameter that nobody can pickle."""
+class OddHyperParameter(Synthetic):
+    """A hyper-parameter that nobody can pickle; of a module's Lightning itself leaves it out."""
 
-    def __init__(self, **_: Any) -> None:
-        super().__init__()
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.save_hyperparameters({"activation": lambda x: x}, logger=False)

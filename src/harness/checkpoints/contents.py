@@ -27,7 +27,7 @@ PLAIN = {type(None), bool, int, float, str, bytes}
 TENSORS = {torch.Tensor, torch.nn.Parameter}
 GLOBALS = (type, FunctionType, BuiltinFunctionType)
 NO_WAY_ON = " Or train without checkpoints to go on from: checkpoint=null."
-NUM_SHOWN = 3  # values of one message
+NUM_SHOWN = 5  # values of one message
 
 
 class Odd(NamedTuple):
@@ -197,11 +197,11 @@ def refusal(trainer: pl.Trainer | None, odd: Odd) -> str:
     if key in HYPER_PARAMETERS:
         return f"{odd} {why}.\nLeave it out with self.save_hyperparameters(ignore=[{name!r}])."
     owner, hook = saver(trainer, odd.place) if trainer else (None, "")
-    where = definition(owner, hook) if hook else None
+    where = str((hook and definition(owner, hook)) or "").partition(" in ")[0]
     saves = f"{type(owner).__name__}.{hook}" if hook else "what saves it"
     return (
         f"{odd} {why}, so that no run could go on from this checkpoint.\n"
-        f"Let {saves}{f' ({where})' if where else ''} give numbers, text, lists, dicts, tensors or "
+        f"Let {saves}{where and f' ({where})'} give numbers, text, lists, dicts, tensors or "
         f"NumPy arrays instead.{'' if odd.error else NO_WAY_ON}"
     )
 
