@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from harness.checkpoints.stand_in import type_name
-from harness.checkpoints.unpickling import Unpickler, stand_ins
+from harness.checkpoints.stand_in import stand_ins, type_name
+from harness.checkpoints.unpickling import Unpickler
 from harness.errors import UserError
 from harness.run.places import definition
 from harness.upstream.plain_globals import plain_globals

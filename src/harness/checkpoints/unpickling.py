@@ -9,7 +9,7 @@ import pickle
 import re
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
@@ -283,21 +283,3 @@ def _built_dtype(
     if subdtype or names or fields or order not in ("<", ">", "|"):
         raise TypeError("a structure")
     return np.dtype(order + code)
-
-
-def stand_ins(value: Any, seen: set[int] | None = None) -> Iterator[StandIn]:
-    """All that was not built of a value that this unpickler has read."""
-    seen = set() if seen is None else seen
-    if isinstance(value, StandIn):
-        yield value
-    elif type(value) not in (bool, int, float, str, bytes) and id(value) not in seen:
-        seen.add(id(value))
-        inner: list[Any] = []
-        if isinstance(value, dict):
-            inner = [*value.keys(), *value.values()]
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            inner = list(value)
-        if isinstance(value, (OrderedDict, torch.Tensor)):
-            inner += vars(value).values()
-        for item in inner:
-            yield from stand_ins(item, seen)
