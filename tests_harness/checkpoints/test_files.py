@@ -3,14 +3,19 @@
 import errno
 import random
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 
-from harness.checkpoints import lookup, writing
-from harness.checkpoints.writing import DurableCheckpointIO, unreadable
+from harness.checkpoints import contents, lookup, writing
+from harness.checkpoints.reading import read, unreadable
+from harness.checkpoints.writing import DurableCheckpointIO
+from harness.errors import UserError
 from tests_harness.faults.damage import damages, not_rejected
 from tests_harness.faults.writes import kill_while_writing
 
@@ -97,7 +102,7 @@ class Unpicklable:
 
 def test_what_cannot_be_serialised_gets_no_name(tmp_path: Path) -> None:
     path = lookup.path_of(tmp_path, 1)
-    with pytest.raises(TypeError, match="cannot be pickled"):
+    with pytest.raises(UserError, match=r"callback \(.*Unpicklable\) cannot be saved"):
         DurableCheckpointIO().save_checkpoint(
             {"weights": torch.zeros(9000), "callback": Unpicklable()}, path
         )
@@ -155,3 +160,39 @@ def test_other_errors_of_the_disk_are_raised(
     with pytest.raises(OSError, match="Input/output"):
         DurableCheckpointIO().save_checkpoint({}, lookup.path_of(tmp_path, 1))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_becomes_odd_later_is_refused_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where values of its kind are kept elsewhere, where nobody reads them."""
+    monkeypatch.setattr(contents, "is_read", lambda _, place: place[0] == "callbacks")
+    monkeypatch.setattr(contents, "saver", lambda *_: (None, ""))
+    io, path = DurableCheckpointIO(), tmp_path / "a.ckpt"
+    io.contents.trainer = pl.Trainer(accelerator="cpu", logger=False)
+    state: dict[str, Any] = {"callbacks": {"A": {"kept": None}}}
+    io.save_checkpoint(state, path)
+    state["hyper_parameters"] = {"optimizer": partial(print)}
+    io.save_checkpoint(state, path)
+    state["callbacks"]["A"]["kept"] = np.float64(1)
+    io.save_checkpoint(state, path)
+    state["callbacks"]["A"]["kept"] = partial(print)
+    with pytest.raises(UserError, match=r"callbacks\.A\.kept \(functools\.partial\)"):
+        io.save_checkpoint(state, path)
+    assert read(path)["callbacks"]["A"]["kept"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["a.ckpt"]
+
+
+def test_values_that_are_all_known_are_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    look = contents.odd_values
+    monkeypatch.setattr(
+        contents, "odd_values", lambda *args: looks.append(len(args)) or look(*args)
+    )
+    io = DurableCheckpointIO()
+    for number in range(4):
+        state = {"curve": [np.float64(i) for i in range(number + 1)]}
+        io.save_checkpoint(state, tmp_path / "a.ckpt")
+    assert looks.count(1) == 1  # of a whole checkpoint, which has no place in another

@@ -21,6 +21,7 @@ IN_DEFAULT_SUITE = {
     "every kind of log",
     "early stopping",
     "batches that fit",
+    "what authors keep",
     "all together",
 }
 DEFAULT = sorted(IN_DEFAULT_SUITE)

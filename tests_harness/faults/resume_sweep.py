@@ -90,6 +90,11 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     ),
     "double precision": ("trainer.precision=64-true",),
     "part of an epoch": ("trainer.limit_train_batches=3",),
+    "what authors keep": (
+        "model._target_=tests_harness.checkpoints.author.Keeping",
+        "data._target_=tests_harness.checkpoints.author.KeepingData",
+        "+callbacks.recorder._target_=tests_harness.checkpoints.author.Recorder",
+    ),
     "all together": (
         "data.num_workers=2",
         "trainer.accumulate_grad_batches=2",

@@ -1,20 +1,23 @@
 """What a run has left behind, and whether two runs have left the same."""
 
 import itertools
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
+
+from harness.checkpoints.reading import read
+from harness.checkpoints.stand_in import StandIn
 
 
 def contents(run_dir: Path) -> dict[str, Any]:
     """Everything that must be the same: checkpoints, metrics, results and curves."""
     checkpoints = run_dir / "checkpoints"
-    found: dict[str, Any] = {
-        path.name: torch.load(path, weights_only=True) for path in checkpoints.iterdir()
-    }
+    found: dict[str, Any] = {path.name: read(path) for path in checkpoints.iterdir()}
     for name in ("metrics.csv", "results.json"):
         found[name] = (run_dir / name).read_text() if (run_dir / name).exists() else None
     found["tensorboard"] = curves(run_dir / "tensorboard")
@@ -38,8 +41,16 @@ def curves(folder: Path) -> list[tuple[int, str, Any]]:
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """Where two trees of plain values and tensors differ by a bit."""
+    """Where two trees of values differ by a bit."""
+    if type(a) is not type(b):
+        return [f"{where}: {type(a)} is not {type(b)}"]
+    if isinstance(a, StandIn):
+        return [] if repr(a) == repr(b) else [f"{where}: {a!r} != {b!r}"]
+    if isinstance(a, (np.ndarray, np.generic)):
+        same = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return [] if same else [where]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        a, b = (x.to_dense() if x.is_sparse else x for x in (a, b))
         same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
         return [] if same or (a.isnan().all() and b.isnan().all()) else [where]
     if isinstance(a, dict) and isinstance(b, dict):
@@ -47,7 +58,11 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
         for key in a.keys() & b.keys():
             found += differences(a[key], b[key], f"{where}/{key}")
         return found
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+    if (
+        isinstance(a, (list, tuple, deque))
+        and isinstance(b, (list, tuple, deque))
+        and len(a) == len(b)
+    ):
         pairs = zip(a, b, strict=True)
         return [d for i, (x, y) in enumerate(pairs) for d in differences(x, y, f"{where}[{i}]")]
     return [] if a == b or (a != a and b != b) else [f"{where}: {a!r:.60} != {b!r:.60}"]

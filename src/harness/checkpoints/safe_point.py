@@ -67,6 +67,7 @@ class SafePoint(pl.Callback):
             self.agreement = Agreement(trainer)
             assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
             self.io = trainer.strategy.checkpoint_io
+            self.io.contents.trainer = trainer
             self.signals.before_leaving = self.io.finish
             if trainer.is_global_zero:
                 remove_parts(self.folder)

@@ -9,7 +9,8 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from harness.checkpoints.lookup import damage
+from harness.checkpoints.contents import Contents
+from harness.checkpoints.reading import read
 from harness.files import replacing
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class DurableCheckpointIO(CheckpointIO):
 
     def __init__(self, on_full_disk: Literal["continue", "stop"] = "continue") -> None:
         self.on_full_disk = on_full_disk
+        self.contents = Contents()
         self.met_full_disk = False  # the last checkpoint found no room
         self.must_stop = False  # a full disk has been met which is to end the run
         self.error: Exception | None = None
@@ -60,6 +62,9 @@ class DurableCheckpointIO(CheckpointIO):
             checkpoint: what to write, of which nothing is looked at after this call.
             path: its place.
             storage_options: called when it is safe. Without it this call waits for that.
+
+        Raises:
+            UserError: if no run could go on from it.
         """
         self.finish()
         pieces = Pieces(self.free)
@@ -67,7 +72,7 @@ class DurableCheckpointIO(CheckpointIO):
         self.thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
         self.thread.start()
         try:
-            torch.save(checkpoint, pieces)  # type: ignore[arg-type]  # writes are enough
+            self.contents.save(checkpoint, pieces)
             pieces.is_whole = True
         finally:
             pieces.end()
@@ -111,10 +116,11 @@ class DurableCheckpointIO(CheckpointIO):
         map_location: Any = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint to the CPU; plain values only, unless told otherwise."""
+        """Read a checkpoint to the CPU; nothing in it is executed, unless told otherwise."""
         self.finish()
-        plain = weights_only is None or weights_only
-        checkpoint: dict[str, Any] = torch.load(path, map_location, weights_only=plain)
+        if weights_only is None or weights_only:
+            return read(path, map_location)
+        checkpoint: dict[str, Any] = torch.load(path, map_location, weights_only=False)
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -128,17 +134,6 @@ class DurableCheckpointIO(CheckpointIO):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.on_full_disk,)  # a spawned process has threads of its own
-
-
-def unreadable(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint; also where torch is stricter than its checksums."""
-    reason = damage(path)
-    if reason is None:
-        try:
-            torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except Exception as error:  # whatever torch makes of a flipped bit
-            reason = str(error).partition("\n")[0]
-    return reason
 
 
 class Pieces:

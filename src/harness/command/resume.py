@@ -142,7 +142,7 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     skipped: list[str] = []
     if lookup.by_step(folder):
         # This takes torch, which will be needed in any case.
-        from harness.checkpoints.writing import unreadable
+        from harness.checkpoints.reading import unreadable
 
         path, skipped = lookup.newest_whole(folder, unreadable)
     # Metrics and best.ckpt are written before the first of them as well, and prove nothing.

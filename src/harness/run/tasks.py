@@ -21,7 +21,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from harness.checkpoints.lookup import link
+from harness.checkpoints.lookup import damage, link
+from harness.checkpoints.reading import read
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import UserError
@@ -224,15 +225,17 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
     """Load a checkpoint's weights into a model.
 
     Raises:
-        UserError: if they are not the model's.
+        UserError: if it is damaged, or they are not the model's.
     """
     try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    except (RuntimeError, KeyError, TypeError, UnpicklingError) as error:
+        weights = read(path)["state_dict"]
+    except (RuntimeError, KeyError, UnpicklingError) as error:
+        if damaged := damage(path):
+            raise UserError(f"checkpoint={path} is damaged: {damaged}.") from error
         raise UserError(f"checkpoint={path} is not a checkpoint of a training run.") from error
     try:
         model.load_state_dict(weights)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         reason = str(error).strip().splitlines()
         raise UserError(
             f"checkpoint={path} does not fit the model: {' '.join(reason[:2])}\n"

@@ -31,6 +31,7 @@ class Objective(pl.Callback):
         self.chosen = chosen
         self.has_looked = False
         self.refusal: str | None = None
+        self.watched: dict[Any, str] = {}  # what those that keep the newest were to monitor
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let a module's own ``ModelCheckpoint`` write where the config's would, which it replaces.
@@ -55,6 +56,16 @@ class Objective(pl.Callback):
         """Look where they are written at the end of an epoch, when all of it is logged."""
         if saves_at_epoch_end(trainer):
             self.look(trainer, pl_module, tells_training=True)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep states by the names that a run which goes on asks for: the monitor is part of it."""
+        for callback, monitor in self.watched.items():
+            state = checkpoint["callbacks"].pop(callback.state_key)
+            callback.monitor = monitor
+            checkpoint["callbacks"][callback.state_key] = state
+            callback.monitor = None
 
     def look(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, tells_training: bool
@@ -94,7 +105,7 @@ class Objective(pl.Callback):
                     if is_overridden("on_train_epoch_end", pl_module):
                         continue  # which may log it yet; Lightning refuses if it does not
                     raise UserError(self.refusal)
-                callback.monitor = None
+                self.watched[callback], callback.monitor = monitor, None
                 if trainer.is_global_zero:
                     text = "best.ckpt is the newest checkpoint: nothing logs objective=%s (%s). %s"
                     log.warning(text, monitor, told, hint)

@@ -1,0 +1,262 @@
+"""Reading a checkpoint executes nothing, whatever is in it, and says so where that matters."""
+
+import codecs
+import copy
+import io
+import pickle
+import random
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict, defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harness import UserError
+from harness.checkpoints import unpickling
+from harness.checkpoints.reading import read, unreadable
+from harness.checkpoints.stand_in import StandIn
+from harness.checkpoints.writing import DurableCheckpointIO
+from tests_harness.checkpoints import author
+from tests_harness.convert.test_security import HOWS, Evil, endless_modules, in_zip, mutate, opcodes
+
+# Reads the files that are named on standard input, and fails where one of them does anything.
+AUDITED = """
+import sys
+import torch, numpy, encodings.latin_1
+import tests_harness.checkpoints.author
+from harness.checkpoints.reading import read
+read(sys.argv[1])
+forbidden, path = [], None
+def hook(event, args):
+    if event == "open" and str(args[0]) == path: return
+    if event in ("object.__getattr__", "builtins.id", "sys._getframe", "array.__new__"): return
+    forbidden.append((event, repr(args)[:200]))
+sys.addaudithook(hook)
+for line in sys.stdin:
+    path = line.rstrip()
+    forbidden.clear()
+    try:
+        read(path)
+    except Exception:
+        pass
+    found = list(forbidden)
+    if found:
+        print(path, found)
+print("end")
+"""
+
+
+def read_audited(folder: Path, paths: list[Path]) -> str:
+    """What files do when they are read, and "end"."""
+    torch.save(
+        {"a": nn.Linear(1, 1), "b": np.ones(1), **author.KNOWN["dtype of torch"]()}, folder / "a"
+    )
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AUDITED, str(folder / "a")],
+        input="\n".join(map(str, paths)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    ).stdout.strip()
+
+
+class Called:
+    """Pickled as a call."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+class Stateful(Called):
+    """Pickled as a call, and a state."""
+
+    def __reduce__(self) -> Any:
+        return (*self.call, {"a": 1})
+
+
+def calls(mark: Path) -> dict[str, Any]:
+    """Values that would write a file if one of the known kinds called or looked up anything."""
+    evil = Evil(mark)
+    buffer = io.BytesIO()
+    torch.save(evil, buffer)
+    # What runs code if a kind that is known would take it: as key, element, argument and state.
+    return {
+        "torch.load": Called(torch.load, io.BytesIO),
+        "load from bytes": Called(torch.storage._load_from_bytes, buffer.getvalue()),
+        "objects": np.array([evil, None], dtype=object),
+        "factory": Called(defaultdict, Called(partial, print)),
+        "factory of the system": Called(defaultdict, __import__("os").getcwd),
+        "partial": partial(__import__("os").system, f"touch {mark}"),
+        "parameter": Called(torch._utils._rebuild_parameter, evil, True, OrderedDict()),
+        "hooks": Called(torch._utils._rebuild_parameter, torch.ones(1), True, OrderedDict(a=evil)),
+        "type": Called(torch._tensor._rebuild_from_type_v2, evil, author.Frame, (), {}),
+        "function": Called(
+            torch._tensor._rebuild_from_type_v2, exec, torch.Tensor, ("1",), {"a": 1}
+        ),
+        "dtype": Called(np.dtype, [("a", "O")]),
+        "getattr": Called(getattr, nn.Linear, "mro"),
+        "state of a set": Stateful(set, [1]),
+        "settings": author.Settings(a=evil),
+        "network": nn.Sequential(nn.Linear(1, 1), nn.ReLU()),
+    }
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    # torch's own plain reader, which comes first, has no limits of time and memory.
+    pickles = {name: data for name, data in opcodes(mark).items() if "bomb" not in name}
+    pickles |= endless_modules()
+    pickles |= {
+        f"{how}_{p}": pickle.dumps({"a": Evil(mark, how)}, p) for how in HOWS for p in (2, 4)
+    }
+    for name, data in pickles.items():
+        (tmp_path / name).write_bytes(in_zip(data))
+    values = calls(mark)
+    for name, value in values.items():
+        torch.save({"state_dict": {}, "a": value, "b": [value]}, tmp_path / name)
+    paths = [tmp_path / name for name in (*pickles, *values)]
+    assert read_audited(tmp_path, paths) == "end"
+    assert not mark.exists()
+    for name in values.keys() - {"state of a set"}:
+        assert isinstance(read(tmp_path / name)["a"], StandIn) or name == "hooks", name
+
+
+def test_no_codec_is_looked_up() -> None:
+    """Torch's plain reader does; it would import one of Python's own."""
+    data = pickle.dumps(Called(codecs.encode, "a", "rot13"), 2)
+    assert isinstance(unpickling.Unpickler(io.BytesIO(data)).load(), StandIn)
+
+
+def test_audit_would_notice(tmp_path: Path) -> None:
+    """The test of the test."""
+    torch.save({"a": Evil(tmp_path / "mark")}, tmp_path / "evil")
+    code = AUDITED.replace("        read(path)", "        torch.load(path, weights_only=False)")
+    torch.save({}, tmp_path / "a")
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")],
+        input=str(tmp_path / "evil"),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "os.system" in out
+
+
+def test_mutated_checkpoints_execute_nothing(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    kept = {name: make() for name, make in (author.KNOWN | author.HYPER_PARAMETERS).items()}
+    torch.save(kept, tmp_path / "whole")
+    paths = []
+    with zipfile.ZipFile(tmp_path / "whole") as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    for number in range(300):
+        paths.append(tmp_path / str(number))
+        with zipfile.ZipFile(paths[-1], "w") as new:
+            for name, data in members.items():
+                new.writestr(name, mutate(data, rng) if name.endswith("data.pkl") else data)
+    assert read_audited(tmp_path, paths) == "end"
+
+
+def test_torchscript_and_old_formats_are_left_to_torchs_plain_reader(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    value = {"a": partial(print)}
+    torch.save(value, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(pickle.UnpicklingError):
+        read(path)
+    torch.save(value, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("a/constants.pkl", b"")
+    with pytest.warns(UserWarning, match="TorchScript"), pytest.raises(RuntimeError):
+        read(path)
+
+
+@pytest.mark.parametrize("data", [b"N.", b"]."])
+def test_file_without_a_training_state_is_said_to_be_none(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(in_zip(b"\x80\x02" + data))
+    assert "instead of a training's state" in str(unreadable(tmp_path / "a"))
+
+
+USES = {
+    "attribute": lambda value: value.weight,
+    "hasattr": lambda value: hasattr(value, "weight"),
+    "call": lambda value: value(),
+    "truth": bool,
+    "comparison": lambda value: value == 1,
+    "the other way": lambda value: 1 == value,  # noqa: SIM300
+    "among": lambda value: 1 in [value],
+    "item": lambda value: value[0],
+    "loop": list,
+    "unpacking": lambda value: dict(**value),
+    "text": str,
+    "format": lambda value: f"{value}",
+    "number": float,
+    "sum": lambda value: 1 + value,
+    "path": lambda value: Path("a") / value,
+    "array": lambda value: np.asarray(value, dtype=float),
+    "tensor": lambda value: torch.ones(1) * value,
+    "copy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "set": lambda value: setattr(value, "a", 1),
+    "length": len,
+    "context": lambda value: value.__enter__(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_use_of_what_was_not_built_is_refused(use: str, tmp_path: Path) -> None:
+    """An author's code gets a sentence, never a wrong value."""
+    torch.save({"net": nn.Linear(1, 1)}, tmp_path / "a")
+    value = read(tmp_path / "a")["net"]
+    with pytest.raises(UserError, match=r"A torch\.nn\.modules\.linear\.Linear of the checkpoint"):
+        USES[use](value)
+
+
+def test_shared_values_stay_shared(tmp_path: Path) -> None:
+    array, weights = np.ones(2), torch.ones(2)
+    torch.save(
+        {"a": [array, array], "w": [weights, weights[:1]], "p": partial(print)}, tmp_path / "a"
+    )
+    found = read(tmp_path / "a")
+    assert found["a"][0] is found["a"][1]
+    found["w"][0][0] = 5
+    assert found["w"][1][0] == 5
+
+
+def test_our_own_checkpoints_take_no_second_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when they are written, nor when they are read."""
+    from harness.checkpoints import contents, reading
+
+    looks: list[Any] = []
+    monkeypatch.setattr(contents, "odd_values", lambda *args: looks.append(args) or [])
+    monkeypatch.setattr(reading, "_read_as_data", lambda *args: looks.append(args) or {})
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    net(torch.ones(4, 2)).sum().backward()
+    optimizer = torch.optim.AdamW(net.parameters())
+    optimizer.step()
+    state = {"state_dict": net.state_dict(), "optimizer_states": [optimizer.state_dict()]}
+    DurableCheckpointIO().save_checkpoint(state | {"size": torch.Size([1])}, tmp_path / "a.ckpt")
+    read(tmp_path / "a.ckpt")
+    assert looks == []
+
+
+def test_known_calls_are_no_more_than_these() -> None:
+    """Whoever adds one must ask what it can be made to do."""
+    modules = {name.rpartition(".")[0] for name in unpickling.CALLS}
+    assert modules <= {
+        *("_codecs", "builtins", "collections", "datetime", "decimal", "numpy", "pathlib"),
+        *("pathlib._local", "numpy.core.multiarray", "numpy._core.multiarray"),
+    }
+    assert not {"builtins.getattr", "builtins.eval", "builtins.exec"} & unpickling.CALLS.keys()
