@@ -22,6 +22,7 @@ KINDS = (
     *("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several"),
     *("stream in parts", "stream with state", "stream", "own order", "made batches"),
     *("own iteration", "distributed", "several uneven", "of the module"),
+    *("overridden", "streams of a DataModule"),
 )
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "cpu": ("strategy=cpu",),
@@ -47,7 +48,9 @@ SAME = 1e-9  # in 64 bits: sums over processes are added up in another order
 
 def words(kind: str, num_workers: int, folder: Path) -> list[str]:
     """Write what a user writes in YAML; the command's words that choose it."""
-    data = f"_target_: {ZOO}.Data\nkind: {kind}\nnum_workers: {num_workers}\n"
+    owned = {"overridden": "Overridden", "streams of a DataModule": "OfStreams"}
+    data = f"_target_: {ZOO}.{owned.get(kind, 'Data')}\nnum_workers: {num_workers}\n"
+    data += "batch_size: 8\n" if kind in owned else f"kind: {kind}\n"
     model = f"_target_: {ZOO}.{'WithLoaders' if kind == 'of the module' else 'Module'}\n"
     for group, text in (("data", data), ("model", model)):
         path = folder / "conf" / group / "mine.yaml"
@@ -123,7 +126,7 @@ def row(kind: str, strategies: list[str], num_workers: int) -> dict[str, Any]:
         one["from_one_process"] = farthest(found[0], one)
         again = one["resumed"]
         if not again["status"]:
-            again["distance"] = farthest(one, again) or 1.0 * bool(again["differences"])
+            again["distance"] = farthest(one, again)
     for one in found:
         for values in (one, one["resumed"]):
             values.pop("weights", None)
@@ -136,8 +139,12 @@ def shown(one: dict[str, Any]) -> str:
         return "refused"
     is_equal = one["from_one_process"] < SAME
     again = one["resumed"]
-    resumed = "not resumed" if again["status"] else f"resumed with {again['distance']:.0e}"
-    resumed = "resumed equal" if again.get("distance", 1) < SAME else resumed
+    if again["status"]:
+        resumed = "not resumed"
+    elif again["distance"] > SAME:
+        resumed = "resumed with other batches"
+    else:
+        resumed = "resumed equal" + ("" if again["differences"] else " by bit")
     return ("equal" if is_equal else "other batches") + ", " + resumed
 
 

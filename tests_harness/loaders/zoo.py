@@ -20,6 +20,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from harness import DataModule
+
 NUM_SAMPLES, BATCH_SIZE = 37, 8
 
 
@@ -221,6 +223,23 @@ class Data(pl.LightningDataModule):
 
     def predict_dataloader(self) -> Any:
         return DataLoader(Numbers(13), 4)
+
+
+class Overridden(DataModule):
+    """The harness's own, with a method of the owner's in place of its own."""
+
+    def make_dataset(self, split: str) -> Dataset[Any]:
+        return Numbers(13)
+
+    def train_dataloader(self) -> Any:
+        return loaders("shuffled")
+
+
+class OfStreams(DataModule):
+    """The harness's own, with data that have no length."""
+
+    def make_dataset(self, split: str) -> Dataset[Any]:
+        return StreamInParts()
 
 
 class Module(pl.LightningModule):

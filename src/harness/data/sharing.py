@@ -23,7 +23,8 @@ from harness.data.batches import BatchedDataset, SeededSamples, Shares, bounds
 from harness.data.loading import identity, processes, start_worker
 from harness.data.measuring import WatchedLoader
 from harness.data.shared_batches import SharedBatchSampler
-from harness.data.streams import Counting, SeededStream, SharedStream
+from harness.data.stream_parts import Counting, SeededStream
+from harness.data.streams import SharedStream
 from harness.errors import UserError
 
 # What a subclass of DataLoader may define without iterating in another way.

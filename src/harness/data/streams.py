@@ -16,20 +16,15 @@ Nobody can give a process its share of such data but the stream itself. The cont
 """
 
 import copy
-import io
 import logging
-import pickle
-import random
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from pytorch_lightning.utilities.data import extract_batch_size
-from torch.utils.data import IterableDataset, get_worker_info
 
 from harness.data.batches import Shares
 from harness.data.measuring import WatchedLoader
@@ -41,69 +36,13 @@ from harness.data.randomness import (
     restore_generators,
     seed_generators,
 )
+from harness.data.stream_parts import SeededStream, fingerprint
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
 
 # Batches from one state that is kept to the next; what follows it is read again and dropped.
 SNAPSHOT_EVERY = 50
-
-
-class SeededStream(IterableDataset[Any]):
-    """Read a process's or worker's part of a stream, with generators seeded by (seed, epoch).
-
-    Args:
-        stream: gives samples.
-        seed: the run's seed.
-        num_ranks: processes that read the stream.
-        rank: which of them this one is.
-    """
-
-    def __init__(self, stream: IterableDataset[Any], seed: int, num_ranks: int, rank: int) -> None:
-        self.stream, self.seed, self.num_ranks, self.rank = stream, seed, num_ranks, rank
-        self.epoch = 0
-        self.goes_on = False  # from a state that the stream has loaded
-
-    def __getattr__(self, name: str) -> Any:
-        """What a module looks up at its data set, such as a vocabulary."""
-        if name == "stream":  # not there while this object is unpickled
-            raise AttributeError(name)
-        return getattr(self.stream, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        num_workers, worker = (info.num_workers, info.id) if info else (1, 0)
-        part = self.rank * num_workers + worker
-        if callable(read_part := getattr(self.stream, "read_part", None)):
-            read_part(part, self.num_ranks * num_workers)
-        if self.goes_on:
-            yield from self.stream
-            return
-        # All begin alike, so that the same order of files in each of them can be told from parts.
-        seed_generators(mix(self.seed, self.epoch))
-        samples = iter(self.stream)
-        for sample in samples:
-            yield sample
-            break
-        seed_generators(mix(self.seed, self.epoch, part))
-        yield from samples
-
-
-class Counting:
-    """Collate, and give with each batch its number of samples and, once, how its part begins.
-
-    Args:
-        collate: the loader's ``collate_fn``.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate, self.is_first = collate, True
-
-    def __call__(self, samples: list[Any]) -> tuple[int, int, Any]:
-        """Make a batch."""
-        begins = fingerprint(samples[0]) if self.is_first else 0
-        self.is_first = False
-        return len(samples), begins, self.collate(samples)
 
 
 class SharedStream(Shares):
@@ -321,24 +260,3 @@ class SharedStream(Shares):
             "        self.files = self.files[part::num_parts]"
             + ("\nor use num_workers=1." if is_shared else "\nor use one process.")
         )
-
-
-class Values(pickle.Pickler):
-    """Pickles a batch so that equal values give equal bytes, in any process."""
-
-    def reducer_override(self, value: Any) -> Any:
-        """Take a tensor's values; torch's own pickles hold addresses."""
-        if isinstance(value, torch.Tensor):
-            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            return bytes, (data.numpy().tobytes(),)
-        return NotImplemented
-
-
-def fingerprint(batch: Any) -> int:
-    """A checksum of a batch's values."""
-    file = io.BytesIO()
-    try:
-        Values(file).dump(batch)
-    except Exception:  # an object that cannot be pickled: it counts as unlike all others
-        return random.SystemRandom().getrandbits(62)
-    return zlib.crc32(file.getbuffer())
