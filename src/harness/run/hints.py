@@ -17,7 +17,8 @@ KNOWN = {
         r"CUDA out of memory": "data.max_samples_per_device=<n> takes the same step in parts; or "
         "use a smaller data.batch_size, or trainer.precision=bf16-mixed.",
         r"does not require grad": "The loss that is returned must come from trained parameters, "
-        "without detach, item or no_grad.",
+        "without detach, item or no_grad. A validation or test that takes gradients itself needs "
+        "+trainer.inference_mode=false.",
         r"implicitly created only for scalar": "The loss that is returned must be one number: "
         "take its mean.",
         r"not used in producing|finished reduction in the prior iteration": "Some parameters have "
