@@ -1,8 +1,7 @@
-"""An image classifier and a GAN as Lightning's examples write them: what is tested is their ways.
+"""An image classifier and a GAN in the ways of Lightning's examples, which no package holds.
 
-Those examples are scripts and not part of any package. The ways that matter here are theirs: imports
-of ``lightning.pytorch``, hyper-parameters saved but for the backbone, metrics of other names than
-ours, two optimizers under manual optimisation, and no validation in the GAN.
+They import ``lightning.pytorch``, save hyper-parameters but for the backbone, and log under other
+names than ours; the GAN has two optimizers under manual optimisation, and no validation.
 """
 
 import torch
@@ -126,7 +125,7 @@ class GAN(LightningModule):
         self.log_dict({"d_loss": d_loss, "g_loss": g_loss})
 
     def on_train_epoch_end(self) -> None:
-        """Send pictures to every logger, without asking which can take them, as the example does."""
+        """Send pictures to every logger, whether it can take them or not, as the example does."""
         images = self(self.validation_z.type_as(self.generator[0].weight))
         for logger in self.loggers:
             logger.experiment.add_images("generated_images", images, self.current_epoch)

@@ -196,6 +196,7 @@ def table(batch_size: int = 16) -> Any:
     features = pd.DataFrame(random.normal(size=(80, 4)), columns=list("abcd"))
     data = TabularDataModule(build_preprocessor(), batch_size, shuffle=True, regression=True)
     data.preprocess_data(features, (features["a"] - features["b"]).to_numpy())
+    data.assign_predict_dataset(features)
     return data
 
 

@@ -1,7 +1,6 @@
-"""PPO and DQN as Lightning's examples write them: modules that make their data while they train.
+"""PPO and DQN in the ways of Lightning's examples, which no package holds.
 
-Those examples are scripts and not part of any package. The ways that matter here are theirs: the
-module brings a loader over an iterable data set that plays in a gymnasium environment with the
+The module brings a loader over an iterable data set that plays in a gymnasium environment with the
 module's own, changing weights; what was played lives in Python lists, outside of the checkpoint.
 """
 

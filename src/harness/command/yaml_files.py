@@ -92,7 +92,7 @@ def _chosen(overrides: list[str], conf: Path) -> Iterator[Path]:
 
 
 def _is_null(node: yaml.Node) -> bool:
-    return node.tag == "tag:yaml.org,2002:null"
+    return bool(node.tag == "tag:yaml.org,2002:null")
 
 
 def _is_read(name: str, conf: Path) -> bool:

@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,8 +173,8 @@ def _of_package(error: BaseException, found: Raised) -> Place | None:
     for author in (trainer.lightning_module, trainer.datamodule):
         name = type(author).__module__
         package = sys.modules.get(name if name.startswith(FRAMEWORK) else name.partition(".")[0])
-        if file := getattr(package, "__file__", None):
-            path = Path(file)
+        with suppress(TypeError):  # built in, typed into a prompt, or there is none
+            path = Path(inspect.getfile(package))  # type: ignore[arg-type]  # None raises TypeError
             places.add(path.parent if path.name == "__init__.py" else path)
     theirs = [p for p in found.places if places & {Path(p.file), *Path(p.file).parents}]
     return theirs[-1] if theirs and not is_harness(theirs[-1].file) else None
