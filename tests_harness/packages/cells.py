@@ -81,7 +81,7 @@ class Cells:
             return self.command(script, self.best, "-o", self.folder / "weights.pt")
         script = ROOT / f"{column}.py"
         checkpoint = f"checkpoint={self.best}"
-        return self.command(script, checkpoint, *self.quiet("cpu"), *self.package.overrides)
+        return self.command(script, checkpoint, *self.quiet("cpu"))
 
     def run_train(self, column: str) -> Ended:
         """Train, on two devices where the column is a strategy."""
@@ -110,7 +110,7 @@ class Cells:
             f"experiment={self.name}",
             f"output_dir={self.folder / column}",
             *self.quiet(strategy),
-            *self.package.overrides,
+            *self.package.words.get(column, ()),
             *words,
         )
 

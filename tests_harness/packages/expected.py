@@ -45,12 +45,12 @@ class Package:
     Args:
         title: for the table, with its package.
         cells: what does not simply work, by column.
-        overrides: of all its commands.
+        words: what a column's command needs besides.
     """
 
     title: str
     cells: dict[str, Refused | Differs] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 NO_TEST = Refused(r"nothing to evaluate: \w+ has no test_step", "it has no `test_step`")
@@ -58,9 +58,9 @@ NO_PREDICTIONS = Refused("there is nothing to predict", "it has no loader to pre
 OWN_STEP = Refused(
     r"through self\(\.\.\.\)", "its step does not call `self(...)`, which dp splits over devices"
 )
-SAME_STREAM = Refused(
-    "gives every process the same samples", "every process would play the same games"
-)
+OWN_GAMES = Differs("each process plays games of its own")
+# Two optimizers by hand: a backward pass reaches the parameters of one network only.
+TWO_NETWORKS = {"ddp": ("++trainer.strategy.find_unused_parameters=true",)}
 PLAYED = Differs("the environment and what was played are not part of a checkpoint")
 AUTHORS = Refused("Unsupported global", "the author keeps objects in it; the harness reads it")
 
@@ -74,6 +74,7 @@ PACKAGES = {
             "dp": Differs("BatchNorm sees the share of each device"),
             "evaluate": NO_TEST,
         },
+        words=TWO_NETWORKS,
     ),
     "transformer": Package(
         "transformer (pytorch-lightning's demo)",
@@ -87,17 +88,18 @@ PACKAGES = {
     "ppo": Package(
         "PPO (Lightning's example, rewritten)",
         {
-            "ddp": SAME_STREAM,
+            "ddp": OWN_GAMES,
             "dp": OWN_STEP,
             "resume": PLAYED,
             "evaluate": NO_TEST,
             "predict": NO_PREDICTIONS,
         },
+        words=TWO_NETWORKS,
     ),
     "dqn": Package(
         "DQN (Lightning's example, rewritten)",
         {
-            "ddp": SAME_STREAM,
+            "ddp": OWN_GAMES,
             "dp": OWN_STEP,
             "resume": PLAYED,
             "evaluate": NO_TEST,
