@@ -58,6 +58,9 @@ NO_PREDICTIONS = Refused("there is nothing to predict", "it has no loader to pre
 OWN_STEP = Refused(
     r"through self\(\.\.\.\)", "its step does not call `self(...)`, which dp splits over devices"
 )
+OWN_OUTPUTS = Refused(
+    "reshape or reduce them in the step", "its forward returns more than a row per sample"
+)
 OWN_GAMES = Differs("each process plays games of its own")
 # Two optimizers by hand: a backward pass reaches the parameters of one network only.
 TWO_NETWORKS = {"ddp": ("++trainer.strategy.find_unused_parameters=true",)}
@@ -107,8 +110,13 @@ PACKAGES = {
         },
     ),
     "chemprop": Package("MPNN (chemprop 2.3)", {"dp": OWN_STEP, "weights_only": AUTHORS}),
-    "nbeats": Package("NBeats (pytorch-forecasting 1.8)", {"weights_only": AUTHORS}),
-    "tft": Package("Temporal Fusion Transformer (pytorch-forecasting 1.8)"),
+    "nbeats": Package(
+        "NBeats (pytorch-forecasting 1.8)", {"dp": OWN_OUTPUTS, "weights_only": AUTHORS}
+    ),
+    "tft": Package(
+        "Temporal Fusion Transformer (pytorch-forecasting 1.8)",
+        {"dp": OWN_OUTPUTS, "weights_only": AUTHORS},
+    ),
     "deepar": Package(
         "DeepAR (gluonts 0.17)",
         {"dp": OWN_STEP, "evaluate": NO_TEST, "predict": NO_PREDICTIONS},
@@ -117,6 +125,7 @@ PACKAGES = {
         "NequIP (nequip 0.19)",
         {
             "ddp": Differs("its own script tells its loss how many processes there are"),
+            "dp": Refused("whole_inputs", "a batch is one graph, which dp cannot split"),
         },
     ),
     "rl4co": Package(
