@@ -149,10 +149,8 @@ class Cells:
         return self.run_folder("train") / "checkpoints" / "best.ckpt"
 
     def weights(self, column: str) -> dict[str, torch.Tensor]:
-        """The last weights of a run, whatever else is in its checkpoint."""
-        path = self.run_folder(column) / "checkpoints" / "last.ckpt"
-        found: dict[str, torch.Tensor] = _load(path)["state_dict"]
-        return found
+        """The last weights of a run."""
+        return _weights(self.run_folder(column) / "checkpoints" / "last.ckpt")
 
     def compare(self, column: str, bound: float) -> None:
         """Fail where a weight of the column's run is not that of the plain one."""
@@ -163,7 +161,7 @@ class Cells:
             if weight.is_floating_point() and weight.numel():
                 difference = float((weight - other[name]).abs().max())
                 assert difference <= bound, f"{name} differs by {difference:.1e}"
-            elif weight.numel():
+            else:
                 assert torch.equal(weight, other[name]), name
 
     def check_train(self) -> None:
@@ -201,14 +199,14 @@ class Cells:
     def check_convert(self) -> None:
         """Plain weights, equal to the checkpoint's; a common first name may be left out."""
         converted = torch.load(self.folder / "weights.pt", weights_only=True)
-        of_checkpoint = _load(self.best)["state_dict"]
+        of_checkpoint = _weights(self.best)
         assert len(converted) == len(of_checkpoint)
         for name, weight in converted.items():
             whole = [key for key in of_checkpoint if key == name or key.endswith(f".{name}")]
             assert any(torch.equal(weight, of_checkpoint[key]) for key in whole), name
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """A checkpoint that this test has made: whatever is in it may be built."""
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
-    return found
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint that this test has made, whatever else is in it."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)["state_dict"]
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}

@@ -126,6 +126,7 @@ PACKAGES = {
         {
             "ddp": Differs("its own script tells its loss how many processes there are"),
             "dp": Refused("whole_inputs", "a batch is one graph, which dp cannot split"),
+            "predict": Refused("No predict dataset", "its data module got nothing to predict on"),
         },
     ),
     "rl4co": Package(
