@@ -78,7 +78,8 @@ class Cells:
             return Ended(ended.status, ended.said.replace("Traceback (most recent call last)", ""))
         if column == "convert":
             script = ROOT / "scripts" / "convert_checkpoint.py"
-            return self.command(script, self.best, "-o", self.folder / "weights.pt")
+            words = ("-o", self.folder / "weights.pt", *self.package.words.get(column, ()))
+            return self.command(script, self.best, *words)
         script = ROOT / f"{column}.py"
         checkpoint = f"checkpoint={self.best}"
         return self.command(script, checkpoint, *self.quiet("cpu"))

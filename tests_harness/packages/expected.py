@@ -58,6 +58,12 @@ NO_PREDICTIONS = Refused("there is nothing to predict", "it has no loader to pre
 OWN_STEP = Refused(
     r"through self\(\.\.\.\)", "its step does not call `self(...)`, which dp splits over devices"
 )
+OWN_FORWARD = Refused(
+    "has no predict_step, and its forward does not take the batch", "it has no `predict_step`"
+)
+# pytorch-forecasting restores its loss and its metrics as objects, and predicts for itself.
+OBJECTS = Refused("was not built", "its `on_load_checkpoint` wants objects, which are never built")
+OWN_CALLBACK = Refused("in predict_step: IndexError", "its `predict_step` wants its own callback")
 OWN_OUTPUTS = Refused(
     "reshape or reduce them in the step", "its forward returns more than a row per sample"
 )
@@ -76,6 +82,7 @@ PACKAGES = {
             "ddp": Differs("each process draws its own noise, and BatchNorm sees its own share"),
             "dp": Differs("BatchNorm sees the share of each device"),
             "evaluate": NO_TEST,
+            "predict": OWN_FORWARD,
         },
         words=TWO_NETWORKS,
     ),
@@ -92,7 +99,7 @@ PACKAGES = {
         "PPO (Lightning's example, rewritten)",
         {
             "ddp": OWN_GAMES,
-            "dp": OWN_STEP,
+            "dp": Refused("cannot be multiplied", "it plays with one sample, which dp splits"),
             "resume": PLAYED,
             "evaluate": NO_TEST,
             "predict": NO_PREDICTIONS,
@@ -111,11 +118,12 @@ PACKAGES = {
     ),
     "chemprop": Package("MPNN (chemprop 2.3)", {"dp": OWN_STEP, "weights_only": AUTHORS}),
     "nbeats": Package(
-        "NBeats (pytorch-forecasting 1.8)", {"dp": OWN_OUTPUTS, "weights_only": AUTHORS}
+        "NBeats (pytorch-forecasting 1.8)",
+        {"dp": OWN_OUTPUTS, "resume": OBJECTS, "predict": OWN_CALLBACK, "weights_only": AUTHORS},
     ),
     "tft": Package(
         "Temporal Fusion Transformer (pytorch-forecasting 1.8)",
-        {"dp": OWN_OUTPUTS, "weights_only": AUTHORS},
+        {"dp": OWN_OUTPUTS, "resume": OBJECTS, "predict": OWN_CALLBACK, "weights_only": AUTHORS},
     ),
     "deepar": Package(
         "DeepAR (gluonts 0.17)",
@@ -131,7 +139,14 @@ PACKAGES = {
     ),
     "rl4co": Package(
         "attention model, REINFORCE (rl4co 0.7)",
-        {"ddp": Differs("each process draws its own tours")},
+        {
+            "ddp": Differs("each process draws its own tours"),
+            "dp": OWN_STEP,
+            "evaluate": Differs("it draws the tours of a test anew"),
+            "predict": OWN_FORWARD,
+            "weights_only": AUTHORS,
+        },
+        words={"convert": ("--keep-module",)},  # a layer of it is called `module`
     ),
     "deeptab": Package(
         "MLP on a table (deeptab 2.1)",

@@ -74,7 +74,7 @@ def described(value: Any) -> str:
                 text += f" from {value.min().item()} to {value.max().item()}"
         return text
     if isinstance(value, Mapping):
-        text = "{" + ", ".join(f"{key}: {described(value[key])}" for key in value) + "}"
+        text = "{" + ", ".join(f"{key}: {described(part)}" for key, part in value.items()) + "}"
     elif isinstance(value, (list, tuple)):
         text = ", ".join(map(described, value[:8])) + ", ..." * (len(value) > 8)
     else:
