@@ -38,6 +38,7 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 -include benchmarks/bench.mk  # make bench
+-include tests_harness/packages/packages.mk  # make packages
 
 # The new lock takes its place only after the tests have passed with it. Platform parts of torch
 # (CUDA libraries, "+cpu") are left to the platform that installs.

@@ -41,3 +41,10 @@ def test_an_existing_table_is_continued(tmp_path: Path) -> None:
         table.log_metrics({"loss": float(step)}, step=step)
         table.finalize("success")
     assert [row["step"] for row in rows(table.path)] == ["1", "2"]
+
+
+def test_module_may_send_pictures_to_every_logger(tmp_path: Path) -> None:
+    """As Lightning's GAN does; all of Lightning's loggers have an experiment."""
+    table = MetricsTable(tmp_path / "metrics.csv")
+    table.experiment.add_image("samples", None, 3)
+    assert not table.path.exists()

@@ -61,6 +61,13 @@ def test_experiment_with_an_objective_and_no_mode_is_refused(tmp_path: Path) -> 
         compose("train", [f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"])
 
 
+def test_experiment_without_an_objective_needs_no_mode(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nobjective: null\n")
+    words = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
+    assert compose("train", words).objective is None
+
+
 def test_config_of_another_folder_passes_the_check_of_kinds(tmp_path: Path) -> None:
     """The check composes the defaults, which must find the file as well."""
     (tmp_path / "experiment").mkdir()

@@ -186,7 +186,8 @@ def store_training_config(file: Path | None) -> None:
     """Give Hydra, as config ``run``, what a run has trained on: see conf/evaluate.yaml.
 
     Devices, loggers and the Trainer's settings are those of the new command, but for the
-    precision. Without a file, everything stays empty.
+    precision, and for what a test that takes gradients needs. Without a file, everything stays
+    empty.
     """
     node: dict[str, Any] = {"data": {}, "model": {}, "callbacks": {}}
     if file is not None:
@@ -194,7 +195,8 @@ def store_training_config(file: Path | None) -> None:
         whole: Any = OmegaConf.to_container(saved)
         kept = ("data", "model", "callbacks", "seed", "name")
         node = {key: whole[key] for key in kept if key in whole}
-        node["trainer"] = {"precision": saved.trainer.precision}
+        needed = {"precision", "inference_mode"} & saved.trainer.keys()
+        node["trainer"] = {key: saved.trainer[key] for key in needed}
     ConfigStore.instance().store(name="run", node=node, package="_global_")
 
 

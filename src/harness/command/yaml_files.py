@@ -54,7 +54,8 @@ def check_experiments(task: str, overrides: list[str], conf: Path) -> None:
         if not (header := PACKAGE.search(path.read_text())) or header[1] != "_global_":
             continue
         entries = _entries(path)
-        if "objective" in entries and "mode" not in entries:
+        has_objective = "objective" in entries and not _is_null(entries["objective"][1])
+        if has_objective and "mode" not in entries:
             raise UserError(
                 f"{shown(path)}:{entries['objective'][0]}: objective without its mode, which a "
                 "model may have set to the other one.\nAdd mode: min or mode: max below it."
@@ -89,6 +90,10 @@ def _chosen(overrides: list[str], conf: Path) -> Iterator[Path]:
         for choice in re.findall(r"[^\s,\[\]'\"]+", choices) if group == "experiment" else ():
             paths = [place / group / f"{choice}.yaml" for place in (*places, conf)]
             yield from [path for path in paths if path.is_file()][:1]
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return bool(node.tag == "tag:yaml.org,2002:null")
 
 
 def _is_read(name: str, conf: Path) -> bool:

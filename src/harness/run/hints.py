@@ -17,7 +17,8 @@ KNOWN = {
         r"CUDA out of memory": "data.max_samples_per_device=<n> takes the same step in parts; or "
         "use a smaller data.batch_size, or trainer.precision=bf16-mixed.",
         r"does not require grad": "The loss that is returned must come from trained parameters, "
-        "without detach, item or no_grad.",
+        "without detach, item or no_grad. A validation or test that takes gradients itself needs "
+        "+trainer.inference_mode=false.",
         r"implicitly created only for scalar": "The loss that is returned must be one number: "
         "take its mean.",
         r"not used in producing|finished reduction in the prior iteration": "Some parameters have "
@@ -76,7 +77,7 @@ def described(value: Any) -> str:
                 text += f" from {value.min().item()} to {value.max().item()}"
         return text
     if isinstance(value, Mapping):
-        text = "{" + ", ".join(f"{key}: {described(value[key])}" for key in value) + "}"
+        text = "{" + ", ".join(f"{key}: {described(part)}" for key, part in value.items()) + "}"
     elif isinstance(value, (list, tuple)):
         text = ", ".join(map(described, value[:8])) + ", ..." * (len(value) > 8)
     else:

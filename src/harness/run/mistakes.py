@@ -3,10 +3,12 @@
 import inspect
 import linecache
 import re
+import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -26,6 +28,7 @@ METHOD = re.compile(
     r"`(?:\w+\.)?(\w+_step|configure_optimizers|\w+_dataloader(?=\(\)|` must))(?:\(\))?`"
 )
 BUILDER = "hydra/_internal/instantiate"
+FRAMEWORK = ("pytorch_lightning.", "torch.")  # whose modules' own files alone are an author's
 WORKER = re.compile(r"in DataLoader worker process (\d+)")
 
 
@@ -69,7 +72,7 @@ def of_owner(error: BaseException) -> str | None:
                 hint, method = texts[text], known
     if not method and isinstance(error, (MisconfigurationException, TypeError)):
         method = _named(error)
-    place = found.owners or _method(error, method)
+    place = found.owners or _method(error, method) or _of_package(error, found)
     if not place and not hint:
         return None
     if hint:  # the rest of what torch and Lightning say is advice for their own settings
@@ -143,9 +146,7 @@ def _method(error: BaseException, name: str) -> Place | None:
         error: raised inside of the Trainer, which knows the owner's objects.
         name: of the method; without one there is nothing to find.
     """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    values = (value for frame in reversed(frames) for value in frame.f_locals.values())
-    trainer: Any = next((value for value in values if isinstance(value, pl.Trainer)), None)
+    trainer = _trainer(error)
     if not name or trainer is None:
         return None
     data = trainer.datamodule
@@ -158,3 +159,29 @@ def _method(error: BaseException, name: str) -> Place | None:
         if place := definition(owner, name):
             return place
     return None
+
+
+def _of_package(error: BaseException, found: Raised) -> Place | None:
+    """The innermost line of the package that the module or the data come from.
+
+    Who trains a public package's module has written none of it, and reads no traceback of it.
+    """
+    trainer = _trainer(error)
+    if trainer is None or (found.places and is_harness(found.places[-1].file)):
+        return None
+    places = set()
+    for author in (trainer.lightning_module, trainer.datamodule):
+        name = type(author).__module__
+        package = sys.modules.get(name if name.startswith(FRAMEWORK) else name.partition(".")[0])
+        with suppress(TypeError):  # built in, typed into a prompt, or there is none
+            path = Path(inspect.getfile(package))  # type: ignore[arg-type]  # None raises TypeError
+            places.add(path.parent if path.name == "__init__.py" else path)
+    theirs = [p for p in found.places if places & {Path(p.file), *Path(p.file).parents}]
+    return theirs[-1] if theirs and not is_harness(theirs[-1].file) else None
+
+
+def _trainer(error: BaseException) -> Any:
+    """The Trainer that an exception has passed through, which knows the run's objects."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    values = (value for frame in reversed(frames) for value in frame.f_locals.values())
+    return next((value for value in values if isinstance(value, pl.Trainer)), None)

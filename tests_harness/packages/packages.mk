@@ -1,0 +1,14 @@
+# make packages   train public packages' modules by YAML alone, in an environment of their own; half
+#                 an hour on two cores. docs/public_modules.md is its table.
+PACKAGES_VENV ?= .venv-packages
+PACKAGES := tests_harness/packages/requirements.txt
+
+.PHONY: packages
+packages: $(PACKAGES_VENV)/installed
+	OMP_NUM_THREADS=1 $(PACKAGES_VENV)/bin/pytest -m packages tests_harness/packages $(ARGS)
+
+$(PACKAGES_VENV)/installed: pyproject.toml requirements.lock $(PACKAGES)
+	$(PYTHON) -m venv --clear $(PACKAGES_VENV)
+	$(PACKAGES_VENV)/bin/python -m pip --disable-pip-version-check install -c requirements.lock \
+	    -e .[test] -r $(PACKAGES)
+	touch $@
