@@ -10,6 +10,7 @@ import torch
 from lightning_fabric.plugins import CheckpointIO
 
 from harness.checkpoints.contents import Contents
+from harness.checkpoints.live_objects import put_live_objects
 from harness.checkpoints.reading import read
 from harness.files import replacing
 
@@ -119,9 +120,12 @@ class DurableCheckpointIO(CheckpointIO):
         """Read a checkpoint to the CPU; nothing in it is executed, unless told otherwise."""
         self.finish()
         if weights_only is None or weights_only:
-            return read(path, map_location)
-        checkpoint: dict[str, Any] = torch.load(path, map_location, weights_only=False)
-        return checkpoint
+            checkpoint = read(path, map_location)
+            if self.contents.trainer is not None:
+                put_live_objects(checkpoint, self.contents.trainer)
+            return checkpoint
+        loaded: dict[str, Any] = torch.load(path, map_location, weights_only=False)
+        return loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint, which after a resume may be gone already; newer ones are safe."""
