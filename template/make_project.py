@@ -26,6 +26,7 @@ PACKAGE = "project"  # its name in this repository
 LEFT_OUT = (
     *("template", "copier.yml", "tests_harness/template", "tests_harness/test_readme.py"),
     *("benchmarks", "tests_harness/test_benchmarks.py"),
+    *("tests_harness/packages", "docs/public_modules.md"),
     *("docs/performance.md", "docs/terminal.py", "docs/terminal.svg"),
     *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE"),
 )

@@ -198,10 +198,10 @@ class Cells:
         assert files
 
     def check_convert(self) -> None:
-        """Plain weights, equal to the checkpoint's; a common first name may be left out."""
+        """Plain weights of the network, equal to the checkpoint's, less what comes before it."""
         converted = torch.load(self.folder / "weights.pt", weights_only=True)
         of_checkpoint = _weights(self.best)
-        assert len(converted) == len(of_checkpoint)
+        assert converted
         for name, weight in converted.items():
             whole = [key for key in of_checkpoint if key == name or key.endswith(f".{name}")]
             assert any(torch.equal(weight, of_checkpoint[key]) for key in whole), name

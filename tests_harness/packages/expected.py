@@ -9,7 +9,7 @@ COLUMNS = {
     "resume": "killed with SIGKILL inside of the second epoch, it goes on and ends equal by bit",
     "evaluate": "`evaluate.py` gives the numbers of the test after training",
     "predict": "`predict.py` writes predictions",
-    "convert": "`scripts/convert_checkpoint.py` writes weights that load with the module's names",
+    "convert": "`scripts/convert_checkpoint.py` writes the network's weights, plain and equal",
     "weights_only": "`torch.load(weights_only=True)` reads `best.ckpt`",
 }
 
@@ -55,6 +55,9 @@ class Package:
 
 NO_TEST = Refused(r"nothing to evaluate: \w+ has no test_step", "it has no `test_step`")
 NO_PREDICTIONS = Refused("there is nothing to predict", "it has no loader to predict on")
+ONE_SAMPLE = Refused(
+    "batch_size=1, which 2 processes", "its batches hold one sample, which two cannot share"
+)
 OWN_STEP = Refused(
     r"through self\(\.\.\.\)", "its step does not call `self(...)`, which dp splits over devices"
 )
@@ -68,13 +71,13 @@ OWN_OUTPUTS = Refused(
     "reshape or reduce them in the step", "its forward returns more than a row per sample"
 )
 OWN_GAMES = Differs("each process plays games of its own")
-# Two optimizers by hand: a backward pass reaches the parameters of one network only.
+# A backward pass reaches the parameters of one network only.
 TWO_NETWORKS = {"ddp": ("++trainer.strategy.find_unused_parameters=true",)}
 PLAYED = Differs("the environment and what was played are not part of a checkpoint")
 AUTHORS = Refused("Unsupported global", "the author keeps objects in it; the harness reads it")
 
 PACKAGES = {
-    "boring": Package("BoringModel (pytorch-lightning)"),
+    "boring": Package("BoringModel (pytorch-lightning)", {"ddp": ONE_SAMPLE}),
     "image_classifier": Package("image classifier (Lightning's example, rewritten)"),
     "gan": Package(
         "GAN, two optimizers by hand (Lightning's example, rewritten)",
@@ -89,7 +92,7 @@ PACKAGES = {
     "transformer": Package(
         "transformer (pytorch-lightning's demo)",
         {
-            "ddp": Differs("its dropout cannot be switched off by YAML"),
+            "ddp": ONE_SAMPLE,
             "dp": Differs("its dropout cannot be switched off by YAML"),
             "evaluate": NO_TEST,
             "predict": NO_PREDICTIONS,
@@ -115,6 +118,7 @@ PACKAGES = {
             "evaluate": NO_TEST,
             "predict": NO_PREDICTIONS,
         },
+        words=TWO_NETWORKS,
     ),
     "chemprop": Package("MPNN (chemprop 2.3)", {"dp": OWN_STEP, "weights_only": AUTHORS}),
     "nbeats": Package(
