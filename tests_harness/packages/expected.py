@@ -65,7 +65,6 @@ OWN_FORWARD = Refused(
     "has no predict_step, and its forward does not take the batch", "it has no `predict_step`"
 )
 # pytorch-forecasting restores its loss and its metrics as objects, and predicts for itself.
-OBJECTS = Refused("was not built", "its `on_load_checkpoint` wants objects, which are never built")
 OWN_CALLBACK = Refused("in predict_step: IndexError", "its `predict_step` wants its own callback")
 OWN_OUTPUTS = Refused(
     "reshape or reduce them in the step", "its forward returns more than a row per sample"
@@ -123,11 +122,11 @@ PACKAGES = {
     "chemprop": Package("MPNN (chemprop 2.3)", {"dp": OWN_STEP, "weights_only": AUTHORS}),
     "nbeats": Package(
         "NBeats (pytorch-forecasting 1.8)",
-        {"dp": OWN_OUTPUTS, "resume": OBJECTS, "predict": OWN_CALLBACK, "weights_only": AUTHORS},
+        {"dp": OWN_OUTPUTS, "predict": OWN_CALLBACK, "weights_only": AUTHORS},
     ),
     "tft": Package(
         "Temporal Fusion Transformer (pytorch-forecasting 1.8)",
-        {"dp": OWN_OUTPUTS, "resume": OBJECTS, "predict": OWN_CALLBACK, "weights_only": AUTHORS},
+        {"dp": OWN_OUTPUTS, "predict": OWN_CALLBACK, "weights_only": AUTHORS},
     ),
     "deepar": Package(
         "DeepAR (gluonts 0.17)",
@@ -146,7 +145,6 @@ PACKAGES = {
         {
             "ddp": Differs("each process draws its own tours"),
             "dp": OWN_STEP,
-            "evaluate": Differs("it draws the tours of a test anew"),
             "predict": OWN_FORWARD,
             "weights_only": AUTHORS,
         },

@@ -71,6 +71,7 @@ def train(cfg: DictConfig) -> None:
         if missing is None and cfg.test and not trainer.interrupted:
             if best.is_file():
                 load_weights(model, best)
+            seed(cfg)
             trainer.test(model, data, verbose=False)
             metrics |= scalars(trainer)
     finish(trainer, cfg, metrics)
@@ -82,6 +83,7 @@ def evaluate(cfg: DictConfig) -> None:
     loaders.check_test(model, data)
     load_weights(model, Path(cfg.checkpoint))
     with user_errors(cfg):
+        seed(cfg)
         trainer.test(model, data, verbose=False)
     finish(trainer, cfg, scalars(trainer))
 
@@ -94,12 +96,18 @@ def predict(cfg: DictConfig) -> None:
     outputs = [Path(cfg.output), Path(cfg.output).with_suffix(".pt")]
     before = [path.stat() if path.exists() else None for path in outputs]
     with user_errors(cfg), loaders.explaining_forward(model):
+        seed(cfg)
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
     if trainer.is_global_zero:
         for path, old in zip(outputs, before, strict=True):
             if path.exists() and path.stat() != old:  # written by this run
                 screen.show_predictions(path)
+
+
+def seed(cfg: DictConfig) -> None:
+    """Seed all generators; before each stage, so that what a test draws is what it draws again."""
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
 def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule | None]:
@@ -115,7 +123,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     run_log.start(is_first_process=global_rank() == 0)
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
-    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    seed(cfg)
     chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
     if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
         log.warning(
