@@ -13,6 +13,7 @@ from harness.checkpoints.safe_point import SafePoint
 from harness.command.compose import compose
 from harness.exact import seeded_steps
 from harness.upstream import logged_values, resume_counters, resume_states
+from harness.upstream.resume_counters import position_in
 from tests_harness.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
 
 IN_DEFAULT_SUITE = {
@@ -70,8 +71,8 @@ def test_checkpoints_load_as_plain_values_with_their_position(tmp_path: Path) ->
     steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
     assert steps == ["step_4", "step_8", "step_12", "step_15"]
     checkpoint = torch.load(tmp_path / "checkpoints" / "step_8.ckpt", weights_only=True)
-    position = checkpoint["Synthetic"]
-    assert (position["epoch"], position["step"]) == (1, 3)
+    assert position_in(checkpoint, batches_per_step=1) == (1, 3)
+    assert checkpoint["loaders"][0]["settings"]["num_samples"] == 1250
     assert (tmp_path / "checkpoints" / "last.ckpt").resolve().stem == "step_15"
 
 

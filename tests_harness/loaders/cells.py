@@ -72,6 +72,7 @@ def execute(arguments: list[str], strategy: str, folder: Path) -> tuple[int, str
     processes = []
     for node in range(num_nodes):
         env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env |= {"LOADERS_FOLDER": str(folder)}
         env |= {"NODE_RANK": str(node)} if num_nodes > 1 else {}
         with said.open("ab") as file:
             processes.append(Forked(command, env, output=file.fileno()))

@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from harness import DataModule
+from tests_harness.loaders import libraries
 
 NUM_SAMPLES, BATCH_SIZE = 37, 8
 
@@ -186,6 +187,9 @@ def loaders(kind: str, num_workers: int = 0) -> Any:
         "own order": lambda: DataLoader(data, batch_sampler=OfEachProcess()),
         "made batches": lambda: DataLoader(list(batches()), batch_size=None, shuffle=True),
         "own iteration": lambda: Batches(),
+        "webdataset": lambda: libraries.webdataset_loader(num_workers, splits=True),
+        "webdataset whole": lambda: libraries.webdataset_loader(num_workers, splits=False),
+        "litdata": lambda: libraries.litdata_loader(num_workers),
     }
     return made[kind]()
 
@@ -211,6 +215,12 @@ class Data(pl.LightningDataModule):
     def __init__(self, kind: str, num_workers: int = 0) -> None:
         super().__init__()
         self.kind, self.num_workers = kind, num_workers
+
+    def prepare_data(self) -> None:
+        if self.kind.startswith("webdataset"):
+            libraries.write_tars()
+        if self.kind == "litdata":
+            libraries.write_chunks()
 
     def train_dataloader(self) -> Any:
         return loaders(self.kind, self.num_workers)

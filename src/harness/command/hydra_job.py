@@ -58,19 +58,21 @@ class Job:
         run_dir = self.start(command, self.program)
         # A grid has no use for the value, which a module may log by another name.
         is_grid = str(HydraConfig.get().sweeper.get("_target_")).endswith("BasicSweeper")
-        return None if is_grid else objective_of(run_dir, cfg.get("objective"))
+        return objective_of(run_dir, cfg.get("objective"), is_needed=not is_grid)
 
 
-def objective_of(run_dir: Path, objective: str | None) -> float | None:
+def objective_of(run_dir: Path, objective: str | None, is_needed: bool = True) -> float | None:
     """What a sweep optimises, from a job's results.
 
     Raises:
-        UserError: if the job has not logged it.
+        UserError: if it is needed, and the job has not logged it.
     """
     if objective is None:
         return None
     results = run_folder.results(run_dir)
     if objective not in results:
+        if not is_needed:
+            return None
         raise UserError(
             f"objective={objective} is not among the results of {run_dir}: "
             f"{', '.join(results)}.\nUse one of these, or objective=null."

@@ -32,6 +32,9 @@ HARMLESS = {"__init__", "__len__", "__repr__", "__doc__", "__module__", "__annot
 HARMLESS |= {"__parameters__", "__orig_bases__", "__dict__", "__weakref__", "__firstlineno__"}
 HARMLESS |= {"__static_attributes__", "__type_params__"}
 
+LIMITS = {"train": "limit_train_batches", "val": "limit_val_batches"}
+LIMITS |= {"test": "limit_test_batches", "predict": "limit_predict_batches"}
+
 
 def leaves(loaders: Any) -> list[Any]:
     """The single loaders of what a ``*_dataloader`` method may return."""
@@ -63,6 +66,8 @@ def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -
 def _share_one(loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -> Any:
     if isinstance(loader, Shares) or isinstance(getattr(loader, "batch_sampler", None), Shares):
         return loader
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        return loader  # Lightning refuses it with the method's name
     num_ranks, rank = processes(trainer)
     num_micro_batches = int(trainer.accumulate_grad_batches) if split == "train" else 1
     shared: Any
@@ -95,7 +100,7 @@ def _share_one(loader: Any, trainer: pl.Trainer, split: str, name: str, seed: in
         one = RandomSampler(dataset) if sampler.shuffle else SequentialSampler(dataset)
         batches = BatchSampler(one, batches.batch_size, batches.drop_last)
     is_overfitting = bool(trainer.overfit_batches)  # type: ignore[attr-defined]  # set untyped
-    limit = getattr(trainer, f"limit_{split}_batches")
+    limit = getattr(trainer, LIMITS[split])
     is_part = isinstance(limit, float) and limit != 1.0
     if type(batches) is BatchSampler and split == "train":
         check_share(name, batches.batch_size, num_ranks * num_micro_batches)

@@ -119,16 +119,18 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Know where to begin."""
-        if trainer.training:
-            if self.sharing:
-                raise UserError(
-                    f"{type(pl_module).__name__}.on_load_checkpoint asks for the loaders, whose "
-                    "position is not known yet.\n"
-                    "Use trainer.estimated_stepping_batches in configure_optimizers instead."
-                )
-            batches_per_step = checkpoint["safe_point"]["batches_per_step"]
-            self.start, self.rank = position_in(checkpoint, batches_per_step), trainer.global_rank
-            self.loaded = checkpoint.get("loaders", [])  # older runs have none
+        if not trainer.training:
+            return
+        here = trainer.accumulate_grad_batches
+        batches_per_step = checkpoint.get("safe_point", {}).get("batches_per_step", here)
+        self.start, self.rank = position_in(checkpoint, batches_per_step), trainer.global_rank
+        self.loaded = checkpoint.get("loaders", [])  # older runs have none
+        if self.sharing and self.start != (0, 0):
+            raise UserError(
+                f"{type(pl_module).__name__}.on_load_checkpoint asks for the loaders, whose "
+                "position is not known yet.\n"
+                "Use trainer.estimated_stepping_batches in configure_optimizers instead."
+            )
 
 
 def shared_loaders(callback: GlobalBatches, trainer: pl.Trainer, split: str, make: Any) -> Any:
