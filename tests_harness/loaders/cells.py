@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from harness.checkpoints.lookup import by_step, link_newest
 from tests_harness.faults.fast_command import Forked
 from tests_harness.faults.run_folder import contents, differences
+from tests_harness.loaders import libraries
 
 KINDS = (
     *("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several"),
@@ -42,6 +45,7 @@ COMMON = (
     "checkpoint.every_n_steps=1",
     "checkpoint.num_kept=1000",
 )
+FORKS = True  # commands of one program; slower ones are started as a user does
 RESUMED_AT = 7  # in the middle of the second epoch
 SAME = 1e-9  # in 64 bits: sums over processes are added up in another order
 
@@ -69,20 +73,24 @@ def execute(arguments: list[str], strategy: str, folder: Path) -> tuple[int, str
         port = free.getsockname()[1]
     said = folder / "said.txt"
     command = ["train.py", *COMMON, *STRATEGIES[strategy], f"output_dir={folder}", *arguments]
-    processes = []
+    processes: list[Any] = []
     for node in range(num_nodes):
         env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        env |= {"LOADERS_FOLDER": str(folder)}
         env |= {"NODE_RANK": str(node)} if num_nodes > 1 else {}
         with said.open("ab") as file:
-            processes.append(Forked(command, env, output=file.fileno()))
-    statuses = [process.wait(timeout=60) for process in processes]
+            if FORKS:
+                processes.append(Forked(command, env, output=file.fileno()))
+            else:  # a library may not live on in a fork
+                program = [sys.executable, *command]
+                processes.append(subprocess.Popen(program, env=env, stdout=file, stderr=file))
+    statuses = [process.wait(timeout=120) for process in processes]
     return max(statuses), said.read_text()
 
 
 def cell(kind: str, strategy: str, folder: Path, num_workers: int = 0) -> dict[str, Any]:
     """The weights and results of a whole run, and where a resumed one differs from it."""
     folder.mkdir(parents=True, exist_ok=True)
+    libraries.write(kind, folder)
     status, said = execute([*words(kind, num_workers, folder), "name=whole"], strategy, folder)
     if status:
         return {"status": status, "said": said}
@@ -156,7 +164,10 @@ def main() -> None:
     parser.add_argument("--strategy", action="append")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--real", action="store_true", help="commands as a user types them")
     arguments = parser.parse_args()
+    global FORKS
+    FORKS = not arguments.real
     strategies, found = arguments.strategy or [*STRATEGIES], {}
     if not arguments.json:
         print("|".join(["", "loader", *strategies, ""]))

@@ -18,6 +18,15 @@ def samples() -> list[dict[str, Any]]:
     return [{"inputs": x, "target": x.sum()} for x in inputs]
 
 
+def write(kind: str, place: Path) -> None:
+    """Write what a loader reads, before there are processes: litdata would wait for them."""
+    os.environ["LOADERS_FOLDER"] = str(place)
+    if kind.startswith("webdataset"):
+        write_tars()
+    if kind == "litdata":
+        write_chunks()
+
+
 def folder(name: str) -> Path:
     """Where the data are; every process of a run finds the same."""
     path = Path(os.environ["LOADERS_FOLDER"], name)

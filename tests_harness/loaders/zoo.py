@@ -216,12 +216,6 @@ class Data(pl.LightningDataModule):
         super().__init__()
         self.kind, self.num_workers = kind, num_workers
 
-    def prepare_data(self) -> None:
-        if self.kind.startswith("webdataset"):
-            libraries.write_tars()
-        if self.kind == "litdata":
-            libraries.write_chunks()
-
     def train_dataloader(self) -> Any:
         return loaders(self.kind, self.num_workers)
 

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.packages
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["webdataset", "litdata"])
 def test_parts_of_a_librarys_stream_are_read_once_and_resumed(kind: str, num_workers: int) -> None:
-    found: dict[str, Any] = cells((kind,), ("cpu", "ddp(2)"), f"--workers={num_workers}")[kind]
+    found: dict[str, Any] = cells((kind,), ("cpu", "ddp(2)"), "--real", f"--workers={num_workers}")[
+        kind
+    ]
     for strategy, cell in found.items():
         assert cell["status"] == 0, cell["said"]
         assert cell["resumed"]["status"] == 0, cell["resumed"]["said"]
@@ -22,7 +24,7 @@ def test_parts_of_a_librarys_stream_are_read_once_and_resumed(kind: str, num_wor
 
 
 def test_a_stream_that_webdataset_does_not_split_is_refused() -> None:
-    cell = cells(("webdataset whole",), ("ddp(2)",))["webdataset whole"]["ddp(2)"]
+    cell = cells(("webdataset whole",), ("ddp(2)",), "--real")["webdataset whole"]["ddp(2)"]
     assert cell["status"] == 1
     assert "you need to add an explicit nodesplitter" in cell["said"]
     assert "Traceback" not in cell["said"]
