@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from harness.checkpoints.stand_in import stand_ins, type_name
 from harness.checkpoints.unpickling import Unpickler
 from harness.errors import UserError
 from harness.run.places import definition
@@ -129,29 +128,19 @@ def odd_itself(value: Any, place: tuple[Any, ...]) -> Iterator[Odd]:
     kind = f"the class {name_of(value)}" if isinstance(value, type) else name_of(type(value))
     file = io.BytesIO()
     try:
-        WithoutTensors(file, protocol=2).dump(value)  # which torch.save takes
+        pickler = pickle.Pickler(file, protocol=2)  # which torch.save takes
+        pickler.persistent_id = lambda obj: "tensor" if type(obj) in TENSORS else None
+        pickler.dump(value)
     except Exception as error:  # whatever an author's object raises
         yield Odd(place, kind, error)
         return
     file.seek(0)
-    odd = [type_name(stand_in) for stand_in in stand_ins(ReadWithoutTensors(file).load())]
-    if odd:
-        yield Odd(place, kind if kind.endswith(odd[0]) else f"{kind} with {odd[0]}", None)
-
-
-class WithoutTensors(pickle.Pickler):
-    """Writes nothing of a tensor."""
-
-    def persistent_id(self, obj: Any) -> str | None:
-        """A name for a tensor."""
-        return "tensor" if type(obj) in TENSORS else None
-
-
-class ReadWithoutTensors(Unpickler):
-    """Reads nothing of a tensor."""
-
-    def persistent_load(self, pid: str) -> None:
-        """Nothing, for a tensor."""
+    reader = Unpickler(file)
+    reader.persistent_load = lambda pid: None  # type: ignore[method-assign]  # as torch does it
+    reader.load()
+    if reader.odd:
+        name = reader.odd[-1]
+        yield Odd(place, kind if kind.endswith(name) else f"{kind} with {name}", None)
 
 
 def is_read(trainer: pl.Trainer, place: tuple[Any, ...]) -> bool:
