@@ -45,7 +45,7 @@ def _ordered_dict(items: Any = (), state: Any = None) -> OrderedDict[Any, Any]:
     return made
 
 
-def _dtype(code: str, *_: Any, state: Any) -> np.dtype[Any]:
+def _dtype(code: str, *_: Any, state: Any) -> Any:
     _version, order, subdtype, names, fields, _size, _alignment, _flags, *unit = state
     if unit:
         _, (base, number, _divisor, _events) = unit[0]
