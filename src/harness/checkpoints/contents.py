@@ -4,7 +4,6 @@ import io
 import logging
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -85,7 +84,7 @@ class Contents:
         Raises:
             UserError: names the first that is refused.
         """
-        found = list(odd_values(checkpoint))
+        found = odd_values(checkpoint)
         for odd in found:
             owner, method, is_read = saver(self.trainer, odd.place)
             if is_read or odd.error:
@@ -97,44 +96,40 @@ class Contents:
         return found
 
 
-def odd_values(value: Any, place: tuple[Any, ...] = (), seen: Any = None) -> Iterator[Odd]:
-    """All values of a checkpoint that ``reading.read`` would not give back."""
-    kind, seen = type(value), set() if seen is None else seen
-    if kind in PLAIN or id(value) in seen:
-        return
-    seen.add(id(value))
-    parts: list[tuple[Any, Any]] = []
-    if kind in (dict, OrderedDict):
-        parts += value.items()
-        parts += [(key, key) for key in value]
-    elif kind in (list, tuple):
-        parts += enumerate(value)
-    if kind in (OrderedDict, *TENSORS):
-        parts += vars(value).items()
-    elif kind not in (dict, list, tuple):
-        yield from odd_itself(value, place)
-    for key, part in parts:
-        yield from odd_values(part, (*place, key), seen)
+def odd_values(value: Any, place: tuple[Any, ...] = (), around: Any = ()) -> list[Odd]:
+    """The innermost parts of a value that ``reading.read`` would not give back.
 
-
-def odd_itself(value: Any, place: tuple[Any, ...]) -> Iterator[Odd]:
-    """Write one value and read it back, but for its tensors."""
-    kind = f"the class {name_of(value)}" if isinstance(value, type) else name_of(type(value))
-    file = io.BytesIO()
+    Args:
+        value: is written and read back, but for its tensors; so are its parts if it is odd.
+        place: of the value.
+        around: what it is a part of, by id.
+    """
+    if type(value) in PLAIN or id(value) in around:
+        return []
+    file, error = io.BytesIO(), None
     pickler: Any = pickle.Pickler(file, protocol=2)  # which torch.save takes
-    pickler.persistent_id = lambda obj: "tensor" if type(obj) in TENSORS else None
+    pickler.persistent_id = lambda obj: vars(obj) if type(obj) in TENSORS else None
     reader: Any = Unpickler(file)
-    reader.persistent_load = lambda pid: None
+    reader.persistent_load = lambda attributes: None
     try:
         pickler.dump(value)
-    except Exception as error:  # whatever an author's object raises
-        yield Odd(place, kind, error)
-        return
-    file.seek(0)
-    reader.load()
-    if reader.odd:
-        name = reader.odd[-1]
-        yield Odd(place, kind if kind.endswith(name) else f"{kind} with {name}", None)
+    except Exception as raised:  # whatever an author's object raises
+        error = raised
+    else:
+        file.seek(0)
+        reader.load()
+        if not reader.odd:
+            return []
+    kind: Any = type(value)
+    parts: Any = ()
+    if kind in (dict, OrderedDict, list, tuple):
+        parts = enumerate(value) if kind in (list, tuple) else value.items()
+    around = {*around, id(value)}
+    found = [odd for key, part in parts for odd in odd_values(part, (*place, key), around)]
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if reader.odd and not name.endswith(reader.odd[-1]):
+        name += f" with {reader.odd[-1]}"
+    return found or [Odd(place, name, error)]
 
 
 def saver(trainer: pl.Trainer | None, place: tuple[Any, ...]) -> tuple[Any, str, bool]:
@@ -198,8 +193,3 @@ def notice(found: list[Odd]) -> str:
         "around it, torch.load needs weights_only=False, and scripts/convert_checkpoint.py makes a "
         f"plain file.{avoid}"
     )
-
-
-def name_of(kind: type) -> str:
-    """The name of a type."""
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")

@@ -46,12 +46,12 @@ def _ordered_dict(items: Any = (), state: Any = None) -> OrderedDict[Any, Any]:
 
 
 def _dtype(code: str, *_: Any, state: Any) -> Any:
-    _version, order, subdtype, names, fields, _size, _alignment, _flags, *unit = state
-    if unit:
-        _, (base, number, _divisor, _events) = unit[0]
+    order, times = state[1], state[8:]
+    if times:
+        base, number, *_ = times[0][1]
         code = f"{code}[{number}{base.decode()}]"
-    if subdtype or names or fields or not re.fullmatch(DTYPE, order + code):
-        raise TypeError("a structure, or objects")
+    if not re.fullmatch(DTYPE, order + code):
+        raise TypeError("objects or a structure")
     return np.dtype(order + code)
 
 
