@@ -24,7 +24,7 @@ from harness.upstream.plain_globals import plain_globals
 
 TYPES: dict[str, type] = {
     f"{kind.__module__}.{kind.__name__}": kind
-    for kind in (bool, dict, float, int, list, set, str, np.ndarray, torch.Tensor)
+    for kind in (bool, dict, float, int, list, set, str, np.ndarray)
 }
 DTYPE = r"[<>|][biufcSUmM]\d*(\[\d+[A-Za-z]+\])?"  # all but Python objects and structures
 # What the converter reads as something else.
@@ -39,13 +39,7 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _ordered_dict(items: Any = (), state: Any = None) -> OrderedDict[Any, Any]:
-    made = OrderedDict(items)
-    vars(made).update(state or {})  # the `_metadata` of a state_dict
-    return made
-
-
-def _dtype(code: str, *_: Any, state: Any) -> Any:
+def _dtype(state: Any, code: str, *_: Any) -> Any:
     order, times = state[1], state[8:]
     if times:
         base, number, *_ = times[0][1]
@@ -55,7 +49,7 @@ def _dtype(code: str, *_: Any, state: Any) -> Any:
     return np.dtype(order + code)
 
 
-def _array(kind: Any, *_: Any, state: Any) -> Any:
+def _array(state: Any, kind: Any, *_: Any) -> Any:
     _version, shape, dtype, is_fortran, content = state
     if kind is not np.ndarray:
         raise TypeError("a kind of array of its author")
@@ -68,17 +62,10 @@ def _elements(shape: Any, dtype: Any, content: Any, order: Any = "C") -> Any:
     return np.ndarray(shape, dtype, content, order=order)
 
 
-def _with_attributes(tensor: Any, kind: type, state: dict[str, Any]) -> Any:
-    if type(tensor) is not kind:
-        raise TypeError("a kind of tensor of its author")
-    vars(tensor).update(state)
-    return tensor
-
-
-# The calls that are made, besides torch's. A state, if there is one, is passed by that name.
+# The calls that are made, besides torch's.
 KINDS = (
-    *(Counter, complex, date, datetime, Decimal, defaultdict, deque, frozenset, range, set),
-    *(slice, time, timedelta, timezone),
+    *(Counter, OrderedDict, complex, date, datetime, Decimal, defaultdict, deque, frozenset),
+    *(range, set, slice, time, timedelta, timezone),
 )
 CALLS: dict[str, Callable[..., Any]] = {
     f"{kind.__module__}.{kind.__name__}": kind for kind in KINDS
@@ -87,7 +74,6 @@ CALLS |= {
     "_codecs.encode": _encode,
     "builtins.bytearray": lambda content=b"": bytearray() + content,  # a number: its length
     "builtins.bytes": lambda: b"",
-    "collections.OrderedDict": _ordered_dict,
     "numpy.dtype": _dtype,
 }
 for path in (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath):
@@ -96,11 +82,10 @@ for path in (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath):
 for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # the latter since NumPy 2
     CALLS[f"{module}._reconstruct"] = _array
     CALLS[f"{module}.scalar"] = lambda dtype, content: _elements((), dtype, content)[()]
+TAKE_STATE = (_array, _dtype)
 
 
 def _known(name: str) -> Callable[..., Any] | None:
-    if name == WITH_ATTRIBUTES:
-        return _with_attributes
     calls = ("torch.Size", "torch.device", "torch.serialization._get_layout")
     if name in calls or name.startswith("torch._utils._rebuild_"):
         return plain_globals().get(name)
@@ -138,10 +123,12 @@ class Unpickler(InertUnpickler):
         return found if is_constant else Global(f"{module}.{name}")
 
     def _call(self, func: Any, args: Any) -> Inert:
-        if func == WITH_ATTRIBUTES:
-            rebuild, kind, arguments, state = args
-            args = (Inert(rebuild, arguments), kind, state)
-        return Inert(func, args)
+        if func != WITH_ATTRIBUTES:
+            return Inert(func, args)
+        func, kind, args, state = args
+        tensor = Inert(func if kind == "torch.Tensor" else kind, args)
+        tensor.state = state
+        return tensor
 
     def _storage(self) -> None:
         self.append(Inert(STORAGE, self.stack.pop()))
@@ -177,12 +164,13 @@ class Unpickler(InertUnpickler):
         if call is None:
             return self.stand_in(inert.name)
         self.built[id(inert)] = inert, StandIn(inert.name)  # it is no argument of its own
-        args = self.build(inert.args)
-        state = {} if inert.state is None else {"state": self.build(inert.state)}
+        args, state = self.build(inert.args), self.build(inert.state)
         try:
             if any(map(_is_odd, args)):
                 raise TypeError("plain values are expected")
-            made = call(*args, **state)
+            made = call(state, *args) if call in TAKE_STATE else call(*args)
+            if state is not None and call not in TAKE_STATE:
+                vars(made).update(state)  # as the `_metadata` of a state_dict
         except Exception:  # what the function would refuse from its author as well
             kinds = [arg for arg in inert.args if isinstance(arg, Global)]  # as numpy.ndarray
             return self.stand_in(kinds[0] if kinds else inert.name)

@@ -62,12 +62,12 @@ class PredictionTable(BasePredictionWriter):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep the rows of one batch."""
-        if prediction is None:
-            return
         # Lightning passes the last batch's again where it does not know this one's.
         is_known = bool(batch_indices) and batch_indices is not self.last_indices
-        self.last_indices = batch_indices
         indices = list(batch_indices or ()) if is_known else None
+        self.last_indices = batch_indices
+        if prediction is None:
+            return
         prediction = plain(prediction)
         num_samples = len(indices) if indices else next(sizes(prediction), 1)
         try:
