@@ -27,7 +27,8 @@ def words(folder: Path, *more: str) -> list[str]:
 
 
 def template(kind: str) -> list[str]:
-    return [f"model._target_={AUTHOR}.Template", f"+model.kind={kind}"]
+    chosen = ("objective=val/loss", "mode=min")
+    return [f"model._target_={AUTHOR}.Template", f"+model.kind={kind}", *chosen]
 
 
 @pytest.mark.parametrize("kind", author.HYPER_PARAMETERS)

@@ -166,8 +166,7 @@ def test_what_becomes_odd_later_is_refused_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where values of its kind are kept elsewhere, where nobody reads them."""
-    monkeypatch.setattr(contents, "is_read", lambda _, place: place[0] == "callbacks")
-    monkeypatch.setattr(contents, "saver", lambda *_: (None, ""))
+    monkeypatch.setattr(contents, "saver", lambda _, place: (None, "", place[0] == "callbacks"))
     io, path = DurableCheckpointIO(), tmp_path / "a.ckpt"
     io.contents.trainer = pl.Trainer(accelerator="cpu", logger=False)
     state: dict[str, Any] = {"callbacks": {"A": {"kept": None}}}

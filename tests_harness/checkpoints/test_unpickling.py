@@ -81,8 +81,12 @@ class Called:
 class Stateful(Called):
     """Pickled as a call, and a state."""
 
+    def __init__(self, state: Any, function: Any, *arguments: Any) -> None:
+        super().__init__(function, *arguments)
+        self.state = state
+
     def __reduce__(self) -> Any:
-        return (*self.call, {"a": 1})
+        return (*self.call, self.state)
 
 
 def calls(mark: Path) -> dict[str, Any]:
@@ -90,6 +94,9 @@ def calls(mark: Path) -> dict[str, Any]:
     evil = Evil(mark)
     buffer = io.BytesIO()
     torch.save(evil, buffer)
+    address = b"A" * 8  # NumPy takes bytes for pointers where a dtype says that they are objects
+    unit = (None, (b"s],O,M8[1s", 1, 1, 1))
+    dtype = Stateful((4, "<", None, None, None, -1, -1, 0, unit), np.dtype, "M8", False, True)
     # What runs code if a kind that is known would take it: as key, element, argument and state.
     return {
         "torch.load": Called(torch.load, io.BytesIO),
@@ -106,7 +113,12 @@ def calls(mark: Path) -> dict[str, Any]:
         ),
         "dtype": Called(np.dtype, [("a", "O")]),
         "getattr": Called(getattr, nn.Linear, "mro"),
-        "state of a set": Stateful(set, [1]),
+        "state of a set": Stateful({"a": 1}, set, [1]),
+        "address": Called(np.float64(0).__reduce__()[0], "O", address),
+        "addresses": Stateful(
+            (1, (1,), "O", False, address), np.ones(1).__reduce__()[0], np.ndarray, (0,), b"b"
+        ),
+        "unit": Called(np.float64(0).__reduce__()[0], dtype, address * 3),
         "settings": author.Settings(a=evil),
         "network": nn.Sequential(nn.Linear(1, 1), nn.ReLU()),
     }

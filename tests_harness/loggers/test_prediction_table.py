@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.errors import UserError
-from harness.loggers.prediction_table import PredictionTable, columns_of, numbered
+from harness.loggers.prediction_table import PredictionTable, columns_of, numbered, plain
 
 
 class Pair(NamedTuple):
@@ -53,19 +53,19 @@ class Score:
     ],
 )
 def test_what_predict_step_returns_becomes_columns(returned, columns) -> None:
-    assert columns_of(returned, "", num_samples=2) == columns
+    assert columns_of(plain(returned), "", num_samples=2) == columns
 
 
 @pytest.mark.parametrize("returned", [torch.tensor(5), 5, np.float32(5), {"prediction": 5}])
 def test_single_number_is_the_row_of_a_single_sample(returned) -> None:
-    assert columns_of(returned, "", num_samples=1) == {"prediction": [5]}
+    assert columns_of(plain(returned), "", num_samples=1) == {"prediction": [5]}
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         (torch.zeros(3), "returned 3 rows for 2 samples. "),
-        ({"loss": torch.tensor(1.0)}, "returned a Tensor for 2 samples in loss. "),
+        ({"loss": torch.tensor(1.0)}, "returned a float for 2 samples in loss. "),
         (None, "returned a NoneType for 2 samples. "),
         ("text", "returned a str for 2 samples. "),
         (torch.zeros(3, 4), "returned 3 rows for 2 samples. "),
@@ -75,7 +75,7 @@ def test_single_number_is_the_row_of_a_single_sample(returned) -> None:
 )
 def test_what_has_no_row_per_sample_is_refused(returned, message: str) -> None:
     with pytest.raises(UserError) as error:
-        columns_of(returned, "", num_samples=2)
+        columns_of(plain(returned), "", num_samples=2)
     assert message in str(error.value)
 
 
@@ -117,9 +117,9 @@ def test_indices_of_the_batch_before_are_not_taken_for_those_of_a_stream(tmp_pat
 
 
 def test_rows_of_a_stream_keep_the_order_of_batches_and_processes() -> None:
-    first = [(0, 0, {"p": 0}), (0, 1, {"p": 2})]
-    second = [(0, 0, {"p": 1}), (0, 1, {"p": 3})]
-    assert numbered([first, second], {}) == {(0, i): {"p": i} for i in range(4)}
+    first = [(0, 0, None, {"p": 0}), (0, 1, None, {"p": 2})]
+    second = [(0, 0, None, {"p": 1}), (0, 1, None, {"p": 3})]
+    assert numbered(first + second) == {(0, i): {"p": i} for i in range(4)}
 
 
 def test_columns_of_the_table_itself_are_not_replaced(tmp_path: Path) -> None:
@@ -130,7 +130,12 @@ def test_columns_of_the_table_itself_are_not_replaced(tmp_path: Path) -> None:
 
 def test_what_is_no_table_is_kept_as_plain_values(tmp_path: Path) -> None:
     table = PredictionTable(tmp_path / "out.csv")
-    ragged = {"x": Pair(torch.ones(3), {"z": 1j}), 1: {Path("a")}, "n": np.ones(2)}
+    ragged = {
+        "x": Pair(torch.ones(3), {"z": 1j}),
+        1: {Path("a")},
+        "n": np.ones(2),
+        "s": torch.eye(2).to_sparse(),
+    }
     table.write_on_batch_end(None, None, ragged, [0, 1])
     table.on_predict_epoch_end(SimpleNamespace(world_size=1, is_global_zero=True), None)
     assert not table.path.exists()

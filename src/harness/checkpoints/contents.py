@@ -4,17 +4,15 @@ import io
 import logging
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 
-from harness.checkpoints.stand_in import stand_ins, type_name
 from harness.checkpoints.unpickling import Unpickler
 from harness.errors import UserError
-from harness.run.places import definition
+from harness.places import definition
 from harness.upstream.plain_globals import plain_globals
 
 log = logging.getLogger(__name__)
@@ -23,10 +21,9 @@ HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 # What Lightning keeps of a container's class beside the hyper-parameters.
 NEVER_READ = (*HYPER_PARAMETERS, "hparams_type", "datamodule_hparams_type")
 STORAGES = {getattr(torch, name) for name in dir(torch) if name.endswith("Storage")}
-PLAIN = {type(None), bool, int, float, str, bytes}
-TENSORS = {torch.Tensor, torch.nn.Parameter}
+PLAIN = (type(None), bool, int, float, str, bytes)
+TENSORS = (torch.Tensor, torch.nn.Parameter)
 GLOBALS = (type, FunctionType, BuiltinFunctionType)
-NO_WAY_ON = " Or train without checkpoints to go on from: checkpoint=null."
 NUM_SHOWN = 5  # values of one message
 
 
@@ -38,11 +35,12 @@ class Odd(NamedTuple):
     error: Exception | None  # why it cannot even be pickled
 
     def __str__(self) -> str:
-        return f"{dotted(self.place)} ({self.kind})"
+        keys = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.place]
+        return f"{''.join(keys).removeprefix('.')} ({self.kind})"
 
 
 class Contents:
-    """Saves checkpoints, and looks at their values once for each kind of them that is new.
+    """Saves checkpoints, and looks at their values where a kind of them is new, or more of one.
 
     Python's pickler tells of every object that is no number, text, list or dict. While all of them
     are what torch reads as plain values nothing else is done.
@@ -50,7 +48,7 @@ class Contents:
 
     def __init__(self) -> None:
         self.trainer: pl.Trainer | None = None  # whose run goes on from what is saved
-        self.plain: set[Any] = {*plain_globals().values(), torch.dtype, *TENSORS, *STORAGES}
+        self.plain: set[Any] = {*plain_globals().values(), torch.dtype, *STORAGES}
         self.looked_at: Counter[Any] = Counter()  # kinds besides, in the last checkpoint
         self.told: set[Any] = set()
 
@@ -60,120 +58,103 @@ class Contents:
         Raises:
             UserError: if a run could not go on from it, or a value of it cannot be pickled.
         """
-        found: Counter[Any] = Counter()
+        plain, kinds = self.plain, Counter[Any]()
 
         class Pickler(pickle.Pickler):
-            def reducer_override(pickler, obj: Any) -> Any:  # noqa: N805  # self is the Contents
+            def reducer_override(self, obj: Any) -> Any:
                 kind = obj if isinstance(obj, GLOBALS) else type(obj)
-                if kind not in self.plain:
-                    found[kind] += 1
+                if kind not in plain:
+                    kinds[kind] += 1
                 return NotImplemented
 
-            def dump(pickler, obj: Any) -> None:  # noqa: N805
-                try:
-                    super().dump(obj)
-                except Exception as error:  # whatever an author's object raises
-                    self.judge(list(odd_values(obj)), error)
-                    raise
-                if found != self.looked_at:
-                    self.look_at(obj, found)
-
         module = SimpleNamespace(__name__="pickle", Pickler=Pickler)
-        torch.save(checkpoint, file, pickle_module=module)
+        try:
+            torch.save(checkpoint, file, pickle_module=module)
+        except Exception:  # whatever an author's object raises
+            self.judge(checkpoint)
+            raise
+        if kinds != self.looked_at:
+            is_plain = not self.judge(checkpoint)
+            self.plain |= kinds.keys() if is_plain else set()
+            self.looked_at = Counter() if is_plain else kinds
 
-    def look_at(self, checkpoint: dict[str, Any], kinds: Counter[Any]) -> None:
-        """Find what is odd in a checkpoint, and remember what is not."""
-        found = list(odd_values(checkpoint))
-        self.judge(found)
-        if not found:
-            self.plain |= kinds.keys()
-        self.looked_at = Counter() if not found else kinds
-
-    def judge(self, found: list[Odd], error: Exception | None = None) -> None:
+    def judge(self, checkpoint: dict[str, Any]) -> list[Odd]:
         """Refuse what a run could not go on with, and tell of the rest once.
 
         Raises:
             UserError: names the first that is refused.
         """
+        found = odd_values(checkpoint)
         for odd in found:
-            if odd.error or (self.trainer and is_read(self.trainer, odd.place)):
-                raise UserError(refusal(self.trainer, odd)) from (odd.error or error)
+            owner, method, is_read = saver(self.trainer, odd.place)
+            if is_read or odd.error:
+                raise UserError(refusal(odd, owner, method)) from odd.error
         new = [odd for odd in found if (odd.place[:2], odd.kind) not in self.told]
         self.told |= {(odd.place[:2], odd.kind) for odd in new}
         if new:
             log.warning("%s", notice(new))
+        return found
 
 
-def odd_values(value: Any, place: tuple[Any, ...] = (), seen: Any = None) -> Iterator[Odd]:
-    """All values of a checkpoint that ``reading.read`` would not give back."""
-    kind, seen = type(value), set() if seen is None else seen
-    if kind in PLAIN or id(value) in seen:
-        return
-    seen.add(id(value))
-    if kind in (dict, OrderedDict):
-        for key, item in value.items():
-            yield from odd_values(key, (*place, key), seen)
-            yield from odd_values(item, (*place, key), seen)
-    elif kind in (list, tuple):
-        for index, item in enumerate(value):
-            yield from odd_values(item, (*place, index), seen)
-    if kind in (OrderedDict, *TENSORS):
-        for name, item in vars(value).items():
-            yield from odd_values(item, (*place, name), seen)
-    elif kind not in (dict, list, tuple):
-        yield from odd_itself(value, place)
+def odd_values(value: Any, place: tuple[Any, ...] = (), around: Any = ()) -> list[Odd]:
+    """The innermost parts of a value that ``reading.read`` would not give back.
 
-
-def odd_itself(value: Any, place: tuple[Any, ...]) -> Iterator[Odd]:
-    """Write one value and read it back, but for its tensors."""
-    kind = f"the class {name_of(value)}" if isinstance(value, type) else name_of(type(value))
-    file = io.BytesIO()
+    Args:
+        value: is written and read back, but for its tensors; so are its parts if it is odd.
+        place: of the value.
+        around: what it is a part of, by id.
+    """
+    if type(value) in PLAIN or id(value) in around:
+        return []
+    file, error = io.BytesIO(), None
+    pickler: Any = pickle.Pickler(file, protocol=2)  # which torch.save takes
+    pickler.persistent_id = lambda obj: vars(obj) if type(obj) in TENSORS else None
+    reader: Any = Unpickler(file)
+    reader.persistent_load = lambda attributes: None
     try:
-        WithoutTensors(file, protocol=2).dump(value)  # which torch.save takes
-    except Exception as error:  # whatever an author's object raises
-        yield Odd(place, kind, error)
-        return
-    file.seek(0)
-    odd = [type_name(stand_in) for stand_in in stand_ins(ReadWithoutTensors(file).load())]
-    if odd:
-        yield Odd(place, kind if kind.endswith(odd[0]) else f"{kind} with {odd[0]}", None)
+        pickler.dump(value)
+    except Exception as raised:  # whatever an author's object raises
+        error = raised
+    else:
+        file.seek(0)
+        reader.load()
+        if not reader.odd:
+            return []
+    kind: Any = type(value)
+    parts: Any = ()
+    if kind in (dict, OrderedDict, list, tuple):
+        parts = enumerate(value) if kind in (list, tuple) else value.items()
+    around = {*around, id(value)}
+    found = [odd for key, part in parts for odd in odd_values(part, (*place, key), around)]
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if reader.odd and not name.endswith(reader.odd[-1]):
+        name += f" with {reader.odd[-1]}"
+    return found or [Odd(place, name, error)]
 
 
-class WithoutTensors(pickle.Pickler):
-    """Writes nothing of a tensor."""
-
-    def persistent_id(self, obj: Any) -> str | None:
-        """A name for a tensor."""
-        return "tensor" if type(obj) in TENSORS else None
-
-
-class ReadWithoutTensors(Unpickler):
-    """Reads nothing of a tensor."""
-
-    def persistent_load(self, pid: str) -> None:
-        """Nothing, for a tensor."""
-
-
-def is_read(trainer: pl.Trainer, place: tuple[Any, ...]) -> bool:
-    """Whether a resume would read the value at a place of the checkpoint."""
-    key = place[0]
-    if key in NEVER_READ:
-        return False
-    if key == "callbacks":
-        owner = callback_of(trainer, place)
-        return owner is None or type(owner).load_state_dict is not pl.Callback.load_state_dict
-    if key in own_keys(trainer):
-        return True
+def saver(trainer: pl.Trainer | None, place: tuple[Any, ...]) -> tuple[Any, str, bool]:
+    """Who gave a value to the checkpoint, by which method, and whether a resume reads it."""
+    if trainer is None or place[0] in NEVER_READ:
+        return None, "", False
     module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
-    owners: list[Any] = [module, data, *trainer.callbacks]  # type: ignore[attr-defined]
-    return any(is_written(owner, "on_load_checkpoint") for owner in owners)
-
-
-def own_keys(trainer: pl.Trainer) -> set[str]:
-    """The keys that Lightning reads by itself."""
-    owners = (trainer.datamodule, trainer.precision_plugin)  # type: ignore[attr-defined]
-    keys = {type(owner).__qualname__ for owner in owners}
-    return keys | {"state_dict", "loops", "optimizer_states", "lr_schedulers", "safe_point"}
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    match place[0]:
+        case "callbacks":
+            owner = next((c for c in callbacks if (c.state_key,) == place[1:2]), None)
+            is_unread = getattr(type(owner), "load_state_dict", 0) is pl.Callback.load_state_dict
+            return owner, "state_dict", not is_unread
+        case "optimizer_states" | "lr_schedulers":
+            return module, "configure_optimizers", True
+        case "state_dict":
+            return module, "state_dict", True
+        case key if key == type(data).__qualname__:
+            return data, "state_dict", True
+    owners = [module, data, *callbacks]
+    owner = next((owner for owner in owners if is_written(owner, "on_save_checkpoint")), None)
+    precision = type(trainer.precision_plugin).__qualname__
+    is_read = place[0] in ("loops", "safe_point", precision)
+    is_read |= any(is_written(owner, "on_load_checkpoint") for owner in owners)
+    return owner, "on_save_checkpoint", is_read
 
 
 def is_written(owner: Any, hook: str) -> bool:
@@ -182,67 +163,33 @@ def is_written(owner: Any, hook: str) -> bool:
     return module.split(".")[0] not in ("pytorch_lightning", "lightning", "harness")
 
 
-def callback_of(trainer: pl.Trainer, place: tuple[Any, ...]) -> pl.Callback | None:
-    """Whose state it is."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return next((c for c in callbacks if c.state_key == place[1]), None)
-
-
-def refusal(trainer: pl.Trainer | None, odd: Odd) -> str:
+def refusal(odd: Odd, owner: Any, method: str) -> str:
     """Say what a run could not go on with, who saves it, and what to change."""
-    key, name = odd.place[0], odd.place[1] if len(odd.place) > 1 else ""
     why = "cannot be read back without running code of the file"
     if odd.error:
         why = f"cannot be saved: {str(odd.error).partition(chr(10))[0]}"
-    if key in HYPER_PARAMETERS:
-        return f"{odd} {why}.\nLeave it out with self.save_hyperparameters(ignore=[{name!r}])."
-    owner, hook = saver(trainer, odd.place) if trainer else (None, "")
-    where = str((hook and definition(owner, hook)) or "").partition(" in ")[0]
-    saves = f"{type(owner).__name__}.{hook}" if hook else "what saves it"
+    if odd.place[0] in HYPER_PARAMETERS:
+        ignored = list(odd.place[1:2])
+        return f"{odd} {why}.\nLeave it out with self.save_hyperparameters(ignore={ignored})."
+    saves = f"{type(owner).__name__}.{method}" if owner else "what saves it"
+    if owner and (where := definition(owner, method)):
+        saves += f" ({str(where).partition(' in ')[0]})"
+    no_way_on = " Or train without checkpoints to go on from: checkpoint=null."
     return (
-        f"{odd} {why}, so that no run could go on from this checkpoint.\n"
-        f"Let {saves}{where and f' ({where})'} give numbers, text, lists, dicts, tensors or "
-        f"NumPy arrays instead.{'' if odd.error else NO_WAY_ON}"
+        f"{odd} {why}, so that no run could go on from this checkpoint.\nLet {saves} give numbers, "
+        f"text, lists, dicts, tensors or NumPy arrays instead.{'' if odd.error else no_way_on}"
     )
-
-
-def saver(trainer: pl.Trainer, place: tuple[Any, ...]) -> tuple[Any, str]:
-    """The object and its method that gave a value to the checkpoint."""
-    module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
-    match place[0]:
-        case "callbacks":
-            return callback_of(trainer, place), "state_dict"
-        case "optimizer_states" | "lr_schedulers":
-            return module, "configure_optimizers"
-        case "state_dict":
-            return module, "state_dict"
-        case key if key == type(data).__qualname__:
-            return data, "state_dict"
-    owners: list[Any] = [module, data, *trainer.callbacks]  # type: ignore[attr-defined]
-    hook = "on_save_checkpoint"
-    return next((owner for owner in owners if is_written(owner, hook)), None), hook
 
 
 def notice(found: list[Odd]) -> str:
     """Say what of a checkpoint only its author's code can build, and what follows."""
+    shown = ", ".join(map(str, found[:NUM_SHOWN]))
     more = f" and {len(found) - NUM_SHOWN} more" if len(found) > NUM_SHOWN else ""
-    shown = ", ".join(str(odd) for odd in found[:NUM_SHOWN])
     names = [odd.place[1] for odd in found if odd.place[0] in HYPER_PARAMETERS and odd.place[1:]]
-    ignored = ", ".join(f"{name!r}" for name in dict.fromkeys(names))
-    avoid = f" self.save_hyperparameters(ignore=[{ignored}]) leaves it out." if names else ""
+    ignored = list(dict.fromkeys(names))
+    avoid = f" self.save_hyperparameters(ignore={ignored}) leaves it out." if names else ""
     return (
         f"The checkpoints keep {shown}{more} as saved, which is not plain: the commands here read "
         "around it, torch.load needs weights_only=False, and scripts/convert_checkpoint.py makes a "
         f"plain file.{avoid}"
     )
-
-
-def dotted(place: tuple[Any, ...]) -> str:
-    """A place as one would type it."""
-    keys = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in place]
-    return "".join(keys).removeprefix(".")
-
-
-def name_of(kind: type) -> str:
-    """The name of a type."""
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")

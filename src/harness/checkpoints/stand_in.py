@@ -1,10 +1,6 @@
 """What is put in the place of a value that only the code of its author could build."""
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator
 from typing import Any, NoReturn
-
-import torch
 
 from harness.errors import UserError
 
@@ -59,21 +55,3 @@ def refuse(stand_in: StandIn, *_: Any, **__: Any) -> NoReturn:
 
 for use in USES:
     setattr(StandIn, f"__{use}__", refuse)
-
-
-def stand_ins(value: Any, seen: set[int] | None = None) -> Iterator[StandIn]:
-    """All that was not built of a value that was read."""
-    seen = set() if seen is None else seen
-    if isinstance(value, StandIn):
-        yield value
-    elif type(value) not in (bool, int, float, str, bytes) and id(value) not in seen:
-        seen.add(id(value))
-        inner: list[Any] = []
-        if isinstance(value, dict):
-            inner = [*value.keys(), *value.values()]
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            inner = list(value)
-        if isinstance(value, (OrderedDict, torch.Tensor)):
-            inner += vars(value).values()
-        for item in inner:
-            yield from stand_ins(item, seen)

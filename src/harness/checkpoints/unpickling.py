@@ -1,8 +1,8 @@
 """Read what torch.load(weights_only=True) refuses, and execute nothing: a `pickle_module` for it.
 
-Plain values, tensors, NumPy arrays and the standard library's containers are built, everything
-else becomes a `StandIn`. No name in the file is imported or looked up: `find_class` gives the name
-itself, and a call is made only where ``CALLS``, or torch's own list, has the name.
+The converter's unpickler reads the file as data: an `Inert` for each call that is asked for. Then
+the calls are made that ``CALLS``, or torch's own list, has; the others become a `StandIn`. No name
+in the file is imported or looked up.
 """
 
 import pickle
@@ -18,39 +18,19 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from harness.checkpoints.stand_in import StandIn, type_name
+from harness.checkpoints.stand_in import StandIn
+from harness.convert.unpickle import Global, Inert, InertUnpickler
 from harness.upstream.plain_globals import plain_globals
 
-FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, set, str)}
-DTYPE_KINDS = "biufcSUmM"  # all but Python objects and structures
-FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
-TENSOR_TYPES = {"torch.Tensor": torch.Tensor, "torch.nn.parameter.Parameter": torch.nn.Parameter}
-
-
-class Name(StandIn):
-    """The name of a class or a function, as the file gives it."""
-
-    __slots__ = ()
-
-
-class Unbuilt(StandIn):
-    """A NumPy array or dtype whose contents come later; it stays one if they are not plain."""
-
-    __slots__ = ("_arguments",)
-    _arguments: tuple[Any, ...]
-
-    def __init__(self, type_name: str, *arguments: Any) -> None:
-        super().__init__(type_name)
-        object.__setattr__(self, "_arguments", arguments)
-
-
-def _texts(kind: Callable[..., Any]) -> Callable[..., Any]:
-    def build(*args: Any) -> Any:
-        if any(type(arg) is not str for arg in args):
-            raise TypeError("texts are expected")
-        return kind(*args)
-
-    return build
+TYPES: dict[str, type] = {
+    f"{kind.__module__}.{kind.__name__}": kind
+    for kind in (bool, dict, float, int, list, set, str, np.ndarray)
+}
+DTYPE = r"[<>|][biufcSUmM]\d*(\[\d+[A-Za-z]+\])?"  # all but Python objects and structures
+# What the converter reads as something else.
+NATIVE = (pickle.EMPTY_DICT, pickle.DICT, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET)
+STORAGE = Global("storage")  # a name of the file has a dot
+WITH_ATTRIBUTES = "torch._tensor._rebuild_from_type_v2"
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -59,79 +39,79 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _bytearray(content: bytes = b"") -> bytearray:
-    if type(content) is not bytes:  # a number would be a length
-        raise TypeError("bytes are expected")
-    return bytearray(content)
+def _dtype(state: Any, code: str, *_: Any) -> Any:
+    order, times = state[1], state[8:]
+    if times:
+        base, number, *_ = times[0][1]
+        code = f"{code}[{number}{base.decode()}]"
+    if not re.fullmatch(DTYPE, order + code):
+        raise TypeError("objects or a structure")
+    return np.dtype(order + code)
 
 
-def _defaultdict(*factory: Any) -> defaultdict[Any, Any]:
-    if factory and factory[0] is not None:
-        return defaultdict(FACTORIES[type_name(factory[0])])
-    return defaultdict()
+def _array(state: Any, kind: Any, *_: Any) -> Any:
+    _version, shape, dtype, is_fortran, content = state
+    if kind is not np.ndarray:
+        raise TypeError("a kind of array of its author")
+    return _elements(shape, dtype, content, "F" if is_fortran else "C").copy(order="K")
 
 
-def _dtype(code: str, *_: Any) -> Unbuilt:
-    if not re.fullmatch(f"[{DTYPE_KINDS}][0-9]*", code):
-        return Unbuilt(f"numpy.dtype {code}")
-    return Unbuilt("numpy.dtype", code)
+def _elements(shape: Any, dtype: Any, content: Any, order: Any = "C") -> Any:
+    if not isinstance(dtype, np.dtype) or type(content) is not bytes:
+        raise TypeError("NumPy would take bytes for the addresses of objects")
+    return np.ndarray(shape, dtype, content, order=order)
 
 
-def _array(kind: Any, *_: Any) -> Unbuilt:
-    return Unbuilt(type_name(kind))
-
-
-def _scalar(dtype: np.dtype[Any], content: bytes) -> Any:
-    return np.ndarray((), dtype, content)[()]
-
-
-# The calls that are made, besides torch's. Their arguments are plain, unless ``TAKE_NAMES``.
+# The calls that are made, besides torch's.
+KINDS = (
+    *(Counter, OrderedDict, complex, date, datetime, Decimal, defaultdict, deque, frozenset),
+    *(range, set, slice, time, timedelta, timezone),
+)
 CALLS: dict[str, Callable[..., Any]] = {
+    f"{kind.__module__}.{kind.__name__}": kind for kind in KINDS
+}
+CALLS |= {
     "_codecs.encode": _encode,
-    "builtins.bytearray": _bytearray,
+    "builtins.bytearray": lambda content=b"": bytearray() + content,  # a number: its length
     "builtins.bytes": lambda: b"",
-    "builtins.complex": complex,
-    "builtins.frozenset": frozenset,
-    "builtins.range": range,
-    "builtins.set": set,
-    "builtins.slice": slice,
-    "collections.Counter": Counter,
-    "collections.OrderedDict": OrderedDict,
-    "collections.defaultdict": _defaultdict,
-    "collections.deque": deque,
-    "datetime.date": date,
-    "datetime.datetime": datetime,
-    "datetime.time": time,
-    "datetime.timedelta": timedelta,
-    "datetime.timezone": timezone,
-    "decimal.Decimal": _texts(Decimal),
     "numpy.dtype": _dtype,
 }
 for path in (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath):
     for module in ("pathlib", "pathlib._local"):  # the latter since Python 3.13
-        CALLS[f"{module}.{path.__name__}"] = _texts(path)
+        CALLS[f"{module}.{path.__name__}"] = path
 for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # the latter since NumPy 2
     CALLS[f"{module}._reconstruct"] = _array
-    CALLS[f"{module}.scalar"] = _scalar
-TAKE_NAMES = (_array, _defaultdict)
+    CALLS[f"{module}.scalar"] = lambda dtype, content: _elements((), dtype, content)[()]
+TAKE_STATE = (_array, _dtype)
 
 
-def _is_call_of_torch(name: str) -> bool:
+def _known(name: str) -> Callable[..., Any] | None:
     calls = ("torch.Size", "torch.device", "torch.serialization._get_layout")
-    return name in calls or name.startswith("torch._utils._rebuild_")
+    if name in calls or name.startswith("torch._utils._rebuild_"):
+        return plain_globals().get(name)
+    return CALLS.get(name)
 
 
-class Unpickler(pickle._Unpickler):
-    """Python's own unpickler with every opcode closed that could call or change something.
+def _is_odd(argument: Any) -> bool:
+    """Whether an argument is no plain value, or the hooks of a tensor."""
+    return isinstance(argument, StandIn) or (type(argument) is OrderedDict and bool(argument))
 
-    The C unpickler is no base: its opcodes cannot be overridden.
-    """
 
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
-    stack: list[Any]
-    memo: dict[int, Any]
-    append: Callable[[Any], None]
-    pop_mark: Callable[[], list[Any]]
+class Unpickler(InertUnpickler):
+    """Give plain values, tensors, NumPy arrays and the standard library's containers."""
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = InertUnpickler.dispatch | {
+        opcode[0]: pickle._Unpickler.dispatch[opcode[0]] for opcode in NATIVE
+    }
+
+    def __init__(self, file: Any, **_: Any) -> None:
+        super().__init__(file, None)
+        self.built: dict[int, tuple[Any, Any]] = {}  # by id: what was read, what it has become
+        self.odd: list[str] = []  # the names of what was not built
+
+    def load(self) -> Any:
+        """The next object of the file."""
+        return self.build(super().load())
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the name alone, or one of torch's constants, such as ``torch.float32``."""
@@ -140,146 +120,66 @@ class Unpickler(pickle._Unpickler):
         )  # as Python 2 called them, whose protocol torch.save uses
         found = plain_globals().get(f"{module}.{name}")
         is_constant = found is torch.UntypedStorage or not (found is None or callable(found))
-        return found if is_constant else Name(f"{module}.{name}")
+        return found if is_constant else Global(f"{module}.{name}")
 
-    def get_extension(self, code: int) -> None:
-        """Push a name: the registry of copyreg is not asked."""
-        self.append(Name(f"copyreg.extension_{code}"))
+    def _call(self, func: Any, args: Any) -> Inert:
+        if func != WITH_ATTRIBUTES:
+            return Inert(func, args)
+        func, kind, args, state = args
+        tensor = Inert(func if kind == "torch.Tensor" else kind, args)
+        tensor.state = state
+        return tensor
 
-    def _instantiate(self, cls: Any, args: Any) -> None:
-        self.append(_call(cls, tuple(args)))
+    def _storage(self) -> None:
+        self.append(Inert(STORAGE, self.stack.pop()))
 
-    def _reduce(self) -> None:
-        args = self.stack.pop()
-        self.stack[-1] = _call(self.stack[-1], args)
+    dispatch[pickle.BINPERSID[0]] = _storage
 
-    def _newobj_ex(self) -> None:
-        self.stack.pop()  # keyword arguments, which nothing that is built here takes
-        self.stack.pop()
-        self.stack[-1] = StandIn(_named(self.stack[-1]))
+    def build(self, value: Any) -> Any:
+        """Make all calls in a value; its lists, dicts and sets stay the same objects."""
+        kind = type(value)
+        if kind is Global:
+            return TYPES.get(value) or self.stand_in(value)
+        if kind not in (Inert, list, tuple, dict, set, frozenset):
+            return value
+        if id(value) not in self.built:
+            self.built[id(value)] = value, self._built(value)
+        return self.built[id(value)][1]
 
-    def _build(self) -> None:
-        state, target = self.stack.pop(), self.stack[-1]
-        if type(target) is OrderedDict and type(state) is dict:
-            vars(target).update(state)  # the `_metadata` of a state_dict
-        elif type(target) is Unbuilt:
-            built = _built(target, state)
-            for index in reversed(self.memo):  # it was remembered right before its state
-                if self.memo[index] is target:
-                    self.memo[index] = built
-                    break
-            self.stack[-1] = built
-        elif not isinstance(target, StandIn):
-            raise pickle.UnpicklingError(f"a {type(target).__name__} takes no state")
+    def _built(self, value: Any) -> Any:
+        if isinstance(value, Inert):
+            return self._made(value)
+        if isinstance(value, (tuple, frozenset)):
+            return type(value)(map(self.build, value))
+        self.built[id(value)] = value, value  # it may hold itself
+        items = [self.build(item) for item in (value.items() if type(value) is dict else value)]
+        value.clear()
+        (value.extend if type(value) is list else value.update)(items)
+        return value
 
-    def _append(self) -> None:
-        item = self.stack.pop()
-        self._extend([item])
+    def _made(self, inert: Inert) -> Any:
+        if inert.name == STORAGE:
+            return self.persistent_load(self.build(inert.args))
+        call = _known(inert.name)
+        if call is None:
+            return self.stand_in(inert.name)
+        self.built[id(inert)] = inert, StandIn(inert.name)  # it is no argument of its own
+        args, state = self.build(inert.args), self.build(inert.state)
+        try:
+            if any(map(_is_odd, args)):
+                raise TypeError("plain values are expected")
+            made = call(state, *args) if call in TAKE_STATE else call(*args)
+            if state is not None and call not in TAKE_STATE:
+                vars(made).update(state)  # as the `_metadata` of a state_dict
+        except Exception:  # what the function would refuse from its author as well
+            kinds = [arg for arg in inert.args if isinstance(arg, Global)]  # as numpy.ndarray
+            return self.stand_in(kinds[0] if kinds else inert.name)
+        self.built[id(inert)] = inert, made
+        if inert.items:
+            (made.extend if type(made) is deque else made.update)(self.build(inert.items))
+        return made
 
-    def _appends(self) -> None:
-        self._extend(self.pop_mark())
-
-    def _extend(self, items: list[Any]) -> None:
-        target = self.stack[-1]
-        if type(target) is list or type(target) is deque:
-            target.extend(items)
-        elif not isinstance(target, StandIn):
-            raise pickle.UnpicklingError(f"a {type(target).__name__} takes no items")
-
-    def _setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._update([key, value])
-
-    def _setitems(self) -> None:
-        self._update(self.pop_mark())
-
-    def _update(self, items: list[Any]) -> None:
-        target = self.stack[-1]
-        if type(target) in (dict, OrderedDict, defaultdict, Counter):
-            for key, value in zip(items[::2], items[1::2], strict=True):
-                target[key] = value
-        elif not isinstance(target, StandIn):
-            raise pickle.UnpicklingError(f"a {type(target).__name__} takes no keys")
-
-    def _additems(self) -> None:
-        items = self.pop_mark()
-        if type(self.stack[-1]) is not set:
-            raise pickle.UnpicklingError("only a set takes these")
-        self.stack[-1].update(items)
-
-    dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _reduce
-    dispatch[pickle.NEWOBJ_EX[0]] = _newobj_ex
-    dispatch[pickle.BUILD[0]] = _build
-    dispatch[pickle.APPEND[0]], dispatch[pickle.APPENDS[0]] = _append, _appends
-    dispatch[pickle.SETITEM[0]], dispatch[pickle.SETITEMS[0]] = _setitem, _setitems
-    dispatch[pickle.ADDITEMS[0]] = _additems
-    # A bytearray is allocated, and cleared, before it turns out that the file is shorter.
-    dispatch[pickle.BYTEARRAY8[0]] = dispatch[pickle.BINBYTES8[0]]
-
-
-def _named(func: Any) -> str:
-    return type_name(func) if isinstance(func, StandIn) else type(func).__name__
-
-
-def _call(func: Any, args: Any) -> Any:
-    """Build a plain value; whatever is not plain, or does not fit together, gives a StandIn."""
-    name = _named(func)
-    if type(func) is not Name or type(args) is not tuple:
+    def stand_in(self, name: str) -> StandIn:
+        """Name what is not built."""
+        self.odd.append(name)
         return StandIn(name)
-    if name == "copyreg._reconstructor" and args:
-        return StandIn(_named(args[0]))
-    call = CALLS.get(name)
-    if call is None and _is_call_of_torch(name):
-        call = plain_globals().get(name)
-    try:
-        if name == FROM_TYPE:  # a tensor with attributes
-            rebuild, kind, arguments, state = args
-            tensor = _call(rebuild, arguments)
-            if type(tensor) is TENSOR_TYPES[type_name(kind)] and type(state) is dict:
-                return plain_globals()[FROM_TYPE](lambda: tensor, type(tensor), (), state)
-            return StandIn(_named(kind))
-        if call is None or (call not in TAKE_NAMES and any(map(_is_odd, args))):
-            return StandIn(name)
-        return call(*args)
-    except Exception:  # a call that the function refuses
-        return StandIn(name)
-
-
-def _is_odd(argument: Any) -> bool:
-    """Whether an argument is no plain value, or the hooks of a tensor."""
-    return isinstance(argument, StandIn) or (type(argument) is OrderedDict and bool(argument))
-
-
-def _built(target: Unbuilt, state: Any) -> Any:
-    """A NumPy array or dtype, once its state is known: NumPy reads none of it by itself."""
-    arguments: tuple[Any, ...] = object.__getattribute__(target, "_arguments")
-    try:
-        if arguments:
-            return _built_dtype(*arguments, *state)
-        _version, shape, dtype, is_fortran, content = state
-        if type_name(target) == "numpy.ndarray" and type(content) is bytes:
-            order: Any = "F" if is_fortran else "C"
-            return np.ndarray(shape, dtype, content, order=order).copy(order="K")
-    except Exception:  # what NumPy would have refused as well
-        return target
-    return target
-
-
-def _built_dtype(
-    code: str,
-    version: int,
-    order: str,
-    subdtype: None,
-    names: None,
-    fields: None,
-    size: int,
-    alignment: int,
-    flags: int,
-    unit: Any = None,
-) -> np.dtype[Any]:
-    if unit:
-        _, (base, number, _divisor, _events) = unit
-        code = f"{code}[{number}{base.decode()}]"
-    if subdtype or names or fields or order not in ("<", ">", "|"):
-        raise TypeError("a structure")
-    return np.dtype(order + code)

@@ -9,7 +9,7 @@ import yaml
 from harness.command.compose import groups
 from harness.command.explain import nearest
 from harness.errors import UserError
-from harness.run.places import shown
+from harness.places import shown
 
 # What PyYAML says, in the words of somebody who types.
 SYNTAX = {

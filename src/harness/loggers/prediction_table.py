@@ -1,10 +1,11 @@
 import csv
 import io
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytorch_lightning as pl
@@ -18,6 +19,8 @@ from harness.processes.agreement import gather
 log = logging.getLogger(__name__)
 
 OWN_COLUMNS = ("loader", "sample")
+SINGLE = (str, bytes, bool, int, float, complex)
+Row: TypeAlias = tuple[int, int, int | None, dict[str, Any]]  # loader, batch, place, cells
 
 
 class PredictionTable(BasePredictionWriter):
@@ -43,8 +46,7 @@ class PredictionTable(BasePredictionWriter):
     def __init__(self, path: str | Path) -> None:
         super().__init__(write_interval="batch")
         self.path = Path(path)
-        self.rows: dict[tuple[int, int], dict[str, Any]] = {}  # by loader and place
-        self.arrived: list[tuple[int, int, dict[str, Any]]] = []  # loader, batch, row
+        self.rows: list[Row] = []
         self.others: list[dict[str, Any]] = []
         self.reason = ""
         self.last_indices: Sequence[int] | None = None
@@ -60,71 +62,59 @@ class PredictionTable(BasePredictionWriter):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep the rows of one batch."""
-        if prediction is None:
-            return
         # Lightning passes the last batch's again where it does not know this one's.
         is_known = bool(batch_indices) and batch_indices is not self.last_indices
-        self.last_indices = batch_indices
         indices = list(batch_indices or ()) if is_known else None
-        num_samples = num_rows(prediction) if indices is None else len(indices)
+        self.last_indices = batch_indices
+        if prediction is None:
+            return
+        prediction = plain(prediction)
+        num_samples = len(indices) if indices else next(sizes(prediction), 1)
         try:
             columns = columns_of(prediction, "", num_samples)
         except UserError as error:
-            self.reason = self.reason or str(error)
-            place = {"loader": dataloader_idx, "batch": batch_idx, "samples": indices}
-            self.others.append(place | {"prediction": plain(prediction)})
+            self.reason = self.reason or str(error).partition("\n")[0]
+            where = {"loader": dataloader_idx, "batch": batch_idx, "samples": indices}
+            self.others.append(where | {"prediction": prediction})
             return
         for row in range(num_samples):
-            cells = {
-                f"prediction.{name}" if name in OWN_COLUMNS else name: column[row]
-                for name, column in columns.items()
-            }
-            if indices is None:
-                self.arrived.append((dataloader_idx, batch_idx, cells))
-            else:
-                self.rows[dataloader_idx, indices[row]] = cells
+            cells = {name: column[row] for name, column in columns.items()}
+            place = indices[row] if indices else None
+            self.rows.append((dataloader_idx, batch_idx, place, cells))
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the rows and write the files, which appear only when they are complete."""
-        parts = gather(trainer, (self.rows, self.arrived, self.others, self.reason))
+        parts = gather(trainer, (self.rows, self.others, self.reason))
         if not trainer.is_global_zero:
             return
-        rows = {place: row for part in parts for place, row in part[0].items()}
-        rows |= numbered([part[1] for part in parts], rows)
-        others = sorted(
-            (batch for part in parts for batch in part[2]), key=lambda b: (b["loader"], b["batch"])
-        )
+        rows = [row for part in parts for row in part[0]]
+        others = [batch for part in parts for batch in part[1]]
         if others:
-            path = self.path.with_suffix(".pt")
-            file = io.BytesIO()
-            torch.save(others, file)
+            path, file = self.path.with_suffix(".pt"), io.BytesIO()
+            torch.save(sorted(others, key=lambda b: (b["loader"], b["batch"])), file)
             write_durably(path, file.getvalue())
-            reason = next(part[3] for part in parts if part[3]).partition("\n")[0]
+            reason = next(part[2] for part in parts if part[2])
             log.warning("%s holds %d batches that are no table: %s", path, len(others), reason)
         if rows:
-            write_durably(self.path, table(rows).encode())
+            write_durably(self.path, table(numbered(rows)).encode())
         elif not others:
             log.warning("%s is not written: predict_step has returned nothing.", self.path)
 
 
-def numbered(
-    parts: list[list[tuple[int, int, dict[str, Any]]]], known: Mapping[tuple[int, int], Any]
-) -> dict[tuple[int, int], dict[str, Any]]:
-    """Rows by loader and number, in the order in which they have arrived.
+def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
+    """Rows by loader and place, or by number in the order in which they have arrived.
 
     Args:
-        parts: for each process, the loader, the batch and the cells of each row.
-        known: rows whose numbers are taken.
+        rows: of the first process, of the second, and so on.
     """
+    streams = {loader for loader, _, place, _ in rows if place is None}
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    num_found: Counter[int] = Counter()
     # The sort keeps the order of equal keys: of the processes, and of the rows of a batch.
-    rows = sorted((row for part in parts for row in part), key=lambda row: row[:2])
-    following: dict[int, int] = {}
-    for loader, number in known:
-        following[loader] = max(following.get(loader, 0), number + 1)
-    found = {}
-    for loader, _, cells in rows:
-        number = following.get(loader, 0)
-        found[loader, number], following[loader] = cells, number + 1
+    for loader, _, place, cells in sorted(rows, key=lambda row: row[:2]):
+        number = num_found[loader] if place is None or loader in streams else place
+        found[loader, number] = cells
+        num_found[loader] += 1
     return found
 
 
@@ -141,115 +131,100 @@ def table(rows: dict[tuple[int, int], dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def named(value: Any) -> Any:
-    """A namedtuple or a dataclass as a dict; NumPy's arrays as tensors, or lists of texts."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value, strict=True))
-    if is_dataclass(value) and not isinstance(value, (Mapping, type)):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy()) if value.dtype.kind in "biufc" else value.tolist()
-    return value.item() if isinstance(value, np.generic) else value
+def plain(value: Any) -> Any:
+    """A value of tensors, dicts, lists, tuples, numbers and texts alone; others become texts."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.from_numpy(value.copy())
+    elif isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        value = dict(zip(value._fields, value, strict=True))
+    elif is_dataclass(value) and not isinstance(value, (Mapping, type)):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().clone()
+        return value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
+    if isinstance(value, Mapping):
+        return {k if isinstance(k, int) else str(k): plain(part) for k, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (tuple if isinstance(value, tuple) else list)(map(plain, value))
+    if hasattr(value, "to_dict"):  # a graph
+        return plain(value.to_dict())
+    return value if value is None or isinstance(value, SINGLE) else str(value)
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """What lies in dicts and tuples, however deep."""
-    value = named(value)
-    if isinstance(value, (Mapping, tuple)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from leaves(part)
-    else:
-        yield value
-
-
-def num_rows(prediction: Any) -> int:
-    """Samples of a batch, as its prediction shows them; single numbers and texts are of one."""
-    for value in leaves(prediction):
-        if isinstance(value, torch.Tensor) and value.ndim:
-            return len(value)
-        if isinstance(value, list):
-            lengths = {len(v) if isinstance(v, torch.Tensor) and v.ndim else -1 for v in value}
-            return max(lengths) if len(lengths) == 1 and lengths != {-1} else len(value)
-    return 1
+def sizes(prediction: Any) -> Iterator[int]:
+    """Samples of a batch, as each part of its prediction shows them; single values show none."""
+    if isinstance(prediction, torch.Tensor) and prediction.ndim:
+        yield len(prediction)
+    elif isinstance(prediction, list):
+        lengths = {len(v) if isinstance(v, torch.Tensor) and v.ndim else -1 for v in prediction}
+        yield max(lengths) if len(lengths) == 1 and lengths != {-1} else len(prediction)
+    elif isinstance(prediction, (dict, tuple)):
+        for part in prediction.values() if isinstance(prediction, dict) else prediction:
+            yield from sizes(part)
 
 
 def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
-    """Names and values of the columns in what ``predict_step`` has returned.
+    """Names and values of the columns in what ``predict_step`` has returned, made ``plain``.
 
     Raises:
         UserError: if something does not have one row per sample.
     """
-    value = named(value)
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
-        if value.ndim == 1:
+        if value.ndim < 2:
             value = value.tolist()
-        elif value.ndim > 1 and len(value) == num_samples:  # (B, ...): a column per position
+        elif len(value) == num_samples:  # (B, ...): a column per position
             value = tuple(value.flatten(start_dim=1).unbind(dim=1))
-        elif value.ndim == 0 and num_samples == 1:
-            value = [value.item()]
-    elif isinstance(value, (str, bytes, bool, int, float, complex)) and num_samples == 1:
-        value = [value]
     elif isinstance(value, list):
-        is_columns = all(
-            isinstance(v, torch.Tensor) and v.shape[:1] == (num_samples,) for v in value
-        )
-        if is_columns and len(value) == num_samples > 1:
-            raise UserError(
-                f"predict_step returned a list of {num_samples} tensors of as many numbers for "
-                f"{num_samples} samples: these may be rows or columns.\n"
-                "Return a tuple of columns, or torch.stack(list) for rows."
-            )
-        if is_columns or len(value) != num_samples:
-            value = tuple(value)
-        elif all(isinstance(v, Mapping) for v in value):
-            keys = dict.fromkeys(key for sample in value for key in sample)
-            value = {key: [cell(sample.get(key)) for sample in value] for key in keys}
-        else:
-            value = [cell(v) for v in value]
+        value = rows_or_columns(value, num_samples)
     if isinstance(value, tuple):
-        value = dict(enumerate(value))
-        name = name or "prediction"
-    if isinstance(value, Mapping):
-        parts = {key if not name else f"{name}.{key}": part for key, part in value.items()}
-        columns = [
-            columns_of(part, str(key), num_samples)
-            for key, part in parts.items()
-            if part is not None
-        ]
-        return {key: column for part in columns for key, column in part.items()}
+        value, name = dict(enumerate(value)), name or "prediction"
+    if isinstance(value, dict):
+        columns: dict[str, list[Any]] = {}
+        for key, part in value.items():
+            if part is not None:
+                columns |= columns_of(part, f"{name}.{key}" if name else str(key), num_samples)
+        return columns
+    if isinstance(value, SINGLE) and num_samples == 1:
+        value = [value]
     if not isinstance(value, list) or len(value) != num_samples:
-        is_rows = isinstance(value, list) or (isinstance(value, torch.Tensor) and value.ndim)
+        is_rows = isinstance(value, (list, torch.Tensor))
         found = f"{len(value)} rows" if is_rows else f"a {type(value).__name__}"
         raise UserError(
             f"predict_step returned {found} for {num_samples} samples"
             f"{f' in {name}' if name else ''}. Return one row per sample."
         )
+    if name in OWN_COLUMNS:
+        name = f"prediction.{name}"
     return {name or "prediction": value}
+
+
+def rows_or_columns(values: list[Any], num_samples: int) -> Any:
+    """A list with a cell per sample, a tuple of columns, or a dict of columns.
+
+    Raises:
+        UserError: if it may be rows as well as columns.
+    """
+    is_columns = all(isinstance(v, torch.Tensor) and v.shape[:1] == (num_samples,) for v in values)
+    if is_columns and len(values) == num_samples > 1:
+        raise UserError(
+            f"predict_step returned a list of {num_samples} tensors of as many numbers for "
+            f"{num_samples} samples: these may be rows or columns.\n"
+            "Return a tuple of columns, or torch.stack(list) for rows."
+        )
+    if is_columns or len(values) != num_samples:
+        return tuple(values)
+    if all(isinstance(v, dict) for v in values):
+        keys = dict.fromkeys(key for sample in values for key in sample)
+        return {key: [cell(sample.get(key)) for sample in values] for key in keys}
+    return cell(values)
 
 
 def cell(value: Any) -> Any:
     """A value as it stands in one cell."""
-    value = named(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: cell(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [cell(part) for part in value]
+        return list(map(cell, value))
     return value.tolist() if isinstance(value, torch.Tensor) else value
-
-
-def plain(value: Any) -> Any:
-    """A value of tensors, dicts, lists, tuples, numbers and texts alone; others become texts."""
-    value = named(value)
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone().as_subclass(torch.Tensor)
-    if isinstance(value, Mapping):
-        return {k if isinstance(k, int) else str(k): plain(part) for k, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = [plain(part) for part in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    if isinstance(value, complex):
-        return torch.tensor(value)
-    if hasattr(value, "to_dict"):  # a graph
-        return plain(value.to_dict())
-    is_plain = value is None or isinstance(value, (str, bytes, bool, int, float))
-    return value if is_plain else str(value)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.run.places import Raised, is_owners
+from harness.places import Raised, is_owners
 
 # What torch says of a mistake and what mends it, by the owner's method that has made the mistake,
 # which is told where the exception has passed through none of the owner's lines.

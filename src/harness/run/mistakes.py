@@ -18,8 +18,8 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 
 from harness.errors import TrainingError, UserError
+from harness.places import Place, Raised, definition, is_harness, raised
 from harness.run import hints, log_file
-from harness.run.places import Place, Raised, definition, is_harness, raised
 from harness.run.targets import targets
 
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."

@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
-from harness.run.places import shown
+from harness.places import shown
 
 
 @rank_zero_only
