@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
-from harness.data.batches import Batch, GlobalBatchSampler, SeededSamples
+from harness.data.batches import Batch, GlobalBatchSampler
 from harness.data.randomness import uniform
+from harness.data.seeded_samples import SeededSamples
 from harness.exact.global_batches import GlobalBatches
 
 NUM_SAMPLES, BATCH_SIZE, STEP_SECONDS = 60_000, 128, 0.010

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, random_split
 
-from harness.data.batches import Batch, SeededSamples
+from harness.data.batches import Batch
 from harness.data.datamodule import DataModule
+from harness.data.seeded_samples import SeededSamples
 from harness.errors import UserError
 
 

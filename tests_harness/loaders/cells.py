@@ -25,7 +25,8 @@ KINDS = (
     *("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several"),
     *("stream in parts", "stream with state", "stream", "own order", "made batches"),
     *("own iteration", "distributed", "several uneven", "of the module"),
-    *("overridden", "streams of a DataModule"),
+    *("overridden", "streams of a DataModule", "longest", "own generator", "random split"),
+    *("random collate", "moved at random", "empty"),
 )
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "cpu": ("strategy=cpu",),
@@ -55,7 +56,8 @@ def words(kind: str, num_workers: int, folder: Path) -> list[str]:
     owned = {"overridden": "Overridden", "streams of a DataModule": "OfStreams"}
     data = f"_target_: {ZOO}.{owned.get(kind, 'Data')}\nnum_workers: {num_workers}\n"
     data += "batch_size: 8\n" if kind in owned else f"kind: {kind}\n"
-    model = f"_target_: {ZOO}.{'WithLoaders' if kind == 'of the module' else 'Module'}\n"
+    modules = {"of the module": "WithLoaders", "moved at random": "MovedAtRandom"}
+    model = f"_target_: {ZOO}.{modules.get(kind, 'Module')}\n"
     for group, text in (("data", data), ("model", model)):
         path = folder / "conf" / group / "mine.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)

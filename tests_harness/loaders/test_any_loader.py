@@ -11,7 +11,9 @@ from tests_harness.conftest import ROOT
 from tests_harness.loaders.cells import STRATEGIES
 
 EQUAL = ("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several")
-EQUAL += ("distributed", "of the module", "overridden")
+EQUAL += ("distributed", "of the module", "overridden", "longest", "own generator")
+EQUAL += ("random split",)
+DRAWN = ("random collate", "moved at random")  # for whole batches, as dropout does
 PARTS = ("stream in parts", "stream with state", "streams of a DataModule")
 ALONE = {  # what is refused where processes would have to share it
     "stream": "gives every process the same samples",
@@ -34,6 +36,10 @@ def cells(kinds: tuple[str, ...], strategies: tuple[str, ...], *more: str) -> di
 
 def check(kind: str, strategy: str, found: dict[str, Any]) -> None:
     """Compare one cell with what it must be."""
+    if kind == "empty":
+        assert found["status"] == 1
+        assert "Data.train_dataloader gave no batch: nothing was trained." in found["said"]
+        return
     has_parts = strategy not in ("cpu", "dp(2)")
     if has_parts and kind in ALONE:
         assert found["status"] == 1, found
@@ -45,7 +51,9 @@ def check(kind: str, strategy: str, found: dict[str, Any]) -> None:
         assert "draws other batches than before" in found["resumed"]["said"]
         return
     assert found["resumed"]["status"] == 0, found["resumed"]["said"]
-    if has_parts and kind in PARTS:
+    if has_parts and kind in DRAWN:
+        pass
+    elif has_parts and kind in PARTS:
         assert "others than one process would take" in found["said"]
     else:
         assert found["from_one_process"] < 1e-9
@@ -54,7 +62,9 @@ def check(kind: str, strategy: str, found: dict[str, Any]) -> None:
         assert found["resumed"]["differences"] == []
 
 
-@pytest.mark.parametrize("kinds", [EQUAL[:4], EQUAL[4:], (*PARTS, *ALONE)], ids="_".join)
+@pytest.mark.parametrize(
+    "kinds", [EQUAL[:4], EQUAL[4:9], (*EQUAL[9:], *DRAWN, "empty"), PARTS, (*ALONE,)], ids="_".join
+)
 def test_two_processes_train_as_one_does(kinds: tuple[str, ...]) -> None:
     found = cells(kinds, ("cpu", "ddp(2)"))
     for kind in kinds:
@@ -64,7 +74,7 @@ def test_two_processes_train_as_one_does(kinds: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", [*EQUAL, *PARTS, *ALONE])
+@pytest.mark.parametrize("kind", [*EQUAL, *DRAWN, *PARTS, *ALONE])
 def test_every_strategy_trains_as_one_process_does(kind: str, num_workers: int) -> None:
     found = cells((kind,), tuple(STRATEGIES), f"--workers={num_workers}")
     for strategy, cell in found[kind].items():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -18,6 +19,7 @@ from torch.utils.data import (
     Sampler,
     WeightedRandomSampler,
     get_worker_info,
+    random_split,
 )
 
 from harness import DataModule
@@ -43,6 +45,18 @@ class Numbers(Dataset[Any]):
         inputs = self.inputs[int(index)] + self.noise * moved
         inputs[self.lengths[int(index)] :] = 0
         return {"inputs": inputs, "target": self.inputs[int(index)].sum()}
+
+
+class OwnGenerator(Numbers):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(noise=0)
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        sample = super().__getitem__(index)
+        return sample | {"inputs": sample["inputs"] + 0.1 * self.generator.standard_normal()}
 
 
 class ByLength(Sampler[int]):
@@ -159,6 +173,7 @@ def loaders(kind: str, num_workers: int = 0) -> Any:
     made: dict[str, Any] = {
         "plain": lambda: DataLoader(data, BATCH_SIZE, **common),
         "shuffled": lambda: DataLoader(data, BATCH_SIZE, shuffle=True, **common),
+        "moved at random": lambda: DataLoader(data, BATCH_SIZE, shuffle=True, **common),
         "weighted": lambda: DataLoader(
             data, BATCH_SIZE, sampler=WeightedRandomSampler(weights, 40), **common
         ),
@@ -171,6 +186,15 @@ def loaders(kind: str, num_workers: int = 0) -> Any:
             "a": DataLoader(Numbers(40), BATCH_SIZE, shuffle=True, drop_last=True, **common),
             "b": DataLoader(Numbers(24), BATCH_SIZE, shuffle=True, **common),
         },
+        "longest": lambda: CombinedLoader(
+            [DataLoader(Numbers(16), BATCH_SIZE), DataLoader(Numbers(40), BATCH_SIZE)], "max_size"
+        ),
+        "own generator": lambda: DataLoader(OwnGenerator(), BATCH_SIZE, shuffle=True, **common),
+        "random collate": lambda: DataLoader(data, BATCH_SIZE, collate_fn=masked, **common),
+        "random split": lambda: DataLoader(
+            random_split(data, [0.8, 0.2])[0], BATCH_SIZE, shuffle=True, **common
+        ),
+        "empty": lambda: DataLoader(StreamInParts(), 1000, drop_last=True),
         "several uneven": lambda: [
             DataLoader(data, 6, shuffle=True),
             DataLoader(Numbers(20), 5, shuffle=True),
@@ -192,6 +216,13 @@ def loaders(kind: str, num_workers: int = 0) -> Any:
         "litdata": lambda: libraries.litdata_loader(num_workers),
     }
     return made[kind]()
+
+
+def masked(samples: list[Any]) -> Any:
+    """Collate, and mask at random."""
+    batch = torch.utils.data.default_collate(samples)
+    batch["inputs"] = batch["inputs"] * (torch.rand(batch["inputs"].shape) > 0.2)
+    return batch
 
 
 def is_distributed() -> bool:
@@ -266,6 +297,7 @@ class Module(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         parts = batch.values() if isinstance(batch, dict) and "a" in batch else [batch]
         parts = batch if isinstance(batch, (list, tuple)) else parts
+        parts = [part for part in parts if part is not None]
         return torch.stack([self.loss(part) for part in parts]).sum()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -276,6 +308,15 @@ class Module(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+
+class MovedAtRandom(Module):
+    """An augmentation of whole batches, on the device."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            batch["inputs"] = batch["inputs"] + 0.1 * torch.randn(())
+        return batch
 
 
 class WithLoaders(Module):

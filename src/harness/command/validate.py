@@ -44,6 +44,11 @@ def check(command: Command) -> None:
         name = override.lstrip("+~").partition("=")[0]
         if override.startswith("+") and name.rpartition(".")[2] in OLD_NAMES:
             raise UserError(old_name(name))
+    if cfg.trainer.get("use_distributed_sampler"):
+        raise UserError(
+            "trainer.use_distributed_sampler=true would share batches that are shared already.\n"
+            "Leave it out."
+        )
     _check_kinds(command)
     _check_numbers(cfg, command.rules)
     _check_choices(cfg, command.rules)
@@ -112,6 +117,11 @@ def _check_names(cfg: DictConfig) -> None:
 def _check_output(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"output={path} is a folder. Use output={path / 'predictions.csv'}.")
+    if path.suffix == ".pt":
+        raise UserError(
+            f"output={path} names the table; what is none is written beside it as .pt.\n"
+            f"Use output={path.with_suffix('.csv')}."
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path.parent).close()

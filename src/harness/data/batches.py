@@ -1,15 +1,13 @@
 """Which samples each process sees, in which order: the only place that decides what a batch is."""
 
-import operator
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, Sampler, default_collate
+from torch.utils.data import BatchSampler, Dataset, Sampler
 
-from harness.data.randomness import kept_generators, mix, seed_generators
+from harness.data.randomness import mix
 from harness.errors import UserError
 from harness.strategies.launchable import check_batch_size
 
@@ -81,54 +79,6 @@ class BatchedDataset(Dataset[Any], ABC):
     @abstractmethod
     def __getitems__(self, indices: list[int]) -> Any:
         """Read the samples of a ``Batch`` of indices, collated."""
-
-
-class SeededSamples(BatchedDataset):
-    """Read each sample of a data set with generators seeded by (seed, epoch, sample).
-
-    An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` then gives the same
-    result in any worker of any process.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        seed: int,
-        collate: Callable[[list[Any]], Any] = default_collate,
-    ) -> None:
-        self.dataset, self.seed, self.collate = dataset, seed, collate
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        """What a module looks up at its data set, such as a vocabulary."""
-        if name == "dataset":  # not there while this object is unpickled
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-    def __getitem__(self, index: Any) -> Any:
-        """A sample as the data set gives it, for whoever looks at one."""
-        return self.dataset[index]
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        """Read and collate a batch."""
-        assert isinstance(indices, Batch)
-        samples = []
-        with kept_generators():
-            for index in indices:
-                number = index if type(index) is int else number_of(index)
-                seed_generators(mix(self.seed, indices.epoch, number))
-                samples.append(self.dataset[index])
-        return self.collate(samples)
-
-
-def number_of(key: Any) -> int:
-    """A number for what a sampler names a sample by, such as a NumPy integer or a file's name."""
-    try:
-        return int(operator.index(key))
-    except TypeError:
-        return zlib.crc32(repr(key).encode())
 
 
 class GlobalBatchSampler(Sampler[Batch], Shares):

@@ -10,10 +10,10 @@ from harness.data.batches import (
     BatchedDataset,
     EvaluationBatchSampler,
     GlobalBatchSampler,
-    SeededSamples,
 )
 from harness.data.loading import identity, processes, start_worker
 from harness.data.measuring import Endless, WatchedLoader, candidates, knee, measure_briefly
+from harness.data.seeded_samples import SeededSamples
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
 

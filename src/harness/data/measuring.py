@@ -39,6 +39,7 @@ class WatchedLoader(DataLoader[Any]):
 
     when_asked: Callable[[], object] = staticmethod(lambda: None)
     when_there: Callable[[], object] = staticmethod(lambda: None)
+    before_move: Callable[[], object] = staticmethod(lambda: None)  # of the batch to its device
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # This is no generator: workers must start when the iterator is made, as in DataLoader.
@@ -52,6 +53,7 @@ class WatchedLoader(DataLoader[Any]):
             except StopIteration:
                 return
             self.when_there()
+            self.before_move()
             yield batch
 
 

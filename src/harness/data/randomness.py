@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 T = TypeVar("T")
+GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
 END = object()  # what an iterator gives when nothing is left
 
 
@@ -109,3 +110,30 @@ def reseed(generator: Any, seed: int) -> None:
         generator.seed(seed & 0xFFFFFFFF)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
+
+
+def generators_in(owner: Any) -> list[Any]:
+    """The generator objects that a data set, or a transform of it, holds.
+
+    Args:
+        owner: any object; what its attributes, lists and dicts hold is looked at, up to 1,000.
+    """
+    found, queue = list[Any](), [owner]
+    seen: set[int] = set()
+    for value in queue:
+        if id(value) in seen or isinstance(
+            value, (torch.Tensor, np.ndarray, type, str, int, float)
+        ):
+            continue
+        seen.add(id(value))
+        held: Any = ()
+        if isinstance(value, GENERATORS):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            held = value[:10]  # transforms, or the first of many samples
+        elif isinstance(value, dict):
+            held = list(value.values())[:10]
+        elif hasattr(value, "__dict__"):
+            held = vars(value).values()
+        queue += [] if len(queue) > 1000 else held
+    return found

@@ -32,6 +32,7 @@ class SharedBatchSampler(Sampler[Batch], Shares):
         in_turn: give whole batches in turn, in the order of every epoch.
         limit: the most batches of an evaluation, over all processes.
         is_fixed: draw the same batches in every epoch, as an overfitting run needs.
+        cycles: begin again within an epoch, beside a longer loader.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class SharedBatchSampler(Sampler[Batch], Shares):
         in_turn: bool = False,
         limit: int | None = None,
         is_fixed: bool = False,
+        cycles: bool = True,
     ) -> None:
         self.batches: Any = batches
         self.name, self.limit = name, limit
         self.num_ranks, self.rank, self.num_micro_batches = num_ranks, rank, num_micro_batches
         self.seed, self.in_turn, self.is_fixed = seed, in_turn, is_fixed or in_turn
+        self.cycles = cycles
         self.epoch = 0
         self.start = (0, 0)
         self.expected: dict[int, int] = {}  # checksums of the run that goes on, by step
@@ -77,12 +80,16 @@ class SharedBatchSampler(Sampler[Batch], Shares):
             self.totals.append(self.totals[-1] + len(batch))
             self.sums.append(zlib.crc32(repr(batch).encode(), self.sums[-1]))
             if self.expected.pop(step, self.sums[-1]) != self.sums[-1]:
-                log.warning(
-                    "%s draws other batches than before the run was stopped: samples of this epoch "
-                    "may be seen twice or not at all. Let it draw from torch's generator.",
-                    self.name,
-                )
+                self._tell_of_other_batches()
             yield batch
+
+    def _tell_of_other_batches(self) -> None:
+        log.warning(
+            "%s draws other batches than before the run was stopped: samples of this epoch may be "
+            "seen twice or not at all. Let it draw from torch's generator, and keep no place of "
+            "its own.",
+            self.name,
+        )
 
     def __len__(self) -> int:
         num_batches = len(self.batches)  # TypeError: not every sampler has one
@@ -132,7 +139,11 @@ class SharedBatchSampler(Sampler[Batch], Shares):
                     yield from self._shares(step, indices)
             num_before, self.num_in_rounds = self.num_in_rounds, len(self.totals) - 1
             self.num_rounds += 1
-            is_done |= self.num_in_rounds in (num_before, first)  # it is empty, or at its end
+            # It is empty, or at its end.
+            is_done |= self.num_in_rounds in (num_before, first) or not self.cycles
+        if self.expected and self.cycles:
+            self.expected = {}
+            self._tell_of_other_batches()
 
     def _shares(self, step: int, indices: list[Any]) -> Iterator[Batch]:
         for micro in range(self.num_micro_batches):
@@ -149,6 +160,8 @@ class SharedBatchSampler(Sampler[Batch], Shares):
     def _share(self, batch_idx: int) -> tuple[int, int, int]:
         """This process's (first, one-past-last) position in a global batch, and its size."""
         step, micro = divmod(batch_idx, self.num_micro_batches)
+        if step + 1 >= len(self.totals):  # this loader has ended, and a longer one goes on
+            return 0, 1, self.num_ranks * self.num_micro_batches
         size = self.totals[step + 1] - self.totals[step]
         index = micro * self.num_ranks + self.rank
         return *bounds(size, index, self.num_micro_batches * self.num_ranks), size

@@ -4,6 +4,7 @@
 made it. Loaders of ``harness.DataModule`` do so by themselves and stay as they are.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,13 +20,17 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from harness.data.batches import BatchedDataset, SeededSamples, Shares, bounds
+from harness.data.batches import BatchedDataset, Shares, bounds
 from harness.data.loading import identity, processes, start_worker
 from harness.data.measuring import WatchedLoader
+from harness.data.seeded_samples import SeededSamples
 from harness.data.shared_batches import SharedBatchSampler
-from harness.data.stream_parts import Counting, SeededStream
+from harness.data.stream_parts import Counting, SeededStream, splits_twice
 from harness.data.streams import SharedStream
 from harness.errors import UserError
+from harness.upstream.resume_counters import cycles
+
+log = logging.getLogger(__name__)
 
 # What a subclass of DataLoader may define without iterating in another way.
 HARMLESS = {"__init__", "__len__", "__repr__", "__doc__", "__module__", "__annotations__"}
@@ -57,13 +62,17 @@ def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -
         UserError: where a process would have no share.
     """
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
+    begins_again = not isinstance(loaders, CombinedLoader) or cycles(loaders)
     combined.flattened = [
-        _share_one(loader, trainer, split, name, seed) for loader in combined.flattened
+        _share_one(loader, trainer, split, name, seed, begins_again)
+        for loader in combined.flattened
     ]
     return combined if isinstance(loaders, CombinedLoader) else combined.iterables
 
 
-def _share_one(loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -> Any:
+def _share_one(
+    loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int, begins_again: bool
+) -> Any:
     if isinstance(loader, Shares) or isinstance(getattr(loader, "batch_sampler", None), Shares):
         return loader
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
@@ -81,8 +90,8 @@ def _share_one(loader: Any, trainer: pl.Trainer, split: str, name: str, seed: in
                 else f"{num_ranks} of its batches"
             )
             print(
-                f"{shared.name} is a stream: each of {num_ranks} processes reads a part of its "
-                f"own. A step takes {size} in sum, others than one process would take.",
+                f"{shared.name} is a stream: each of {num_ranks} processes reads what it gives to "
+                f"it. A step takes {size} in sum, others than one process would take.",
                 flush=True,
             )
         return shared
@@ -114,6 +123,7 @@ def _share_one(loader: Any, trainer: pl.Trainer, split: str, name: str, seed: in
         in_turn=split != "train" and not is_part,
         limit=limit if split != "train" and isinstance(limit, int) else None,
         is_fixed=split != "train" or is_overfitting,
+        cycles=begins_again,
     )
     dataset = loader.dataset
     if isinstance(dataset, BatchedDataset):
@@ -127,6 +137,12 @@ def _share_stream(loader: Any, name: str, num_ranks: int, rank: int, seed: int) 
         name = f"{name} ({type(loader).__name__})"
         return SharedStream(loader, name, num_ranks=num_ranks, seed=seed)
     name = f"{name} ({type(loader.dataset).__name__})"
+    if splits_twice(loader.dataset) and rank == 0:
+        log.warning(
+            "%s has read_part, and asks for its rank or worker as well: what it splits by these "
+            "once more is left out of every epoch.",
+            name,
+        )
     stream = SeededStream(loader.dataset, seed, num_ranks, rank)
     size = loader.batch_size
     if size is None:

@@ -79,6 +79,7 @@ class SharedStream(Shares):
         self._begin()
 
     def _begin(self) -> None:
+        self.running = self.epoch
         self.uneven: dict[int, float] = {}  # weights other than 1, by batch
         self.num_batches: int | None = None  # known at the end
         self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
@@ -111,8 +112,10 @@ class SharedStream(Shares):
         """See ``Shares``."""
         return self.weight(batch_idx) == 0
 
-    def state(self, num_batches: int) -> dict[str, Any]:
-        """What this process needs to go on behind so many batches of the epoch."""
+    def state(self, epoch: int, num_batches: int) -> dict[str, Any]:
+        """What this process needs to go on behind so many batches of an epoch."""
+        if epoch != self.running:  # it has not begun
+            return {"num_ranks": self.num_ranks, "snapshot": None, "comes": None}
         known = [snapshot for snapshot in self.snapshots if snapshot[0] <= num_batches]
         comes = [fingerprint(batch) for k, batch in self.recent if k == num_batches]
         return {
@@ -219,7 +222,7 @@ class SharedStream(Shares):
         """The object whose state leads to the stream's position, where there is one."""
         holder = self.loader
         if isinstance(holder, WatchedLoader):  # plain, and its workers have copies of the stream
-            holder = holder.dataset.stream if holder.num_workers == 0 else None  # type: ignore[attr-defined]
+            holder = holder.dataset if holder.num_workers == 0 else None
         return (
             holder if hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict") else None
         )
@@ -254,9 +257,16 @@ class SharedStream(Shares):
             before += begin
             return
         who = "worker" if is_shared else "process"
+        said = f"{self.name} gives every {who} the same samples."
+        if not isinstance(self.loader, WatchedLoader):  # nobody else knows how it reads
+            raise UserError(
+                f"{said}\nLet it give each process a part by torch.distributed.get_rank(), use a "
+                "plain DataLoader, or use one process."
+            )
         raise UserError(
-            f"{self.name} gives every {who} the same samples. Let the data set read its part:\n"
+            f"{said} Let the data set read its part:\n"
             "    def read_part(self, part, num_parts):  # called in each process and worker\n"
-            "        self.files = self.files[part::num_parts]"
-            + ("\nor use num_workers=1." if is_shared else "\nor use one process.")
+            "        self.files = self.files[part::num_parts]\n"
+            "and take out a split of its own by get_worker_info or rank, "
+            + ("or use num_workers=1." if is_shared else "or use one process.")
         )

@@ -6,6 +6,8 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from harness.data.batches import Shares
+from harness.data.measuring import WatchedLoader
+from harness.data.randomness import kept_generators, mix, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves, share
 from harness.data.streams import SharedStream
@@ -35,6 +37,8 @@ class GlobalBatches(pl.Callback):
         self.loaded: list[dict[str, Any]] = []  # what the checkpoint knows of each loader
         self.sharing: list[Shares] = []  # of the loaders that train
         self.weight = 1.0
+        self.next_batch = 0
+        self.has_trained = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take over what makes the loaders: methods of the data module, or else of the module."""
@@ -71,10 +75,45 @@ class GlobalBatches(pl.Callback):
                 sharing.load(saved["ranks"], self.rank)
         self.loaded = []
 
+    def seed_moving(self, trainer: pl.Trainer, loaders: Any) -> None:
+        """Seed what draws while a batch is moved to its device, if anything does.
+
+        That is before the step begins, whose generators are seeded by ``SeededSteps``.
+        """
+        hooks = ("on_before_batch_transfer", "on_after_batch_transfer")
+        owners = [trainer.lightning_module, getattr(trainer, "datamodule", None)]
+        if not any(is_overridden(hook, owner) for hook in hooks for owner in owners if owner):
+            return
+        self.next_batch = self.start[1] * trainer.accumulate_grad_batches
+
+        def seed() -> None:
+            here = (trainer.current_epoch, self.next_batch, trainer.global_rank)
+            seed_generators(mix(self.seed, *here, 1))
+
+        for loader in leaves(loaders):
+            if isinstance(loader, WatchedLoader):
+                loader.before_move = seed
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count the epoch's batches."""
+        self.next_batch = 0
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Know which batch comes next."""
+        self.next_batch = batch_idx + 1
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Look up how much this process's share counts."""
+        self.has_trained = True
         weights = [sharing.weight(batch_idx) for sharing in self.sharing]
         self.weight = weights[0] if weights else 1.0
         if len(weights) > 1 and len({*weights}) > 1:
@@ -99,19 +138,28 @@ class GlobalBatches(pl.Callback):
         if trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
 
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse to call a network trained that has seen no batch."""
+        wanted = (trainer.max_epochs, trainer.max_steps, trainer.limit_train_batches)
+        if not self.has_trained and self.start == (0, 0) and 0 not in wanted:
+            owner = getattr(trainer, "datamodule", None) or pl_module
+            raise UserError(
+                f"{type(owner).__name__}.train_dataloader gave no batch: nothing was trained."
+            )
+
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add what is needed to read on from here."""
         saved: list[dict[str, Any]] = []
-        step = position_in(checkpoint, trainer.accumulate_grad_batches)[1]
+        epoch, step = position_in(checkpoint, trainer.accumulate_grad_batches)
         for sharing in self.sharing:
             entry: dict[str, Any] = {"settings": sharing.settings()}
             if isinstance(sharing, SharedBatchSampler):
-                is_drawn = len(sharing.sums) > step + 1
+                is_drawn = sharing.running == epoch and len(sharing.sums) > step + 1
                 entry["sum"] = sharing.sums[step + 1] if is_drawn else None
             if isinstance(sharing, SharedStream):
-                entry["ranks"] = gather(trainer, sharing.state(step))
+                entry["ranks"] = gather(trainer, sharing.state(epoch, step))
             saved.append(entry)
         checkpoint["loaders"] = saved
 
@@ -137,9 +185,17 @@ def shared_loaders(callback: GlobalBatches, trainer: pl.Trainer, split: str, mak
     """Make the loaders of a split, and take them over."""
     owner = getattr(make, "__self__", None)
     name = f"{type(owner).__name__}.{split}_dataloader"
-    loaders = share(make(), trainer, split, name, callback.seed)
+    every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]  # set untyped
+    epoch = trainer.current_epoch // every * every if every else 0  # at which they are made
+    with kept_generators():  # a split that is drawn here is the same in all processes and splits
+        seed_generators(mix(callback.seed, epoch))
+        made = make()
+    if made is None:
+        return None  # Lightning tells
+    loaders = share(made, trainer, split, name, callback.seed)
     if split == "train":
         callback.begin(loaders)
+        callback.seed_moving(trainer, loaders)
     return loaders
 
 

@@ -15,6 +15,7 @@ QUIET = (
     r"Checkpoint directory .* exists and is not empty",  # a run that goes on
     r".*torch.distributed.nn.functional.all_gather is deprecated",  # Lightning calls it
     r"The number of training batches .* is smaller than the logging interval",  # of small data
+    r"You are using a custom batch sampler .* for prediction",  # the harness's own
     r"GPU available but not used",  # somebody has chosen the CPU
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )

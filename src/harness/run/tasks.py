@@ -59,6 +59,7 @@ def train(cfg: DictConfig) -> None:
     if cfg.resume is None and global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
     with user_errors(cfg), leaving_together(trainer), explaining(trainer):
+        seed(cfg)
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
         # A run without checkpoints, such as fast_dev_run, tests the weights that it has.

@@ -11,9 +11,11 @@ from copy import deepcopy
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import CombinedLoader
 
 PRIVATE = {
     "trainer:fit_loop": "_restarting",
+    "harness.upstream.resume_counters:example()": "_mode",
     "trainer:fit_loop.epoch_progress.current": "ready processed",
     "trainer:fit_loop.epoch_loop": "_batches_that_stepped restarting total_batch_idx",
     "trainer:fit_loop.epoch_loop.batch_progress": "is_last_batch",
@@ -21,6 +23,16 @@ PRIVATE = {
     "trainer:fit_loop.epoch_loop.batch_progress.current": "ready started processed completed",
     "trainer:fit_loop.epoch_loop.val_loop.batch_progress": "state_dict load_state_dict",
 }
+
+
+def example() -> CombinedLoader:
+    """A collection of loaders whose attributes are looked up."""
+    return CombinedLoader([])
+
+
+def cycles(loaders: CombinedLoader) -> bool:
+    """Whether a shorter loader begins again within an epoch, beside a longer one."""
+    return loaders._mode == "max_size_cycle"
 
 
 def repair_counters(trainer: pl.Trainer, batches_per_step_before: int) -> None:
