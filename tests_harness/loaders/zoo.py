@@ -103,6 +103,13 @@ class Endless(Sampler[list[int]]):
             yield self.generator.choice(NUM_SAMPLES, BATCH_SIZE, replace=False).tolist()
 
 
+class WithoutLength(Sampler[list[int]]):
+    """Ends, and does not say when."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from BatchSampler(range(NUM_SAMPLES), BATCH_SIZE, False)
+
+
 class OfEachProcess(Sampler[list[int]]):
     """Draws from the system's randomness: every process gets others."""
 
@@ -251,6 +258,8 @@ class Data(pl.LightningDataModule):
         return loaders(self.kind, self.num_workers)
 
     def val_dataloader(self) -> Any:
+        if self.kind == "endless":  # no length here either
+            return DataLoader(Numbers(), batch_sampler=WithoutLength())
         return loaders(self.kind if self.kind == "by tokens" else "plain")
 
     def test_dataloader(self) -> Any:

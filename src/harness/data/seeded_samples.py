@@ -42,8 +42,10 @@ class SeededSamples(BatchedDataset):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What a module sets at its data set, such as the level of a curriculum."""
-        is_own = name in ("dataset", "seed", "collate", "generators")
-        object.__setattr__(self if is_own else self.dataset, name, value)
+        if name in ("dataset", "seed", "collate", "generators"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
 
     def __getitem__(self, index: Any) -> Any:
         """A sample as the data set gives it, for whoever looks at one."""

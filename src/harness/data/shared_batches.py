@@ -64,6 +64,7 @@ class SharedBatchSampler(Sampler[Batch], Shares):
         self.running, self.num_rounds, self.num_in_rounds = epoch, 0, 0
         self.totals = [0]  # samples in the batches before each one of this epoch
         self.sums = [0]  # a checksum of the indices in the batches before each one
+        self.num_batches = None
         self.num_full_turns = 0  # of an evaluation, in which this process has a batch of its own
 
     def _drawn(self, num_round: int) -> Iterator[list[Any]]:
@@ -151,11 +152,13 @@ class SharedBatchSampler(Sampler[Batch], Shares):
             yield Batch(indices[low:high] or indices[:1], self.running)
 
     def _whole_batches(self) -> Iterator[Batch]:
-        drawn = self._drawn(0)
+        drawn, num_turns = self._drawn(0), 0
         while batches := list(islice(drawn, self.num_ranks)):
+            num_turns += 1
             is_mine = self.rank < len(batches)
             self.num_full_turns += is_mine
             yield Batch(batches[self.rank if is_mine else 0])
+        self.num_batches = num_turns
 
     def _share(self, batch_idx: int) -> tuple[int, int, int]:
         """This process's (first, one-past-last) position in a global batch, and its size."""

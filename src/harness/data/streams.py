@@ -81,7 +81,7 @@ class SharedStream(Shares):
     def _begin(self) -> None:
         self.running = self.epoch
         self.uneven: dict[int, float] = {}  # weights other than 1, by batch
-        self.num_batches: int | None = None  # known at the end
+        self.num_batches = None
         self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
         self.recent = deque[tuple[int, Any]](maxlen=3)  # batches by number: some are read ahead
 

@@ -5,7 +5,6 @@ from torchmetrics import Metric
 
 from harness.data.batches import Shares
 from harness.data.sharing import leaves
-from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.exact.global_batches import check_same_batches, shares_of
 from harness.upstream.logged_values import (
@@ -110,7 +109,7 @@ class ExactEvaluation(pl.Callback):
         numbers = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
         num_batches = numbers[dataloader_idx]
         sharing = shares_running(trainer, dataloader_idx)
-        if isinstance(sharing, SharedStream) and sharing.num_batches is not None:
+        if sharing is not None and sharing.num_batches is not None:
             num_batches = min(num_batches, sharing.num_batches)
         if batch_idx + 1 == num_batches:
             self.averaged += average_over_processes(trainer)
