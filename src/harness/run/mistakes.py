@@ -17,6 +17,8 @@ from hydra.utils import get_object
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 
+from harness.data.sharing import leaves
+from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
 from harness.places import Place, Raised, definition, is_harness, raised
 from harness.run import hints, log_file
@@ -162,7 +164,7 @@ def _method(error: BaseException, name: str) -> Place | None:
 
 
 def _of_package(error: BaseException, found: Raised) -> Place | None:
-    """The innermost line of the package that the module or the data come from.
+    """The innermost line of the package that the module, the data or a stream come from.
 
     Who trains a public package's module has written none of it, and reads no traceback of it.
     """
@@ -170,7 +172,9 @@ def _of_package(error: BaseException, found: Raised) -> Place | None:
     if trainer is None or (found.places and is_harness(found.places[-1].file)):
         return None
     places = set()
-    for author in (trainer.lightning_module, trainer.datamodule):
+    loaders = leaves(trainer.train_dataloader) if trainer.train_dataloader is not None else []
+    streams = [loader.loader for loader in loaders if isinstance(loader, SharedStream)]
+    for author in (trainer.lightning_module, trainer.datamodule, *streams):
         name = type(author).__module__
         package = sys.modules.get(name if name.startswith(FRAMEWORK) else name.partition(".")[0])
         with suppress(TypeError):  # built in, typed into a prompt, or there is none
