@@ -52,6 +52,10 @@ class Shares(ABC):
         """
         return 1.0
 
+    def has_ended(self, batch_idx: int) -> bool:
+        """Whether this loader gives nothing any more, while a longer one goes on beside it."""
+        return False
+
     @property
     def starves(self) -> bool:
         """Whether some process has no sample of its own in the whole epoch."""

@@ -163,8 +163,6 @@ class SharedBatchSampler(Sampler[Batch], Shares):
     def _share(self, batch_idx: int) -> tuple[int, int, int]:
         """This process's (first, one-past-last) position in a global batch, and its size."""
         step, micro = divmod(batch_idx, self.num_micro_batches)
-        if step + 1 >= len(self.totals):  # this loader has ended, and a longer one goes on
-            return 0, 1, self.num_ranks * self.num_micro_batches
         size = self.totals[step + 1] - self.totals[step]
         index = micro * self.num_ranks + self.rank
         return *bounds(size, index, self.num_micro_batches * self.num_ranks), size
@@ -184,10 +182,16 @@ class SharedBatchSampler(Sampler[Batch], Shares):
         size = self.totals[step + 1] - self.totals[step]
         return self.totals[step] + bounds(size, micro, self.num_micro_batches)[0]
 
+    def has_ended(self, batch_idx: int) -> bool:
+        """See ``Shares``."""
+        return batch_idx // self.num_micro_batches + 1 >= len(self.totals)
+
     def is_filler(self, batch_idx: int) -> bool:
         """See ``Shares``."""
         if self.in_turn:
             return batch_idx >= self.num_full_turns
+        if self.has_ended(batch_idx):
+            return False
         low, high, _ = self._share(batch_idx)
         return low == high
 

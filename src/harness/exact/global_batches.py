@@ -114,7 +114,10 @@ class GlobalBatches(pl.Callback):
     ) -> None:
         """Look up how much this process's share counts."""
         self.has_trained = True
-        weights = [sharing.weight(batch_idx) for sharing in self.sharing]
+        sharing = self.sharing
+        if len(sharing) > 1:
+            sharing = [one for one in sharing if not one.has_ended(batch_idx)]
+        weights = [one.weight(batch_idx) for one in sharing]
         self.weight = weights[0] if weights else 1.0
         if len(weights) > 1 and len({*weights}) > 1:
             raise UserError(
