@@ -98,35 +98,28 @@ class GlobalBatches(pl.Callback):
         """Count the epoch's batches."""
         self.next_batch = 0
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Know which batch comes next."""
-        self.next_batch = batch_idx + 1
-
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Look up how much this process's share counts."""
-        self.has_trained = True
-        sharing = self.sharing
-        if len(sharing) > 1:
-            sharing = [one for one in sharing if not one.has_ended(batch_idx)]
-        weights = [one.weight(batch_idx) for one in sharing]
-        self.weight = weights[0] if weights else 1.0
-        if len(weights) > 1 and len({*weights}) > 1:
+        self.has_trained, self.next_batch = True, batch_idx + 1
+        if len(self.sharing) == 1:
+            self.weight = self.sharing[0].weight(batch_idx)
+        elif self.sharing:
+            self._weigh_several(trainer, batch_idx)
+        if batch_idx == 0 and trainer.world_size > 1:
+            check_same_batches(trainer, self.sharing)
+
+    def _weigh_several(self, trainer: pl.Trainer, batch_idx: int) -> None:
+        running = [one for one in self.sharing if not one.has_ended(batch_idx)]
+        weights = [one.weight(batch_idx) for one in running] or [1.0]
+        self.weight = weights[0]
+        if len({*weights}) > 1:
             raise UserError(
                 f"Several loaders give batch {batch_idx} of an epoch, and {trainer.world_size} "
                 "processes cannot share all of them evenly: a sum of losses has one weight.\n"
                 "Use batch sizes that the processes divide, with drop_last=True, or one process."
             )
-        if batch_idx == 0 and trainer.world_size > 1:
-            check_same_batches(trainer, self.sharing)
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
