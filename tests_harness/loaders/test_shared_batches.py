@@ -148,3 +148,11 @@ def test_an_evaluation_gives_whole_batches_in_turn(num_ranks: int, limit: int | 
         expected = [list(range(i, min(i + 8, NUM_SAMPLES))) for i in range(0, NUM_SAMPLES, 8)]
         assert own == expected[:limit]
     assert made(0).starves == (num_ranks > len(expected[:limit]))
+
+
+def test_a_part_of_an_evaluation_is_the_same_each_time() -> None:
+    """With limit_val_batches=0.5 its batches are split; an epoch may have several validations."""
+    (sampler,) = ranks("stock", 1, is_fixed=True, cycles=False)
+    first = [list(batch) for batch in sampler]
+    assert [list(batch) for batch in sampler] == first
+    assert sampler.num_before(len(first)) == NUM_SAMPLES

@@ -71,6 +71,44 @@ class Shares(ABC):
         self.start, self.epoch = (epoch, step), epoch
 
 
+class SplitBatches(Shares):
+    """Global batches that are split into ``num_ranks * num_micro_batches`` balanced shares."""
+
+    num_ranks: int
+    rank: int
+    num_micro_batches: int
+
+    @abstractmethod
+    def _extent(self, step: int) -> tuple[int, int]:
+        """Samples of the epoch before a global batch, and in it; 0 behind the last one."""
+
+    def _share(self, batch_idx: int) -> tuple[int, int, int]:
+        """This process's (first, one-past-last) position in the epoch, and the global size."""
+        step, micro = divmod(batch_idx, self.num_micro_batches)
+        start, size = self._extent(step)
+        index = micro * self.num_ranks + self.rank
+        low, high = bounds(size, index, self.num_micro_batches * self.num_ranks)
+        return start + low, start + high, size
+
+    def num_before(self, batch_idx: int) -> int:
+        """Samples of all processes in the batches of an epoch before this one."""
+        step, micro = divmod(batch_idx, self.num_micro_batches)
+        start, size = self._extent(step)
+        return start + bounds(size, micro, self.num_micro_batches)[0]
+
+    def weight(self, batch_idx: int) -> float:
+        """See ``Shares``."""
+        if self.num_ranks * self.num_micro_batches == 1:
+            return 1.0
+        low, high, size = self._share(batch_idx)
+        return (high - low) * self.num_ranks * self.num_micro_batches / size
+
+    def is_filler(self, batch_idx: int) -> bool:
+        """See ``Shares``."""
+        low, high, _ = self._share(batch_idx)
+        return low == high
+
+
 class BatchedDataset(Dataset[Any], ABC):
     """A data set that reads whole batches, which is faster than sample by sample.
 
@@ -87,7 +125,7 @@ class BatchedDataset(Dataset[Any], ABC):
         """Read the samples of a ``Batch`` of indices, collated."""
 
 
-class GlobalBatchSampler(Sampler[Batch], Shares):
+class GlobalBatchSampler(Sampler[Batch], SplitBatches):
     """Yield this process's share of each global batch of one epoch after another.
 
     The order depends only on (seed, epoch), never on the number of processes, so a run stopped
@@ -161,28 +199,9 @@ class GlobalBatchSampler(Sampler[Batch], Shares):
         generator = torch.Generator().manual_seed(mix(self.seed, epoch))
         return torch.randperm(self.num_samples, generator=generator)
 
-    def _share(self, batch_idx: int) -> tuple[int, int, int]:
-        """This process's (first, one-past-last) position in the order, and the global size."""
-        step, micro = divmod(batch_idx, self.num_micro_batches)
-        start = step * self.batch_size
-        size = min(self.batch_size, self.num_samples - start)
-        index = micro * self.num_ranks + self.rank
-        low, high = bounds(size, index, self.num_micro_batches * self.num_ranks)
-        return start + low, start + high, size
-
-    def num_before(self, batch_idx: int) -> int:
-        """Samples of all processes in the batches of an epoch before this one."""
-        step, micro = divmod(batch_idx, self.num_micro_batches)
+    def _extent(self, step: int) -> tuple[int, int]:
         start = min(step * self.batch_size, self.num_samples)
-        size = min(self.batch_size, self.num_samples - start)
-        return start + bounds(size, micro, self.num_micro_batches)[0]
-
-    def weight(self, batch_idx: int) -> float:
-        """See ``Shares``."""
-        if self.num_ranks * self.num_micro_batches == 1:
-            return 1.0
-        low, high, size = self._share(batch_idx)
-        return (high - low) * self.num_ranks * self.num_micro_batches / size
+        return start, min(self.batch_size, self.num_samples - start)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch
@@ -193,11 +212,6 @@ class GlobalBatchSampler(Sampler[Batch], Shares):
             low, high, _ = self._share(batch_idx)
             share = order[low:high] if high > low else order[:1]
             yield Batch(share.tolist(), epoch)
-
-    def is_filler(self, batch_idx: int) -> bool:
-        """See ``Shares``."""
-        low, high, _ = self._share(batch_idx)
-        return low == high
 
 
 class EvaluationBatchSampler(BatchSampler, Shares):

@@ -1,5 +1,4 @@
 import logging
-import multiprocessing
 from abc import abstractmethod
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from harness.data.batches import (
     EvaluationBatchSampler,
     GlobalBatchSampler,
 )
-from harness.data.loading import identity, processes, start_worker
+from harness.data.loading import identity, processes, start_method, start_worker
 from harness.data.measuring import Endless, WatchedLoader, candidates, knee, measure_briefly
 from harness.data.seeded_samples import SeededSamples
 from harness.errors import UserError
@@ -216,10 +215,7 @@ class DataModule(pl.LightningDataModule):
             "pin_memory": on_cuda if self.pin_memory == "auto" else self.pin_memory,
             "persistent_workers": has_workers and self.persistent_workers,
             "prefetch_factor": self.prefetch_factor if has_workers else None,
-            # Forked also in a spawned process, where spawning would cost each worker seconds.
-            "multiprocessing_context": multiprocessing.get_all_start_methods()[0]
-            if has_workers and multiprocessing.parent_process()
-            else None,
+            "multiprocessing_context": start_method(num_workers),
         }
         if is_stream:  # the harness gives each process its part of it
             settings |= {"batch_size": self.batch_size, "drop_last": self.drop_last}

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from harness.data.batches import Batch, Shares, bounds
+from harness.data.batches import Batch, SplitBatches
 from harness.data.randomness import mix, reseed, seeded_iteration
 
 log = logging.getLogger(__name__)
 
 
-class SharedBatchSampler(Sampler[Batch], Shares):
+class SharedBatchSampler(Sampler[Batch], SplitBatches):
     """Share the batches of any batch sampler: weighted, by length, or an owner's own.
 
     The batch sampler alone decides what a global batch is. Every process draws the same ones from
@@ -125,7 +125,7 @@ class SharedBatchSampler(Sampler[Batch], Shares):
             self._begin(self.epoch)
             yield from self._whole_batches()
             return
-        if self.epoch != self.running:
+        if self.epoch != self.running or not self.cycles:
             self._begin(self.epoch)
         # A round that was begun and left is drawn anew.
         del self.totals[self.num_in_rounds + 1 :], self.sums[self.num_in_rounds + 1 :]
@@ -147,9 +147,10 @@ class SharedBatchSampler(Sampler[Batch], Shares):
             self._tell_of_other_batches()
 
     def _shares(self, step: int, indices: list[Any]) -> Iterator[Batch]:
+        start = self.totals[step]
         for micro in range(self.num_micro_batches):
             low, high, _ = self._share(step * self.num_micro_batches + micro)
-            yield Batch(indices[low:high] or indices[:1], self.running)
+            yield Batch(indices[low - start : high - start] or indices[:1], self.running)
 
     def _whole_batches(self) -> Iterator[Batch]:
         drawn, num_turns = self._drawn(0), 0
@@ -160,27 +161,9 @@ class SharedBatchSampler(Sampler[Batch], Shares):
             yield Batch(batches[self.rank if is_mine else 0])
         self.num_batches = num_turns
 
-    def _share(self, batch_idx: int) -> tuple[int, int, int]:
-        """This process's (first, one-past-last) position in a global batch, and its size."""
-        step, micro = divmod(batch_idx, self.num_micro_batches)
-        size = self.totals[step + 1] - self.totals[step]
-        index = micro * self.num_ranks + self.rank
-        return *bounds(size, index, self.num_micro_batches * self.num_ranks), size
-
-    def weight(self, batch_idx: int) -> float:
-        """See ``Shares``."""
-        if self.num_ranks * self.num_micro_batches == 1:
-            return 1.0
-        low, high, size = self._share(batch_idx)
-        return (high - low) * self.num_ranks * self.num_micro_batches / size
-
-    def num_before(self, batch_idx: int) -> int:
-        """Samples of all processes in the batches of an epoch before this one."""
-        step, micro = divmod(batch_idx, self.num_micro_batches)
-        if not micro:
-            return self.totals[step]
-        size = self.totals[step + 1] - self.totals[step]
-        return self.totals[step] + bounds(size, micro, self.num_micro_batches)[0]
+    def _extent(self, step: int) -> tuple[int, int]:
+        start, *end = self.totals[step : step + 2]
+        return start, end[0] - start if end else 0
 
     def has_ended(self, batch_idx: int) -> bool:
         """See ``Shares``."""
@@ -190,10 +173,7 @@ class SharedBatchSampler(Sampler[Batch], Shares):
         """See ``Shares``."""
         if self.in_turn:
             return batch_idx >= self.num_full_turns
-        if self.has_ended(batch_idx):
-            return False
-        low, high, _ = self._share(batch_idx)
-        return low == high
+        return not self.has_ended(batch_idx) and super().is_filler(batch_idx)
 
     @property
     def starves(self) -> bool:

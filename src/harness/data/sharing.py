@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from harness.data.batches import BatchedDataset, Shares, bounds
-from harness.data.loading import identity, processes, start_worker
+from harness.data.loading import identity, processes, start_method, start_worker
 from harness.data.measuring import WatchedLoader
 from harness.data.seeded_samples import SeededSamples
 from harness.data.shared_batches import SharedBatchSampler
@@ -123,7 +123,7 @@ def _share_one(
         in_turn=split != "train" and not is_part,
         limit=limit if split != "train" and isinstance(limit, int) else None,
         is_fixed=split != "train" or is_overfitting,
-        cycles=begins_again,
+        cycles=begins_again and split == "train",
     )
     dataset = loader.dataset
     if isinstance(dataset, BatchedDataset):
@@ -182,7 +182,7 @@ def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> WatchedLoa
         prefetch_factor=loader.prefetch_factor if num_workers else None,
         # Workers of a stream begin anew, as those of a run that goes on do.
         persistent_workers=loader.persistent_workers and not is_stream,
-        multiprocessing_context=loader.multiprocessing_context,
+        multiprocessing_context=loader.multiprocessing_context or start_method(num_workers),
         worker_init_fn=partial(start_worker, then=loader.worker_init_fn) if num_workers else None,
         **batches,
     )

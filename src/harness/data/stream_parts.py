@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -17,6 +18,7 @@ from harness.data.randomness import mix, seed_generators
 
 # By so many samples at their beginning parts are told from copies; the first may be a header.
 NUM_COMPARED = 2
+NUM_VALUES = 1024  # of a tensor, in a checksum
 
 
 class SeededStream(IterableDataset[Any]):
@@ -95,15 +97,17 @@ class Values(pickle.Pickler):
     """Pickles a batch so that equal values give equal bytes, in any process."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Take a tensor's values; torch's own pickles hold addresses."""
+        """Take a tensor's first values; torch's own pickles hold addresses."""
         if isinstance(value, torch.Tensor):
-            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            data = value.detach().reshape(-1)[:NUM_VALUES].cpu().contiguous().view(torch.uint8)
             return bytes, (data.numpy().tobytes(),)
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return bytes, (value.reshape(-1)[:NUM_VALUES].tobytes(),)
         return NotImplemented
 
 
 def fingerprint(batch: Any) -> int:
-    """A checksum of a batch's values."""
+    """A checksum of a batch: of the first values of each tensor, and of all else."""
     file = io.BytesIO()
     try:
         Values(file).dump(batch)

@@ -18,7 +18,7 @@ Nobody can give a process its share of such data but the stream itself. The cont
 import copy
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -57,6 +57,8 @@ class SharedStream(Shares):
         is_counted: each item is what ``Counting`` gives.
     """
 
+    before_move: Callable[[], object] = staticmethod(lambda: None)  # of a batch to its device
+
     def __init__(
         self,
         loader: Any,
@@ -83,7 +85,8 @@ class SharedStream(Shares):
         self.uneven: dict[int, float] = {}  # weights other than 1, by batch
         self.num_batches = None
         self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
-        self.recent = deque[tuple[int, Any]](maxlen=3)  # batches by number: some are read ahead
+        # Checksums of batches by number: some are read ahead.
+        self.recent = deque[tuple[int, int]](maxlen=3)
 
     def __len__(self) -> int:
         if self.num_ranks > 1:
@@ -117,11 +120,10 @@ class SharedStream(Shares):
         if epoch != self.running:  # it has not begun
             return {"num_ranks": self.num_ranks, "snapshot": None, "comes": None}
         known = [snapshot for snapshot in self.snapshots if snapshot[0] <= num_batches]
-        comes = [fingerprint(batch) for k, batch in self.recent if k == num_batches]
         return {
             "num_ranks": self.num_ranks,
             "snapshot": known[-1] if known else None,
-            "comes": comes[0] if comes else None,  # a checksum of the next batch
+            "comes": dict(self.recent).get(num_batches),  # a checksum of the next batch
         }
 
     def load(self, states: list[dict[str, Any]], rank: int) -> None:
@@ -160,12 +162,15 @@ class SharedStream(Shares):
             sizes, all_begin = self._gather(num_samples, begins)
             if not any(sizes):
                 self.num_batches = k
+                self.before_move()  # of the last batch, which was read ahead
                 return
             self._check_parts([b for b in all_begin if b], prints)
             if item is END and last is END:
                 raise UserError(f"{self.name} has no batch for one of {self.num_ranks} processes.")
             last = last if item is END else batch
-            if self.expected is not None and self.expected != fingerprint(last):
+            # Now, as a batch may be changed in place while it is moved to its device.
+            self.recent.append((k, fingerprint(last)))
+            if self.expected not in (None, self.recent[-1][1]):
                 log.warning(
                     "%s gives other batches than before the run was stopped: samples of this epoch "
                     "may be seen twice or not at all. It must depend on set_epoch, on its state, "
@@ -173,10 +178,10 @@ class SharedStream(Shares):
                     self.name,
                 )
             self.expected = None
-            self.recent.append((k, last))
             weight = num_samples * self.num_ranks / sum(sizes)
             if weight != 1:
                 self.uneven[k] = weight
+            self.before_move()
             yield last
 
     def _items(self, first: int) -> tuple[Iterator[Any], int]:
@@ -235,7 +240,7 @@ class SharedStream(Shares):
             return item  # type: ignore[no-any-return]
         begins = fingerprint(item) if is_first else 0
         try:
-            return extract_batch_size(item), begins, item
+            return max(1, extract_batch_size(item)), begins, item  # 0 would be the end
         except Exception:  # nothing in it is a tensor
             return 1, begins, item
 

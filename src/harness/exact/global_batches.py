@@ -44,11 +44,12 @@ class GlobalBatches(pl.Callback):
         """Take over what makes the loaders: methods of the data module, or else of the module."""
         source = getattr(trainer, "datamodule", None) or pl_module
         for split in SPLITS:
-            name = f"{split}_dataloader"
-            make = getattr(source, name)
+            method = f"{split}_dataloader"
+            make = getattr(source, method)
             is_taken = isinstance(make, partial) and make.func is shared_loaders
-            if not is_taken and is_overridden(name, source):
-                setattr(source, name, partial(shared_loaders, self, trainer, split, make))
+            if not is_taken and is_overridden(method, source):
+                name = f"{type(source).__name__}.{method}"
+                setattr(source, method, partial(shared_loaders, self, trainer, split, name, make))
 
     def begin(self, loaders: Any) -> None:
         """Let the loaders that train begin where the run was stopped.
@@ -91,7 +92,7 @@ class GlobalBatches(pl.Callback):
             seed_generators(mix(self.seed, *here, 1))
 
         for loader in leaves(loaders):
-            if isinstance(loader, WatchedLoader):
+            if isinstance(loader, (WatchedLoader, SharedStream)):
                 loader.before_move = seed
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -177,10 +178,10 @@ class GlobalBatches(pl.Callback):
             )
 
 
-def shared_loaders(callback: GlobalBatches, trainer: pl.Trainer, split: str, make: Any) -> Any:
+def shared_loaders(
+    callback: GlobalBatches, trainer: pl.Trainer, split: str, name: str, make: Any
+) -> Any:
     """Make the loaders of a split, and take them over."""
-    owner = getattr(make, "__self__", None)
-    name = f"{type(owner).__name__}.{split}_dataloader"
     every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]  # set untyped
     epoch = trainer.current_epoch // every * every if every else 0  # at which they are made
     with kept_generators():  # a split that is drawn here is the same in all processes and splits
