@@ -1,0 +1,149 @@
+"""The kinds of modules, the data that each takes, and what comes of it under each strategy.
+
+A cell is empty where the run ends with the weights and values of one process. Otherwise it says:
+
+    with                        equal with the settings of the kind, which the refusal names
+    refused: <text>             refused in a sentence with this text
+    different: <text>           different by definition; the command prints this text
+    different: docs: <text>     different by definition; docs/strategies.md has this text
+"""
+
+from dataclasses import dataclass
+
+WITH = "with"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A module, and the cells that are not equal; ``ddp`` is for two and three processes."""
+
+    model: str  # in this package
+    dataset: str = "Flowers"
+    data: str = "Data"
+    words: tuple[str, ...] = ()  # of its command
+    settings: tuple[str, ...] = ()  # typed where a refusal names them
+    dp: str = ""
+    ddp: str = ""
+    ddp2: str = ""
+
+    def expected(self, strategy: str) -> str:
+        cells = {"cpu": "", "dp(2)": self.dp, "ddp2(2x2)": self.ddp2}
+        return cells.get(strategy, self.ddp)
+
+
+KINDS = {
+    "classifier": Kind("classifiers.Classifier"),
+    "classifier, `harness.DataModule`": Kind("classifiers.Classifier", data="OwnData"),
+    "class weights": Kind("classifiers.ClassWeights"),
+    "class weights, `mean_over`": Kind("declared.ClassWeights", data="OwnData"),
+    "sum of losses": Kind("classifiers.SumOfLosses"),
+    "gradient clipping, schedule by step": Kind(
+        "classifiers.Schedule", words=("trainer.gradient_clip_val=0.1",)
+    ),
+    "schedule by validation": Kind("classifiers.Plateau", data="OwnData"),
+    "BatchNorm": Kind("classifiers.BatchNorm"),
+    "BatchNorm, `sync_batchnorm`": Kind(
+        "classifiers.BatchNorm", words=("trainer.sync_batchnorm=true",)
+    ),
+    "BatchNorm in a frozen backbone": Kind("classifiers.FrozenBackbone"),
+    "dropout": Kind("classifiers.Dropout"),
+    "unused parameters": Kind(
+        "classifiers.UnusedParameters",
+        settings=("trainer.strategy.find_unused_parameters=true",),
+    ),
+    "torchmetrics, also with lists": Kind("classifiers.Metrics", data="OwnData"),
+    "loss in forward": Kind(
+        "classifiers.LossInForward", settings=("trainer.strategy.scalar_outputs=mean",)
+    ),
+    "loss in outputs (`ModelOutput`)": Kind(
+        "classifiers.LossInOutputs",
+        data="OwnData",
+        settings=("trainer.strategy.scalar_outputs=mean",),
+    ),
+    "`NamedTuple` outputs": Kind("classifiers.NamedTuples"),
+    "dataclass outputs": Kind("classifiers.Dataclasses", data="OwnData"),
+    "compiled network": Kind("classifiers.Compiled"),
+    "checkpointing": Kind(
+        "classifiers.Checkpointed", words=("+model.use_reentrant=false", "+model.num_calls=2")
+    ),
+    "checkpointing, reentrant": Kind(
+        "classifiers.Checkpointed", words=("+model.use_reentrant=true",)
+    ),
+    "the same part twice, reentrant": Kind(
+        "classifiers.Checkpointed", words=("+model.use_reentrant=true", "+model.num_calls=2")
+    ),
+    "masked language": Kind("text.MaskedLanguage", "Sentences"),
+    "masked language, `mean_over`": Kind("declared.MaskedLanguage", "Sentences"),
+    "the same, accumulated": Kind(
+        "declared.MaskedLanguage",
+        "Sentences",
+        "OwnData",
+        words=("trainer.accumulate_grad_batches=2",),
+    ),
+    "accumulated, without `mean_over`": Kind(
+        "text.MaskedLanguage", "Sentences", words=("trainer.accumulate_grad_batches=2",)
+    ),
+    "shares without a label": Kind("text.SafeMean", "FewLabels"),
+    "shares without a label, `mean_over`": Kind("declared.SafeMean", "FewLabels"),
+    "shares without a label, NaN": Kind("declared.MaskedLanguage", "FewLabels"),
+    "causal language": Kind("text.CausalLanguage", "Sentences", "OwnData"),
+    "causal language, `mean_over`": Kind("declared.CausalLanguage", "Sentences", "OwnData"),
+    "two denominators (BERT)": Kind("text.TwoHeads", "Sentences"),
+    "two denominators, `mean_over`": Kind("declared.TwoHeads", "Sentences"),
+    "padded RNN, summed in forward": Kind("sequences.PaddedSums", "Series"),
+    "padded to the longest": Kind("sequences.OwnLongest", "Series"),
+    "padded to `total_length`": Kind("sequences.TotalLength", "Series", "OwnData"),
+    "lengths in a list": Kind("sequences.ListOfLengths", "Series"),
+    "`PackedSequence` in and out": Kind("sequences.Packed", "Series", "OwnData"),
+    "time first": Kind("sequences.TimeFirst", "TimeFirst"),
+    "time first, as long as the batch": Kind("sequences.TimeFirst", "TimeFirstAsLong"),
+    "time first, last step": Kind("sequences.LastStep", "TimeFirstAsLong", "OwnData"),
+    "mask as long as the batch": Kind(
+        "sequences.Attention", "Scans", settings=("trainer.strategy.whole_inputs=[mask]",)
+    ),
+    "graphs as lists": Kind("graphs.GraphLists", "GraphList"),
+    "graphs as dicts": Kind("graphs.GraphDicts", "Graphs"),
+    "graphs as objects (PyG)": Kind("graphs.GraphObjects", "GraphObjects"),
+    "graphs as tensors, `self.net(...)`": Kind(
+        "graphs.PartsOfGraphs", "Graphs", "OwnData", settings=("trainer.strategy.modules=[net]",)
+    ),
+    "nodes": Kind("graphs.Nodes", "Graphs"),
+    "nodes, `mean_over`": Kind("declared.Nodes", "Graphs", "OwnData"),
+    "contrastive (InfoNCE)": Kind("comparing.Contrastive", "Views"),
+    "contrastive, gathered (SimCLR)": Kind("comparing.GatheredNegatives", "Views"),
+    "gathered, `drop_last`": Kind("comparing.GatheredNegatives", "Views", "DropsLast"),
+    "triplets": Kind("comparing.TripletLoss", "Triplets", "OwnData"),
+    "hardest pairs of the batch": Kind("comparing.HardestInBatch", "Views"),
+    "queue written by forward (MoCo)": Kind("comparing.Queue", "Views"),
+    "queue written by the step, gathered": Kind("comparing.QueueInStep", "Views"),
+    "queue by the step, `drop_last`": Kind("comparing.QueueInStep", "Views", "DropsLast"),
+    "queue changed before backward": Kind("comparing.ForgottenClone", "Views"),
+    "teacher with EMA": Kind("comparing.Teacher", "Views", "OwnData"),
+    "codebook with EMA (VQ)": Kind("comparing.Codebook", "Views"),
+    "GAN, manual": Kind(
+        "several.Adversaries",
+        settings=(
+            "trainer.strategy.modules=[generator,discriminator]",
+            "trainer.strategy.find_unused_parameters=true",
+        ),
+    ),
+    "two optimizers, accumulated by hand": Kind("several.AccumulatesByHand", data="OwnData"),
+    "SAM": Kind("several.SharpnessAware"),
+    "LBFGS": Kind("several.Lbfgs"),
+    "two tasks, two loaders": Kind("several.TwoTasks", data="TwoTasks"),
+    "two validation loaders": Kind(
+        "logged.TwoValidations",
+        data="TwoValidations",
+        words=("objective=val/loss/dataloader_idx_0", "mode=min"),
+    ),
+    "two validation loaders, one key": Kind("logged.OneKey", data="TwoValidations"),
+    "collected in lists": Kind("logged.Collected"),
+    "collected dicts": Kind("logged.CollectedDicts", data="OwnData"),
+    "counted by hand": Kind("logged.Counters"),
+    "counted in tensors, `sync_dist`": Kind("logged.CountersOfTensors", data="OwnData"),
+    "max, min and sum of steps": Kind("logged.Reductions"),
+    "gathered by the author": Kind("logged.Gathered", words=("objective=val/auc", "mode=max")),
+    "gathered as objects by the author": Kind(
+        "logged.GatheredObjects", data="OwnData", words=("objective=val/auc", "mode=max")
+    ),
+}
