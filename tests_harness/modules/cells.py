@@ -21,6 +21,7 @@ from tests_harness.runs import (
 )
 
 PACKAGE = "tests_harness.modules"
+BARE = ("Traceback (most recent call last)", "terminate called")  # nothing that a user can read
 
 
 def words(kind: Kind, folder: Path) -> list[str]:
@@ -51,8 +52,8 @@ def described(found: dict[str, Any], reference: dict[str, Any]) -> str:
     """How a cell has ended, in words as those of kinds.py."""
     if found["status"] == TIMED_OUT:
         return "HANG"
-    if "Traceback (most recent call last)" in found["said"]:
-        return "TRACEBACK: " + found["said"].strip().splitlines()[-1]
+    if any(text in found["said"] for text in BARE):
+        return "TRACEBACK: " + sentence(found["said"])
     if found["status"]:
         return "refused: " + sentence(found["said"])
     if "values" not in reference:

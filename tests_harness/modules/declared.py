@@ -41,3 +41,26 @@ class Nodes(graphs.Nodes):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = F.cross_entropy(self(batch["x"], batch["edge_index"]), batch["label"])
         return mean_over(loss, len(batch["label"]))
+
+
+class SumOfLosses(classifiers.SumOfLosses):
+    """Processes are averaged, and their sums must not be."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return mean_over(loss * self.trainer.world_size, 1)
+
+
+class ByHand(text.MaskedLanguage):
+    """Manual optimisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        num_words = (batch["labels"] != IGNORED).sum()
+        self.manual_backward(mean_over(self.loss(batch), num_words))
+        optimizer.step()
+        optimizer.zero_grad()

@@ -37,6 +37,7 @@ KINDS = {
     "class weights": Kind("classifiers.ClassWeights"),
     "class weights, `mean_over`": Kind("declared.ClassWeights", data="OwnData"),
     "sum of losses": Kind("classifiers.SumOfLosses"),
+    "sum of losses, `mean_over`": Kind("declared.SumOfLosses"),
     "gradient clipping, schedule by step": Kind(
         "classifiers.Schedule", words=("trainer.gradient_clip_val=0.1",)
     ),
@@ -47,6 +48,10 @@ KINDS = {
     ),
     "BatchNorm in a frozen backbone": Kind("classifiers.FrozenBackbone"),
     "dropout": Kind("classifiers.Dropout"),
+    "noise in forward (VAE)": Kind("habits.Autoencoder"),
+    "mixup in the step": Kind("habits.Mixup"),
+    "gradient penalty": Kind("habits.GradientPenalty", data="OwnData"),
+    "statistics of the training data": Kind("habits.Standardised"),
     "unused parameters": Kind(
         "classifiers.UnusedParameters",
         settings=("trainer.strategy.find_unused_parameters=true",),
@@ -74,7 +79,8 @@ KINDS = {
     ),
     "masked language": Kind("text.MaskedLanguage", "Sentences"),
     "masked language, `mean_over`": Kind("declared.MaskedLanguage", "Sentences"),
-    "the same, accumulated": Kind(
+    "masked language, manual, `mean_over`": Kind("declared.ByHand", "Sentences"),
+    "accumulated, `mean_over`": Kind(
         "declared.MaskedLanguage",
         "Sentences",
         "OwnData",
@@ -98,6 +104,7 @@ KINDS = {
     "time first": Kind("sequences.TimeFirst", "TimeFirst"),
     "time first, as long as the batch": Kind("sequences.TimeFirst", "TimeFirstAsLong"),
     "time first, last step": Kind("sequences.LastStep", "TimeFirstAsLong", "OwnData"),
+    "state from batch to batch": Kind("habits.Stateful", "Scans", "DropsLast"),
     "mask as long as the batch": Kind(
         "sequences.Attention", "Scans", settings=("trainer.strategy.whole_inputs=[mask]",)
     ),
@@ -138,9 +145,24 @@ KINDS = {
     ),
     "two validation loaders, one key": Kind("logged.OneKey", data="TwoValidations"),
     "collected in lists": Kind("logged.Collected"),
+    "collected within epochs": Kind(
+        "logged.Collected",
+        words=(
+            "trainer.val_check_interval=2",
+            "trainer.num_sanity_val_steps=2",
+            "trainer.limit_val_batches=3",
+        ),
+    ),
     "collected dicts": Kind("logged.CollectedDicts", data="OwnData"),
     "counted by hand": Kind("logged.Counters"),
     "counted in tensors, `sync_dist`": Kind("logged.CountersOfTensors", data="OwnData"),
+    "counted by hand, gathered": Kind("logged.GatheredCounters"),
+    "counted by hand, `all_reduce`": Kind("logged.ReducedCounters"),
+    "lists and counters, gathered": Kind("logged.ListsAndCounters", data="EvenData"),
+    "gathered in validation steps": Kind("logged.GatheredSteps"),
+    "collected in a growing tensor": Kind("logged.GrowingTensor"),
+    "collected in an object": Kind("logged.Recorded"),
+    "collected in training": Kind("habits.EpochLoss"),
     "max, min and sum of steps": Kind("logged.Reductions"),
     "gathered by the author": Kind("logged.Gathered", words=("objective=val/auc", "mode=max")),
     "gathered as objects by the author": Kind(

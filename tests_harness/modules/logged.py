@@ -147,3 +147,90 @@ class GatheredObjects(Collected):
         self.log("val/auc", auc(scores, labels == 0))
         self.scores.clear()
         self.labels.clear()
+
+
+class GatheredCounters(Counters):
+    """Counts by hand, and adds up the counts of all processes."""
+
+    def on_validation_epoch_end(self) -> None:
+        counts = torch.tensor([self.correct, self.sum, self.total], device=self.device)
+        correct, loss, total = self.all_gather(counts).view(-1, 3).sum(0)
+        self.log("val/acc", correct / total)
+        self.log("val/loss", loss / total)
+
+
+class ReducedCounters(Counters):
+    """The same by ``torch.distributed``."""
+
+    def on_validation_epoch_end(self) -> None:
+        counts = torch.tensor([self.correct, self.sum, self.total], device=self.device)
+        if dist.is_initialized():
+            dist.all_reduce(counts)
+        self.log("val/acc", counts[0] / counts[2])
+        self.log("val/loss", counts[1] / counts[2])
+
+
+class ListsAndCounters(Collected):
+    """Keeps lists, and counts as well."""
+
+    def on_validation_epoch_start(self) -> None:
+        self.total = 0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.total += len(batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        counts = self.all_gather(torch.tensor(self.total, device=self.device))
+        self.log("val/total", counts.sum().double())
+        super().on_validation_epoch_end()
+
+
+class GatheredSteps(Classifier):
+    """Gathers in each validation step what it is to log."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        logits = self.all_gather(self(x)).flatten(0, -2)
+        y = self.all_gather(y).flatten()
+        self.log("val/loss", F.cross_entropy(logits, y))
+        self.log("val/spread", logits.std(0).mean())
+
+
+class GrowingTensor(Classifier):
+    """Keeps outputs in a tensor that grows."""
+
+    def on_validation_epoch_start(self) -> None:
+        self.scores = torch.zeros(0, device=self.device)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        logits = self(batch[0])
+        self.scores = torch.cat([self.scores, logits[:, 0]])
+        self.log("val/loss", F.cross_entropy(logits, batch[1]))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/median", self.scores.median())
+
+
+class Recorder:
+    """An author's own place for outputs."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+
+
+class Recorded(Classifier):
+    """Keeps outputs in an object of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorder = Recorder()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        logits = self(batch[0])
+        self.recorder.scores += logits[:, 0].tolist()
+        self.log("val/loss", F.cross_entropy(logits, batch[1]))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/score", sum(self.recorder.scores) / len(self.recorder.scores))
+        self.recorder.scores.clear()
