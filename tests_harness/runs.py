@@ -99,8 +99,8 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     with (run_dir / "metrics.csv").open() as file:
         for row in csv.DictReader(file):
             found |= {f"step {row['step']}: {k}": float(v) for k, v in row.items() if v}
-    skipped = (": train/", ": throughput/", ": epoch", ": step")
-    return {name: value for name, value in found.items() if not any(s in name for s in skipped)}
+    skipped = (": train/", ": throughput/", ": epoch\n", ": step\n")
+    return {k: v for k, v in found.items() if not any(s in f"{k}\n" for s in skipped)}
 
 
 def distances(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:

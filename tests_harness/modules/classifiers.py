@@ -121,7 +121,7 @@ class Metrics(Classifier):
                 "f1": torchmetrics.F1Score("multiclass", num_classes=3, average="macro"),
             }
         )
-        self.train_metrics = metrics.clone(prefix="train/")
+        self.train_metrics = metrics.clone(prefix="fit/")
         self.val_metrics = metrics.clone(prefix="val/")
         self.auroc = torchmetrics.AUROC("multiclass", num_classes=3)  # keeps all samples
         self.spearman = torchmetrics.SpearmanCorrCoef()

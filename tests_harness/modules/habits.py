@@ -111,5 +111,5 @@ class EpochLoss(Classifier):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        self.log("epoch/loss", torch.stack(self.losses).mean())
+        self.log("fit/loss", torch.stack(self.losses).mean())
         self.losses.clear()

@@ -153,8 +153,8 @@ class GatheredCounters(Counters):
     """Counts by hand, and adds up the counts of all processes."""
 
     def on_validation_epoch_end(self) -> None:
-        counts = torch.tensor([self.correct, self.sum, self.total], device=self.device)
-        correct, loss, total = self.all_gather(counts).view(-1, 3).sum(0)
+        counts = torch.tensor([self.correct, self.sum, self.total], dtype=torch.float64)
+        correct, loss, total = self.all_gather(counts.to(self.device)).view(-1, 3).sum(0)
         self.log("val/acc", correct / total)
         self.log("val/loss", loss / total)
 
@@ -163,7 +163,7 @@ class ReducedCounters(Counters):
     """The same by ``torch.distributed``."""
 
     def on_validation_epoch_end(self) -> None:
-        counts = torch.tensor([self.correct, self.sum, self.total], device=self.device)
+        counts = torch.tensor([self.correct, self.sum, self.total], dtype=torch.float64)
         if dist.is_initialized():
             dist.all_reduce(counts)
         self.log("val/acc", counts[0] / counts[2])
