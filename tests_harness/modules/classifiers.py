@@ -129,7 +129,8 @@ class Metrics(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         logits = self(x)
-        self.log_dict(self.train_metrics(logits, y), on_step=False, on_epoch=True)
+        self.train_metrics(logits, y)
+        self.log_dict(self.train_metrics, on_step=False, on_epoch=True)
         return F.cross_entropy(logits, y)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
