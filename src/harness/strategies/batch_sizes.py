@@ -5,8 +5,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from harness.data.batches import Shares
 from harness.data.sharing import leaves
+from harness.data.streams import SharedStream
 from harness.exact.evaluation import evaluated
 from harness.exact.global_batches import shares_of
 
@@ -28,33 +28,29 @@ def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, .
         batch_idx = trainer.fit_loop.batch_idx
     else:
         return ()
-    sizes: list[int | None] = []
-    for sharing in _shares(trainer, *numbers[1:2]):
-        if sharing is None or not sharing.has_ended(batch_idx):
-            sizes.append(sharing and samples_in(sharing, batch_idx))
-    return tuple(size for size in sizes if size) if all(sizes) else ()
+    found = [_size(loader, batch_idx) for loader in _loaders(trainer, *numbers[1:2])]
+    return tuple(size for size in found if size) if None not in found else ()
 
 
-def _shares(trainer: pl.Trainer, dataloader_idx: int | None = None) -> list[Shares | None]:
-    """What is known of the loaders whose batches make up the running one."""
+def _loaders(trainer: pl.Trainer, dataloader_idx: int | None = None) -> list[Any]:
+    """The loaders whose batches make up the running one."""
     if trainer.predicting:
         loaders = trainer.predict_dataloaders
     else:
         loaders = evaluated(trainer) if trainer.evaluating else trainer.train_dataloader
-    if (only := shares_of(loaders)) is not None:  # one loader, without a look at collections
-        return [only]
-    found = [shares_of(loader) for loader in leaves(loaders)]
+    if hasattr(loaders, "batch_sampler"):  # one, without a look at collections
+        return [loaders]
+    found = leaves(loaders)
     return found if dataloader_idx is None else found[dataloader_idx : dataloader_idx + 1]
 
 
-def samples_in(sharing: Shares, batch_idx: int) -> int | None:  # until Shares.num_samples is there
-    from harness.data.batches import SplitBatches
-    from harness.data.shared_batches import SharedBatchSampler
-
-    if isinstance(sharing, SharedBatchSampler) and sharing.in_turn:
-        i = batch_idx * sharing.num_ranks + sharing.rank
-        return sharing.totals[i + 1] - sharing.totals[i] if i + 1 < len(sharing.totals) else None
-    if isinstance(sharing, SplitBatches):
-        low, high, _ = sharing._share(batch_idx)
-        return high - low
-    return None
+def _size(loader: Any, batch_idx: int) -> int | None:
+    """None where nobody counts, and 0 where the loader gives nothing any more."""
+    # For a prediction Lightning wraps the sampler, and keeps what it has drawn.
+    seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
+    if seen is not None:
+        return len(seen[batch_idx]) if batch_idx < len(seen) else None
+    sharing = shares_of(loader)
+    if sharing is None or (isinstance(sharing, SharedStream) and not sharing.is_counted):
+        return None
+    return 0 if sharing.has_ended(batch_idx) else sharing.num_samples_in(batch_idx)

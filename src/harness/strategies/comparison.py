@@ -20,17 +20,17 @@ from harness.errors import UserError
 from .differences import difference, tolerance
 from .replica import Replica
 from .splitting import join, leaves_of, map_leaves, signature, split
-from .trial import fresh_twin, untraced, written
+from .trial import UndecidableError, fresh_twin, untraced, written
 
 log = logging.getLogger(__name__)
 
 # A network whose last layer begins with zeros shows nothing at its first call.
-CALLS_COMPARED = (1, 10, 100)
+CALLS_COMPARED = (1, 10, 100, 1000)
 MOST_KINDS = 16  # of calls that differ in their arguments
 
 
 class Comparison:
-    """Compares the first, tenth and hundredth call of a kind.
+    """Compares calls of each kind: the first, and few later ones.
 
     Args:
         module: lives on ``root``.
@@ -77,7 +77,11 @@ class Comparison:
         return False
 
     def compare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], batch_sizes: Sequence[int]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batch_sizes: Sequence[int],
+        with_grad: bool = False,
     ) -> bool:
         """Whether the split call is found to give what the whole one gives; False if undecided.
 
@@ -86,27 +90,28 @@ class Comparison:
                 parameter or a buffer what depends on its samples.
         """
         replica = Replica(self.module, self.root)
-        whole_batch = map_leaves(_clone, (args, kwargs))
-        copied = map_leaves(_clone, (args, kwargs))
-        shares = split(*copied, self.devices, self.whole, batch_sizes)
-        sizes = [share.num_samples for share in shares]
         try:
-            with untraced(self.root):
+            given, copies = (map_leaves(_clone, (args, kwargs)) for _ in range(2))
+            with untraced(self.root, with_grad):
                 twin = fresh_twin(replica, self.root)
-                expected = twin.forward(*whole_batch[0], **whole_batch[1])
-                changes = written(self.module, twin)
+                expected = twin.forward(*given[0], **given[1])
+                writes = written(self.module, twin)
         except Exception as error:  # as it is, on one device; or too large for one
-            return self._undecided(error)
-        parts = []
-        changes_of_share: dict[str, Any] = {}
+            is_decided = isinstance(error, (torch.OutOfMemoryError, UndecidableError))
+            if is_decided or with_grad or not torch.is_grad_enabled():
+                return self._undecided(error)
+            return self.compare(args, kwargs, batch_sizes, with_grad=True)  # forces need gradients
+        shares = split(copies[0], copies[1], self.devices, self.whole, batch_sizes)
+        sizes, parts = [share.num_samples for share in shares], []
+        writes_of_share: dict[str, Any] = {}
         try:
-            with untraced(self.root):
+            with untraced(self.root, with_grad):
                 for share in shares:
                     twin = fresh_twin(replica, self.root)
                     parts.append(twin.forward(*share.args, **share.kwargs))
-                    if len(parts) == 1 and changes:
-                        changes_of_share = written(self.module, twin)
-        except torch.OutOfMemoryError as error:
+                    if len(parts) == 1 and writes:
+                        writes_of_share = written(self.module, twin)
+        except (torch.OutOfMemoryError, UndecidableError) as error:
             return self._undecided(error)
         except Exception as error:
             said = (str(error).splitlines() or [""])[0]
@@ -117,15 +122,28 @@ class Comparison:
         finally:
             replica.release()
         if self.module.training:
-            self._check_writes(changes, changes_of_share, sizes)
+            self._check_writes(writes, writes_of_share, sizes)
         try:
             found = join(parts, sizes, self.scalar_outputs)
-        except UserError as error:  # as the call itself will say, unless it returns something else
+        except UserError as error:  # which the call itself will say
             return self._undecided(error)
+        self._check_outputs(dict(leaves_of(expected)), dict(leaves_of(found)), sizes, args, kwargs)
+        return True
+
+    def _check_outputs(
+        self,
+        expected: dict[str, Any],
+        found: dict[str, Any],
+        sizes: Sequence[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         limit = tolerance(self.module, self.root)
-        pairs = zip(leaves_of(expected), leaves_of(found), strict=False)  # join has compared them
-        for (name, leaf), (_, other) in pairs:
-            if (far := difference(leaf, other, limit)) > limit:
+        for name in [*expected, *(found.keys() - expected.keys())]:
+            far = math.inf
+            if name in expected and name in found:
+                far = difference(expected[name], found[name], limit)
+            if far > limit:
                 how = f"{far:.2%} off" if math.isfinite(far) else "of another shape or type"
                 which = f"the output {name}" if name else "an output"
                 raise UserError(
@@ -133,14 +151,13 @@ class Comparison:
                     f"{sum(sizes)} rows are split into {' + '.join(map(str, sizes))}.\n"
                     f"{self._advice(args, kwargs)}"
                 )
-        return True
 
     def _check_writes(
-        self, changes: dict[str, Any], changes_of_share: dict[str, Any], sizes: Sequence[int]
+        self, writes: dict[str, Any], writes_of_share: dict[str, Any], sizes: Sequence[int]
     ) -> None:
         limit = tolerance(self.module, self.root)
-        for name, value in changes.items():
-            if difference(value, changes_of_share.get(name), limit) <= limit:
+        for name, value in writes.items():
+            if difference(value, writes_of_share.get(name), limit) <= limit:
                 continue
             path, _, own = name.rpartition(".")
             owner = self.module.get_submodule(path)
@@ -201,4 +218,7 @@ class Comparison:
 
 
 def _clone(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+    if not isinstance(leaf, Tensor):
+        return leaf
+    copied = leaf.detach().clone()
+    return copied.requires_grad_() if leaf.requires_grad else copied

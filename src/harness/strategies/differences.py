@@ -29,7 +29,7 @@ def difference(expected: Any, found: Any, limit: float) -> float:
     if isinstance(expected, PackedSequence) and isinstance(found, PackedSequence):
         return max(difference(*pair, limit) for pair in zip(expected[:2], found[:2], strict=True))
     if isinstance(expected, (bool, int, float)) and isinstance(found, (bool, int, float)):
-        expected, found = torch.tensor(expected), torch.tensor(found)
+        expected, found = torch.tensor(float(expected)), torch.tensor(float(found))
     if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
         return float("inf") if type(expected) is not type(found) else 0.0
     if expected.shape != found.shape:

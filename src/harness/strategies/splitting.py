@@ -44,7 +44,8 @@ def split(
     device stay where they are: the lengths that `pack_padded_sequence` takes must be on the CPU.
 
     Args:
-        args, kwargs: of the call.
+        args: of the call, by position.
+        kwargs: of the call, by name.
         devices: one per share.
         whole: positions and names of arguments that are not split.
         batch_sizes: samples in the batch, of each loader that gives a part of it; empty where

@@ -13,37 +13,43 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from harness.data.randomness import GENERATORS, generator_states, restore_generators
-from harness.upstream.constant_numbers import ConstantNumbers
+from harness.upstream.constant_numbers import constant_numbers
 
 from .replica import INTERNAL, Replica
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-class NotReproducible(Exception):
-    """A call that draws from Python's or NumPy's generators, or normalises by its samples."""
+class UndecidableError(Exception):
+    """A call that no other one can be compared with."""
 
 
 @contextmanager
-def untraced(device: torch.device) -> Iterator[None]:
-    """Run what is inside without gradients and compiled code, and put the generators back.
+def untraced(device: torch.device, with_grad: bool = False) -> Iterator[None]:
+    """Run what is inside without compiled code, and put the generators back.
+
+    Args:
+        device: whose generator is put back, besides those of the CPU.
+        with_grad: keep the graph, which takes as much memory as training on the whole batch.
 
     Raises:
-        NotReproducible: something was drawn that is not torch's.
+        UndecidableError: something was drawn that is not torch's.
     """
     states = generator_states()
     on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         with (
             warnings.catch_warnings(),
-            torch.no_grad(),
+            torch.set_grad_enabled(with_grad),
             torch.compiler.set_stance("force_eager"),
-            ConstantNumbers(),
+            constant_numbers(),
         ):
             warnings.simplefilter("ignore")
             yield
+            # Texts, because NumPy's state has an array in it.
             if repr(generator_states()[:2]) != repr(states[:2]):
-                raise NotReproducible("it draws random numbers that are not torch's")
+                raise UndecidableError("it draws random numbers that are not torch's")
     finally:
         restore_generators(states)
         if on_gpu is not None:
@@ -56,7 +62,7 @@ def fresh_twin(replica: Replica, root: torch.device) -> nn.Module:
     BatchNorm uses its running statistics, because those of a batch are not those of its shares.
 
     Raises:
-        NotReproducible: BatchNorm has none.
+        UndecidableError: BatchNorm has none.
     """
     twin = replica.refresh(root)
     for part in list(twin.modules()):
@@ -64,7 +70,7 @@ def fresh_twin(replica: Replica, root: torch.device) -> nn.Module:
             continue
         if isinstance(part, BATCH_NORMS):
             if part.running_mean is None:
-                raise NotReproducible("BatchNorm has no running statistics")
+                raise UndecidableError("BatchNorm has no running statistics")
             part.__dict__["training"] = False
         if isinstance(part, pl.LightningModule):
             part.__dict__["log"] = lambda *_, **__: None
@@ -95,7 +101,7 @@ def written(module: nn.Module, twin: nn.Module) -> dict[str, Any]:
             continue
         now, dot = twins[prefix], prefix and f"{prefix}."
         before = {**_tensors(part), **vars(part)}
-        is_norm = hasattr(part, "running_mean")
+        is_norm = isinstance(part, NORMS)
         after = {**({} if is_norm else _tensors(now)), **vars(now)}
         for name, value in after.items():
             is_number = isinstance(value, (Tensor, int, float)) and name not in INTERNAL
@@ -105,7 +111,10 @@ def written(module: nn.Module, twin: nn.Module) -> dict[str, Any]:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    return {
+        **dict(module.named_parameters(recurse=False)),
+        **dict(module.named_buffers(recurse=False)),
+    }
 
 
 def _is_same(value: Any, before: Any) -> bool:

@@ -4,6 +4,7 @@ Nothing public sees each operation that draws, or tells whether it has an argume
 Without it, calls that draw could not be compared. Seen in torch 2.6 to 2.13.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,13 +18,17 @@ PRIVATE = {
 MOST_DRAWS = 10_000  # a forward that draws until it likes what comes would never end
 
 
-class ConstantNumbers(TorchDispatchMode):
+def constant_numbers() -> AbstractContextManager[Any]:
     """Replace what is drawn by 0.5, or 0 where it is no fraction; attention drops nothing.
 
     Raises:
         RuntimeError: when more than ``MOST_DRAWS`` operations have drawn.
     """
+    mode: AbstractContextManager[Any] = _ConstantNumbers()  # type: ignore[no-untyped-call]
+    return mode
 
+
+class _ConstantNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     num_draws = 0
 
     def __torch_dispatch__(
@@ -53,6 +58,6 @@ class ConstantNumbers(TorchDispatchMode):
 
 
 def _states(generator: torch.Generator | None) -> list[Tensor]:
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    on_gpu = torch.cuda.is_available()
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_gpu else ())]
     return states if generator is None else [*states, generator.get_state()]
