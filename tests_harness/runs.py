@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests_harness.faults.fast_command import Forked, members, start, wait_until_gone
+from tests_harness.faults.fast_command import members, start, wait_until_gone
 
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "cpu": ("strategy=cpu",),
@@ -116,9 +116,3 @@ def distances(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:
 def farthest(a: dict[str, Any], b: dict[str, Any]) -> float:
     """The largest difference of all weights and values."""
     return max(distances(a, b).values())
-
-
-__all__ = [
-    *("COMMON", "SAME", "STRATEGIES", "TIMED_OUT", "Forked"),
-    *("distances", "execute", "farthest", "outcome", "write_conf"),
-]

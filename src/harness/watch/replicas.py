@@ -32,8 +32,8 @@ class Replicas(pl.Callback):
     tells.
 
     Args:
-        every_n_steps: check after the first batch, after as many steps, and at the end of
-            training; ``null`` leaves out those in between.
+        every_n_steps: check before training, after the first batch, after as many steps, and at
+            the end; ``null`` leaves out those in between.
     """
 
     def __init__(self, every_n_steps: int | None = 1000) -> None:
@@ -53,6 +53,8 @@ class Replicas(pl.Callback):
         self.checked_step, self.has_checked = trainer.global_step, False
         if self.is_watching:
             self.first = hashes(list(pl_module.buffers()), pl_module.device)
+            self.check(trainer, pl_module)  # what hooks have written until now
+            self.has_checked = False
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
@@ -102,7 +104,7 @@ class Replicas(pl.Callback):
             f"Step {self.checked_step}: the replicas differ. {named[first][0]} on rank "
             f"{', '.join(map(str, ranks))} is not that of rank 0{others}.\n"
             "Something changes the model in one process alone, such as code under `if rank == 0`, "
-            "or a parameter that DDP does not know."
+            "a parameter that DDP does not know, or what is computed from one process's data."
         )
         if trainer.is_global_zero:
             log.error(message)
