@@ -162,7 +162,7 @@ class ExactEvaluation(pl.Callback):
 
     def _complete(self, trainer: pl.Trainer) -> None:
         if trainer.training or trainer.evaluating:
-            logged_values.combine(trainer)
+            logged_values.combine(trainer, gather)
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
