@@ -207,8 +207,11 @@ def combine(trainer: pl.Trainer, gather: Callable[[pl.Trainer, Any], list[Any]])
     """Let each process have what all of them have logged, as one process would.
 
     Means, sums, largest and smallest values that are no metrics. Sums that are logged with
-    ``sync_dist=True`` are added up by Lightning; means may be averaged by it again. ``gather`` gives
-    what each process has.
+    ``sync_dist=True`` are added up by Lightning; means may be averaged by it again.
+
+    Args:
+        trainer: whose running loop has logged.
+        gather: gives what each process has, by rank.
     """
     results = trainer._results
     if results is None:
