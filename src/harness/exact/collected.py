@@ -68,9 +68,9 @@ class CollectedLists:
         """Fill the lists with what all processes have collected; whether there was anything."""
         found = dict(lists_of(self.module))
         self._count(found)
-        mine: dict[Path, bytes | None] = {}
+        mine: dict[Path, bytes | None] = dict.fromkeys(self.cleared)
         for path, steps in self.steps.items():
-            if path not in self.cleared:
+            if path in found and path not in self.cleared:
                 mine[path] = _packed(found[path][self.starts.get(path, 0) :], steps)
         everyone = gather(trainer, mine, group)
         is_any = False

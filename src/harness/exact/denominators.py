@@ -24,12 +24,14 @@ def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
     Without it the shares of a batch are averaged by their numbers of samples. With it the gradient
     is that of the mean over the whole batch, however processes and accumulated batches share it::
 
-        loss = F.cross_entropy(logits, labels, ignore_index=-100)
-        return mean_over(loss, (labels != -100).sum())
+        num_tokens = (labels != -100).sum()
+        loss = mean_over(F.cross_entropy(logits, labels, ignore_index=-100), num_tokens)
+        self.log("train/loss", loss, batch_size=num_tokens)
+        return loss
 
     Call it in every training step of every process, also for a share that has no token at all: such
     a loss counts as 0. A mean that divides by ``mask.sum()`` needs ``.clamp(min=1)`` for that.
-    What is logged needs the same weight: ``self.log("val/loss", loss, batch_size=num_tokens)``.
+    Outside of a run's training it does nothing.
 
     Args:
         loss: a mean, with one element.
@@ -84,11 +86,13 @@ class Denominators:
                 f"mean_over was given a loss of shape {tuple(loss.shape)} and a weight of shape "
                 f"{tuple(mine.shape)}.\nGive it the mean, and one number that it is a mean over."
             )
-        if self.num_processes * num_batches == 1:
-            return loss
         mine, share = mine.reshape(loss.shape), self.weight()
         if share == 0:  # the sample of another process
             mine = torch.zeros_like(mine)
+        # The mean over nothing is NaN.
+        counted = torch.where(mine > 0, loss, torch.zeros_like(loss))
+        if self.num_processes * num_batches == 1:
+            return counted
         total = mine.clone()
         if self.num_processes > 1:
             total = self.trainer.strategy.reduce(total, reduce_op="sum")
@@ -98,8 +102,6 @@ class Denominators:
                 first = torch.where(self.first > 0, self.first, total)
             self.first, self.total = first, self.total + total if self.has_terms else total
         factor = (mine * self.num_processes / first / (share or 1.0)).nan_to_num(0.0, 0.0)
-        # The mean over nothing is NaN.
-        counted = torch.where(mine > 0, loss, torch.zeros_like(loss))
         counted.register_hook(lambda gradient: (gradient * factor).to(gradient.dtype))  # type: ignore[no-untyped-call]
         self.terms.append(counted.grad_fn)
         return counted
