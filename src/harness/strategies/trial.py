@@ -72,17 +72,15 @@ def fresh_twin(replica: Replica, root: torch.device) -> nn.Module:
             if part.running_mean is None:
                 raise UndecidableError("BatchNorm has no running statistics")
             part.__dict__["training"] = False
+        if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)):
+            part.__dict__["dropout"] = 0.0  # which GPUs draw inside of one operation
         if isinstance(part, pl.LightningModule):
             part.__dict__["log"] = lambda *_, **__: None
         for name, child in part.named_children():
             if isinstance(child, Metric):
                 setattr(part, name, copy.deepcopy(child))
         for name, value in list(vars(part).items()):
-            if isinstance(value, torch.Generator):
-                generator = torch.Generator(value.device)
-                generator.set_state(value.get_state())
-                vars(part)[name] = generator
-            elif isinstance(value, GENERATORS):
+            if isinstance(value, GENERATORS):
                 vars(part)[name] = copy.deepcopy(value)
             elif isinstance(value, (set, deque)):
                 vars(part)[name] = copy.copy(value)
