@@ -90,7 +90,7 @@ def started(arguments: list[str], said: Path, env: dict[str, str]) -> "subproces
 def outcome(run_dir: Path) -> dict[str, Any]:
     """The last weights of a run, its results, and every value that an evaluation has logged.
 
-    What training steps log, under names that begin with ``train/``, is left out.
+    What single training steps log, under names that begin with ``train/``, is left out.
     """
     last = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     found: dict[str, Any] = dict(last["state_dict"])
@@ -99,8 +99,10 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     with (run_dir / "metrics.csv").open() as file:
         for row in csv.DictReader(file):
             found |= {f"step {row['step']}: {k}": float(v) for k, v in row.items() if v}
-    skipped = (": train/", ": throughput/", ": epoch\n", ": step\n")
-    return {k: v for k, v in found.items() if not any(s in f"{k}\n" for s in skipped)}
+    names = [name for name in found if ": " not in name or name.endswith("_epoch")]
+    of_steps = (": train/", ": throughput/")
+    names += [n for n in found if ": " in n and not any(text in n for text in of_steps)]
+    return {name: found[name] for name in names if not name.endswith((": epoch", ": step"))}
 
 
 def distances(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:

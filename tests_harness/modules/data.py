@@ -134,7 +134,7 @@ class Scans(Samples):
 
 
 class Graphs(Samples):
-    """Three to seven nodes with five features and a label each, in a ring; a target of the whole."""
+    """Rings of three to seven nodes with five features and a label each; a target of the whole."""
 
     def draw(self, index: int, generator: torch.Generator) -> dict[str, Tensor]:
         num_nodes = int(torch.randint(3, 8, (), generator=generator))

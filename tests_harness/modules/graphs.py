@@ -1,4 +1,4 @@
-"""Networks for graphs, as researchers write them; nodes come first, or there is no tensor at all."""
+"""Networks for graphs, as researchers write them: nodes come first, or there is no tensor."""
 
 from typing import Any
 

@@ -11,17 +11,20 @@ A cell is empty where the run ends with the weights and values of one process. O
 from dataclasses import dataclass
 
 WITH = "with"
-TOKENS = "different: docs: averages the processes by their samples"
+TOKENS = "different: docs: Nobody can notice a training step that needs it and does not say so"
 SUM = "different: docs: A sum of losses is averaged over the processes"
-PAIRS = "different: docs: sees the samples of its process"
+PAIRS = "different: docs: under ddp it is different by definition"
 BATCHNORM = "different: docs: computed over a device's share"
-RANDOM = "different: docs: Random numbers of a step are others"
-TRAINING = "different: docs: training steps that log plain values need `sync_dist=True`"
+RANDOM = "different: docs: Random numbers of a step are others in each process"
+TRAINING = "different: docs: what they log is of process 0's share of the batch"
 CHANGED = "refused: give the loss a copy"
 ONE_KEY = "refused: leave out add_dataloader_idx=False"
 REENTRANT = "refused: use_reentrant=False"
 GATHERED = "refused: self.all_gather needs one shape"
-COUNTED = "refused: append what it is computed from to a list"
+COUNTED = "refused: append what it is computed from to a list of the module"
+ROWS = "refused: does not treat each row by itself"
+NOT_FIRST = "refused: dimension 0 is not the batch"
+NO_ROWS = "refused: Pass tensors with one row per sample"
 WRITTEN = "refused: is written by forward() from its samples"
 OWN = "different: is written by each process from its own samples"
 
@@ -155,21 +158,36 @@ KINDS = {
         ddp2="refused: one number per sample",
     ),
     "`PackedSequence` in and out": Kind("sequences.Packed", "Series", "OwnData"),
-    "time first": Kind("sequences.TimeFirst", "TimeFirst"),
-    "time first, as long as the batch": Kind("sequences.TimeFirst", "TimeFirstAsLong"),
-    "time first, last step": Kind("sequences.LastStep", "TimeFirstAsLong", "OwnData"),
-    "state from batch to batch": Kind("habits.Stateful", "Scans", "DropsLast"),
-    "mask as long as the batch": Kind(
-        "sequences.Attention", "Scans", settings=("trainer.strategy.whole_inputs=[mask]",)
+    "time first": Kind("sequences.TimeFirst", "TimeFirst", dp=ROWS, ddp2=ROWS),
+    "time first, as long as the batch": Kind(
+        "sequences.TimeFirst", "TimeFirstAsLong", dp=ROWS, ddp2=ROWS
     ),
-    "graphs as lists": Kind("graphs.GraphLists", "GraphList"),
-    "graphs as dicts": Kind("graphs.GraphDicts", "Graphs"),
+    "time first, last step": Kind(
+        "sequences.LastStep", "TimeFirstAsLong", "OwnData", dp=NOT_FIRST, ddp2=ROWS
+    ),
+    "state from batch to batch": Kind(
+        "habits.Stateful", "Scans", "DropsLast", dp=NOT_FIRST, ddp2=NOT_FIRST
+    ),
+    "mask as long as the batch": Kind(
+        "sequences.Attention",
+        "Scans",
+        settings=("trainer.strategy.whole_inputs=[mask]",),
+        dp=WITH,
+        ddp2=WITH,
+    ),
+    "graphs as lists": Kind("graphs.GraphLists", "GraphList", dp=NO_ROWS, ddp2=NO_ROWS),
+    "graphs as dicts": Kind("graphs.GraphDicts", "Graphs", dp=NO_ROWS, ddp2=NO_ROWS),
     "graphs as objects (PyG)": Kind("graphs.GraphObjects", "GraphObjects"),
     "graphs as tensors, `self.net(...)`": Kind(
-        "graphs.PartsOfGraphs", "Graphs", "OwnData", settings=("trainer.strategy.modules=[net]",)
+        "graphs.PartsOfGraphs",
+        "Graphs",
+        "OwnData",
+        settings=("trainer.strategy.modules=[net]",),
+        dp=NO_ROWS,
+        ddp2=NO_ROWS,
     ),
-    "nodes": Kind("graphs.Nodes", "Graphs", ddp=TOKENS),
-    "nodes, `mean_over`": Kind("declared.Nodes", "Graphs", "OwnData"),
+    "nodes": Kind("graphs.Nodes", "Graphs", ddp=TOKENS, dp=NO_ROWS, ddp2=NO_ROWS),
+    "nodes, `mean_over`": Kind("declared.Nodes", "Graphs", "OwnData", dp=NO_ROWS, ddp2=NO_ROWS),
     "contrastive (InfoNCE)": Kind("comparing.Contrastive", "Views", ddp=PAIRS, ddp2=PAIRS),
     "contrastive, gathered (SimCLR)": Kind(
         "comparing.GatheredNegatives", "Views", ddp=GATHERED, ddp2=GATHERED

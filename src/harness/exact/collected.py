@@ -124,7 +124,7 @@ def lists_of(module: pl.LightningModule) -> Iterator[tuple[Path, list[Any]]]:
 
 
 def numbers_of(module: pl.LightningModule) -> dict[str, Any]:
-    """Copies of the attributes of a module that are numbers, tensors or buffers, and dicts of them."""
+    """Copies of a module's attributes that are numbers, tensors, buffers, or dicts of them."""
     own = {name: value for name, value in vars(module).items() if name not in NOT_OWN}
     own |= dict(module.named_buffers(recurse=False))
     kinds = (bool, int, float, Tensor)

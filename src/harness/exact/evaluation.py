@@ -146,8 +146,8 @@ class ExactEvaluation(pl.Callback):
             self.gathering.is_whole = True
             if collected.has_counted:
                 self.gathering.refusal = (
-                    f"{_hook(trainer)} calls self.all_gather, lists of the module already hold what "
-                    "all processes have collected, and numbers of it hold one process's counts.\n"
+                    f"{_hook(trainer)} calls self.all_gather, but lists of the module already hold "
+                    "what all processes have collected, and its numbers one process's counts.\n"
                     "Append what is counted to a list as well, and leave self.all_gather out."
                 )
 

@@ -1,4 +1,4 @@
-"""``self.all_gather`` of a module, where each process has a whole batch or a share of another size."""
+"""``self.all_gather`` of a module, where processes have whole batches, or shares of any size."""
 
 from typing import Any
 
