@@ -100,11 +100,21 @@ class Replicas(pl.Callback):
         ranks = differs[:, first].nonzero().flatten().tolist()
         num_differing = int(differs.any(dim=0).sum())
         others = f" ({num_differing - 1} more tensors differ)" if num_differing > 1 else ""
-        message = (
-            f"Step {self.checked_step}: the replicas differ. {named[first][0]} on rank "
-            f"{', '.join(map(str, ranks))} is not that of rank 0{others}.\n"
+        why = (
             "Something changes the model in one process alone, such as code under `if rank == 0`, "
             "a parameter that DDP does not know, or what is computed from one process's data."
+        )
+        trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
+        unused = [name for name, parameter in trained if parameter.grad is None]
+        looks_for_them = getattr(trainer.strategy.model, "find_unused_parameters", False)
+        if 0 < len(unused) < len(trained) and not looks_for_them:  # DDP still waits for them
+            why = (
+                f"{unused[0]} has no part in the loss: use or freeze it, or, as for the two networks "
+                "of a GAN, set trainer.strategy.find_unused_parameters=true."
+            )
+        message = (
+            f"Step {self.checked_step}: the replicas differ. {named[first][0]} on rank "
+            f"{', '.join(map(str, ranks))} is not that of rank 0{others}.\n{why}"
         )
         if trainer.is_global_zero:
             log.error(message)
