@@ -78,9 +78,9 @@ def _difference(shares: list[Share], num_batches: int) -> str:
                 )
             if not _is_same(a, b) and not _is_same(a / sizes[i], b / sizes[j]):
                 return (
-                    f"is a mean over {a / num_batches:.6g} and {b / num_batches:.6g} of something in shares of {sizes[i]} and "
-                    f"{sizes[j]} samples ({terms[i].name}). Shares are averaged by their samples: "
-                    "the weights will be others than those of one process.\n"
+                    f"is a mean over {a / num_batches:.6g} and {b / num_batches:.6g} of something "
+                    f"in shares of {sizes[i]} and {sizes[j]} samples ({terms[i].name}). Shares are "
+                    "averaged by their samples: the weights will be others than those of one process.\n"
                     "Say what it is a mean over: return mean_over(loss, number), from harness. "
                     "See 'Any loss' in docs/strategies.md."
                 )
