@@ -81,8 +81,8 @@ def _difference(shares: list[Share], num_batches: int) -> str:
                     f"is a mean over {a / num_batches:.6g} and {b / num_batches:.6g} of something "
                     f"in shares of {sizes[i]} and {sizes[j]} samples ({terms[i].name}). Shares are "
                     "averaged by their samples: the weights will be others than those of "
-                    "one process.\nSay what it is a mean over: return mean_over(loss, number), from harness. "
-                    "See 'Any loss' in docs/strategies.md."
+                    "one process.\nSay what it is a mean over: return mean_over(loss, number), "
+                    "from harness. See 'Any loss' in docs/strategies.md."
                 )
     return ""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.markup import escape
@@ -86,11 +87,12 @@ def _print_table(rows: dict[str, str]) -> None:
 
 def _differences(trainer: pl.Trainer, model: pl.LightningModule) -> str:
     """What of a module is another thing on several devices, by definition."""
-    if trainer.world_size * trainer.num_devices == 1:
+    strategy = trainer.strategy
+    if trainer.world_size * trainer.num_devices == 1 or not isinstance(strategy, ParallelStrategy):
         return ""
     modules, found = list(model.modules()), []
     trained_norms = [m for m in modules if isinstance(m, BATCH_NORMS) and m.training]
-    if trained_norms and not synchronises_batch_norm(trainer.strategy):
+    if trained_norms and not synchronises_batch_norm(strategy):
         found.append("BatchNorm sees each share alone (strategy=ddp: trainer.sync_batchnorm=true)")
     if any(isinstance(m, DROPOUTS) and m.p > 0 and m.training for m in modules):
         found.append("dropout draws other masks")
