@@ -5,7 +5,6 @@ documented ("Autograd mechanics"), and which ones a node has is not. Seen in tor
 where a node is another one, nothing is said of it.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PRIVATE = {
-    "harness.upstream.loss_graph:example('cross_entropy')": "_saved_total_weight _saved_self "
-    "_saved_reduction",
-    "harness.upstream.loss_graph:example('mse_loss')": "_saved_self _saved_reduction",
-    "harness.upstream.loss_graph:example('mean')": "_saved_self_sym_numel",
-    "harness.upstream.loss_graph:example('quotient')": "_saved_other",
-    "harness.upstream.loss_graph:example('product')": "_saved_other",
+    "harness.upstream.loss_graph:example()": "_saved_total_weight _saved_self _saved_reduction "
+    "_saved_self_sym_numel _saved_other",
 }
 
 # What leaves a loss one number, or only moves it.
@@ -83,14 +78,9 @@ def _one_number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def example(kind: str) -> Any:
-    """A node whose attributes are looked up."""
+def example() -> Any:
+    """An object with the attributes of some nodes."""
     values = torch.ones(2, 3, requires_grad=True)
-    losses: dict[str, Callable[[], Tensor]] = {
-        "cross_entropy": lambda: F.cross_entropy(values, torch.tensor([0, 1])),
-        "mse_loss": lambda: F.mse_loss(values, torch.zeros(2, 3)),
-        "mean": values.mean,
-        "quotient": lambda: values.sum() / torch.tensor(2.0),
-        "product": lambda: values.sum() * torch.tensor(2.0),
-    }
-    return losses[kind]().grad_fn
+    losses = (F.cross_entropy(values, torch.tensor([0, 1])), values.mean(), values.sum() / 2)
+    found = [name for loss in losses for name in dir(loss.grad_fn)]
+    return type("Nodes", (), {name: None for name in found if name.startswith("_saved")})()
