@@ -78,9 +78,14 @@ def _one_number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
+class Nodes:
+    """Has the attributes of all examples."""
+
+
 def example() -> Any:
-    """An object with the attributes of some nodes."""
+    """What the nodes of some losses have."""
     values = torch.ones(2, 3, requires_grad=True)
     losses = (F.cross_entropy(values, torch.tensor([0, 1])), values.mean(), values.sum() / 2)
-    found = [name for loss in losses for name in dir(loss.grad_fn)]
-    return type("Nodes", (), {name: None for name in found if name.startswith("_saved")})()
+    nodes = Nodes()
+    vars(nodes).update({name: None for loss in losses for name in dir(loss.grad_fn)})
+    return nodes
