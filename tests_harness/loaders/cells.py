@@ -14,7 +14,7 @@ from typing import Any
 from harness.checkpoints.lookup import by_step, link_newest
 from tests_harness.faults.run_folder import contents, differences
 from tests_harness.loaders import libraries
-from tests_harness.runs import SAME, STRATEGIES, execute, farthest, outcome, write_conf
+from tests_harness.strategy_runs import SAME, STRATEGIES, execute, farthest, outcome, write_conf
 
 KINDS = (
     *("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several"),

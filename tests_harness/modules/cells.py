@@ -12,7 +12,7 @@ from typing import Any
 
 from tests_harness.conftest import ROOT
 from tests_harness.modules.kinds import KINDS, Kind
-from tests_harness.runs import (
+from tests_harness.strategy_runs import (
     SAME,
     STRATEGIES,
     TIMED_OUT,

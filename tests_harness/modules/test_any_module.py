@@ -10,7 +10,7 @@ import pytest
 from tests_harness.conftest import ROOT
 from tests_harness.modules.cells import is_expected, table
 from tests_harness.modules.kinds import KINDS
-from tests_harness.runs import STRATEGIES
+from tests_harness.strategy_runs import STRATEGIES
 
 # Each is decided in another place of the harness.
 IN_PROCESSES = (
@@ -22,8 +22,12 @@ IN_PROCESSES = (
     "two validation loaders",
     "collected in lists",
     "counted by hand",
+    "lists and counters, gathered",
+    "statistics of the training data",
     "max, min and sum of steps",
 )
+# Four batches: two of three processes repeat one at the end, and forget it.
+WITH_FILLERS = ("counted by hand, gathered", "gathered as objects by the author")
 IN_REPLICAS = ("time first", "mask as long as the batch", "queue written by forward (MoCo)")
 
 
@@ -46,6 +50,10 @@ def check(found: dict[str, Any]) -> None:
 
 def test_two_processes_end_as_one_does() -> None:
     check(cells(IN_PROCESSES, "ddp(2)"))
+
+
+def test_three_processes_end_as_one_does_where_one_has_fewer_batches() -> None:
+    check(cells(WITH_FILLERS, "ddp(3)"))
 
 
 def test_two_replicas_end_as_one_module_does() -> None:

@@ -82,8 +82,10 @@ class ExactEvaluation(pl.Callback):
         sharing = shares_running(trainer, dataloader_idx)
         if self.gathering is not None:
             self.gathering.is_whole = bool(trainer.evaluating)
-            self.gathering.is_even = isinstance(sharing, SplitBatches) and (
-                sharing.weight(batch_idx) == 1.0 and not trainer.evaluating
+            # Of several loaders the shares may differ in size, each in its own way.
+            only = None if trainer.evaluating else shares_of(trainer.train_dataloader)
+            self.gathering.is_even = (
+                isinstance(only, SplitBatches) and only.weight(batch_idx) == 1.0
             )
         if sharing is None:
             return
