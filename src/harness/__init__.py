@@ -18,6 +18,7 @@ Modules and callbacks:
 - ``build_optimizers``: the body of ``configure_optimizers``, from an optimizer and a scheduler
   that a YAML file gives.
 - ``Mean``: a weighted mean that is cheap enough for every training step.
+- ``mean_over``: says that a loss is a mean over tokens, nodes or weights, not over samples.
 - ``is_logged``: whether Lightning writes what is logged at this step.
 - ``Picture``: what a test looked like, in TensorBoard; its mistakes cost a run nothing.
 - ``UserError``: a mistake that is told in a line, without a traceback.
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from harness.data.datamodule import DataModule
     from harness.data.randomness import uniform
     from harness.errors import UserError
+    from harness.exact.denominators import mean_over
     from harness.exact.mean import Mean, is_logged
     from harness.optimizers import build_optimizers
     from harness.watch.picture import Picture
@@ -56,6 +58,7 @@ __all__ = [
     "is_logged",
     "load_run",
     "main",
+    "mean_over",
     "predict",
     "train",
     "uniform",
@@ -75,6 +78,7 @@ _MODULES = {
     "is_logged": "exact.mean",
     "load_run": "command.from_python",
     "main": "command.start",
+    "mean_over": "exact.denominators",
     "predict": "command.from_python",
     "train": "command.from_python",
     "uniform": "data.randomness",

@@ -40,6 +40,19 @@ def test_evaluation_loss_is_the_training_loss() -> None:
     assert torch.isclose(model.val_loss.compute(), expected, atol=1e-6)
 
 
+def test_samples_without_a_label_count_nowhere() -> None:
+    inputs, labels = torch.randn(6, 4), torch.tensor([0, -1, 2, -1, 1, -1])
+    model = classifier(ignore_index=-1, class_weights=[1.0, 2.0, 3.0])
+    never = SimpleNamespace(accumulate_grad_batches=1, log_every_n_steps=1000, global_step=0)
+    model._trainer = never
+    loss = model.training_step((inputs, labels), 0)
+    assert torch.isclose(loss, model.loss(model(inputs[::2]), labels[::2]))
+    for batch in ((inputs, labels), (inputs[1::2], labels[1::2])):  # the second has no label at all
+        outputs = model.validation_step(batch, 0)
+    assert len(outputs["labels"]) == 0
+    assert torch.isclose(model.val_loss.compute(), loss)
+
+
 @pytest.mark.parametrize(
     ("scheduler", "kind"),
     [
@@ -72,5 +85,6 @@ def test_hyper_parameters_are_plain() -> None:
         "num_classes": 3,
         "class_weights": [1.0, 1.0, 1.0],
         "label_smoothing": 0.0,
+        "ignore_index": None,
     }
     assert isinstance(classifier(), pl.LightningModule)

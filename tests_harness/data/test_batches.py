@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from harness.data.batches import Batch, EvaluationBatchSampler, GlobalBatchSampler
+from harness.data.batches import Batch, GlobalBatchSampler
 from harness.errors import UserError
 
 
@@ -115,23 +115,3 @@ def test_drop_last_leaves_out_only_the_smaller_batch() -> None:
 def test_batch_smaller_than_its_parts_is_refused() -> None:
     with pytest.raises(UserError, match=r"Use data\.batch_size=4 or more"):
         GlobalBatchSampler(100, 3, num_ranks=4)
-
-
-@pytest.mark.parametrize("num_ranks", range(1, 9))
-def test_evaluation_sees_every_sample_once(num_ranks: int) -> None:
-    for num_samples, size in itertools.product([1, 2, 3, 7, 8, 33, 100, 359, 360], [1, 3, 32]):
-        ranks = [
-            EvaluationBatchSampler(range(num_samples), size, num_ranks=num_ranks, rank=rank)
-            for rank in range(num_ranks)
-        ]
-        assert len({len(sampler) for sampler in ranks}) == 1
-        batches = [list(sampler) for sampler in ranks]
-        assert all(batch for own in batches for batch in own)
-        seen = [
-            index
-            for sampler, own in zip(ranks, batches, strict=True)
-            for batch in own
-            for index in batch
-            if not sampler.is_filler()
-        ]
-        assert sorted(seen) == list(range(num_samples))

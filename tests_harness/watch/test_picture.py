@@ -113,7 +113,8 @@ from torch.utils.data import DataLoader
 import pytorch_lightning as pl
 from tests_harness.watch.test_picture import Module, Sums
 from harness.exact.evaluation import ExactEvaluation
-from harness.data.batches import EvaluationBatchSampler
+from torch.utils.data import BatchSampler
+from harness.data.shared_batches import SharedBatchSampler
 from harness.loggers.tensorboard import TensorBoard
 
 fault, num_samples, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -126,8 +127,9 @@ class OnSecond(Sums):
 class Data(pl.LightningDataModule):
     def test_dataloader(self):
         rank = self.trainer.global_rank
-        sampler = EvaluationBatchSampler(range(num_samples), 2, num_ranks=2, rank=rank)
-        return DataLoader(torch.arange(float(num_samples)).unsqueeze(1), batch_sampler=sampler)
+        batches = BatchSampler(range(num_samples), 2, drop_last=False)
+        shared = SharedBatchSampler(batches, "x", num_ranks=2, rank=rank, in_turn=True)
+        return DataLoader(torch.arange(float(num_samples)).unsqueeze(1), batch_sampler=shared)
 
 picture = OnSecond(fault)
 trainer = pl.Trainer(
@@ -144,7 +146,7 @@ if trainer.is_global_zero:
 @pytest.mark.parametrize(
     ("fault", "num_samples", "drawn"),
     [
-        ("none", 4, "[[0.0, 2.0], [1.0, 3.0]]"),
+        ("none", 4, "[[1.0], [5.0]]"),
         ("none", 1, "[[0.0], []]"),  # the second process repeats the first one's sample
         ("update", 4, "None"),
         ("pickle", 4, "None"),

@@ -1,11 +1,11 @@
 """Which samples each process sees, in which order: the only place that decides what a batch is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
 from harness.data.randomness import mix
 from harness.errors import UserError
@@ -52,13 +52,12 @@ class Shares(ABC):
         """
         return 1.0
 
+    def num_samples_in(self, batch_idx: int) -> int | None:
+        """Samples in this process's batch, a filler's as well; ``None`` where nobody counts."""
+        return None
+
     def has_ended(self, batch_idx: int) -> bool:
         """Whether this loader gives nothing any more, while a longer one goes on beside it."""
-        return False
-
-    @property
-    def starves(self) -> bool:
-        """Whether some process has no sample of its own in the whole epoch."""
         return False
 
     def settings(self) -> dict[str, Any]:
@@ -107,6 +106,11 @@ class SplitBatches(Shares):
         """See ``Shares``."""
         low, high, _ = self._share(batch_idx)
         return low == high
+
+    def num_samples_in(self, batch_idx: int) -> int | None:
+        """See ``Shares``."""
+        low, high, _ = self._share(batch_idx)
+        return max(1, high - low)
 
 
 class BatchedDataset(Dataset[Any], ABC):
@@ -212,51 +216,3 @@ class GlobalBatchSampler(Sampler[Batch], SplitBatches):
             low, high, _ = self._share(batch_idx)
             share = order[low:high] if high > low else order[:1]
             yield Batch(share.tolist(), epoch)
-
-
-class EvaluationBatchSampler(BatchSampler, Shares):
-    """Yield this process's share of batches that cover the data set once, in its order.
-
-    Every process gets the same number of batches, none of them empty, which collective metrics
-    need: a batch smaller than the number of processes has one sample of each. Where there are
-    fewer samples than processes, ranks without a sample of their own yield sample 0 once and
-    ``is_filler`` tells so.
-
-    The signature is the one of ``BatchSampler`` because Lightning builds it again for prediction:
-    of ``sampler`` only the length is used, and ``drop_last`` must be ``False``.
-    """
-
-    def __init__(
-        self,
-        sampler: Sized,
-        batch_size: int,
-        drop_last: bool = False,
-        num_ranks: int = 1,
-        rank: int = 0,
-    ) -> None:
-        assert not drop_last, "an evaluation leaves no sample out"
-        self.sampler = sampler  # type: ignore[assignment]
-        self.num_samples = len(sampler)
-        self.batch_size, self.drop_last = batch_size, drop_last
-        self.num_ranks, self.rank = num_ranks, rank
-
-    def __len__(self) -> int:
-        num_batches = -(-self.num_samples // self.batch_size)
-        # No more batches than leave one sample to every process.
-        return max(1, min(num_batches, self.num_samples // self.num_ranks))
-
-    @property
-    def starves(self) -> bool:
-        """See ``Shares``."""
-        return self.num_samples < self.num_ranks
-
-    def is_filler(self, batch_idx: int = 0) -> bool:
-        """Whether this process's only batch repeats another's sample."""
-        low, high = bounds(self.num_samples, self.rank, self.num_ranks)
-        return low == high
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for k in range(len(self)):
-            start, end = bounds(self.num_samples, k, len(self))
-            low, high = bounds(end - start, self.rank, self.num_ranks)
-            yield Batch(list(range(start + low, start + high)) or [0])

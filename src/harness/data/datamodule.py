@@ -3,16 +3,20 @@ from abc import abstractmethod
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
-
-from harness.data.batches import (
-    BatchedDataset,
-    EvaluationBatchSampler,
-    GlobalBatchSampler,
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    default_collate,
 )
+
+from harness.data.batches import BatchedDataset, GlobalBatchSampler
 from harness.data.loading import identity, processes, start_method, start_worker
 from harness.data.measuring import Endless, WatchedLoader, candidates, knee, measure_briefly
 from harness.data.seeded_samples import SeededSamples
+from harness.data.shared_batches import evaluation_batches
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
 
@@ -154,17 +158,16 @@ class DataModule(pl.LightningDataModule):
         dataset = self.dataset(split)
         if isinstance(dataset, IterableDataset):
             return self._loader(dataset)
-        num_ranks, rank = processes(self.trainer)
-        batch_size = self.batch_size
-        if self.max_samples_per_device is not None:
-            batch_size = min(batch_size, self.max_samples_per_device * self._num_devices(num_ranks))
-        sampler = EvaluationBatchSampler(
-            range(len(dataset)),  # type: ignore[arg-type]
-            batch_size,
-            num_ranks=num_ranks,
-            rank=rank,
+        # The same under every strategy: what looks at a whole batch sees what one process would.
+        batch_size = min(self.batch_size, self.max_samples_per_device or self.batch_size)
+        order = SequentialSampler(dataset)  # type: ignore[arg-type]  # it has a length
+        batches = BatchSampler(order, batch_size, drop_last=False)
+        return self._loader(
+            dataset,
+            evaluation_batches(
+                batches, f"{type(self).__name__}.{split}_dataloader", self.trainer, split
+            ),
         )
-        return self._loader(dataset, sampler)
 
     def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
         """One process's share of batches, without end, for measurements; needs no trainer."""

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import pytorch_lightning as pl
 from torch.utils.data import Sampler
 
 from harness.data.batches import Batch, SplitBatches
+from harness.data.loading import processes
 from harness.data.randomness import mix, reseed, seeded_iteration
 
 log = logging.getLogger(__name__)
@@ -175,14 +177,35 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
             return batch_idx >= self.num_full_turns
         return not self.has_ended(batch_idx) and super().is_filler(batch_idx)
 
-    @property
-    def starves(self) -> bool:
+    def num_samples_in(self, batch_idx: int) -> int | None:
         """See ``Shares``."""
-        try:
-            num_batches = len(self.batches)
-        except TypeError:
-            return False
-        return self.in_turn and min(num_batches, self.limit or num_batches) < self.num_ranks
+        if not self.in_turn:
+            return None if self.has_ended(batch_idx) else super().num_samples_in(batch_idx)
+        number = batch_idx * self.num_ranks + (0 if self.is_filler(batch_idx) else self.rank)
+        start, *end = self.totals[number : number + 2]
+        return end[0] - start if end else None
+
+
+def evaluation_batches(
+    batches: Any, name: str, trainer: pl.Trainer | None, split: str, seed: int = 0
+) -> SharedBatchSampler:
+    """Give each process whole batches of an evaluation in turn.
+
+    A share of them all is split batch by batch: nobody knows its number before it is drawn.
+    """
+    limit = getattr(trainer, f"limit_{split}_batches", None)
+    num_ranks, rank = processes(trainer)
+    return SharedBatchSampler(
+        batches,
+        name,
+        num_ranks=num_ranks,
+        rank=rank,
+        seed=seed,
+        in_turn=not isinstance(limit, float) or limit == 1.0,
+        limit=limit if isinstance(limit, int) else None,
+        is_fixed=True,
+        cycles=False,
+    )
 
 
 def samplers_in(batches: Any) -> list[Any]:

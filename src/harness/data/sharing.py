@@ -24,7 +24,7 @@ from harness.data.batches import BatchedDataset, Shares, bounds
 from harness.data.loading import identity, processes, start_method, start_worker
 from harness.data.measuring import WatchedLoader
 from harness.data.seeded_samples import SeededSamples
-from harness.data.shared_batches import SharedBatchSampler
+from harness.data.shared_batches import SharedBatchSampler, evaluation_batches
 from harness.data.stream_parts import Counting, SeededStream, splits_twice
 from harness.data.streams import SharedStream
 from harness.errors import UserError
@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 HARMLESS = {"__init__", "__len__", "__repr__", "__doc__", "__module__", "__annotations__"}
 HARMLESS |= {"__parameters__", "__orig_bases__", "__dict__", "__weakref__", "__firstlineno__"}
 HARMLESS |= {"__static_attributes__", "__type_params__"}
-
-LIMITS = {"train": "limit_train_batches", "val": "limit_val_batches"}
-LIMITS |= {"test": "limit_test_batches", "predict": "limit_predict_batches"}
 
 
 def leaves(loaders: Any) -> list[Any]:
@@ -108,23 +105,22 @@ def _share_one(
         dataset: Any = loader.dataset
         one = RandomSampler(dataset) if sampler.shuffle else SequentialSampler(dataset)
         batches = BatchSampler(one, batches.batch_size, batches.drop_last)
-    is_overfitting = bool(trainer.overfit_batches)  # type: ignore[attr-defined]  # set untyped
-    limit = getattr(trainer, LIMITS[split])
-    is_part = isinstance(limit, float) and limit != 1.0
-    if type(batches) is BatchSampler and split == "train":
-        check_share(name, batches.batch_size, num_ranks * num_micro_batches)
-    shared = SharedBatchSampler(
-        batches,
-        f"{name} ({type(sampler if type(batches) is BatchSampler else batches).__name__})",
-        num_ranks=num_ranks,
-        rank=rank,
-        num_micro_batches=num_micro_batches,
-        seed=seed,
-        in_turn=split != "train" and not is_part,
-        limit=limit if split != "train" and isinstance(limit, int) else None,
-        is_fixed=split != "train" or is_overfitting,
-        cycles=begins_again and split == "train",
-    )
+    kind = f"{name} ({type(sampler if type(batches) is BatchSampler else batches).__name__})"
+    if split != "train":
+        shared = evaluation_batches(batches, kind, trainer, split, seed)
+    else:
+        if type(batches) is BatchSampler:
+            check_share(name, batches.batch_size, num_ranks * num_micro_batches)
+        shared = SharedBatchSampler(
+            batches,
+            kind,
+            num_ranks=num_ranks,
+            rank=rank,
+            num_micro_batches=num_micro_batches,
+            seed=seed,
+            is_fixed=bool(trainer.overfit_batches),  # type: ignore[attr-defined]  # set untyped
+            cycles=begins_again,
+        )
     dataset = loader.dataset
     if isinstance(dataset, BatchedDataset):
         return rebuilt(loader, dataset, batch_sampler=shared, collate_fn=collate)

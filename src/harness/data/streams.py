@@ -87,6 +87,9 @@ class SharedStream(Shares):
         self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
         # Checksums of batches by number: some are read ahead.
         self.recent = deque[tuple[int, int]](maxlen=3)
+        self.sizes = deque[tuple[int, int]](
+            maxlen=3
+        )  # of batches by number, where they are counted
 
     def __len__(self) -> int:
         if self.num_ranks > 1:
@@ -114,6 +117,10 @@ class SharedStream(Shares):
     def is_filler(self, batch_idx: int) -> bool:
         """See ``Shares``."""
         return self.weight(batch_idx) == 0
+
+    def num_samples_in(self, batch_idx: int) -> int | None:
+        """See ``Shares``."""
+        return dict(self.sizes).get(batch_idx)
 
     def state(self, epoch: int, num_batches: int) -> dict[str, Any]:
         """What this process needs to go on behind so many batches of an epoch."""
@@ -168,6 +175,9 @@ class SharedStream(Shares):
             if item is END and last is END:
                 raise UserError(f"{self.name} has no batch for one of {self.num_ranks} processes.")
             last = last if item is END else batch
+            if self.is_counted:
+                size = num_samples if item is not END else self.sizes[-1][1]
+                self.sizes.append((k, size))
             # Now, as a batch may be changed in place while it is moved to its device.
             self.recent.append((k, fingerprint(last)))
             if self.expected not in (None, self.recent[-1][1]):

@@ -1,19 +1,19 @@
+import warnings
+from functools import partial
+from math import isclose
 from typing import Any
 
 import pytorch_lightning as pl
+import torch.distributed as dist
 from torchmetrics import Metric
 
 from harness.data.batches import Shares
 from harness.data.sharing import leaves
 from harness.errors import UserError
+from harness.exact.collected import CollectedLists, gathers_itself
 from harness.exact.global_batches import check_same_batches, shares_of
-from harness.upstream.logged_values import (
-    average_no_more,
-    average_over_processes,
-    count_exactly,
-    logged_means,
-    start_anew,
-)
+from harness.processes.agreement import gather
+from harness.upstream import logged_values
 
 
 def evaluated(trainer: pl.Trainer) -> Any:
@@ -39,31 +39,27 @@ def is_filler(trainer: pl.Trainer, batch_idx: int = 0, dataloader_idx: int = 0) 
 class ExactEvaluation(pl.Callback):
     """Make what several processes log equal to what one process would.
 
-    Three things stand between. Lightning averages the number of samples over the processes as a
-    whole number, which is wrong wherever they hold unequal numbers: here it becomes a fraction.
-    A mean that a validation or test step logs without ``sync_dist=True`` would be that of the
-    first process alone: here all are averaged. And a process without a sample of its own takes
-    part in every collective with another's: metrics forget what that has added.
+    - A value that a step logs, a mean, sum, largest or smallest one, is that of all samples, with
+      or without ``sync_dist=True``, and each batch counts by the samples that its sampler gave.
+    - Lists that a module collects are gathered: see ``CollectedLists``.
+    - What a hook at the end of an evaluation logs must be the same in every process.
+    - A process without a batch of its own takes part in every collective with another's: metrics,
+      lists and logged values forget what that has added.
     """
 
     def __init__(self) -> None:
         # Not a dict: the hash of a metric changes with its state.
         self.kept: list[tuple[Metric, dict[str, Any]]] | None = None
-        self.averaged: list[Any] = []
+        self.collected: CollectedLists | None = None
+        self.has_gathered = False
+        self.group: Any = None  # of the processes, for what is on the host
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse metrics that keep all samples where some processes have none: they would hang."""
-        sharing = [shares_of(loader) for loader in leaves(evaluated(trainer))]
-        if not any(one is not None and one.starves for one in sharing):
-            return
-        for metric in metrics_of(pl_module):
-            if any(isinstance(state, list) for state in metric.metric_state.values()):
-                raise UserError(
-                    f"{type(metric).__name__} keeps samples, and {trainer.world_size} processes "
-                    "cannot share so few of them.\nUse trainer.devices=1."
-                )
-
-    on_test_start = on_validation_start
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Look at logged values before they are computed."""
+        if trainer.world_size > 1:
+            # It is made so, or refused.
+            warnings.filterwarnings("ignore", "It is recommended to use .self.log.*sync_dist=True")
+            logged_values.at_end_of_values(trainer, partial(self._complete, trainer))
 
     def on_train_batch_start(
         self,
@@ -73,57 +69,99 @@ class ExactEvaluation(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Before a filler, remember the states of all metrics and logged values."""
-        if is_filler(trainer, batch_idx, dataloader_idx):
+        """Count samples; before a filler, remember the states of all metrics and logged values."""
+        if (sharing := shares_running(trainer, dataloader_idx)) is None:
+            return
+        logged_values.count_samples(trainer, sharing.num_samples_in(batch_idx))
+        is_filler = sharing.is_filler(batch_idx)
+        if self.collected is not None:
+            self.collected.begin_batch(is_filler)
+        if is_filler:
             self.kept = [
                 (metric, {name: _copy(value) for name, value in metric.metric_state.items()})
-                for metric in [*metrics_of(pl_module), *logged_means(trainer)]
+                for metric in [*metrics_of(pl_module), *logged_values.logged_means(trainer)]
             ]
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Count exactly, and take out what a filler has added."""
-        if self.kept is not None:
-            known = {id(metric) for metric, _ in self.kept}
-            for metric, state in self.kept:
-                for name, value in state.items():
-                    setattr(metric, name, value)
-            for logged in logged_means(trainer):
-                if id(logged) not in known:  # logged for the first time
-                    start_anew(logged)
-            self.kept = None
-        count_exactly(trainer)
+        """Take out what a filler has added."""
+        if self.kept is None:
+            return
+        known = {id(metric) for metric, _ in self.kept}
+        for metric, states in self.kept:
+            for name, before in states.items():
+                now = getattr(metric, name)
+                setattr(metric, name, _without_rows(metric, now, before))
+        for logged in logged_values.logged_means(trainer):
+            if id(logged) not in known:  # logged for the first time
+                logged_values.start_anew(logged)
+        self.kept = None
 
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Count exactly over all processes."""
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """See ``on_train_batch_end``."""
         self.on_train_batch_end(trainer)
-        numbers = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
-        num_batches = numbers[dataloader_idx]
-        sharing = shares_running(trainer, dataloader_idx)
-        if sharing is not None and sharing.num_batches is not None:
-            num_batches = min(num_batches, sharing.num_batches)
-        if batch_idx + 1 == num_batches:
-            self.averaged += average_over_processes(trainer)
-            if sharing is not None and trainer.world_size > 1:
-                check_same_batches(trainer, [sharing])
 
-    on_test_batch_end = on_validation_batch_end
+    def on_test_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """See ``on_train_batch_end``."""
+        self.on_train_batch_end(trainer)
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Look at the module's lists."""
+        self.collected = CollectedLists(pl_module) if trainer.world_size > 1 else None
+
+    on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the logged values as the module has declared them."""
-        average_no_more(self.averaged)
-        self.averaged = []
+        """Gather what the module has collected, before its own hook reads it."""
+        collected, self.collected = self.collected, None
+        if collected is None:
+            return
+        check_same_batches(trainer, list(filter(None, map(shares_of, leaves(evaluated(trainer))))))
+        if not gathers_itself(pl_module, _hook(trainer)):
+            self.group = self.group or dist.new_group(backend="gloo")
+            self.has_gathered = collected.gather(trainer, self.group)
+        if self.has_gathered:  # the hook must not gather once more
+            vars(trainer.strategy)["all_gather"] = lambda tensor, *_, **__: tensor
 
     on_test_epoch_end = on_validation_epoch_end
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse values of one process's samples.
+
+        Raises:
+            UserError: if the hook at the end has logged what is not the same in every process.
+        """
+        has_gathered, self.has_gathered = self.has_gathered, False
+        vars(trainer.strategy).pop("all_gather", None)
+        if trainer.world_size == 1:
+            return
+        hook = _hook(trainer)
+        everyone = gather(trainer, logged_values.of_hook(trainer, hook))
+        for name in dict.fromkeys(name for one in everyone for name in one):
+            values, operations = zip(*(one[name] for one in everyone if name in one), strict=True)
+            is_same = all(isclose(v, values[0], rel_tol=1e-6) or v != v for v in values)
+            if operations[0] == "sum" and has_gathered:
+                raise UserError(
+                    f"{name}, logged in {hook}, is summed over the processes (sync_dist=True), and "
+                    "the lists of the module already hold what all of them have collected.\n"
+                    "Leave sync_dist=True out, or log it in the step."
+                )
+            if not is_same and operations[0] in (None, "mean"):
+                raise UserError(
+                    f"{name}, logged in {hook}, differs between the processes "
+                    f"({', '.join(f'{value:.6g}' for value in values)}): each has counted its own "
+                    "samples.\n"
+                    "Log it in the step, log a torchmetrics metric, or append what it is computed "
+                    "from to a list of the module (self.outputs), which is gathered. "
+                    "If it is process 0's own, such as a time: self.log(..., rank_zero_only=True)."
+                )
+
+    on_test_end = on_validation_end
+
+    def _complete(self, trainer: pl.Trainer) -> None:
+        if trainer.training or trainer.evaluating:
+            logged_values.combine(trainer)
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
@@ -131,5 +169,26 @@ def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
     return [module for module in pl_module.modules() if isinstance(module, Metric)]
 
 
+def _hook(trainer: pl.Trainer) -> str:
+    return "on_test_epoch_end" if trainer.testing else "on_validation_epoch_end"
+
+
 def _copy(state: Any) -> Any:
     return list(state) if isinstance(state, list) else state.clone()
+
+
+def _without_rows(metric: Metric, now: Any, before: Any) -> Any:
+    """A state without what was added to it.
+
+    Where it is a list, every process must have as many tensors in it, or the one that has fewer
+    would leave the others waiting: those that were added stay, with no row.
+    """
+    if not isinstance(now, list):
+        return before
+    added = now[len(before) :]
+    if any(tensor.dim() == 0 for tensor in added):
+        raise UserError(
+            f"{type(metric).__name__} keeps a number of each batch, and the processes have unequal "
+            "numbers of batches.\nLet it keep tensors with one row per sample, or use one process."
+        )
+    return before + [tensor[:0] for tensor in added]

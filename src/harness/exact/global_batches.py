@@ -4,6 +4,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.optim import Optimizer
 
 from harness.data.batches import Shares
 from harness.data.measuring import WatchedLoader
@@ -12,6 +13,7 @@ from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves, share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
+from harness.exact.denominators import Denominators
 from harness.processes.agreement import gather
 from harness.upstream.resume_counters import position_in
 
@@ -25,7 +27,7 @@ class GlobalBatches(pl.Callback):
     sample of a global batch has the same say in the gradient: processes, and batches accumulated
     for one step, are averaged with equal weights; where they hold shares of unequal size, as in an
     epoch's last batch, each share's gradient is multiplied by ``Shares.weight``. Losses and logged
-    values stay as they are. Exact for a loss that is a mean over samples.
+    values stay as they are. A loss that is no mean over samples says so by ``mean_over``.
 
     Args:
         seed: decides, with the epoch, what samplers draw.
@@ -39,6 +41,7 @@ class GlobalBatches(pl.Callback):
         self.weight = 1.0
         self.next_batch = 0
         self.has_trained = False
+        self.denominators: Denominators | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take over what makes the loaders: methods of the data module, or else of the module."""
@@ -95,6 +98,20 @@ class GlobalBatches(pl.Callback):
             if isinstance(loader, (WatchedLoader, SharedStream)):
                 loader.before_move = seed
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let losses say what they are means over."""
+        self.denominators = Denominators(trainer, lambda: self.weight)
+        self.denominators.start()
+
+    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Nothing is weighed any more."""
+        if self.denominators is not None:
+            self.denominators.end()
+
+    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
+        """See ``on_train_end``."""
+        self.on_train_end(trainer)
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count the epoch's batches."""
         self.next_batch = 0
@@ -126,9 +143,18 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         """Scale what flows back from the loss, not the loss."""
+        assert self.denominators is not None
+        self.denominators.check(loss)
         weight = self.weight
         if weight != 1.0:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Divide by what all of the step's batches are means over."""
+        assert self.denominators is not None
+        self.denominators.correct(optimizer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse samplers that have drawn other batches in another process."""

@@ -5,13 +5,14 @@ its later batches only, and early stopping would not know its metric. There is n
 leads to the sums behind ``self.log``, or sets how often a metric was updated.
 
 Lightning also averages the number of samples over the processes as a whole number, so that
-``self.log(..., sync_dist=True)`` of 33 samples on two processes is 3 % off; and a mean that is
+``self.log(..., sync_dist=True)`` of 33 samples on two processes is 3 % off; and a value that is
 logged without ``sync_dist`` is that of the first process alone. Seen in Lightning 2.6 and
 torchmetrics 1.6 to 1.9; ``tests_harness/checkpoints`` and ``tests_harness/test_same_experiment.py``
 compare the values.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,17 +21,19 @@ from pytorch_lightning.trainer.connectors.logger_connector import result
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from harness.processes.agreement import gather
+
 PRIVATE = {
     "trainer": "_results",
     "trainer:_logger_connector": "_callback_metrics _logged_metrics _progress_bar_metrics "
-    "_first_loop_iter _current_fx",
+    "_first_loop_iter _current_fx epoch_end_reached",
     "torchmetrics:SumMetric()": "_update_count _computed metric_state merge_state",
     "pytorch_lightning.trainer.connectors.logger_connector.result": "_ResultMetric _Metadata _Sync",
     "harness.upstream.logged_values:example()": "is_tensor has_reset value cumulated_batch_size "
-    "_update_count _forward_cache",
+    "_update_count _forward_cache _computed",
     "harness.upstream.logged_values:example().meta": "_sync metric_attribute on_epoch reduce_fx "
-    "is_max_reduction is_mean_reduction is_min_reduction",
-    "harness.upstream.logged_values:example().meta.sync": "should rank_zero_only _should",
+    "is_max_reduction is_mean_reduction is_min_reduction is_sum_reduction fx name",
+    "harness.upstream.logged_values:example().meta.sync": "should rank_zero_only op _should",
 }
 
 
@@ -178,36 +181,68 @@ def logged_means(trainer: pl.Trainer) -> list[Any]:
     return [logged for logged in (trainer._results or {}).values() if logged.is_tensor]
 
 
-def count_exactly(trainer: pl.Trainer) -> None:
-    """Let the processes' numbers of samples be averaged as fractions."""
-    if trainer.world_size > 1:
-        for logged in logged_means(trainer):
-            if logged.meta.is_mean_reduction:
-                logged.cumulated_batch_size = logged.cumulated_batch_size.double()
+def count_samples(trainer: pl.Trainer, num_samples: int | None) -> None:
+    """Let what is logged for the running batch count as so many samples.
 
-
-def average_over_processes(trainer: pl.Trainer) -> list[Any]:
-    """Treat means over an evaluation as if they were logged with ``sync_dist=True``.
-
-    Lightning compares the declaration at every ``self.log``, so this lasts from the last batch to
-    the end of the epoch.
-
-    Returns:
-        What was changed, for ``average_no_more``.
+    Lightning takes the first tensor's dimension 0, which in a batch of graphs are the nodes.
     """
-    changed = []
-    for logged in logged_means(trainer) if trainer.world_size > 1 else []:
-        sync = logged.meta.sync
-        if logged.meta.is_mean_reduction and not sync.should and not sync.rank_zero_only:
-            sync.should = True
-            changed.append(sync)
-    return changed
+    if num_samples is not None and trainer._results is not None:
+        trainer._results.batch_size = num_samples
 
 
-def average_no_more(changed: list[Any]) -> None:
-    """Leave the logged values as the module has declared them."""
-    for sync in changed:
-        sync.should = False
+def at_end_of_values(trainer: pl.Trainer, function: Callable[[], None]) -> None:
+    """Call a function when the values of an epoch, or of a loader of an evaluation, are complete.
+
+    That is before they are computed, and no hook is called there.
+    """
+    connector = trainer._logger_connector
+    original = type(connector).epoch_end_reached
+
+    def epoch_end_reached() -> None:
+        function()
+        original(connector)
+
+    connector.epoch_end_reached = epoch_end_reached  # type: ignore[method-assign]
+
+
+def combine(trainer: pl.Trainer) -> None:
+    """Let each process have what all of them have logged, as one process would.
+
+    Means, sums, largest and smallest values that are no metrics. Sums that are logged with
+    ``sync_dist=True`` are added up by Lightning; means may be averaged by it again.
+    """
+    results = trainer._results
+    if results is None:
+        return
+    mine = {
+        key: _logged_state(logged)
+        for key, logged in results.valid_items()
+        if logged.is_tensor and logged.meta.on_epoch and logged._computed is None
+        if not logged.meta.sync.rank_zero_only
+        if not (logged.meta.sync.should and logged.meta.is_sum_reduction)
+    }
+    everyone = gather(trainer, mine)
+    for key in dict.fromkeys(key for one in everyone for key in one):
+        states = [one[key] for one in everyone if key in one]
+        # Of a mean the processes may hold unequal numbers; a whole number is no fraction of them.
+        with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
+            logged = results[key] = _restore_logged(trainer, states[0], states[1:], True)
+        if not logged.meta.sync.should:
+            logged.compute()  # now, or Lightning recommends to synchronise it
+
+
+def of_hook(trainer: pl.Trainer, hook: str) -> dict[str, tuple[float, str | None]]:
+    """What a hook has logged in this process, and how it was to be reduced over the processes."""
+    found = {}
+    for logged in (trainer._results or {}).values():
+        meta = logged.meta
+        if not logged.is_tensor or logged.has_reset or meta.fx != hook or meta.sync.rank_zero_only:
+            continue
+        value = (
+            logged.value / logged.cumulated_batch_size if meta.is_mean_reduction else logged.value
+        )
+        found[meta.name] = (float(value), meta.sync.op if meta.sync.should else None)
+    return found
 
 
 def start_anew(logged: Any) -> None:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from harness import Mean, build_optimizers, is_logged
+from harness import Mean, build_optimizers, is_logged, mean_over
 
 
 class Classifier(pl.LightningModule):
@@ -24,6 +24,7 @@ class Classifier(pl.LightningModule):
         num_classes: classes from 0 to ``num_classes - 1``.
         class_weights: factor of each class in the loss; ``None`` counts all the same.
         label_smoothing: share of the target spread over all classes.
+        ignore_index: the label of samples without one, which count nowhere.
     """
 
     class_weights: Tensor | None
@@ -38,16 +39,17 @@ class Classifier(pl.LightningModule):
         num_classes: int = 10,
         class_weights: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
+        ignore_index: int | None = None,
     ) -> None:
         super().__init__()
         if class_weights is not None and len(class_weights) != num_classes:
             raise ValueError(f"class_weights has {len(class_weights)} numbers, not {num_classes}.")
         # Only plain values: a checkpoint must load where this code does not exist.
-        self.save_hyperparameters("num_classes", "class_weights", "label_smoothing")
+        self.save_hyperparameters("num_classes", "class_weights", "label_smoothing", "ignore_index")
         self.net = net
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
         # A buffer moves with the module; a plain tensor would stay on the CPU.
         weights = None if class_weights is None else torch.tensor(class_weights)
         self.register_buffer("class_weights", weights)
@@ -72,10 +74,16 @@ class Classifier(pl.LightningModule):
         """Return the mean loss of the batch."""
         inputs, labels = batch
         logits = self(inputs)
-        loss = self.loss(logits, labels)
-        self.train_loss.update(loss.detach(), self._weight(labels))
-        is_right = logits.detach().argmax(dim=1) == labels
-        self.train_accuracy.update(is_right.float().mean(), len(labels))
+        if self.ignore_index is not None:
+            has_label = labels != self.ignore_index
+            logits, labels = logits[has_label], labels[has_label]
+        loss, weight = self.loss(logits, labels), self._weight(labels)
+        if self.class_weights is not None or self.ignore_index is not None:
+            loss = mean_over(loss, weight)  # not over the samples
+        if len(labels):
+            self.train_loss.update(loss.detach(), weight)
+            is_right = logits.detach().argmax(dim=1) == labels
+            self.train_accuracy.update(is_right.float().mean(), len(labels))
         if is_logged(self, batch_idx):
             # The mean since the last time, over the samples of all processes.
             self.log("train/loss", self.train_loss.compute(), prog_bar=True)
@@ -111,12 +119,16 @@ class Classifier(pl.LightningModule):
     ) -> dict[str, Tensor]:
         inputs, labels = batch
         logits = self(inputs)
-        metrics.update(logits, labels)
-        mean_loss.update(self.loss(logits, labels), self._weight(labels))
+        if self.ignore_index is not None:
+            has_label = labels != self.ignore_index
+            inputs, logits, labels = inputs[has_label], logits[has_label], labels[has_label]
+        if len(labels):
+            metrics.update(logits, labels)
+            mean_loss.update(self.loss(logits, labels), self._weight(labels))
         return {"inputs": inputs, "labels": labels, "logits": logits}
 
     def _weight(self, labels: Tensor) -> Tensor | int:
-        """How much a batch's mean loss counts among those of other batches."""
+        """What a batch's loss is a mean over: the number of samples, or the sum of weights."""
         return len(labels) if self.class_weights is None else self.class_weights[labels].sum()
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:

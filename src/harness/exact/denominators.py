@@ -1,0 +1,151 @@
+"""What a loss is a mean over, where that is not the samples of a batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from harness.data.loading import processes
+from harness.errors import UserError
+
+# Between a loss and its terms: sums of them, and factors.
+LINEAR = {"AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"}
+LINEAR |= {"SumBackward0", "StackBackward0", "ToCopyBackward0", "SqueezeBackward0"}
+
+_running: "Denominators | None" = None  # while a run trains
+
+
+def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
+    """Say that a loss, or a term of it, is a mean over tokens, nodes or weights, not over samples.
+
+    Without it the shares of a batch are averaged by their numbers of samples. With it the gradient
+    is that of the mean over the whole batch, however processes and accumulated batches share it::
+
+        num_tokens = (labels != -100).sum()
+        loss = mean_over(F.cross_entropy(logits, labels, ignore_index=-100), num_tokens)
+        self.log("train/loss", loss, batch_size=num_tokens)
+        return loss
+
+    Call it in every training step of every process, also for a share that has no token at all: such
+    a loss counts as 0. A mean that divides by ``mask.sum()`` needs ``.clamp(min=1)`` for that.
+    Outside of a run's training it does nothing.
+
+    Args:
+        loss: a mean, with one element.
+        weight: what it is a mean over, in this process's share: a number of tokens or nodes, or the
+            sum of the weights of ``torch.nn.functional.cross_entropy(weight=...)``.
+
+    Returns:
+        The loss to return, or to add to others: several terms may each have a weight of their own.
+
+    Raises:
+        UserError: if either has more than one element, or if batches are accumulated and the loss
+            has terms with other weights, or with none.
+    """
+    if _running is None or not loss.requires_grad:
+        return loss
+    return _running.count(loss, weight)
+
+
+class Denominators:
+    """Weigh the terms of losses between processes, and between the batches of one step.
+
+    Args:
+        trainer: knows the processes, and what is accumulated.
+        weight: the factor by which this share's whole gradient is multiplied elsewhere.
+    """
+
+    def __init__(self, trainer: pl.Trainer, weight: Callable[[], float]) -> None:
+        self.trainer, self.weight = trainer, weight
+        self.num_processes = processes(trainer)[0]
+        self.terms: list[Any] = []  # nodes of the graph, of the batch that runs
+        # Of the batches that are accumulated: whether they have terms, and the terms' weights.
+        self.has_terms: bool | None = None
+        self.first = self.total = torch.zeros(())
+
+    def start(self) -> None:
+        """Let ``mean_over`` find this run."""
+        global _running
+        _running = self
+
+    def end(self) -> None:
+        """Let ``mean_over`` do nothing any more."""
+        global _running
+        _running = None
+
+    def count(self, loss: Tensor, weight: Tensor | float) -> Tensor:
+        """See ``mean_over``."""
+        num_batches = int(self.trainer.accumulate_grad_batches)
+        dtype = torch.promote_types(loss.dtype, torch.float32)
+        mine = torch.as_tensor(weight, dtype=dtype, device=loss.device).detach()
+        if loss.numel() != 1 or mine.numel() != 1:
+            raise UserError(
+                f"mean_over was given a loss of shape {tuple(loss.shape)} and a weight of shape "
+                f"{tuple(mine.shape)}.\nGive it the mean, and one number that it is a mean over."
+            )
+        mine, share = mine.reshape(loss.shape), self.weight()
+        if share == 0:  # the sample of another process
+            mine = torch.zeros_like(mine)
+        # The mean over nothing is NaN.
+        counted = torch.where(mine > 0, loss, torch.zeros_like(loss))
+        if self.num_processes * num_batches == 1:
+            return counted
+        total = mine.clone()
+        if self.num_processes > 1:
+            total = self.trainer.strategy.reduce(total, reduce_op="sum")
+        first = total
+        if num_batches > 1:
+            if self.has_terms:
+                first = torch.where(self.first > 0, self.first, total)
+            self.first, self.total = first, self.total + total if self.has_terms else total
+        factor = (mine * self.num_processes / first / (share or 1.0)).nan_to_num(0.0, 0.0)
+        counted.register_hook(lambda gradient: (gradient * factor).to(gradient.dtype))  # type: ignore[no-untyped-call]
+        self.terms.append(counted.grad_fn)
+        return counted
+
+    def check(self, loss: Tensor) -> None:
+        """Before backward: refuse what accumulated batches cannot be weighed by.
+
+        The sum of all weights is known after the last batch of a step only. Then gradients are
+        corrected as a whole, so all of them must have come from terms of one kind.
+        """
+        terms, self.terms = self.terms, []
+        if not terms and not self.has_terms:
+            self.has_terms = False
+            return
+        if int(self.trainer.accumulate_grad_batches) == 1:
+            return
+        if len(terms) != 1 or self.has_terms is False or not _is_made_of(loss, terms):
+            raise UserError(
+                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}, and the "
+                "loss has terms with other weights than that of one mean_over, or with none.\n"
+                "Use trainer.accumulate_grad_batches=1, and a smaller batch."
+            )
+        self.has_terms = True
+
+    def correct(self, optimizer: Optimizer) -> None:
+        """Before the optimizer's step: divide by the weights of all accumulated batches."""
+        if self.has_terms:
+            num_batches = int(self.trainer.accumulate_grad_batches)
+            factor = (self.first * num_batches / self.total).nan_to_num(0.0, 0.0)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(factor.to(parameter.grad.dtype))
+        self.has_terms = None
+
+
+def _is_made_of(loss: Tensor, terms: list[Any]) -> bool:
+    """Whether a loss has nothing but these terms, added up and multiplied by constants."""
+    nodes: list[Any] = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if any(node is term for term in terms):
+            continue
+        if node.name() not in LINEAR:
+            return False
+        nodes += [further for further, _ in node.next_functions if further is not None]
+    return True

@@ -1,0 +1,144 @@
+"""A loss that says what it is a mean over has the gradient of the whole batch."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness import mean_over
+from harness.errors import UserError
+from harness.exact import denominators
+from harness.exact.denominators import Denominators
+
+
+def running(num_processes: int, num_batches: int, share: float = 1.0, total=None) -> Denominators:
+    """What a process has; ``total`` is what its all-reduce gives."""
+    strategy = SimpleNamespace(
+        distributed_sampler_kwargs={"num_replicas": num_processes, "rank": 0},
+        reduce=lambda mine, reduce_op: torch.as_tensor(total, dtype=mine.dtype),
+    )
+    trainer = SimpleNamespace(strategy=strategy, accumulate_grad_batches=num_batches)
+    found = Denominators(trainer, lambda: share)
+    found.start()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs():
+    yield
+    denominators._running = None
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "num_batches"), [*itertools.product((1, 2, 3), (1, 2, 4))]
+)
+@pytest.mark.parametrize("empty", [(), (0,), (0, 1)], ids=str)
+def test_gradient_is_that_of_the_whole_batch(num_processes, num_batches, empty) -> None:
+    """Also where shares differ in samples, and where some have no token."""
+    torch.manual_seed(num_processes * 10 + num_batches)
+    num_shares = num_processes * num_batches
+    if len(empty) >= num_shares:
+        pytest.skip("a batch without a token has no gradient")
+    weight = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    sizes = [0 if i in empty else 1 + 2 * i for i in range(num_shares)]
+    tokens = [torch.randn(size, 3, dtype=torch.float64) for size in sizes]
+    (torch.cat(tokens) @ weight).tanh().mean().backward()
+    expected, weight.grad = weight.grad.clone(), None
+    shares = torch.rand(num_batches, num_processes, dtype=torch.float64) + 0.5
+    if num_shares == 1:
+        shares.fill_(1)
+
+    total = torch.zeros(3, dtype=torch.float64)
+    for rank in range(num_processes):
+        for micro in range(num_batches):
+            of_batch = sum(sizes[micro * num_processes : (micro + 1) * num_processes])
+            share = float(shares[micro, rank])
+            if micro == 0:
+                process = running(num_processes, num_batches, share, of_batch)
+            process.weight = lambda share=share: share
+            process.trainer.strategy.reduce = lambda mine, reduce_op, of_batch=of_batch: (
+                torch.tensor(float(of_batch), dtype=mine.dtype)
+            )
+            mine = tokens[micro * num_processes + rank]
+            loss = mean_over((mine @ weight).tanh().mean(), len(mine)) / num_batches
+            assert loss.isfinite()
+            process.check(loss)
+            # What GlobalBatches does to the whole loss.
+            loss.register_hook(lambda gradient, share=share: gradient * share)
+            loss.backward()
+        process.correct(torch.optim.SGD([weight], lr=1))
+        total += weight.grad / num_processes
+        weight.grad = None
+    assert torch.allclose(total, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_several_terms_have_weights_of_their_own() -> None:
+    """Masked tokens, and a sentence task that is a mean over samples."""
+    running(2, 1, share=1.2, total=10.0)
+    weight = torch.ones((), requires_grad=True)
+    loss = mean_over(3 * weight, 4.0) + 5 * weight
+    loss.register_hook(lambda gradient: gradient * 1.2)
+    loss.backward()
+    assert weight.grad == pytest.approx(3 * 4 * 2 / 10 + 5 * 1.2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda term, other: term(other) + other,
+        lambda term, other: term(other) + term(2 * other),
+        lambda term, other: term(other) * other.exp(),
+        lambda term, other: other,
+    ],
+    ids=["another term", "two weights", "learned factor", "not in the second batch"],
+)
+def test_accumulated_batches_need_one_kind_of_term(make) -> None:
+    process = running(1, 2)
+    weight = torch.ones((), requires_grad=True)
+
+    def term(loss: Tensor) -> Tensor:
+        return mean_over(loss, 3.0)
+
+    def both() -> None:
+        process.check(term(2 * weight) / 2)
+        process.check(make(term, weight) / 2)
+
+    with pytest.raises(UserError, match="accumulate_grad_batches=1"):
+        both()
+
+
+def test_a_scaled_sum_of_one_term_is_accumulated() -> None:
+    process = running(1, 2)
+    weight = torch.ones((), requires_grad=True)
+    process.check(-0.5 * mean_over(2 * weight, 3.0) / 2)
+    process.check(1024 * (mean_over(2 * weight, 3.0) / 2))  # as a scaler of 16 bits does
+
+
+def test_a_mean_over_nothing_counts_nothing() -> None:
+    running(1, 1)
+    logits = torch.randn(4, 3, requires_grad=True)
+    ignored = torch.full((4,), -100)
+    loss = mean_over(nn.functional.cross_entropy(logits, ignored), (ignored != -100).sum())
+    loss.backward()
+    assert loss == 0
+    assert not logits.grad.any()
+
+
+def test_one_number_is_asked_for() -> None:
+    running(2, 1, total=1.0)
+    loss = torch.ones(3, requires_grad=True)
+    with pytest.raises(UserError, match=r"shape \(3,\)"):
+        mean_over(loss.sum(), torch.ones(3))
+    with pytest.raises(UserError, match="Give it the mean"):
+        mean_over(loss, 3)
+
+
+def test_it_does_nothing_outside_of_training() -> None:
+    loss = torch.ones((), requires_grad=True)
+    assert mean_over(loss, 3) is loss
+    running(2, 1, total=1.0)
+    with torch.no_grad():
+        value = loss * 2
+        assert mean_over(value, 3) is value
