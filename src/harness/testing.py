@@ -1,10 +1,10 @@
-"""What tests of a project share: import these names in ``tests/conftest.py``."""
+"""What tests of a project share: the fixtures for ``tests/conftest.py``, and ``Promises``."""
 
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 
 from harness.command.compose import compose
+from harness.prove.verdicts import BROKEN, HOLDS, OTHERS, STRATEGIES, Proof
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +52,43 @@ def make_cfg(tmp_path: Path) -> Callable[..., DictConfig]:
         return compose("train", [f"run_dir={run_dir}", f"output_dir={tmp_path}", *overrides])
 
     return make
+
+
+class Promises:
+    """What ``scripts/prove.py`` proves of an experiment, with a test for each promise.
+
+    ``class TestMine(Promises): experiment = "mine"`` is all. A promise that cannot hold by
+    definition, or is refused with a sentence, is skipped with it.
+
+    Attributes:
+        experiment: a file of ``conf/experiment``.
+        words: further words of train.py's command.
+        strategies: those that are tried; fewer take less time.
+    """
+
+    experiment: str
+    words: Sequence[str] = ()
+    strategies: Sequence[str] = STRATEGIES
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """A test for each promise."""
+        if "promise" in metafunc.fixturenames:
+            metafunc.parametrize("promise", [*self.strategies, *OTHERS])
+
+    @pytest.fixture(scope="class")
+    def proof(
+        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Proof:
+        """The runs, of which all tests of the class read."""
+        from harness.prove.promises import prove
+
+        words = [f"experiment={request.cls.experiment}", *request.cls.words]
+        folder = tmp_path_factory.mktemp("proof")
+        return prove(words, folder, strategies=request.cls.strategies)
+
+    def test_holds(self, promise: str, proof: Proof) -> None:
+        """One promise."""
+        verdict = proof.verdict(promise)
+        if verdict.status not in (HOLDS, BROKEN):
+            pytest.skip(str(verdict))
+        assert verdict.status == HOLDS, str(verdict)

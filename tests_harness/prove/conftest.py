@@ -26,7 +26,9 @@ class Forked(fast_command.Forked):
         if self.pid == 0:
             os.setsid()
             for number, suffix in ((1, ".out"), (2, ".err")):
-                os.dup2(os.open(path.with_suffix(suffix), os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+                os.dup2(
+                    os.open(path.with_suffix(suffix), os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number
+                )
             fast_command.run_command(arguments, env)
 
 
@@ -40,7 +42,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 def prove_module(forked: None, tmp_path: Path) -> Prove:
     """Prove a module of this folder; all promises that are not of a strategy as well."""
 
-    def run(module: type[Any], *strategies: str, fault: bool, kind: str = "points", **more: Any) -> Proof:
+    def run(
+        module: type[Any], *strategies: str, fault: bool, kind: str = "points", **more: Any
+    ) -> Proof:
         conf = tmp_path / "conf"
         texts = {
             "model": f"_target_: {modules.__name__}.{module.__name__}\nfault: {fault}\n"

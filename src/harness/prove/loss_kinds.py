@@ -8,6 +8,7 @@ from torch import Tensor
 
 from harness.exact import denominators
 from harness.prove.recording import walk
+from harness.prove.restoring import unchanged
 
 NUM_SEEDS = 16  # of a step that draws at random
 
@@ -37,8 +38,7 @@ def kind_of_loss(steps: Any) -> dict[str, Any]:
     is_declared = declared[0] is not None
     by_samples = [len(one) / n for one, _ in pairs]
     exact = [
-        _far(whole, a * p + b * (1 - p), whole)
-        for p, (a, b) in zip(by_samples, parts, strict=True)
+        _far(whole, a * p + b * (1 - p), whole) for p, (a, b) in zip(by_samples, parts, strict=True)
     ]
     if is_declared:
         exact = [_far(whole, d, whole) for d in declared if d is not None]
@@ -47,7 +47,9 @@ def kind_of_loss(steps: Any) -> dict[str, Any]:
     if max(_far(whole, a + b, whole) for a, b in parts) <= bound:
         return {"kind": "sum", "declared": is_declared}
     shares = [_share_of_first(whole, a, b) for a, b in parts]
-    rest = max(_far(whole, a * p + b * (1 - p), whole) for p, (a, b) in zip(shares, parts, strict=True))
+    rest = max(
+        _far(whole, a * p + b * (1 - p), whole) for p, (a, b) in zip(shares, parts, strict=True)
+    )
     if rest <= bound:
         counts = [
             text
@@ -57,13 +59,49 @@ def kind_of_loss(steps: Any) -> dict[str, Any]:
         return {
             "kind": "weighted",
             "declared": is_declared,
-            "counts": sorted(counts, key=len)[:3],
+            "counts": sorted(counts, key=lambda text: (">= 0" in text, len(text)))[:3],
             "samples": [len(x) for x in pairs[0]],
             "share": shares[0],
         }
-    doubled = steps.gradient([*indices, *indices])[1]
-    same = _far(whole, doubled, whole) <= bound
-    return {"kind": "means" if same else "coupled", "declared": is_declared, "by": max(exact)}
+    twice, doubled = steps.gradient([*indices, *indices])
+    is_same = _far(whole, doubled, whole) <= bound and abs(twice - loss) <= bound * max(
+        1, abs(loss)
+    )
+    kind = "means" if is_same and is_separable(steps, bound) else "coupled"
+    return {"kind": kind, "declared": is_declared, "by": max(exact)}
+
+
+def is_separable(steps: Any, bound: float) -> bool:
+    """Whether a sample's part of the gradient is the same whatever the others' outputs are.
+
+    So it is for sums of means, and not for what compares samples with each other.
+    """
+    one, two = (_gradient_of_first(steps, change) for change in (0.0, 0.5))
+    if one is None or two is None:
+        return True  # nothing speaks against it
+    return bool((one - two).norm() <= 100 * bound * one.norm())
+
+
+def _gradient_of_first(steps: Any, change: float) -> Tensor | None:
+    """The gradient at a sample's output of the network where the others' outputs are changed."""
+    batch, n = steps.read(steps.indices), len(steps.indices)
+    outputs: list[Tensor] = []
+
+    def alter(module: Any, args: Any, output: Any) -> Any:
+        if outputs or not isinstance(output, Tensor) or not output.dim() or len(output) != n:
+            return None
+        factors = torch.full_like(output, 1 + change)
+        factors[0] = 1
+        outputs.append(output * factors)
+        return outputs[0]
+
+    called = [steps.module, *steps.module.children()]
+    hooks = [module.register_forward_hook(alter) for module in called]
+    with unchanged(steps.module), torch.enable_grad():
+        loss = steps.run(batch)
+    for hook in hooks:
+        hook.remove()
+    return torch.autograd.grad(loss, outputs[0])[0][0].detach() if outputs else None
 
 
 def _of_random(steps: Any) -> dict[str, Any]:

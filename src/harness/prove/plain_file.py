@@ -39,7 +39,11 @@ def same_outputs(
             module.eval()
             steps.run(steps.read(steps.indices))
         hook.remove()
-        want = {name: value.clone() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
+        want = {
+            name: value.clone()
+            for name, value in network.state_dict().items()
+            if isinstance(value, Tensor)
+        }
         for tensor in (*network.parameters(), *network.buffers()):  # no weight may stay behind
             tensor.fill_(1)
         network.load_state_dict(torch.load(plain, weights_only=True))

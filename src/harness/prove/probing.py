@@ -1,12 +1,11 @@
-"""Looks into one training step of the owner's module: what its loss is a mean over, and the like."""
+"""Looks into one training step of the owner's module: what it draws, writes and takes in."""
 
 import functools
 import inspect
 import json
 import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from harness.places import definition
 from harness.prove.loss_kinds import kind_of_loss
 from harness.prove.plain_file import same_outputs
 from harness.prove.recording import BATCH_NORMS, caller, snapshot, walk
+from harness.prove.restoring import unchanged
 
 DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
 DRAWS |= {"bernoulli", "bernoulli_", "normal", "normal_", "uniform_", "random_", "exponential_"}
@@ -43,9 +43,7 @@ class Probe(pl.Callback):
         prefix: what the converted names lack.
     """
 
-    def __init__(
-        self, path: str, checkpoint: str = "", plain: str = "", prefix: str = ""
-    ) -> None:
+    def __init__(self, path: str, checkpoint: str = "", plain: str = "", prefix: str = "") -> None:
         self.path, self.checkpoint, self.plain, self.prefix = Path(path), checkpoint, plain, prefix
 
     def on_train_batch_start(
@@ -58,7 +56,10 @@ class Probe(pl.Callback):
             "place": str(definition(pl_module, "training_step") or ""),
         }
         steps = Steps(trainer, pl_module)
-        questions = {"step": steps.look, "loss": lambda: kind_of_loss(steps)}
+        questions: dict[str, Callable[[], Any]] = {
+            "step": steps.look,
+            "loss": lambda: kind_of_loss(steps),
+        }
         if not pl_module.automatic_optimization:
             del questions["loss"]
         if self.plain:
@@ -80,7 +81,7 @@ class Steps:
         self.trainer, self.module = trainer, module
         found = leaves(trainer.train_dataloader)
         self.loader = found[0]
-        sampler = getattr(self.loader, "batch_sampler", None)
+        sampler: Any = getattr(self.loader, "batch_sampler", None)
         self.is_known = len(found) == 1 and isinstance(
             sampler, (GlobalBatchSampler, SharedBatchSampler)
         )
@@ -102,11 +103,11 @@ class Steps:
         batch = self.module.on_before_batch_transfer(batch, 0)
         return self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
-    def run(self, batch: Any, seed: int = 0) -> Tensor | None:
+    def run(self, batch: Any, seed: int = 0) -> Any:
         """The loss of a batch; what the step writes into the module stays."""
         seed_generators(seed)
         self.thaw()
-        output = self.trainer.strategy.training_step(batch, *[0] * self.takes_index)
+        output: Any = self.trainer.strategy.training_step(batch, *[0] * self.takes_index)
         return output.get("loss") if isinstance(output, dict) else output
 
     def thaw(self) -> None:
@@ -137,7 +138,6 @@ class Steps:
         whole = self.read(self.indices)
         before, forward = snapshot(self.module), Forward(self.module, self.trainer)
         with unchanged(self.module), Draws() as draws, forward, torch.no_grad():
-            generators = random.getstate(), np.random.get_state()[1].tolist()
             seed_generators(0)
             generators = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
             if self.module.automatic_optimization:
@@ -145,6 +145,11 @@ class Steps:
             if generators != (random.getstate(), np.random.get_state()[1].tolist()):  # type: ignore[index]
                 draws.places.setdefault("random or numpy.random", "")
             after = snapshot(self.module)
+        few = len(self.indices) - 1
+        with unchanged(self.module), Forward(self.module, self.trainer) as smaller, torch.no_grad():
+            if few and self.module.automatic_optimization:
+                self.run(self.read(self.indices[:few]))
+            of_fewer = snapshot(self.module)
         metrics = {n for n, m in self.module.named_modules() if isinstance(m, Metric)}
         written = [
             name
@@ -152,12 +157,9 @@ class Steps:
             if kept.kind != "parameter"
             and name in after
             and after[name].checksum != kept.checksum
+            and after[name].checksum != of_fewer[name].checksum  # else it is no matter of samples
             and name.rpartition(".")[0] not in metrics
         ]
-        few = len(self.indices) - 1
-        with unchanged(self.module), Forward(self.module, self.trainer) as smaller, torch.no_grad():
-            if few and self.module.automatic_optimization:
-                self.run(self.read(self.indices[:few]))
         return {
             "draws": draws.places,
             "written": written,
@@ -172,9 +174,7 @@ class Draws(TorchFunctionMode):
         super().__init__()
         self.places: dict[str, str] = {}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         is_idle = "dropout" in name and not (kwargs.get("training", True) and _share(args, kwargs))
@@ -223,38 +223,13 @@ class Forward:
         for one, two in zip(self.shapes, smaller.shapes, strict=False):
             for path, shape in one.items():
                 if shape and path in two and shape[0] == num_samples == two[path][0]:
-                    moved = [i for i, pair in enumerate(zip(shape, two[path], strict=False)) if pair[0] != pair[1]]
+                    moved = [
+                        i
+                        for i, pair in enumerate(zip(shape, two[path], strict=False))
+                        if pair[0] != pair[1]
+                    ]
                     found[f"{path} dim {moved[0]}" if moved else path] = None
         return list(found)
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Put back what a step writes into a module: its tensors, and its modules' attributes."""
-    tensors = [(t, t.detach().clone()) for t in (*module.parameters(), *module.buffers())]
-    attributes = [
-        (part, {key: _copied(value) for key, value in vars(part).items() if key[0] != "_"})
-        for part in module.modules()
-    ]
-    held = [(part, dict(part.named_buffers(recurse=False))) for part in module.modules()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for part, buffers in held:
-                for key, value in buffers.items():
-                    setattr(part, key, value)
-            for tensor, value in tensors:
-                tensor.copy_(value)
-        for part, values in attributes:
-            for key, value in values.items():
-                vars(part)[key] = value
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return value.copy() if type(value) in (list, dict, set) else value
 
 
 def generators(module: nn.Module) -> Iterator[str]:

@@ -4,21 +4,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness.checkpoints import lookup
-from harness.checkpoints.reading import read
-from harness.checkpoints.stand_in import StandIn
-from harness.convert.conversion import convert
-from harness.convert.tensors import CheckpointError
 from harness.errors import UserError
 from harness.prove import reasons
-from harness.prove.reasons import BROKEN, DEFINITION, HOLDS, REFUSED, SKIPPED, Reason
+from harness.prove.checkpoint_file import CheckpointFile
 from harness.prove.records import (
     DOUBLE,
     SINGLE,
@@ -28,48 +21,21 @@ from harness.prove.records import (
     departures,
     distances,
 )
+from harness.prove.resuming import forgotten, other_states
 from harness.prove.runs import ALONE, Ended, Runs, Strategy, strategy
+from harness.prove.verdicts import (
+    BROKEN,
+    DEFINITION,
+    HOLDS,
+    REFUSED,
+    SKIPPED,
+    STRATEGIES,
+    Proof,
+    Verdict,
+)
 
-STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
-OTHERS = ("resume", "resume elsewhere", "weights_only", "convert", "evaluation")
 ROUNDING = 1e-7  # by which the weights of a control are moved
 PROBE = "harness.prove.probing.Probe"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether one promise holds, and what there is to say."""
-
-    promise: str
-    status: str
-    said: str
-    why: str = ""
-    line: str = ""  # to write instead
-
-    def __str__(self) -> str:
-        lines = [f"{self.promise}: {self.status}: {self.said}", self.why]
-        return "\n".join([*filter(None, lines), *[f"change: {self.line}"] * bool(self.line)])
-
-
-@dataclass
-class Proof:
-    """What holds for an experiment."""
-
-    experiment: str
-    settings: str
-    verdicts: list[Verdict] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether a promise is broken."""
-        return any(verdict.status == BROKEN for verdict in self.verdicts)
-
-    def verdict(self, promise: str) -> Verdict:
-        """Of one promise."""
-        found = [verdict for verdict in self.verdicts if verdict.promise == promise]
-        return found[0] if found else Verdict(promise, SKIPPED, "not asked for")
 
 
 def prove(
@@ -106,7 +72,8 @@ def prove(
     proof = proving.proof
     for how in chosen:
         proof.verdicts.append(proving.under(how))
-    proof.verdicts += [proving.evaluation(), proving.killed(), *proving.checkpoint()]
+    proof.verdicts += [proving.evaluation(), proving.killed(), proving.file.loads()]
+    proof.verdicts.append(proving.file.converts(proving.probe))
     elsewhere = next((how for how in chosen if how.num_processes > 1), None)
     proof.verdicts.append(proving.elsewhere(elsewhere))
     proof.notes = proving.notes()
@@ -132,7 +99,9 @@ class Proving:
         seen = {*self.facts.get("dtypes", ())}
         is_double = runs.precision == "64-true" and seen <= {"float64"}
         self.tolerance: Tolerance = DOUBLE if is_double else SINGLE
-        bits = runs.precision + ("" if is_double or seen <= {"float32"} else f" with {', '.join(sorted(seen))}")
+        bits = runs.precision + (
+            "" if is_double or seen <= {"float32"} else f" with {', '.join(sorted(seen))}"
+        )
         settings = f"{runs.num_steps} steps of {self.facts['module']} on {runs.accelerator}, {bits}"
         self.proof = Proof(" ".join(runs.words), settings)
 
@@ -160,9 +129,7 @@ class Proving:
         """What a look into the training step finds."""
         path = self.runs.folder / "probe.json"
         words = [f"+callbacks.probe._target_={PROBE}", f'+callbacks.probe.path="{path}"']
-        if self.plain:
-            for key, value in self.plain.items():
-                words.append(f'+callbacks.probe.{key}="{value}"')
+        words += [f'+callbacks.probe.{key}="{value}"' for key, value in self.file.plain.items()]
         self.start("look into the step", ALONE, *words, dropout=False)
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found
@@ -185,11 +152,15 @@ class Proving:
         found = self.departed[how.name] = self.compared(self.reference, ended)
         if not found:
             far = distances(self.reference.records, ended.records)
-            return Verdict(how.name, HOLDS, f"largest difference {max(far.values(), default=0.0):.1e}")
+            return Verdict(
+                how.name, HOLDS, f"largest difference {max(far.values(), default=0.0):.1e}"
+            )
         said, also = "; ".join(map(str, found)), ""
         norms = self.facts["batch_norm"]
         if norms and not (self.runs.has_sync_batchnorm and how.kind != "dp"):
-            other = self.start(f"{how.name} with BatchNorm frozen", how, dropout=False, batch_norm=False)
+            other = self.start(
+                f"{how.name} with BatchNorm frozen", how, dropout=False, batch_norm=False
+            )
             left = [] if other.status or self.frozen.status else self.compared(self.frozen, other)
             if not left and not other.status:
                 line = "" if how.kind == "dp" else "trainer.sync_batchnorm=true"
@@ -201,7 +172,8 @@ class Proving:
 
     def evaluation(self) -> Verdict:
         """Each sample of an evaluation counts once."""
-        mine, checked, num = _evaluated(self.reference.records), [], 0
+        whole, checked = self.reference.records, []
+        mine = _evaluated(whole)
         if not mine:
             return Verdict("evaluation", SKIPPED, "the module has no evaluation")
         for name, ended in self.ended.items():
@@ -212,12 +184,14 @@ class Proving:
                 twice = sum((batches - mine.get(key, batches)).values())
                 never = sum((mine.get(key, batches) - batches).values())
                 if twice or never:
-                    said = f"{key[0]} at step {key[1]} under {name}: {twice} batches too many, {never} never"
+                    said = f"{key[0]} under {name}: {twice} batches too many, {never} never"
                     why = "likely: the loader gives other samples to each process by itself"
                     return Verdict("evaluation", BROKEN, said, why)
-        num = sum(next(iter(mine.values())).values())
         ran = f" under {', '.join(checked)}" if checked else ""
-        return Verdict("evaluation", HOLDS, f"each of {num} batches once{ran}")
+        counts = [
+            sum(b[2] or 0 for b in ranks[0]["batches"]) for ranks in whole.evaluated().values()
+        ]
+        return Verdict("evaluation", HOLDS, f"each of {max(counts)} samples once{ran}")
 
     def killed(self) -> Verdict:
         """Killed and resumed: equal by bit."""
@@ -236,16 +210,18 @@ class Proving:
         if failed := _failed("resume", resumed):
             return failed
         found = self.compared(whole, resumed, by_bit=True)
-        found += _other_states(whole.run_dir, resumed.run_dir) if not found else []
+        found += other_states(whole.run_dir, resumed.run_dir) if not found else []
         at = f"killed after step {steps[-2]}, resumed after step {steps[-3]}"
         if not found:
             return Verdict("resume", HOLDS, f"equal by bit; {at}")
-        forgotten = _forgotten(whole.records, resumed.records)
-        reason = reasons.of_resume(found, forgotten, self.probe.get("generators", []))
-        return Verdict("resume", BROKEN, f"{'; '.join(map(str, found))}; {at}", reason.why, reason.line)
+        lost = forgotten(whole.records, resumed.records)
+        reason = reasons.of_resume(found, lost, self.probe.get("generators", []))
+        return Verdict(
+            "resume", BROKEN, f"{'; '.join(map(str, found))}; {at}", reason.why, reason.line
+        )
 
     def elsewhere(self, how: Strategy | None) -> Verdict:
-        """Resumed on another number of processes: equal up to rounding; the reference is used up."""
+        """Resumed on another number of processes: equal up to rounding. Its folder is used up."""
         name = "resume elsewhere"
         if how is None:
             return Verdict(name, SKIPPED, "no strategy of several processes was asked for")
@@ -265,65 +241,16 @@ class Proving:
             return failed
         if found := self.compared(self.reference, resumed):
             said = f"{how.name}: {'; '.join(map(str, found))}"
-            forgotten = _forgotten(self.reference.records, resumed.records)
-            reason = reasons.of_resume(found, forgotten, self.probe.get("generators", []))
+            lost = forgotten(self.reference.records, resumed.records)
+            reason = reasons.of_resume(found, lost, self.probe.get("generators", []))
             return Verdict(name, BROKEN, said, reason.why, reason.line)
         far = max(distances(self.reference.records, resumed.records).values(), default=0.0)
         return Verdict(name, HOLDS, f"under {how.name}, largest difference {far:.1e}")
 
     @cached_property
-    def best(self) -> Path | None:
+    def file(self) -> CheckpointFile:
         """The checkpoint that is looked at."""
-        folder = self.reference.run_dir / "checkpoints"
-        return next((folder / n for n in ("best.ckpt", "last.ckpt") if (folder / n).is_file()), None)
-
-    @cached_property
-    def plain(self) -> dict[str, str]:
-        """The plain file that is made of it; empty where that fails."""
-        try:
-            return self._convert()
-        except (UserError, CheckpointError, OSError):
-            return {}
-
-    def _convert(self) -> dict[str, str]:
-        output = self.runs.folder / "weights.pt"
-        report = convert(self.best or "", output, packages=self.runs.packages, force=True)
-        new, entry = next(iter(report.tensors.items()))
-        prefix = entry.source.removesuffix(new)
-        return {"checkpoint": str(self.best), "plain": str(output), "prefix": prefix}
-
-    def checkpoint(self) -> list[Verdict]:
-        """It loads with ``weights_only=True``, converts, and the plain file gives the same."""
-        if self.best is None:
-            return [Verdict(p, SKIPPED, "there is no checkpoint") for p in ("weights_only", "convert")]
-        return [self._loads(self.best), self._converts()]
-
-    def _loads(self, path: Path) -> Verdict:
-        try:
-            torch.load(path, weights_only=True)
-        except Exception as error:  # whatever torch makes of what it refuses
-            odd = [where for where in _odd(read(path)) if where]
-            said = str(error).partition("\n")[0][:200]
-            why = f"likely: {_some(odd)} is neither a number, a text nor a tensor" if odd else said
-            key = odd[0].partition(" ")[0] if odd else "checkpoint[...]"
-            line = f"{key} = float(...)  # or torch.as_tensor(...), in on_save_checkpoint"
-            return Verdict("weights_only", BROKEN, f"torch.load refuses {path.name}", why, line)
-        return Verdict("weights_only", HOLDS, f"torch.load({path.name}, weights_only=True)")
-
-    def _converts(self) -> Verdict:
-        try:
-            found = self._convert()
-        except (UserError, CheckpointError, OSError) as error:
-            return Verdict("convert", BROKEN, str(error))
-        self.plain = found
-        answer = self.probe.get("plain", {})
-        network = answer.get("network", found["prefix"] or "the whole module")
-        if "error" in answer or not answer:
-            return Verdict("convert", HOLDS, f"{network}; its outputs were not compared")
-        if not answer["equal"]:
-            return Verdict("convert", BROKEN, f"{network} gives other outputs with the plain file")
-        outputs = "and outputs " if answer["num_calls"] else ""
-        return Verdict("convert", HOLDS, f"weights {outputs}of {network} equal by bit")
+        return CheckpointFile(self.reference.run_dir, self.runs.folder, self.runs.packages)
 
     def notes(self) -> list[str]:
         """What stands between strategies by nature, and what was done about it."""
@@ -349,7 +276,9 @@ class Proving:
             and not entry["how"].get("sync_dist")
         ]
         if own and any(ended.strategy.num_processes > 1 for ended in self.ended.values()):
-            found.append(f"logged of each process's own share, without sync_dist=True: {_some(own)}")
+            found.append(
+                f"logged of each process's own share, without sync_dist=True: {_some(own)}"
+            )
         return found
 
 
@@ -371,57 +300,6 @@ def _evaluated(records: Records) -> dict[tuple[str, int], Counter[Any]]:
     }
 
 
-def _forgotten(whole: Records, resumed: Records) -> list[str]:
-    """What had changed before a kill, and was not brought back."""
-    starts = resumed.steps("start")
-    step = max(starts)
-    if step not in whole.steps():
-        return []
-    before, then, now = whole.initial, whole.steps()[step]["state"], starts[step]["state"]
-    return [
-        name
-        for name, kept in then.items()
-        if kept.kind == "hidden"
-        and (name not in before or before[name].checksum != kept.checksum)
-        and (name not in now or now[name].checksum != kept.checksum)
-    ]
-
-
-def _other_states(one: Path, two: Path) -> list[Departure]:
-    """What differs in the last checkpoints besides weights."""
-    a, b = (read(folder / "checkpoints" / lookup.NEWEST) for folder in (one, two))
-    return [
-        Departure("state of", key, a["global_step"], float("nan"))
-        for key in ("optimizer_states", "lr_schedulers")
-        if not _is_same(a.get(key), b.get(key))
-    ]
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_is_same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_is_same, a, b))
-    return bool(a == b or (a != a and b != b) or isinstance(a, StandIn))
-
-
-PLAIN = (int, float, str, bytes, bool, complex, type(None), torch.Tensor, torch.dtype, torch.Size)
-
-
-def _odd(tree: Any, path: str = "checkpoint") -> list[str]:
-    """Where a checkpoint holds what is not plain."""
-    if isinstance(tree, dict):
-        return [x for key, value in tree.items() for x in _odd(value, f"{path}[{key!r}]")]
-    if isinstance(tree, (list, tuple, set)):
-        return [x for i, value in enumerate(tree) for x in _odd(value, f"{path}[{i}]")]
-    return [] if type(tree) in PLAIN else [f"{path} ({type(tree).__name__})"]
-
-
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
-
-
-__all__ = ["OTHERS", "STRATEGIES", "Proof", "Reason", "Verdict", "prove"]

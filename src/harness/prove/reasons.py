@@ -6,8 +6,7 @@ from typing import Any
 
 from harness.prove.records import Departure
 from harness.prove.runs import Strategy
-
-HOLDS, DEFINITION, REFUSED, BROKEN, SKIPPED = "holds", "by definition", "refused", "BROKEN", "not tried"
+from harness.prove.verdicts import BROKEN, DEFINITION
 
 
 @dataclass(frozen=True)
@@ -38,35 +37,49 @@ def of_departure(
         return _of_metric(metric, how, facts)
     at = f" ({probe['place']})" if probe.get("place") else ""
     step, loss = probe.get("step", {}), probe.get("loss", {})
-    if how.num_processes > 1 and (reason := _of_loss(loss, step, at)):
-        return reason
+    of_loss = _of_loss(loss, step, at) if how.num_processes > 1 else None
+    if of_loss and loss["kind"] in ("weighted", "sum"):
+        return of_loss
     if how.kind != "ddp" and step.get("coincide"):
         return _of_shapes(step["coincide"])
     if written := step.get("written"):
+        names, who = ", ".join(written), "device" if how.kind == "dp" else "process"
         return Reason(
             BROKEN,
-            f"likely: the step writes {', '.join(written)} from the samples of one process or "
-            f"device{at}",
-            "" if how.kind == "dp" else f"write it from all: self.all_gather(...) before {written[0]} changes",
+            f"likely: {names} is written from the samples of one {who}{at}",
+            f"# write {written[0]} in training_step, not in forward"
+            if how.kind == "dp"
+            else f"# write {written[0]} from self.all_gather(...), or keep it out of the loss",
         )
+    if of_loss:
+        return of_loss
     if step.get("draws"):
         return _drawn(step["draws"], how)
     if not probe.get("automatic", True):
         return Reason(BROKEN, "optimised by hand: its losses are not looked into; are they means?")
-    return Reason(BROKEN, f"no likely reason was found: look at what the step does with a share{at}")
+    return Reason(
+        BROKEN, f"no likely reason was found: look at what the step does with a share{at}"
+    )
 
 
 def _of_loss(loss: dict[str, Any], step: dict[str, Any], at: str) -> Reason | None:
     kind = loss.get("kind")
-    told = "what mean_over was told is not what the loss is a mean over; " if loss.get("declared") else ""
+    told = (
+        "what mean_over was told is not what the loss is a mean over; "
+        if loss.get("declared")
+        else ""
+    )
     if kind == "weighted":
         one, two = loss["samples"]
-        share = f"{one} of {one + two} samples count {loss['share']:.4f} of it, not {one / (one + two):.4f}"
+        exact = one / (one + two)
+        share = f"{one} of {one + two} samples count {loss['share']:.4f} of it, not {exact:.4f}"
         counts = loss["counts"]
         over = f"{counts[0]}" if counts else "something else than samples"
         also = f" (or {' or '.join(counts[1:])}, which is the same here)" if counts[1:] else ""
         line = f"return mean_over(loss, {counts[0] if counts else '<what it is a mean over>'})"
-        return Reason(BROKEN, f"likely: {told}the loss is a mean over {over}{also}: {share}{at}", line)
+        return Reason(
+            BROKEN, f"likely: {told}the loss is a mean over {over}{also}: {share}{at}", line
+        )
     if kind == "sum":
         return Reason(
             BROKEN,
@@ -99,7 +112,9 @@ def _drawn(draws: dict[str, str], how: Strategy) -> Reason:
 
 
 def _places(draws: dict[str, str]) -> str:
-    return ", ".join(f"{name or 'drawn'} at {place}" if name else place for place, name in draws.items())
+    return ", ".join(
+        f"{name or 'drawn'} at {place}" if name else place for place, name in draws.items()
+    )
 
 
 def _of_shapes(paths: list[str]) -> Reason:
@@ -125,11 +140,13 @@ def _of_metric(metric: Departure, how: Strategy, facts: dict[str, Any]) -> Reaso
     logged = facts.get("logged", {}).get(metric.name.partition("/dataloader_idx_")[0], {})
     settings = logged.get("how", {})
     options = ", ".join(f"{key}={value}" for key, value in settings.items())
-    at = f"a {logged.get('kind')} logged at {logged.get('place')}" + (f" with {options}" if options else "")
+    at = f"a {logged.get('kind')} logged at {logged.get('place')}" + (
+        f" with {options}" if options else ""
+    )
     ratio = metric.found / metric.value if metric.value else 0.0
     num = how.num_processes
     if abs(ratio - num) < 1e-3:
-        why = f"{num} times the value of one process: likely what is gathered is counted by each again"
+        why = f"{num} times that of one process: likely what is gathered is counted again by each"
         line = "count this process's own samples only, and let self.log or the metric add them up"
     elif abs(ratio - 1 / num) < 0.1 / num:
         why, line = "likely each process counts its own samples alone", _synced(metric, settings)
@@ -146,9 +163,7 @@ def _synced(metric: Departure, settings: dict[str, Any]) -> str:
     return f'self.log("{metric.name}", <value>{more})  # or a metric of torchmetrics'
 
 
-def of_resume(
-    found: Sequence[Departure], forgotten: list[str], generators: list[str]
-) -> Reason:
+def of_resume(found: Sequence[Departure], forgotten: list[str], generators: list[str]) -> Reason:
     """The likely reason why a run that was killed does not end as one that was not.
 
     Args:

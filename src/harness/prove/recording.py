@@ -20,11 +20,11 @@ from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
 from harness.exact.evaluation import is_filler, shares_running
 from harness.places import is_owners, shown
-from harness.prove.short_epochs import STEPS_PER_EPOCH, shorten
+from harness.prove.short_epochs import shorten
 
 LARGEST = 65_536  # numbers of a tensor that are kept; of a larger one as many, evenly spaced
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-DROPOUTS += (nn.FeatureAlphaDropout,)
+DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -77,9 +77,9 @@ class Recorder(pl.Callback):
             source = getattr(trainer, "datamodule", None) or pl_module
             if is_overridden("train_dataloader", source):
                 make = source.train_dataloader
-                source.train_dataloader = partial(shorten, make, trainer)
+                vars(source)["train_dataloader"] = partial(shorten, make, trainer)
         if "log" not in vars(pl_module):
-            pl_module.log = partial(self._log, trainer, pl_module.log)  # type: ignore[method-assign]
+            vars(pl_module)["log"] = partial(self._log, trainer, pl_module.log)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let the next stage choose its folder anew."""
@@ -137,7 +137,7 @@ class Recorder(pl.Callback):
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def on_validation_start(self, *_: Any) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count the batches of this evaluation."""
         self.batches = []
 
@@ -152,7 +152,7 @@ class Recorder(pl.Callback):
         """Recognise a batch by its bytes."""
         if not is_filler(trainer, batch_idx, dataloader_idx):
             sharing = shares_running(trainer, dataloader_idx)
-            count = getattr(sharing, "num_samples", None)
+            count = getattr(sharing, "num_samples_in", None)
             num = count(batch_idx) if callable(count) else None
             self.batches.append((dataloader_idx, checksum_of(batch), num))
 
@@ -167,7 +167,9 @@ class Recorder(pl.Callback):
     on_test_batch_start = on_validation_batch_start
     on_test_end = on_validation_end
 
-    def _log(self, trainer: pl.Trainer, log: Any, name: str, value: Any, *args: Any, **how: Any) -> Any:
+    def _log(
+        self, trainer: pl.Trainer, log: Any, name: str, value: Any, *args: Any, **how: Any
+    ) -> Any:
         """Note where and how something is logged; then log it."""
         entry = self.logged.setdefault(name, {"stages": [], "place": "", "how": {}, "kind": ""})
         stage = "evaluation" if trainer.evaluating else "training"
@@ -193,7 +195,9 @@ class Recorder(pl.Callback):
 def snapshot(module: nn.Module) -> dict[str, Kept]:
     """Every tensor that a module holds, by its name, and the numbers that are its attributes."""
     in_checkpoint = module.state_dict().keys()
-    tensors = {name: ("parameter", value) for name, value in module.named_parameters()}
+    tensors: dict[str, tuple[str, Tensor]] = {
+        name: ("parameter", value) for name, value in module.named_parameters()
+    }
     for name, value in module.named_buffers():
         tensors[name] = ("buffer" if name in in_checkpoint else "hidden", value)
     for path, part in module.named_modules():
@@ -222,7 +226,7 @@ def keep(kind: str, value: Tensor) -> Kept:
 def checksum(tensor: Tensor, before: int = 0) -> int:
     """Of a tensor's bytes."""
     flat = tensor.detach().cpu().reshape(-1).contiguous()
-    return zlib.crc32(flat.view(torch.uint8).numpy(), before)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, before)
 
 
 def checksum_of(batch: Any) -> int:

@@ -32,12 +32,18 @@ class Records:
     def steps(self, kind: str = "step") -> dict[int, dict[str, Any]]:
         """The first process's records of a kind by step: ``start``, ``step``, ``val``, ``test``."""
         named = {name.rpartition("_"): value for name, value in self.ranks[0].items()}
-        return {int(step): value for (k, _, step), value in sorted(named.items(), key=_step) if k == kind}
+        return {
+            int(step): value
+            for (k, _, step), value in sorted(named.items(), key=_step)
+            if k == kind
+        }
 
     def evaluated(self) -> dict[tuple[str, int], list[dict[str, Any]]]:
         """The evaluations, each with the records of all processes."""
         return {
-            (kind, step): [rank[f"{kind}_{step}"] for rank in self.ranks if f"{kind}_{step}" in rank]
+            (kind, step): [
+                rank[f"{kind}_{step}"] for rank in self.ranks if f"{kind}_{step}" in rank
+            ]
             for kind in ("val", "test")
             for step in self.steps(kind)
         }
@@ -105,7 +111,8 @@ class Departure:
     def __str__(self) -> str:
         more = f" and {self.others} more" if self.others else ""
         if self.kind == "metric":
-            return f"{self.name}{more} is {self.found:.6g} instead of {self.value:.6g} at step {self.step}"
+            values = f"{self.found:.6g} instead of {self.value:.6g}"
+            return f"{self.name}{more} is {values} at step {self.step}"
         return f"{self.kind} {self.name}{more}, first at step {self.step}, by {self.distance:.1e}"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.prove.promises import STRATEGIES, Proof, prove
-from harness.prove.reasons import BROKEN, HOLDS
+from harness.prove.promises import prove
+from harness.prove.verdicts import BROKEN, HOLDS, STRATEGIES, Proof
 
 STYLES = {BROKEN: "red", HOLDS: "green"}
 WIDTH = 100  # characters of a line that is no line of code

@@ -22,7 +22,9 @@ from harness.prove.records import Records
 
 RECORDER = "harness.prove.recording.Recorder"
 MOST_SAID = 3  # lines of a refusal
-NOISE = re.compile(r"warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$")
+NOISE = re.compile(
+    r"(?i)warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$"
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,9 @@ class Runs:
         cfg: Any = command.cfg
         self.has_sync_batchnorm = bool(cfg.trainer.sync_batchnorm)
         # Whose networks a converter may build.
-        self.packages = sorted(set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg))) - {"torch"})
+        self.packages = sorted(
+            set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg))) - {"torch"}
+        )
         typed = {word.lstrip("+").partition("=")[0] for word in self.words}
         defaults = {
             "trainer.accelerator": "cpu",

@@ -16,9 +16,9 @@ STEPS_PER_EPOCH = 3
 
 
 def uneven(batch_size: int) -> int:
-    """A size of about half a batch that neither two nor three processes share evenly."""
-    sizes = range(max(1, batch_size // 2), 0, -1)
-    return next((size for size in sizes if size % 2 and size % 3), 1) if batch_size > 5 else batch_size
+    """A size of about three quarters that neither two nor three processes share evenly."""
+    sizes = range(3 * batch_size // 4, batch_size)
+    return next((size for size in sizes if size > 3 and size % 2 and size % 3), batch_size)
 
 
 class FirstBatches(Sampler[Any]):
