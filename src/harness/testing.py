@@ -1,7 +1,9 @@
 """What tests of a project share: the fixtures for ``tests/conftest.py``, and ``Promises``."""
 
+import fcntl
 import logging
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -75,20 +77,28 @@ class Promises:
         if "promise" in metafunc.fixturenames:
             metafunc.parametrize("promise", [*self.strategies, *OTHERS])
 
-    @pytest.fixture(scope="class")
-    def proof(
-        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-    ) -> Proof:
-        """The runs, of which all tests of the class read."""
-        from harness.prove.promises import prove
-
-        words = [f"experiment={request.cls.experiment}", *request.cls.words]
-        folder = tmp_path_factory.mktemp("proof")
-        return prove(words, folder, strategies=request.cls.strategies)
-
-    def test_holds(self, promise: str, proof: Proof) -> None:
+    def test_holds(self, promise: str, tmp_path_factory: pytest.TempPathFactory) -> None:
         """One promise."""
-        verdict = proof.verdict(promise)
+        verdict = self.proof(tmp_path_factory).verdict(promise)
         if verdict.status not in (HOLDS, BROKEN):
             pytest.skip(str(verdict))
         assert verdict.status == HOLDS, str(verdict)
+
+    @classmethod
+    def proof(cls, tmp_path_factory: pytest.TempPathFactory) -> Proof:
+        """The runs, of which all tests of the class read, also those of other pytest workers."""
+        from harness.prove.promises import prove
+
+        base = tmp_path_factory.getbasetemp()
+        base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        folder = base / f"proof of {cls.__module__}.{cls.__name__}"
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            path = folder / "proof.pickle"
+            if not path.exists():
+                words = [f"experiment={cls.experiment}", *cls.words]
+                proof = prove(words, folder / "runs", strategies=cls.strategies)
+                path.write_bytes(pickle.dumps(proof))
+        found: Proof = pickle.loads(path.read_bytes())
+        return found

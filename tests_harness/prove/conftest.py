@@ -26,9 +26,10 @@ class Forked(fast_command.Forked):
         if self.pid == 0:
             os.setsid()
             for number, suffix in ((1, ".out"), (2, ".err")):
-                os.dup2(
-                    os.open(path.with_suffix(suffix), os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number
-                )
+                flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+                os.dup2(os.open(path.with_suffix(suffix), flags), number)
+            # Not pytest's, which write elsewhere.
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             fast_command.run_command(arguments, env)
 
 
@@ -45,6 +46,7 @@ def prove_module(forked: None, tmp_path: Path) -> Prove:
     def run(
         module: type[Any], *strategies: str, fault: bool, kind: str = "points", **more: Any
     ) -> Proof:
+        words, precision = more.pop("words", []), more.pop("precision", "auto")
         conf = tmp_path / "conf"
         texts = {
             "model": f"_target_: {modules.__name__}.{module.__name__}\nfault: {fault}\n"
@@ -54,7 +56,7 @@ def prove_module(forked: None, tmp_path: Path) -> Prove:
         for group, text in texts.items():
             (conf / group).mkdir(parents=True, exist_ok=True)
             (conf / group / "mine.yaml").write_text(text)
-        words = [f"hydra.searchpath=[file://{conf}]", "data=mine", "model=mine"]
-        return prove(words, tmp_path / f"runs_{fault}", strategies=strategies)
+        words = [f"hydra.searchpath=[file://{conf}]", "data=mine", "model=mine", *words]
+        return prove(words, tmp_path / "runs", strategies=strategies, precision=precision)
 
     return run

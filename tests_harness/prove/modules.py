@@ -1,6 +1,5 @@
 """Modules as an owner writes them, and the same with one fault planted in each."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,11 @@ class Data(pl.LightningDataModule):
     def loader(self, num: int, seed: int, shuffle: bool = False) -> DataLoader[Any]:
         kinds = {"points": Samples, "sequences": Sequences, "graphs": Graphs}
         collate = collate_graphs if self.kind == "graphs" else None
-        return DataLoader(kinds[self.kind](num, seed), self.batch_size, shuffle, collate_fn=collate)
+        dataset = kinds.get(self.kind, Samples)(num, seed)
+        drop_last = shuffle and self.kind == "whole batches"
+        return DataLoader(
+            dataset, self.batch_size, shuffle, collate_fn=collate, drop_last=drop_last
+        )
 
     def train_dataloader(self) -> Any:
         return self.loader(60, 0, shuffle=True)
@@ -83,10 +86,10 @@ class Data(pl.LightningDataModule):
 class Points(pl.LightningModule):
     """Classifies points; nothing is wrong with it."""
 
-    def __init__(self, fault: bool = False, dropout: float = 0.0, norm: bool = False) -> None:
+    def __init__(self, fault: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
         self.fault = fault
-        middle = [nn.BatchNorm1d(8)] if norm else []
+        middle = [nn.BatchNorm1d(8)] if isinstance(self, Normalised) else []
         self.net = nn.Sequential(
             nn.Linear(WIDTH, 8), *middle, nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, NUM_CLASSES)
         )
@@ -165,6 +168,10 @@ class Summed(Points):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
         return F.cross_entropy(self(x), y, reduction="sum" if self.fault else "mean")
+
+
+class Normalised(Summed):
+    """Normalises over the batch."""
 
 
 class TwoTerms(Points):
@@ -344,8 +351,3 @@ class NumPyValue(Points):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         scale = np.float64(0.5)
         checkpoint["scale"] = scale if self.fault else float(scale)
-
-
-def all_faults() -> Iterator[type[Points]]:
-    """Every module of this file."""
-    yield from (c for c in globals().values() if isinstance(c, type) and issubclass(c, Points))

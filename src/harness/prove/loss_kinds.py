@@ -131,7 +131,7 @@ class _Listener:
 
     def count(self, loss: Tensor, weight: Tensor | float) -> Tensor:
         """What ``mean_over`` calls."""
-        self.weights.append(float(weight))
+        self.weights.append(float(torch.as_tensor(weight).detach()))
         if self.factors is None:
             return loss
         return loss * self.factors[len(self.weights) - 1]

@@ -129,7 +129,7 @@ class Steps:
             for p, g in zip(self.parameters, found, strict=True)
             if p.numel()
         ]
-        return float(loss), torch.cat([g.detach().to("cpu", torch.float64) for g in flat])
+        return float(loss.detach()), torch.cat([g.detach().to("cpu", torch.float64) for g in flat])
 
     def look(self) -> dict[str, Any]:
         """What the step draws and writes, and which inputs of forward do not follow the batch."""

@@ -57,9 +57,10 @@ def of_departure(
         return _drawn(step["draws"], how)
     if not probe.get("automatic", True):
         return Reason(BROKEN, "optimised by hand: its losses are not looked into; are they means?")
-    return Reason(
-        BROKEN, f"no likely reason was found: look at what the step does with a share{at}"
-    )
+    errors = [x["error"] for x in (step, loss) if "error" in x]
+    looked = f" (the step could not be looked into: {'; '.join(errors)})" if errors else ""
+    why = f"no likely reason was found{looked}: look at what the step does with a share{at}"
+    return Reason(BROKEN, why)
 
 
 def _of_loss(loss: dict[str, Any], step: dict[str, Any], at: str) -> Reason | None:
