@@ -1,7 +1,7 @@
 """Prove what this project promises on your own experiment: a few steps of it, in many ways.
 
     python scripts/prove.py experiment=mine
-    python scripts/prove.py experiment=mine --strategies "ddp(4)" "dp(2)"
+    python scripts/prove.py experiment=mine --strategies "ddp(4),dp(2)"
     python scripts/prove.py experiment=mine --json proof.json --keep runs
 
 The words are what train.py takes. Everything runs on the CPU unless they say trainer.accelerator.
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("overrides", nargs="*", metavar="key=value", help="as of train.py")
     add("--steps", type=int, default=6, help="optimizer steps of each run")
-    add("--strategies", nargs="+", metavar="NAME", help='such as "dp(2)" "ddp(3)" "ddp2(2x2)"')
+    add("--strategies", metavar="NAMES", help='such as "dp(2),ddp(3),ddp2(2x2)"')
     add("--precision", default="auto", help="auto takes 64-true where the module can, or 32-true")
     add("--timeout", type=float, default=600.0, help="seconds after which a run counts as hanging")
     add("--keep", type=Path, metavar="DIR", help="keep the runs there")

@@ -78,7 +78,7 @@ class Tolerance:
     """
 
     of_values: float = 1e-11
-    of_movement: float = 1e-6
+    of_movement: float = 1e-8
     of_metrics: float = 2e-6
     allowed: dict[str, float] = field(default_factory=dict)
 
@@ -110,6 +110,8 @@ class Departure:
 
     def __str__(self) -> str:
         more = f" and {self.others} more" if self.others else ""
+        if self.kind == "steps":
+            return f"{self.found:.0f} steps instead of {self.value:.0f}"
         if self.kind == "metric":
             values = f"{self.found:.6g} instead of {self.value:.6g}"
             return f"{self.name}{more} is {values} at step {self.step}"
@@ -139,6 +141,9 @@ def departures(
             found.append(Departure(kind, name, step, distance, len(far[kind]) - 1))
         if "parameter" in far:
             break
+    last, last_here = max(reference.steps(), default=0), max(here, default=0)
+    if last != last_here:
+        found.append(Departure("steps", "", 0, 0.0, value=last, found=last_here))
     return found + _of_metrics(reference, other, tolerance, by_bit)
 
 

@@ -28,7 +28,7 @@ def prove_and_tell(options: Namespace, folder: Path) -> int:
             options.overrides,
             folder.resolve(),
             num_steps=options.steps,
-            strategies=options.strategies or STRATEGIES,
+            strategies=options.strategies.split(",") if options.strategies else STRATEGIES,
             precision=options.precision,
             timeout=options.timeout,
             tell=lambda name: status.update(f"running: {name}"),

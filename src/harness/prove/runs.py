@@ -21,6 +21,7 @@ from harness.errors import UserError
 from harness.prove.records import Records
 
 RECORDER = "harness.prove.recording.Recorder"
+SETTING = "trainer.strategy."
 MOST_SAID = 3  # lines of a refusal
 NOISE = re.compile(
     r"(?i)warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$"
@@ -117,49 +118,71 @@ class Runs:
     common: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        chosen = {"strategy", "trainer.devices", "trainer.num_nodes", "trainer.strategy"}
+        typed = {word.lstrip("+").partition("=")[0] for word in self.words}
+        if found := sorted(chosen & typed):
+            raise UserError(f'{found[0]} is what is tried here: use --strategies "ddp(4)" instead.')
+        # Settings of a strategy are those of some, and of none in one process.
+        self.of_strategy = [word for word in self.words if word.lstrip("+").startswith(SETTING)]
+        self.words = [word for word in self.words if word not in self.of_strategy]
         command = compose_command("train", [*self.words, *ALONE.words], self.conf)
         validate.check(command)
         cfg: Any = command.cfg
         self.has_sync_batchnorm = bool(cfg.trainer.sync_batchnorm)
         # Whose networks a converter may build.
-        self.packages = sorted(
-            set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg))) - {"torch"}
-        )
-        typed = {word.lstrip("+").partition("=")[0] for word in self.words}
-        defaults = {
-            "trainer.accelerator": "cpu",
-            "trainer.limit_val_batches": 5,  # that two and three processes share unevenly
-            "trainer.limit_test_batches": 5,
-        }
-        # A key that was typed is the owner's choice.
-        self.common = [f"{k}={v}" for k, v in defaults.items() if k not in typed]
+        named = re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg))
+        self.packages = sorted({*named} - {"torch"})
         self.accelerator = cfg.trainer.accelerator if "trainer.accelerator" in typed else "cpu"
-        self.common += [f"{group}.{key}=null" for group in ("logger",) for key in cfg[group] or {}]
-        self.common += [
-            f"trainer.max_steps={self.num_steps}",
-            f"trainer.max_epochs={self.num_steps}",
-            "trainer.max_time=null",
-            "trainer.val_check_interval=null",
-            "trainer.check_val_every_n_epoch=1",
-            "trainer.limit_train_batches=null",
-            "trainer.num_sanity_val_steps=0",
-            "trainer.enable_progress_bar=false",
-            "trainer.enable_model_summary=false",
-            "trainer.log_every_n_steps=1",
-            "checkpoint.every_n_steps=1",
-            "checkpoint.num_kept=1000",
-            "callbacks.throughput=null",
+        trainer = {
+            "accelerator": self.accelerator,
+            "max_steps": self.num_steps,
+            "max_epochs": self.num_steps,
+            "max_time": "null",
+            "val_check_interval": "null",
+            "check_val_every_n_epoch": 1,
+            "limit_train_batches": "null",
+            "num_sanity_val_steps": 0,
+            "enable_progress_bar": "false",
+            "enable_model_summary": "false",
+            "log_every_n_steps": 1,
+        }
+        # Batches that two and three processes share unevenly; what was typed is the owner's choice.
+        limits = {"limit_val_batches": 5, "limit_test_batches": 5}
+        trainer |= {key: n for key, n in limits.items() if f"trainer.{key}" not in typed}
+        self.common = [
+            *(
+                f"{'' if key in cfg.trainer else '+'}trainer.{key}={v}"
+                for key, v in trainer.items()
+            ),
+            *(f"logger.{key}=null" for key in cfg.logger or {}),
+            *(["callbacks.throughput=null"] if "throughput" in (cfg.callbacks or {}) else []),
+            *(
+                ["data.num_workers=0"]
+                if OmegaConf.select(cfg, "data.num_workers") == "auto"
+                else []
+            ),
+            "checkpoint={every_n_steps:1,num_kept:1000}",
             "name=run",
             f"+callbacks.prove._target_={RECORDER}",
             "+callbacks.prove.folder=${run_dir}/prove",
         ]
+
+    def words_of(self, how: Strategy) -> list[str]:
+        """The owner's words, with those settings of a strategy that this one has."""
+        kinds = {True: ("dp", "ddp2"), False: ("ddp", "ddp2")}
+        found = [
+            f"++{word.lstrip('+')}"
+            for word in self.of_strategy
+            if how.kind in kinds[any(key in word for key in ("modules", "_inputs", "_outputs"))]
+        ]
+        return [*self.words, *how.words, *found]
 
     def start(self, name: str, how: Strategy, *words: str, **recorder: Any) -> Ended:
         """Train from the start, into a folder of this name."""
         more = [f"+callbacks.prove.{key}={value}" for key, value in recorder.items()]
         precision = f"trainer.precision={self.precision}"
         folder = self.folder / re.sub(r"\W+", "_", name).strip("_")
-        all_words = [*self.words, *how.words, *self.common, precision, *more, *words]
+        all_words = [*self.words_of(how), *self.common, precision, *more, *words]
         return self._run(how, folder, *all_words, f'output_dir="{folder}"')
 
     def resume(self, ended: Ended, how: Strategy) -> Ended:
@@ -180,7 +203,7 @@ class Runs:
             env = os.environ | (addresses | {"NODE_RANK": str(node)} if how.num_nodes > 1 else {})
             path = folder / f"node_{node}"
             processes.append(start_program([*program, *words], env, path))
-        statuses = [wait(process, self.timeout) for process in processes]
+        statuses = wait_for_all(processes, self.timeout)
         node = next((i for i, status in enumerate(statuses) if status), 0)
         path = folder / f"node_{node}"
         said = [path.with_suffix(kind).read_text(errors="replace") for kind in (".err", ".out")]
@@ -206,17 +229,17 @@ def start_program(arguments: list[str], env: dict[str, str], path: Path) -> Any:
         )
 
 
-def wait(process: Any, seconds: float) -> int:
-    """The exit status of a process; 124 where it had to be killed."""
+def wait_for_all(processes: Sequence[Any], seconds: float) -> list[int]:
+    """The exit statuses of processes; 124 of those that had to be killed."""
     end = time.monotonic() + seconds
     try:
-        while (status := process.poll()) is None:
+        while any(process.poll() is None for process in processes):
             if time.monotonic() > end:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                return 124
+                break
             time.sleep(0.01)
-    except BaseException:  # Ctrl-C
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return int(status)
+    finally:  # also after Ctrl-C
+        for late in [process for process in processes if process.poll() is None]:
+            os.killpg(late.pid, signal.SIGKILL)
+            late.wait()
+            late.returncode = 124
+    return [int(process.returncode) for process in processes]
