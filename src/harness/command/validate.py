@@ -13,6 +13,7 @@ from harness.command import gpus
 from harness.command.compose import Command, flat, groups
 from harness.command.explain import OLD_NAMES, old_name
 from harness.command.yaml_files import NEEDED
+from harness.data.batch_size import check_batch_size
 from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.strategies import launchable
@@ -199,7 +200,7 @@ def _check_devices(cfg: DictConfig) -> None:
     num_processes = launchable.num_processes(trainer)
     batch_size = OmegaConf.select(cfg, "data.batch_size")
     if isinstance(batch_size, int):
-        launchable.check_batch_size(batch_size, num_processes)
+        check_batch_size(batch_size, num_processes)
     if num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
         launchable.check_addresses(num_nodes)
 

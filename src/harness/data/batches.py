@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from harness.data.batch_size import check_batch_size
 from harness.data.randomness import mix
 from harness.errors import UserError
-from harness.strategies.launchable import check_batch_size
 
 
 class Batch(list[int]):

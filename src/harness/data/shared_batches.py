@@ -14,6 +14,8 @@ from harness.data.loading import processes
 from harness.data.randomness import mix, reseed, seeded_iteration
 
 log = logging.getLogger(__name__)
+LIMITS = {"val": "limit_val_batches", "test": "limit_test_batches"}
+LIMITS |= {"predict": "limit_predict_batches"}
 
 
 class SharedBatchSampler(Sampler[Batch], SplitBatches):
@@ -193,7 +195,7 @@ def evaluation_batches(
 
     A share of them all is split batch by batch: nobody knows its number before it is drawn.
     """
-    limit = getattr(trainer, f"limit_{split}_batches", None)
+    limit = getattr(trainer, LIMITS[split], None)
     num_ranks, rank = processes(trainer)
     return SharedBatchSampler(
         batches,

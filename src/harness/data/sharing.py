@@ -20,6 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from harness.data.batch_size import check_batch_size
 from harness.data.batches import BatchedDataset, Shares, bounds
 from harness.data.loading import identity, processes, start_method, start_worker
 from harness.data.measuring import WatchedLoader
@@ -110,7 +111,8 @@ def _share_one(
         shared = evaluation_batches(batches, kind, trainer, split, seed)
     else:
         if type(batches) is BatchSampler:
-            check_share(name, batches.batch_size, num_ranks * num_micro_batches)
+            named = name + " with batch_size={size}"
+            check_batch_size(batches.batch_size, num_ranks, num_micro_batches, named)
         shared = SharedBatchSampler(
             batches,
             kind,
@@ -144,7 +146,7 @@ def _share_stream(loader: Any, name: str, num_ranks: int, rank: int, seed: int) 
     if size is None:
         mine = rebuilt(loader, stream, batch_size=None, collate_fn=loader.collate_fn)
         return SharedStream(mine, name, num_ranks=num_ranks, seed=seed)
-    check_share(name, size, num_ranks)
+    check_batch_size(size, num_ranks, name=name + " with batch_size={size}")
     low, high = bounds(size, rank, num_ranks)
     batches = {"batch_size": high - low, "drop_last": loader.drop_last}
     mine = rebuilt(loader, stream, **batches, collate_fn=Counting(loader.collate_fn))
@@ -182,16 +184,6 @@ def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> WatchedLoa
         worker_init_fn=partial(start_worker, then=loader.worker_init_fn) if num_workers else None,
         **batches,
     )
-
-
-def check_share(name: str, batch_size: int, num_shares: int) -> None:
-    """Refuse a batch that leaves a process without a sample."""
-    if batch_size < num_shares:
-        raise UserError(
-            f"{name} has batch_size={batch_size}, which {num_shares} processes or accumulated "
-            "batches cannot share: it counts the samples of one optimizer step over all of them.\n"
-            f"Use {num_shares} or more."
-        )
 
 
 def _check_accumulation(name: str, num_micro_batches: int) -> None:

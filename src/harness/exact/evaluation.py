@@ -117,7 +117,8 @@ class ExactEvaluation(pl.Callback):
         collected, self.collected = self.collected, None
         if collected is None:
             return
-        check_same_batches(trainer, list(filter(None, map(shares_of, leaves(evaluated(trainer))))))
+        sharing = map(shares_of, leaves(evaluated(trainer)))
+        check_same_batches(trainer, [one for one in sharing if one is not None])
         if not gathers_itself(pl_module, _hook(trainer)):
             self.group = self.group or dist.new_group(backend="gloo")
             self.has_gathered = collected.gather(trainer, self.group)
@@ -161,7 +162,7 @@ class ExactEvaluation(pl.Callback):
 
     def _complete(self, trainer: pl.Trainer) -> None:
         if trainer.training or trainer.evaluating:
-            logged_values.combine(trainer)
+            logged_values.combine(trainer, gather)
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from harness.checkpoints.reading import read
+from harness.checkpoints.stand_in import StandIn, type_name
 from harness.convert.conversion import convert
 from harness.convert.tensors import CheckpointError
 from harness.errors import UserError
@@ -87,4 +88,5 @@ def odd_values(tree: Any, path: str = "checkpoint") -> list[str]:
         return [x for key, value in tree.items() for x in odd_values(value, f"{path}[{key!r}]")]
     if isinstance(tree, (list, tuple, set)):
         return [x for i, value in enumerate(tree) for x in odd_values(value, f"{path}[{i}]")]
-    return [] if type(tree) in PLAIN else [f"{path} ({type(tree).__name__})"]
+    kind = type_name(tree) if isinstance(tree, StandIn) else type(tree).__name__
+    return [] if type(tree) in PLAIN else [f"{path} ({kind})"]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.exact import denominators
+from harness.exact.denominators import heard_by
 from harness.prove.recording import walk
 from harness.prove.restoring import unchanged
 
@@ -139,24 +139,21 @@ class _Listener:
 
 def _declared(steps: Any, pair: tuple[list[Any], list[Any]]) -> Tensor | None:
     """The whole's gradient as ``mean_over`` makes it of two shares; ``None`` without a call."""
-    told, before = [], denominators._running
-    n = sum(map(len, pair))
-    try:
-        for share in pair:
-            denominators._running = listener = _Listener()  # type: ignore[assignment]
+    told, n = [], sum(map(len, pair))
+    for share in pair:
+        listener = _Listener()
+        with heard_by(listener):
             steps.gradient(share)
-            told.append(listener.weights)
-        if not told[0]:
-            return None
-        total = torch.zeros(())
-        for share, mine in zip(pair, told, strict=True):
-            sums = [sum(weights) or 1.0 for weights in zip(*told, strict=True)]
-            p = len(share) / n
-            factors = [w / s / p for w, s in zip(mine, sums, strict=True)]
-            denominators._running = _Listener(factors)  # type: ignore[assignment]
+        told.append(listener.weights)
+    if not told[0]:
+        return None
+    sums = [sum(weights) or 1.0 for weights in zip(*told, strict=True)]
+    total = torch.zeros(())
+    for share, mine in zip(pair, told, strict=True):
+        p = len(share) / n
+        factors = [w / s / p for w, s in zip(mine, sums, strict=True)]
+        with heard_by(_Listener(factors)):
             total = total + p * steps.gradient(share)[1].nan_to_num(0.0)
-    finally:
-        denominators._running = before
     return total
 
 

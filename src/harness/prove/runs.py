@@ -22,6 +22,7 @@ from harness.prove.records import Records
 
 RECORDER = "harness.prove.recording.Recorder"
 SETTING = "trainer.strategy."
+OF_DP = ("modules", "whole_inputs", "scalar_outputs")
 MOST_SAID = 3  # lines of a refusal
 NOISE = re.compile(
     r"(?i)warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$"
@@ -173,7 +174,7 @@ class Runs:
         found = [
             f"++{word.lstrip('+')}"
             for word in self.of_strategy
-            if how.kind in kinds[any(key in word for key in ("modules", "_inputs", "_outputs"))]
+            if how.kind in kinds[any(key in word for key in OF_DP)]
         ]
         return [*self.words, *how.words, *found]
 

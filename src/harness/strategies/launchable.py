@@ -74,15 +74,3 @@ def check_addresses(num_nodes: int) -> None:
                 f"Use torchrun --nnodes={num_nodes} or srun, or set MASTER_ADDR, MASTER_PORT and "
                 f"NODE_RANK (0 to {num_nodes - 1}) on each."
             )
-
-
-def check_batch_size(batch_size: int, num_processes: int, num_micro_batches: int = 1) -> None:
-    """Refuse a global batch that leaves a process without a sample."""
-    least = num_processes * num_micro_batches
-    if batch_size < least:
-        each = f" with {num_micro_batches} batches each per step" if num_micro_batches > 1 else ""
-        raise UserError(
-            f"data.batch_size={batch_size} cannot be shared by {num_processes} processes{each}: "
-            "it counts the samples of one optimizer step over all of them.\n"
-            f"Use data.batch_size={least} or more."
-        )

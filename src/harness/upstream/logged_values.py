@@ -21,8 +21,6 @@ from pytorch_lightning.trainer.connectors.logger_connector import result
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from harness.processes.agreement import gather
-
 PRIVATE = {
     "trainer": "_results",
     "trainer:_logger_connector": "_callback_metrics _logged_metrics _progress_bar_metrics "
@@ -205,11 +203,15 @@ def at_end_of_values(trainer: pl.Trainer, function: Callable[[], None]) -> None:
     connector.epoch_end_reached = epoch_end_reached  # type: ignore[method-assign]
 
 
-def combine(trainer: pl.Trainer) -> None:
+def combine(trainer: pl.Trainer, gather: Callable[[pl.Trainer, Any], list[Any]]) -> None:
     """Let each process have what all of them have logged, as one process would.
 
     Means, sums, largest and smallest values that are no metrics. Sums that are logged with
     ``sync_dist=True`` are added up by Lightning; means may be averaged by it again.
+
+    Args:
+        trainer: whose running loop has logged.
+        gather: gives what each process has, by rank.
     """
     results = trainer._results
     if results is None:

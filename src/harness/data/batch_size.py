@@ -1,0 +1,27 @@
+"""Batches that are too small for the processes that share them, refused without torch."""
+
+from harness.errors import UserError
+
+
+def check_batch_size(
+    batch_size: int,
+    num_processes: int,
+    num_micro_batches: int = 1,
+    name: str = "data.batch_size={size}",
+) -> None:
+    """Refuse a global batch that leaves a process without a sample.
+
+    Args:
+        batch_size: samples of a step.
+        num_processes: share it.
+        num_micro_batches: batches that each of them accumulates.
+        name: what is told of it.
+    """
+    least = num_processes * num_micro_batches
+    if batch_size < least:
+        each = f" with {num_micro_batches} batches each per step" if num_micro_batches > 1 else ""
+        raise UserError(
+            f"{name.format(size=batch_size)} cannot be shared by {num_processes} processes{each}: "
+            "it counts the samples of one optimizer step over all of them.\n"
+            f"Use {name.format(size=least)} or more."
+        )
