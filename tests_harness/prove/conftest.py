@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Forked(fast_command.Forked):
                 os.dup2(os.open(path.with_suffix(suffix), flags), number)
             # Not pytest's, which write elsewhere.
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            warnings.resetwarnings()
             fast_command.run_command(arguments, env)
 
 

@@ -4,6 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,7 @@ def prove(
     runs = Runs(words, folder, num_steps, timeout, conf)
     proving = Proving(runs, tell, precision)
     proof = proving.proof
-    for how in chosen:
-        proof.verdicts.append(proving.under(how))
+    proof.verdicts += [proving.under(how) for how in chosen]
     proof.verdicts += [proving.evaluation(), proving.killed(), proving.file.loads()]
     proof.verdicts.append(proving.file.converts(proving.probe))
     elsewhere = next((how for how in chosen if how.num_processes > 1), None)
@@ -99,9 +99,7 @@ class Proving:
         seen = {*self.facts.get("dtypes", ())}
         is_double = runs.precision == "64-true" and seen <= {"float64"}
         self.tolerance: Tolerance = DOUBLE if is_double else SINGLE
-        bits = runs.precision + (
-            "" if is_double or seen <= {"float32"} else f" with {', '.join(sorted(seen))}"
-        )
+        bits = ", ".join([runs.precision, *sorted(seen - {"float64"} if is_double else seen)])
         settings = f"{runs.num_steps} steps of {self.facts['module']} on {runs.accelerator}, {bits}"
         self.proof = Proof(" ".join(runs.words), settings)
 
@@ -138,9 +136,7 @@ class Proving:
         """Where another run departs, beyond rounding."""
         found = departures(reference.records, other.records, self.tolerance, by_bit)
         if found and not by_bit and self.tolerance is SINGLE:
-            self.tolerance = Tolerance(
-                SINGLE.of_values, SINGLE.of_movement, SINGLE.of_metrics, self.control
-            )
+            self.tolerance = replace(SINGLE, allowed=self.control)
             found = departures(reference.records, other.records, self.tolerance)
         return [departure for departure in found if departure.kind != "hidden"]
 
@@ -256,10 +252,8 @@ class Proving:
         """What stands between strategies by nature, and what was done about it."""
         step, found = self.probe.get("step", {}), []
         if dropout := self.facts["dropout"]:
-            found.append(
-                f"dropout ({_some(dropout)}): off in the comparisons, each process draws other "
-                "masks; on where the run was killed"
-            )
+            names = _some(dropout)
+            found.append(f"dropout ({names}): off in the comparisons, on where a run is killed")
         if norms := self.facts["batch_norm"]:
             found.append(f"BatchNorm ({_some(norms)})")
         if draws := step.get("draws"):

@@ -1,9 +1,9 @@
 """What a run leaves behind for ``prove``: its tensors and metrics after each optimizer step."""
 
+import inspect
 import json
 import os
 import signal
-import sys
 import zlib
 from collections.abc import Iterator, Sized
 from functools import partial
@@ -280,10 +280,10 @@ def numbers(trainer: pl.Trainer) -> dict[str, float]:
 
 def caller() -> str:
     """The innermost line of the owner's that is being executed."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         if is_owners(frame.f_code.co_filename):
             code = frame.f_code
             return f"{shown(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""

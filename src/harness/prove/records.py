@@ -73,18 +73,22 @@ class Tolerance:
     Args:
         of_values: share of a weight, or of 1 where it is smaller.
         of_movement: share of how far a weight has moved.
+        of_farthest: share of how far any weight has moved: Adam turns the rounding of a gradient
+            that is 0, as that of a bias before BatchNorm, into some 1e-9 of a step.
         of_metrics: share of a metric; those of torchmetrics are counted in single precision.
         allowed: how far each tensor departs by rounding alone, where that was measured.
     """
 
-    of_values: float = 1e-11
+    of_values: float = 1e-13
     of_movement: float = 1e-8
+    of_farthest: float = 1e-7
     of_metrics: float = 2e-6
     allowed: dict[str, float] = field(default_factory=dict)
 
-    def weight(self, name: str, value: Tensor, moved: float) -> float:
+    def weight(self, name: str, value: Tensor, moved: float, farthest: float) -> float:
         """The largest difference of a tensor that counts as none."""
-        bound = max(self.of_values * max(1.0, _largest(value)), self.of_movement * moved)
+        by_movement = max(self.of_movement * moved, self.of_farthest * farthest)
+        bound = max(self.of_values * max(1.0, _largest(value)), by_movement)
         return max(bound, 30 * self.allowed.get(name, 0.0))
 
     def metric(self, name: str, value: float) -> float:
@@ -93,7 +97,7 @@ class Tolerance:
 
 
 DOUBLE = Tolerance()
-SINGLE = Tolerance(of_values=2e-6, of_movement=3e-3, of_metrics=1e-4)
+SINGLE = Tolerance(of_values=2e-6, of_movement=3e-3, of_farthest=0.0, of_metrics=1e-4)
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,15 @@ def departures(
         if step not in here:
             continue
         far: dict[str, list[tuple[float, str, float]]] = {}
+        moved = {
+            name: difference(kept.values, initial.get(name, kept).values)
+            for name, kept in record["state"].items()
+        }
+        farthest = max(v for n, v in moved.items() if record["state"][n].kind == "parameter")
         for name, one in record["state"].items():
             two = here[step]["state"].get(name)
             distance = math.inf if two is None else difference(one.values, two.values)
-            start = initial.get(name, one)
-            bound = tolerance.weight(name, one.values, difference(one.values, start.values))
+            bound = tolerance.weight(name, one.values, moved[name], farthest)
             is_other = two is None or one.checksum != two.checksum if by_bit else distance > bound
             if is_other:
                 far.setdefault(one.kind, []).append((distance / (bound or 1), name, distance))

@@ -23,7 +23,7 @@ from harness.prove.records import Records
 RECORDER = "harness.prove.recording.Recorder"
 SETTING = "trainer.strategy."
 OF_DP = ("modules", "whole_inputs", "scalar_outputs")
-MOST_SAID = 3  # lines of a refusal
+MOST_SAID = 4  # lines of a refusal
 NOISE = re.compile(
     r"(?i)warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$"
 )
@@ -84,15 +84,16 @@ class Ended:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it ended with a sentence."""
-        return self.status == 1 and "Traceback (most recent call last)" not in self.said
+        """Whether it ended with a sentence; an exception names the file of its traceback."""
+        return self.status == 1 and "traceback" not in self.said.lower()
 
     @property
     def sentence(self) -> str:
         """The last that it said."""
         lines = [line.rstrip() for line in self.said.splitlines() if line.strip()]
         if "Traceback (most recent call last)" not in self.said:
-            lines = [line for line in lines if not NOISE.search(line)]
+            # The line below a warning is code.
+            lines = [line for line in lines if line[0] != " " and not NOISE.search(line)]
             return "\n".join(lines[-MOST_SAID:])
         raised = (x for x in reversed(lines) if re.match(r"\w[\w.]*(Error|Exception)", x))
         return next(raised, lines[-1])
