@@ -12,7 +12,7 @@ import torch
 from harness.data.stream_parts import fingerprint
 from harness.data.streams import SharedStream
 from tests_harness.conftest import ROOT
-from tests_harness.loaders.cells import STRATEGIES
+from tests_harness.runs import STRATEGIES
 
 EQUAL = ("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several")
 EQUAL += ("distributed", "of the module", "overridden", "longest", "own generator")

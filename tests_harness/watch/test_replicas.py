@@ -75,6 +75,23 @@ def test_run_that_is_in_order_goes_on(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_buffer_that_each_process_writes_from_its_own_samples_is_told(tmp_path: Path) -> None:
+    """And none that is equal in all: gathered samples, a counter, an average of weights, norms."""
+    words = (
+        "model._target_=tests_harness.workers.keeps_queue.KeepsQueue",
+        "callbacks.learning_rate=null",
+        "trainer.max_steps=3",
+    )
+    result = command("train.py", *DDP, *SHORT, *words, f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    said = "Buffer queue of KeepsQueue is written by each process from its own samples"
+    assert result.stderr.count(said) == 1
+    assert result.stderr.count("is written by each process") == 1
+    assert "self.all_gather(x)" in result.stderr
+    (run_dir,) = (tmp_path / "default").iterdir()
+    assert said in (run_dir / "run.log").read_text()
+
+
 def test_nodes_of_ddp2_that_are_in_order_go_on(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

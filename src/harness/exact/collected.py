@@ -41,17 +41,34 @@ class CollectedLists:
         self.cleared: set[Path] = set()
         self.num_steps = 0
         self.is_filler = False  # the batch that runs
+        self.counts: dict[str, Any] = {}  # numbers of the module, before the first batch
+        self.before_filler: dict[str, Any] = {}
 
     def begin_batch(self, is_filler: bool) -> None:
         """Before a batch: see what the one before has added; forget what a filler has."""
         found = dict(lists_of(self.module))
         if self.num_steps == 0:
+            self.counts = numbers_of(self.module)
             self.starts = {path: len(values) for path, values in found.items()}
         else:
             self._count(found)
         self.lengths = {path: len(values) for path, values in found.items()}
         self.num_steps += 1
         self.is_filler = is_filler
+        if is_filler:
+            self.before_filler = numbers_of(self.module)
+
+    def end_filler(self) -> None:
+        """After a filler: forget what it has added to lists and numbers of the module."""
+        self._count(dict(lists_of(self.module)))
+        for name, value in self.before_filler.items():
+            setattr(self.module, name, value)
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether the steps have changed numbers of the module as well."""
+        now = numbers_of(self.module)
+        return any(str(now.get(name)) != str(value) for name, value in self.counts.items())
 
     def _count(self, found: dict[Path, list[Any]]) -> None:
         for path, values in found.items():
@@ -104,6 +121,19 @@ def lists_of(module: pl.LightningModule) -> Iterator[tuple[Path, list[Any]]]:
             yield (name, None), value
         elif isinstance(value, dict):
             yield from (((name, key), item) for key, item in value.items() if type(item) is list)
+
+
+def numbers_of(module: pl.LightningModule) -> dict[str, Any]:
+    """Copies of a module's attributes that are numbers, tensors, buffers, or dicts of them."""
+    own = {name: value for name, value in vars(module).items() if name not in NOT_OWN}
+    own |= dict(module.named_buffers(recurse=False))
+    kinds = (bool, int, float, Tensor)
+    return {
+        name: apply_to_collection(value, Tensor, Tensor.clone)
+        for name, value in own.items()
+        if isinstance(value, kinds)
+        or (type(value) is dict and all(isinstance(item, kinds) for item in value.values()))
+    }
 
 
 def gathers_itself(module: pl.LightningModule, hook: str) -> bool:

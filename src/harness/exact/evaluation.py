@@ -7,10 +7,11 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from torchmetrics import Metric
 
-from harness.data.batches import Shares
+from harness.data.batches import Shares, SplitBatches
 from harness.data.sharing import leaves
 from harness.errors import UserError
 from harness.exact.collected import CollectedLists, gathers_itself
+from harness.exact.gathering import Gathering
 from harness.exact.global_batches import check_same_batches, shares_of
 from harness.processes.agreement import gather
 from harness.upstream import logged_values
@@ -52,6 +53,7 @@ class ExactEvaluation(pl.Callback):
         self.kept: list[tuple[Metric, dict[str, Any]]] | None = None
         self.collected: CollectedLists | None = None
         self.has_gathered = False
+        self.gathering: Gathering | None = None  # of several processes
         self.group: Any = None  # of the processes, for what is on the host
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -60,6 +62,13 @@ class ExactEvaluation(pl.Callback):
             # It is made so, or refused.
             warnings.filterwarnings("ignore", "It is recommended to use .self.log.*sync_dist=True")
             logged_values.at_end_of_values(trainer, partial(self._complete, trainer))
+            self.gathering = Gathering(trainer)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Leave the strategy as it was."""
+        if self.gathering is not None:
+            self.gathering.remove()
+            self.gathering = None
 
     def on_train_batch_start(
         self,
@@ -70,7 +79,13 @@ class ExactEvaluation(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Count samples; before a filler, remember the states of all metrics and logged values."""
-        if (sharing := shares_running(trainer, dataloader_idx)) is None:
+        sharing = shares_running(trainer, dataloader_idx)
+        if self.gathering is not None:
+            self.gathering.is_whole = bool(trainer.evaluating)
+            self.gathering.is_even = isinstance(sharing, SplitBatches) and (
+                sharing.weight(batch_idx) == 1.0 and not trainer.evaluating
+            )
+        if sharing is None:
             return
         logged_values.count_samples(trainer, sharing.num_samples_in(batch_idx))
         is_filler = sharing.is_filler(batch_idx)
@@ -86,8 +101,12 @@ class ExactEvaluation(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Take out what a filler has added."""
+        if self.gathering is not None:
+            self.gathering.is_whole = self.gathering.is_even = False
         if self.kept is None:
             return
+        if self.collected is not None:
+            self.collected.end_filler()
         known = {id(metric) for metric, _ in self.kept}
         for metric, states in self.kept:
             for name, before in states.items():
@@ -122,8 +141,15 @@ class ExactEvaluation(pl.Callback):
         if not gathers_itself(pl_module, _hook(trainer)):
             self.group = self.group or dist.new_group(backend="gloo")
             self.has_gathered = collected.gather(trainer, self.group)
+        assert self.gathering is not None
         if self.has_gathered:  # the hook must not gather once more
-            vars(trainer.strategy)["all_gather"] = lambda tensor, *_, **__: tensor
+            self.gathering.is_whole = True
+            if collected.has_counted:
+                self.gathering.refusal = (
+                    f"{_hook(trainer)} calls self.all_gather, but lists of the module already hold "
+                    "what all processes have collected, and its numbers one process's counts.\n"
+                    "Append what is counted to a list as well, and leave self.all_gather out."
+                )
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -134,9 +160,9 @@ class ExactEvaluation(pl.Callback):
             UserError: if the hook at the end has logged what is not the same in every process.
         """
         has_gathered, self.has_gathered = self.has_gathered, False
-        vars(trainer.strategy).pop("all_gather", None)
-        if trainer.world_size == 1:
+        if self.gathering is None:
             return
+        self.gathering.is_whole, self.gathering.refusal = False, ""
         hook = _hook(trainer)
         everyone = gather(trainer, logged_values.of_hook(trainer, hook))
         for name in dict.fromkeys(name for one in everyone for name in one):

@@ -24,9 +24,18 @@ KNOWN = {
         r"not used in producing|finished reduction in the prior iteration": "Some parameters have "
         "no part in the loss: use or freeze them, or, as for the two networks of a GAN, set "
         "trainer.strategy.find_unused_parameters=true.",
+        r"Expected more than 1 value per channel": "BatchNorm got a share of one sample: leave out "
+        "small batches (drop_last=True), use fewer devices, or trainer.sync_batchnorm=true under "
+        "ddp.",
+        r"modified by an inplace operation": "What backward needs was changed in place after it "
+        "was used: give the loss a copy (self.queue.clone()), or change it in on_train_batch_end.",
         r"mark a variable ready only once": "A parameter got its gradient in parts, most often by "
         "reentrant checkpointing: write torch.utils.checkpoint.checkpoint(..., "
         "use_reentrant=False).",
+    },
+    "validation_step": {
+        r"twice in `\w+` with different arguments": "A key is logged once in a step; of several "
+        "loaders each needs its own: leave out add_dataloader_idx=False.",
     },
     "__getitem__": {
         r"stack expects each tensor to be equal size|each element in list of batch": "The samples "

@@ -1,6 +1,6 @@
 """What dp and ddp2 share: when forward is split, and which misuses are refused."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -10,6 +10,7 @@ from pytorch_lightning.strategies import ParallelStrategy
 from harness.errors import UserError
 from harness.upstream.replication import synchronises_batch_norm
 
+from .batch_sizes import batch_sizes
 from .parallel_forward import ParallelForward
 from .replicable import check_module
 
@@ -22,6 +23,8 @@ class NodeParallelStrategy(ParallelStrategy):
             default calls of the LightningModule itself, `self(x)`.
         whole_inputs: arguments of forward that go whole to every device, such as ["mask"].
         scalar_outputs: "mean" allows a forward that returns a loss, if it is a mean over samples.
+        check_forward: compare the first calls with calls that are not split, and refuse a forward
+            that does not treat each sample by itself.
         **kwargs: arguments of the Lightning strategy that a subclass inherits from.
     """
 
@@ -33,6 +36,7 @@ class NodeParallelStrategy(ParallelStrategy):
         modules: Sequence[str] | None = None,
         whole_inputs: Sequence[str] = (),
         scalar_outputs: Literal["error", "mean"] = "error",
+        check_forward: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -43,6 +47,7 @@ class NodeParallelStrategy(ParallelStrategy):
         self.modules = None if modules is None else tuple(modules)
         self.whole_inputs = tuple(whole_inputs)
         self.scalar_outputs: Literal["error", "mean"] = scalar_outputs
+        self.check_forward = check_forward
         self.parallel_forwards: list[ParallelForward] = []
         self._is_first_step = True
 
@@ -73,7 +78,11 @@ class NodeParallelStrategy(ParallelStrategy):
         super().setup(trainer)
         for module in modules:
             forward = ParallelForward(
-                module, self.parallel_devices, self.whole_inputs, self.scalar_outputs
+                module,
+                self.parallel_devices,
+                self.whole_inputs,
+                self.scalar_outputs,
+                check=self.check_forward,
             )
             forward.install()
             self.parallel_forwards.append(forward)
@@ -89,7 +98,7 @@ class NodeParallelStrategy(ParallelStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""
         num_calls = self._num_calls()
-        output = super().training_step(*args, **kwargs)
+        output = self._on_batch(super().training_step, args, kwargs)
         if self._is_first_step and self.parallel_forwards and self._num_calls() == num_calls:
             what = " or ".join(f"self.{name}(...)" for name in self.modules or ()) or "self(...)"
             raise UserError(
@@ -99,6 +108,33 @@ class NodeParallelStrategy(ParallelStrategy):
             )
         self._is_first_step = False
         return output
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step once, on the whole batch."""
+        return self._on_batch(super().validation_step, args, kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step once, on the whole batch."""
+        return self._on_batch(super().test_step, args, kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step once, on the whole batch."""
+        return self._on_batch(super().predict_step, args, kwargs)
+
+    def _on_batch(
+        self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a step whose calls know how many samples the batch has."""
+        assert self.lightning_module is not None
+        has_split = bool(self.parallel_forwards)
+        sizes = batch_sizes(self.lightning_module.trainer, args) if has_split else ()
+        for forward in self.parallel_forwards:
+            forward.batch_sizes = sizes
+        try:
+            return step(*args, **kwargs)
+        finally:
+            for forward in self.parallel_forwards:
+                forward.batch_sizes = ()
 
     def _num_calls(self) -> int:
         return sum(forward.num_calls for forward in self.parallel_forwards)

@@ -11,6 +11,7 @@ from torch import nn
 
 from harness.errors import UserError
 
+from .comparison import Comparison
 from .device_threads import DeviceThreads
 from .replica import Replica, Substitute
 from .replicable import check_devices
@@ -29,8 +30,11 @@ class ParallelForward(Substitute):
     Args:
         module: lives on `devices[0]`.
         devices: one per share; a device may be named several times.
-        whole_inputs, scalar_outputs: see `NodeParallelStrategy`.
+        whole_inputs, scalar_outputs, check: see `NodeParallelStrategy`.
         threads: a thread per device; by default on anything but a CPU.
+
+    Attributes:
+        batch_sizes: samples in the running batch; empty where nobody knows.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class ParallelForward(Substitute):
         whole_inputs: Sequence[str] = (),
         scalar_outputs: Literal["error", "mean"] = "error",
         threads: bool | None = None,
+        check: bool = True,
     ) -> None:
         check_devices(module, devices)
         self.module, self.devices = module, list(devices)
@@ -55,6 +60,12 @@ class ParallelForward(Substitute):
         self.replicas: dict[bool, list[Replica]] = {True: [], False: []}
         self.num_calls = 0
         self.last_sizes: list[int] = []
+        self.batch_sizes: Sequence[int] = ()
+        self.comparison = (
+            Comparison(module, devices[0], len(devices), self.whole, scalar_outputs)
+            if check
+            else None
+        )
 
     def install(self) -> None:
         """Split every call from now on; neither state_dict nor attribute paths change."""
@@ -79,13 +90,18 @@ class ParallelForward(Substitute):
         if _splitting.get():
             return self.original(*args, **kwargs)
         self.num_calls += 1
-        shares = split(args, kwargs, self.devices, self.whole)
+        shares = split(args, kwargs, self.devices, self.whole, self.batch_sizes)
         self.last_sizes = [share.num_samples for share in shares]
         if len(shares) == 1:
             return self.original(*args, **kwargs)
         reseed_like_seeded(self.generators)
         token = _splitting.set(True)
         try:
+            if self.comparison and not self.comparison.allows(
+                args, kwargs, self.batch_sizes, sum(self.last_sizes)
+            ):
+                self.last_sizes = [sum(self.last_sizes)]
+                return self.original(*args, **kwargs)
             # Every device has been asked for its copies before the first forward starts.
             forwards = [self.original, *self._replica_forwards(len(shares) - 1)]
             jobs = [

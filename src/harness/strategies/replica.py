@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from harness.upstream.replication import own_tensors
 
 # Attributes that every module has for its hooks; most of them are empty.
-_INTERNAL = frozenset(nn.Module().__dict__)
+INTERNAL = frozenset(nn.Module().__dict__)
 # These are shared with the replica as they are.
 _UNCHANGED = frozenset({bool, int, float, str, type(None), set})
 _CALLABLES = frozenset({types.MethodType, types.FunctionType, functools.partial})
@@ -61,7 +61,7 @@ class Replica:
             for name, value in module.__dict__.items():
                 if isinstance(value, Tensor):
                     twin[name] = self._tensor(value, root)
-                elif name not in _INTERNAL or value:
+                elif name not in INTERNAL or value:
                     twin[name] = self._attribute(value, root)
                 else:
                     twin[name] = value

@@ -34,21 +34,29 @@ def split(
     kwargs: dict[str, Any],
     devices: Sequence[torch.device],
     whole: frozenset[int | str] = frozenset(),
+    batch_sizes: Sequence[int] = (),
 ) -> list[Share]:
     """Split the samples of a call over the devices, with at most one share per device.
 
-    Dimension 0 of the first tensor where it is not 1 is the batch size. Tensors of that size are
-    split along dimension 0, packed sequences by sequence. Scalars, tensors of size 1, everything
-    that is not a tensor and the arguments in `whole` (positions or keywords) go whole to every
-    device. Tensors that are not on the first device stay where they are: the lengths that
-    `pack_padded_sequence` takes must be on the CPU.
+    Tensors of as many rows as `num_rows` finds are split along dimension 0, packed sequences by
+    sequence. Scalars, tensors of size 1, everything that is not a tensor and the arguments in
+    `whole` (positions or keywords) go whole to every device. Tensors that are not on the first
+    device stay where they are: the lengths that `pack_padded_sequence` takes must be on the CPU.
+
+    Args:
+        args: of the call, by position.
+        kwargs: of the call, by name.
+        devices: one per share.
+        whole: positions and names of arguments that are not split.
+        batch_sizes: samples in the batch, of each loader that gives a part of it; empty where
+            nobody knows, as for a stream or a call outside of a step.
 
     Raises:
         UserError: an argument is neither per-sample nor the same for every sample.
     """
     named: dict[int | str, Any] = dict(enumerate(args)) | kwargs
     batched = [value for name, value in named.items() if name not in whole]
-    num_samples = next((n for n in _numbers_of_rows(batched) if n != 1), 1)
+    num_samples = num_rows(batched, batch_sizes)
     sizes, root = share_sizes(num_samples, len(devices)), devices[0]
     if len(sizes) < 2:
         return [Share(args, kwargs, num_samples)]
@@ -77,6 +85,44 @@ def split(
         shares.append(Share(positional, {name: own[name] for name in kwargs}, size))
         start += size
     return shares
+
+
+def num_rows(batched: Any, batch_sizes: Sequence[int]) -> int:
+    """The rows that belong to samples in the arguments of a call; 1 if nothing is to be split.
+
+    The size of the batch where a tensor has it; else a multiple of it, as two views of each sample
+    have in one tensor; else, as for a selection of the samples, dimension 0 of the first tensor
+    where it is not 1. A batch of one sample is not split: what else has rows is not a sample.
+    """
+    rows = [n for n in _numbers_of_rows(batched) if n != 1]
+    sizes = [size for size in batch_sizes if size > 1]
+    if batch_sizes and not sizes:
+        return 1
+    same = [n for n in rows if n in sizes]
+    multiples = [n for n in rows if n and any(n % size == 0 for size in sizes)]
+    return (same or multiples or rows or [1])[0]
+
+
+def signature(
+    args: tuple[Any, ...], kwargs: dict[str, Any], whole: frozenset[int | str], rows: int
+) -> tuple[Any, ...]:
+    """What distinguishes kinds of calls: the dimensions of tensors, and which of them are split."""
+    named: dict[int | str, Any] = dict(enumerate(args)) | kwargs
+    return tuple(
+        (name, path, leaf.dim(), name not in whole and _num_rows(leaf) == rows)
+        for name, value in named.items()
+        for path, leaf in leaves_of(value)
+        if isinstance(leaf, Tensor)
+    )
+
+
+def leaves_of(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree with their places in it, as in ``["logits"][0]``."""
+    keys = _keys(tree)
+    if keys is None:
+        yield path, tree
+    for key in keys or ():
+        yield from leaves_of(_child(tree, key), f"{path}[{key!r}]")
 
 
 def join(

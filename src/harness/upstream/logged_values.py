@@ -11,6 +11,7 @@ torchmetrics 1.6 to 1.9; ``tests_harness/checkpoints`` and ``tests_harness/test_
 compare the values.
 """
 
+import builtins
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -135,6 +136,8 @@ def _logged_state(logged: Any) -> dict[str, Any]:
     state: dict[str, Any] = {
         "meta": {name: getattr(meta, name) for name in names if name not in ("reduce_fx", "_sync")},
         "reduce_fx": meta.reduce_fx.__name__,
+        # Lightning takes max, min and sum of Python and of torch, and compares them at every log.
+        "is_builtin": getattr(builtins, meta.reduce_fx.__name__, None) is meta.reduce_fx,
         "sync": {"_should": meta.sync.should, "rank_zero_only": meta.sync.rank_zero_only},
         "is_tensor": logged.is_tensor,
         "has_reset": logged.has_reset,
@@ -151,7 +154,10 @@ def _logged_state(logged: Any) -> dict[str, Any]:
 def _restore_logged(
     trainer: pl.Trainer, state: dict[str, Any], others: list[dict[str, Any]], takes_all: bool
 ) -> Any:
-    meta = result._Metadata(reduce_fx=state["reduce_fx"], **state["meta"])
+    reduce_fx = state["reduce_fx"]
+    if state.get("is_builtin"):  # older checkpoints do not say
+        reduce_fx = getattr(builtins, reduce_fx)
+    meta = result._Metadata(reduce_fx=reduce_fx, **state["meta"])
     meta.sync = result._Sync(fn=trainer.strategy.reduce, **state["sync"])
     logged = result._ResultMetric(meta, state["is_tensor"])
     if logged.is_tensor:

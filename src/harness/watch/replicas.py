@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from harness.errors import TrainingError
 from harness.exact.sync_batch_norm import SyncBatchNorm
+from harness.strategies.trial import NORMS
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +28,18 @@ class Replicas(pl.Callback):
     tensor, whatever its size. Compared are all parameters; buffers that training does not change;
     and BatchNorm's statistics where they are computed over all processes. Other buffers that a
     step changes, such as the statistics of plain BatchNorm, belong to each process until DDP
-    overwrites them with the first one's at the next forward.
+    overwrites them with the first one's at the next forward: of those that are no norm's, a line
+    tells.
 
     Args:
-        every_n_steps: check after as many steps, and at the end of training; ``null`` checks at
-            the end only.
+        every_n_steps: check before training, after the first batch, after as many steps, and at
+            the end; ``null`` leaves out those in between.
     """
 
     def __init__(self, every_n_steps: int | None = 1000) -> None:
         self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
-        self.is_watching = False
+        self.is_watching, self.has_checked = False, False
+        self.told: set[str] = set()  # buffers that each process writes from its own samples
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the buffers, to know later which of them training changes."""
@@ -47,16 +50,19 @@ class Replicas(pl.Callback):
                 "Replicas are not compared: %s may give each process a part of the model.",
                 type(strategy).__name__,
             )
-        self.checked_step = trainer.global_step
+        self.checked_step, self.has_checked = trainer.global_step, False
         if self.is_watching:
             self.first = hashes(list(pl_module.buffers()), pl_module.device)
+            self.check(trainer, pl_module)  # what hooks have written until now
+            self.has_checked = False
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         """Check when it is time."""
         every = self.every_n_steps
-        if self.is_watching and trainer.global_step // every > self.checked_step // every:
+        is_due = trainer.global_step // every > self.checked_step // every
+        if self.is_watching and (is_due or not self.has_checked):
             self.check(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -70,7 +76,7 @@ class Replicas(pl.Callback):
         Raises:
             TrainingError: in every process, naming the first tensor and the ranks that differ.
         """
-        self.checked_step = trainer.global_step
+        self.checked_step, self.has_checked = trainer.global_step, True
         named = [*pl_module.named_parameters(), *pl_module.named_buffers()]
         mine = hashes([tensor for _, tensor in named], pl_module.device)
         everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
@@ -80,8 +86,14 @@ class Replicas(pl.Callback):
         drifts = (everyone[:, num_parameters:] == self.first).any(dim=0)
         over_all = synchronised(pl_module)
         is_over_all = [name in over_all for name, _ in named[num_parameters:]]
-        differs[:, num_parameters:] &= drifts | torch.tensor(is_over_all, device=mine.device).bool()
-        differs = differs.cpu()  # the only wait for the device
+        must_agree = drifts | torch.tensor(is_over_all, device=mine.device).bool()
+        is_own = differs.any(dim=0)
+        is_own[:num_parameters] = False
+        is_own[num_parameters:] &= ~must_agree
+        differs[:, num_parameters:] &= must_agree
+        found = torch.cat([differs, is_own[None]]).cpu()  # the only wait for the device
+        differs, is_own = found[:-1], found[-1]
+        self._tell(trainer, pl_module, [named[i][0] for i in is_own.nonzero().flatten().tolist()])
         if not differs.any():
             return
         first = int(differs.any(dim=0).nonzero()[0])
@@ -92,11 +104,28 @@ class Replicas(pl.Callback):
             f"Step {self.checked_step}: the replicas differ. {named[first][0]} on rank "
             f"{', '.join(map(str, ranks))} is not that of rank 0{others}.\n"
             "Something changes the model in one process alone, such as code under `if rank == 0`, "
-            "or a parameter that DDP does not know."
+            "a parameter that DDP does not know, or what is computed from one process's data."
         )
         if trainer.is_global_zero:
             log.error(message)
         raise TrainingError(message)
+
+    def _tell(self, trainer: pl.Trainer, pl_module: pl.LightningModule, names: list[str]) -> None:
+        """Say once which buffers hold what one process has seen."""
+        for name in names:
+            path, _, own = name.rpartition(".")
+            owner = pl_module.get_submodule(path)
+            if isinstance(owner, NORMS) or name in self.told:
+                continue
+            self.told.add(name)
+            if trainer.is_global_zero:
+                log.warning(
+                    "Buffer %s of %s is written by each process from its own samples; process 0's "
+                    "is kept: not what one process would have. Gather what is written first, as "
+                    "in x = self.all_gather(x).flatten(0, 1).",
+                    own,
+                    type(owner).__name__,
+                )
 
 
 def synchronised(module: nn.Module) -> set[str]:

@@ -1,0 +1,56 @@
+"""``self.all_gather`` of a module, where processes have whole batches, or shares of any size."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.processes.agreement import gather
+
+
+class Gathering:
+    """Stands between a module and its strategy's ``all_gather``.
+
+    A step of an evaluation has the batch that one process would have, so its tensors stay as they
+    are. Elsewhere shapes are compared first where they may differ: gloo ends the process over
+    unequal ones or joins garbage, and NCCL waits.
+
+    Args:
+        trainer: of several processes.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self.trainer = trainer
+        self.original = trainer.strategy.all_gather
+        self.is_whole = False  # this process has what all of them together would gather
+        self.is_even = False  # the shares of the running batch are of one size
+        self.refusal = ""  # of any call
+        vars(trainer.strategy)["all_gather"] = self
+
+    def remove(self) -> None:
+        """Give the strategy its own method back."""
+        vars(self.trainer.strategy).pop("all_gather", None)
+
+    def __call__(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
+        """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
+
+        Raises:
+            UserError: in every process, if the shapes differ.
+        """
+        if self.refusal:
+            raise UserError(self.refusal)
+        if self.is_whole:
+            return tensor
+        if not self.is_even and group in (None, dist.group.WORLD):
+            shapes = gather(self.trainer, tuple(tensor.shape))
+            if any(shape != shapes[0] for shape in shapes):
+                raise UserError(
+                    "self.all_gather needs one shape in all processes, and they have "
+                    f"{', '.join(map(str, shapes))}.\n"
+                    "In training, use a batch size that the processes divide, with drop_last=True. "
+                    "At the end of an evaluation, append to a list of the module instead: lists "
+                    "are gathered."
+                )
+        return self.original(tensor, group=group, sync_grads=sync_grads)
