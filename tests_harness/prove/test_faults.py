@@ -97,7 +97,9 @@ def test_a_planted_fault_is_found_with_its_reason(
     said: tuple[str, ...],
     prove_module: Prove,
 ) -> None:
-    proof = prove_module(module, strategy, fault=True, kind=kind)
+    # dp itself refuses the first batch of such a module, unless it is told not to look.
+    words = ["trainer.strategy.check_forward=false"] if promise == "dp(2)" else []
+    proof = prove_module(module, strategy, fault=True, kind=kind, words=words)
     verdict = proof.verdict(promise)
     assert verdict.status == status, str(verdict)
     for text in said:

@@ -22,7 +22,7 @@ from harness.prove.records import Records
 
 RECORDER = "harness.prove.recording.Recorder"
 SETTING = "trainer.strategy."
-OF_DP = ("modules", "whole_inputs", "scalar_outputs")
+OF_DP = ("modules", "whole_inputs", "scalar_outputs", "check_forward")
 MOST_SAID = 4  # lines of a refusal
 NOISE = re.compile(
     r"(?i)warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$"
