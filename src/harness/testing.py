@@ -1,10 +1,12 @@
-"""What tests of a project share: import these names in ``tests/conftest.py``."""
+"""What tests of a project share: the fixtures for ``tests/conftest.py``, and ``Promises``."""
 
+import fcntl
 import logging
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from harness.command.compose import compose
+from harness.prove.verdicts import BROKEN, HOLDS, OTHERS, STRATEGIES, Proof
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +54,51 @@ def make_cfg(tmp_path: Path) -> Callable[..., DictConfig]:
         return compose("train", [f"run_dir={run_dir}", f"output_dir={tmp_path}", *overrides])
 
     return make
+
+
+class Promises:
+    """What ``scripts/prove.py`` proves of an experiment, with a test for each promise.
+
+    ``class TestMine(Promises): experiment = "mine"`` is all. A promise that cannot hold by
+    definition, or is refused with a sentence, is skipped with it.
+
+    Attributes:
+        experiment: a file of ``conf/experiment``.
+        words: further words of train.py's command.
+        strategies: those that are tried; fewer take less time.
+    """
+
+    experiment: str
+    words: Sequence[str] = ()
+    strategies: Sequence[str] = STRATEGIES
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """A test for each promise."""
+        if "promise" in metafunc.fixturenames:
+            metafunc.parametrize("promise", [*self.strategies, *OTHERS])
+
+    def test_holds(self, promise: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """One promise."""
+        verdict = self.proof(tmp_path_factory).verdict(promise)
+        if verdict.status not in (HOLDS, BROKEN):
+            pytest.skip(str(verdict))
+        assert verdict.status == HOLDS, str(verdict)
+
+    @classmethod
+    def proof(cls, tmp_path_factory: pytest.TempPathFactory) -> Proof:
+        """The runs, of which all tests of the class read, also those of other pytest workers."""
+        from harness.prove.promises import prove
+
+        base = tmp_path_factory.getbasetemp()
+        base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        folder = base / f"proof of {cls.__module__}.{cls.__name__}"
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            path = folder / "proof.pickle"
+            if not path.exists():
+                words = [f"experiment={cls.experiment}", *cls.words]
+                proof = prove(words, folder / "runs", strategies=cls.strategies)
+                path.write_bytes(pickle.dumps(proof))
+        found: Proof = pickle.loads(path.read_bytes())
+        return found

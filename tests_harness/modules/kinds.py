@@ -11,10 +11,12 @@ A cell is empty where the run ends with the weights and values of one process. O
 from dataclasses import dataclass
 
 WITH = "with"
-TOKENS = "different: docs: Nobody can notice a training step that needs it and does not say so"
+TOKENS = "different: Say what it is a mean over"
 SUM = "different: docs: A sum of losses is averaged over the processes"
-PAIRS = "different: docs: under ddp it is different by definition"
-BATCHNORM = "different: docs: computed over a device's share"
+PAIRS = "different: compares the samples of a batch with each other"
+UNTOLD_PAIRS = "different: docs: is another loss on a smaller batch"
+BATCHNORM = "different: BatchNorm sees each share alone"
+MASKS = "different: dropout draws other masks"
 RANDOM = "different: docs: Random numbers of a step are others in each process"
 TRAINING = "different: docs: what they log is of process 0's share of the batch"
 CHANGED = "refused: give the loss a copy"
@@ -76,7 +78,7 @@ KINDS = {
         ddp2="refused: Use strategy=ddp, or",
     ),
     "BatchNorm in a frozen backbone": Kind("classifiers.FrozenBackbone"),
-    "dropout": Kind("classifiers.Dropout", ddp=RANDOM, ddp2=RANDOM),
+    "dropout": Kind("classifiers.Dropout", ddp=MASKS, ddp2=MASKS),
     "noise in forward (VAE)": Kind("habits.Autoencoder", dp=RANDOM, ddp=RANDOM, ddp2=RANDOM),
     "mixup in the step": Kind("habits.Mixup", ddp=RANDOM, ddp2=RANDOM),
     "gradient penalty": Kind("habits.GradientPenalty", data="OwnData"),
@@ -196,7 +198,9 @@ KINDS = {
         "comparing.GatheredNegatives", "Views", "DropsLast", ddp3=GATHERED
     ),
     "triplets": Kind("comparing.TripletLoss", "Triplets", "OwnData"),
-    "hardest pairs of the batch": Kind("comparing.HardestInBatch", "Views", ddp=PAIRS, ddp2=PAIRS),
+    "hardest pairs of the batch": Kind(
+        "comparing.HardestInBatch", "Views", ddp=UNTOLD_PAIRS, ddp2=UNTOLD_PAIRS
+    ),
     "queue written by forward (MoCo)": Kind(
         "comparing.Queue", "Views", dp=WRITTEN, ddp=OWN, ddp2=WRITTEN
     ),

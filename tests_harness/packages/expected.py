@@ -56,7 +56,8 @@ class Package:
 NO_TEST = Refused(r"nothing to evaluate: \w+ has no test_step", "it has no `test_step`")
 NO_PREDICTIONS = Refused("there is nothing to predict", "it has no loader to predict on")
 ONE_SAMPLE = Refused(
-    "batch_size=1 cannot be shared by 2 processes", "its batches hold one sample, which two cannot share"
+    "batch_size=1 cannot be shared by 2 processes",
+    "its batches hold one sample, which two cannot share",
 )
 OWN_STEP = Refused(
     r"through self\(\.\.\.\)", "its step does not call `self(...)`, which dp splits over devices"

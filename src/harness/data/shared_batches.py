@@ -75,7 +75,7 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
         """Draw the batches of a round, and count them."""
         seed = mix(self.seed, 0 if self.is_fixed else self.running, num_round)
         for sampler in samplers_in(self.batches):
-            for value in list(vars(sampler).values()):
+            for value in list(getattr(sampler, "__dict__", {}).values()):
                 reseed(value, seed)
         # torch's own samplers draw all they need for an epoch at its start.
         are_stock = {type(s).__module__ for s in samplers_in(self.batches)}

@@ -6,7 +6,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
-from harness.data.batches import Shares
+from harness.data.batches import Shares, SplitBatches
 from harness.data.measuring import WatchedLoader
 from harness.data.randomness import kept_generators, mix, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
@@ -14,6 +14,7 @@ from harness.data.sharing import leaves, share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.exact.denominators import Denominators
+from harness.exact.undeclared import UndeclaredMeans
 from harness.processes.agreement import gather
 from harness.upstream.resume_counters import position_in
 
@@ -42,6 +43,7 @@ class GlobalBatches(pl.Callback):
         self.next_batch = 0
         self.has_trained = False
         self.denominators: Denominators | None = None
+        self.undeclared: UndeclaredMeans | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take over what makes the loaders: methods of the data module, or else of the module."""
@@ -102,6 +104,8 @@ class GlobalBatches(pl.Callback):
         """Let losses say what they are means over."""
         self.denominators = Denominators(trainer, lambda: self.weight)
         self.denominators.start()
+        is_shared = trainer.world_size * int(trainer.accumulate_grad_batches) > 1
+        self.undeclared = UndeclaredMeans(trainer) if is_shared else None
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Nothing is weighed any more."""
@@ -125,6 +129,10 @@ class GlobalBatches(pl.Callback):
             self.weight = self.sharing[0].weight(batch_idx)
         elif self.sharing:
             self._weigh_several(trainer, batch_idx)
+        if self.undeclared is not None:
+            # Of other loaders some processes' shares may be even, and others' not.
+            is_split = all(isinstance(one, SplitBatches) for one in self.sharing)
+            self.undeclared.begin_batch(batch_idx, is_split and self.weight != 1.0)
         if batch_idx == 0 and trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
 
@@ -144,6 +152,10 @@ class GlobalBatches(pl.Callback):
     ) -> None:
         """Scale what flows back from the loss, not the loss."""
         assert self.denominators is not None
+        if self.undeclared is not None and self.undeclared.is_looking:
+            sizes = {one.num_samples_in(self.next_batch - 1) for one in self.sharing}
+            size = sizes.pop() if len(sizes) == 1 else None
+            self.undeclared.look(loss, self.denominators.terms, size if self.weight else None)
         self.denominators.check(loss)
         weight = self.weight
         if weight != 1.0:

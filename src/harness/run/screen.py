@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.markup import escape
+from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
+from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.places import shown
+from harness.upstream.replication import synchronises_batch_norm
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 @rank_zero_only
@@ -36,6 +42,8 @@ def show_start(
     if isinstance(data, DataModule):  # elsewhere the name may mean something else
         low, high = bounds(data.batch_size, num_processes - 1, num_processes)
         rows["batch"] = f"{data.batch_size} samples, {high - low} per process"
+    if different := _differences(trainer, model):
+        rows["not as on one"] = different
     _print_table(rows)
 
 
@@ -75,6 +83,20 @@ def _print_table(rows: dict[str, str]) -> None:
         # Commands and paths are there to be copied: no line breaks inside them.
         console.print(f"[bold]{name:<16}[/bold] {escape(value)}", soft_wrap=True)
     console.print()
+
+
+def _differences(trainer: pl.Trainer, model: pl.LightningModule) -> str:
+    """What of a module is another thing on several devices, by definition."""
+    strategy = trainer.strategy
+    if trainer.world_size * trainer.num_devices == 1 or not isinstance(strategy, ParallelStrategy):
+        return ""
+    modules, found = list(model.modules()), []
+    trained_norms = [m for m in modules if isinstance(m, BATCH_NORMS) and m.training]
+    if trained_norms and not synchronises_batch_norm(strategy):
+        found.append("BatchNorm sees each share alone (strategy=ddp: trainer.sync_batchnorm=true)")
+    if any(isinstance(m, DROPOUTS) and m.p > 0 and m.training for m in modules):
+        found.append("dropout draws other masks")
+    return "; ".join(found)
 
 
 def _device_name(device: torch.device) -> str:

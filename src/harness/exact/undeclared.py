@@ -1,0 +1,91 @@
+"""Losses that are no mean over samples, and do not say so."""
+
+import logging
+from itertools import combinations
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+
+from harness.processes.agreement import gather
+from harness.upstream.loss_graph import Term, terms_of
+
+log = logging.getLogger(__name__)
+STEPS = (0, 1, 2, 10, 100, 1000)  # in which losses are looked at
+SAME = 1e-6
+
+Share = tuple[list[Term], int | None]  # the terms of its loss, and its number of samples
+
+
+class UndeclaredMeans:
+    """Tell of a loss that processes, or accumulated batches, average by the wrong weights.
+
+    The graph of a loss says what it divides by: the total weight of a cross-entropy, the size of
+    a mean, a sum of a mask. Where that is in no fixed proportion to the samples of the shares, the
+    loss is a mean over something else. The shares of a few steps are compared.
+
+    Args:
+        trainer: of several processes, or accumulated batches.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self.trainer = trainer
+        self.shares: list[Share] = []
+        self.num_steps, self.has_seen_uneven, self.is_told = 0, False, False
+        self.is_looking = False
+
+    def begin_batch(self, batch_idx: int, is_uneven: bool) -> None:
+        """Choose whether the losses of a batch are looked at; the same in every process."""
+        if batch_idx % int(self.trainer.accumulate_grad_batches) == 0:
+            is_new = is_uneven and not self.has_seen_uneven
+            self.is_looking = not self.is_told and (self.num_steps in STEPS or is_new)
+            self.has_seen_uneven |= is_uneven
+            self.num_steps += 1
+            self.shares = []
+
+    def look(self, loss: Tensor, declared: list[Any], num_samples: int | None) -> None:
+        """Before a loss flows back: compare it with those of the other shares."""
+        mine = (terms_of(loss, declared), num_samples)
+        if not self.trainer.lightning_module.automatic_optimization:
+            self.shares = []  # each loss has a name of its own there
+        self.shares += gather(self.trainer, mine)
+        if not self.is_told and (
+            said := _difference(self.shares, int(self.trainer.accumulate_grad_batches))
+        ):
+            self.is_told = True
+            if self.trainer.is_global_zero:
+                log.warning("The loss of %s %s", type(self.trainer.lightning_module).__name__, said)
+
+
+def _difference(shares: list[Share], num_batches: int) -> str:
+    """What is to be said of a step's shares, of so many batches; empty where nothing is."""
+    if len({len(terms) for terms, _ in shares}) > 1 or any(not size for _, size in shares):
+        return ""
+    for terms in zip(*(terms for terms, _ in shares), strict=True):
+        sizes = [size or 1 for _, size in shares]
+        if len({term.name for term in terms}) > 1:
+            return ""
+        for i, j in combinations(range(len(shares)), 2):
+            a, b = terms[i].denominator, terms[j].denominator
+            if terms[i].num_classes != terms[j].num_classes:
+                return (
+                    "compares the samples of a batch with each other: shares of "
+                    f"{sizes[i]} and {sizes[j]} samples have {terms[i].num_classes} and "
+                    f"{terms[j].num_classes} classes. It is another loss on a part of a batch, "
+                    "and the weights will be others than those of one process.\n"
+                    "Use strategy=dp or ddp2, or gather what is compared: self.all_gather(..., "
+                    "sync_grads=True)."
+                )
+            if not _is_same(a, b) and not _is_same(a / sizes[i], b / sizes[j]):
+                return (
+                    f"is a mean over {a / num_batches:.6g} and {b / num_batches:.6g} of something "
+                    f"in shares of {sizes[i]} and {sizes[j]} samples ({terms[i].name}). Shares are "
+                    "averaged by their samples: the weights will be others than those of "
+                    "one process.\nSay what it is a mean over: return mean_over(loss, number), "
+                    "from harness. See 'Any loss' in docs/strategies.md."
+                )
+    return ""
+
+
+def _is_same(a: float, b: float) -> bool:
+    return abs(a - b) <= SAME * max(abs(a), abs(b))

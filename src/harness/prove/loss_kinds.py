@@ -1,0 +1,218 @@
+"""What a loss is a mean over, found by taking the shares of a batch apart."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.exact.denominators import heard_by
+from harness.prove.recording import walk
+from harness.prove.restoring import unchanged
+
+NUM_SEEDS = 16  # of a step that draws at random
+
+
+def kind_of_loss(steps: Any) -> dict[str, Any]:
+    """How the loss of a batch comes from those of its shares.
+
+    Returns:
+        ``kind``: ``mean`` over samples, or over what ``mean_over`` was told; ``sum`` of them;
+        ``weighted``: a mean over something else, with ``counts`` that explain it; ``means``:
+        it does not change where the batch is doubled, but is no single mean; ``coupled``: it looks
+        at the batch as a whole; ``random`` where that cannot be told. ``declared``: whether
+        ``mean_over`` was called.
+    """
+    indices = steps.indices
+    n = len(indices)
+    if not steps.is_known or n < 2:
+        return {"kind": "unknown"}
+    bound = 1e-7 if steps.parameters[0].dtype == torch.float64 else 2e-3
+    loss, whole = steps.gradient(indices)
+    again, other = steps.gradient(indices, seed=1)
+    if _far(whole, other, whole) > bound or abs(loss - again) > bound * max(1.0, abs(loss)):
+        return _of_random(steps)
+    pairs = [(indices[:cut], indices[cut:]) for cut in sorted({n // 2, max(1, n // 3), 1})]
+    parts = [(steps.gradient(one)[1], steps.gradient(two)[1]) for one, two in pairs]
+    declared = [_declared(steps, pair) for pair in pairs]
+    is_declared = declared[0] is not None
+    by_samples = [len(one) / n for one, _ in pairs]
+    exact = [
+        _far(whole, a * p + b * (1 - p), whole) for p, (a, b) in zip(by_samples, parts, strict=True)
+    ]
+    if is_declared:
+        exact = [_far(whole, d, whole) for d in declared if d is not None]
+    if max(exact) <= bound:
+        return {"kind": "mean", "declared": is_declared}
+    if max(_far(whole, a + b, whole) for a, b in parts) <= bound:
+        return {"kind": "sum", "declared": is_declared}
+    shares = [_share_of_first(whole, a, b) for a, b in parts]
+    rest = max(
+        _far(whole, a * p + b * (1 - p), whole) for p, (a, b) in zip(shares, parts, strict=True)
+    )
+    if rest <= bound:
+        counts = [
+            text
+            for text, values in _counts(steps, pairs).items()
+            if all(abs(v - p) <= 10 * bound for v, p in zip(values, shares, strict=True))
+        ]
+        return {
+            "kind": "weighted",
+            "declared": is_declared,
+            "counts": sorted(counts, key=lambda text: (">= 0" in text, len(text)))[:3],
+            "samples": [len(x) for x in pairs[0]],
+            "share": shares[0],
+        }
+    twice, doubled = steps.gradient([*indices, *indices])
+    is_same = _far(whole, doubled, whole) <= bound and abs(twice - loss) <= bound * max(
+        1, abs(loss)
+    )
+    kind = "means" if is_same and is_separable(steps, bound) else "coupled"
+    return {"kind": kind, "declared": is_declared, "by": max(exact)}
+
+
+def is_separable(steps: Any, bound: float) -> bool:
+    """Whether a sample's part of the gradient is the same whatever the others' outputs are.
+
+    So it is for sums of means, and not for what compares samples with each other.
+    """
+    one, two = (_gradient_of_first(steps, change) for change in (0.0, 0.5))
+    if one is None or two is None:
+        return True  # nothing speaks against it
+    return bool((one - two).norm() <= 100 * bound * one.norm())
+
+
+def _gradient_of_first(steps: Any, change: float) -> Tensor | None:
+    """The gradient at a sample's output of the network where the others' outputs are changed."""
+    batch, n = steps.read(steps.indices), len(steps.indices)
+    outputs: list[Tensor] = []
+
+    def alter(module: Any, args: Any, output: Any) -> Any:
+        if outputs or not isinstance(output, Tensor) or not output.dim() or len(output) != n:
+            return None
+        factors = torch.full_like(output, 1 + change)
+        factors[0] = 1
+        outputs.append(output * factors)
+        return outputs[0]
+
+    called = [steps.module, *steps.module.children()]
+    hooks = [module.register_forward_hook(alter) for module in called]
+    with unchanged(steps.module), torch.enable_grad():
+        loss = steps.run(batch)
+    for hook in hooks:
+        hook.remove()
+    return torch.autograd.grad(loss, outputs[0])[0][0].detach() if outputs else None
+
+
+def _of_random(steps: Any) -> dict[str, Any]:
+    """Compare losses that are averaged over draws; a difference must be far above their noise."""
+    n = len(steps.indices)
+    halves = steps.indices[: n // 2], steps.indices[n // 2 :]
+    far = torch.tensor(
+        [
+            steps.gradient(steps.indices, seed)[0]
+            - sum(len(half) / n * steps.gradient(half, seed + 1000)[0] for half in halves)
+            for seed in range(NUM_SEEDS)
+        ]
+    )
+    scale = abs(steps.gradient(steps.indices)[0])
+    noise = float(far.std()) / NUM_SEEDS**0.5
+    mean = abs(float(far.mean()))
+    is_other = mean > 6 * noise and mean > 0.01 * scale
+    return {"kind": "random", "coupled": is_other, "by": mean / (scale or 1.0)}
+
+
+class _Listener:
+    """Stands for a run of several processes: notes weights, or applies factors."""
+
+    def __init__(self, factors: list[float] | None = None) -> None:
+        self.weights: list[float] = []
+        self.factors = factors
+
+    def count(self, loss: Tensor, weight: Tensor | float) -> Tensor:
+        """What ``mean_over`` calls."""
+        self.weights.append(float(torch.as_tensor(weight).detach()))
+        if self.factors is None:
+            return loss
+        return loss * self.factors[len(self.weights) - 1]
+
+
+def _declared(steps: Any, pair: tuple[list[Any], list[Any]]) -> Tensor | None:
+    """The whole's gradient as ``mean_over`` makes it of two shares; ``None`` without a call."""
+    told, n = [], sum(map(len, pair))
+    for share in pair:
+        listener = _Listener()
+        with heard_by(listener):
+            steps.gradient(share)
+        told.append(listener.weights)
+    if not told[0]:
+        return None
+    sums = [sum(weights) or 1.0 for weights in zip(*told, strict=True)]
+    total = torch.zeros(())
+    for share, mine in zip(pair, told, strict=True):
+        p = len(share) / n
+        factors = [w / s / p for w, s in zip(mine, sums, strict=True)]
+        with heard_by(_Listener(factors)):
+            total = total + p * steps.gradient(share)[1].nan_to_num(0.0)
+    return total
+
+
+def _far(whole: Tensor, made: Tensor, scale: Tensor) -> float:
+    return float((whole - made).norm() / (scale.norm() or 1.0))
+
+
+def _share_of_first(whole: Tensor, a: Tensor, b: Tensor) -> float:
+    """The ``p`` for which ``p * a + (1 - p) * b`` is closest to the whole."""
+    return float((whole - b) @ (a - b) / ((a - b) @ (a - b)).clamp(min=1e-300))
+
+
+def _counts(steps: Any, pairs: list[tuple[list[Any], list[Any]]]) -> dict[str, list[float]]:
+    """What could be counted in a batch: for each expression the first share's part of it."""
+    found: dict[str, list[float]] = {}
+    for one, two in pairs:
+        first, second = (dict(_countable(steps, steps.read(list(x)))) for x in (one, two))
+        for text in first.keys() & second.keys():
+            total = first[text] + second[text]
+            found.setdefault(text, []).append(first[text] / total if total else float("nan"))
+    return {text: values for text, values in found.items() if len(values) == len(pairs)}
+
+
+def _countable(steps: Any, batch: Any) -> Iterator[tuple[str, float]]:
+    weights = {
+        name: value
+        for name, value in _vectors(steps.module)
+        if value.dim() == 1 and value.is_floating_point() and 1 < len(value) <= 100_000
+    }
+    for path, leaf in walk(batch, steps.name):
+        if isinstance(leaf, list) and leaf and all(isinstance(x, Tensor) and x.dim() for x in leaf):
+            yield f"sum(len(x) for x in {path})", float(sum(map(len, leaf)))
+        if isinstance(leaf, int) and not isinstance(leaf, bool):
+            yield path, float(leaf)
+        if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or not leaf.dim():
+            continue
+        yield f"len({path})", float(len(leaf))
+        yield f"{path}.numel()", float(leaf.numel())
+        yield f"{path}.sum()", float(leaf.sum())
+        yield f"({path} != 0).sum()", float((leaf != 0).sum())
+        if leaf.is_floating_point() or leaf.dtype == torch.bool:
+            if leaf.dtype == torch.bool:
+                yield f"(~{path}).sum()", float((~leaf).sum())
+            continue
+        for ignored in {-100, -1, int(leaf.min())}:
+            yield f"({path} != {ignored}).sum()", float((leaf != ignored).sum())
+        yield f"({path} >= 0).sum()", float((leaf >= 0).sum())
+        if leaf.numel():
+            valid = leaf[leaf != -100]
+            for name, vector in weights.items():
+                if valid.numel() and valid.min() >= 0 and valid.max() < len(vector):
+                    text = f"{path}[{path} != -100]" if len(valid) < leaf.numel() else path
+                    yield f"self.{name}[{text}].sum()", float(vector[valid.long()].sum())
+
+
+def _vectors(module: Any) -> Iterator[tuple[str, Tensor]]:
+    for path, part in module.named_modules():
+        held = dict(part.named_buffers(recurse=False)) | {
+            key: value for key, value in vars(part).items() if isinstance(value, Tensor)
+        }
+        for key, value in held.items():
+            yield f"{path}.{key}" if path else key, value

@@ -1,0 +1,241 @@
+"""Looks into one training step of the owner's module: what it draws, writes and takes in."""
+
+import functools
+import inspect
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torchmetrics import Metric
+
+from harness.data.batches import Batch, GlobalBatchSampler
+from harness.data.randomness import GENERATORS, seed_generators
+from harness.data.shared_batches import SharedBatchSampler
+from harness.data.sharing import leaves
+from harness.places import definition
+from harness.prove.loss_kinds import kind_of_loss
+from harness.prove.plain_file import same_outputs
+from harness.prove.recording import BATCH_NORMS, caller, snapshot, walk
+from harness.prove.restoring import unchanged
+
+DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
+DRAWS |= {"bernoulli", "bernoulli_", "normal", "normal_", "uniform_", "random_", "exponential_"}
+DRAWS |= {"multinomial", "poisson", "dropout", "dropout1d", "dropout2d", "dropout3d"}
+DRAWS |= {"alpha_dropout", "feature_alpha_dropout", "rrelu", "gumbel_softmax", "cauchy_"}
+LARGEST = 2048  # numbers of a gradient that are compared, evenly spaced
+
+
+class Probe(pl.Callback):
+    """Look into the first training step, write what is found, and end the process.
+
+    Args:
+        path: of the JSON file.
+        checkpoint: of a run of the same experiment.
+        plain: the file that was converted from it.
+        prefix: what the converted names lack.
+    """
+
+    def __init__(self, path: str, checkpoint: str = "", plain: str = "", prefix: str = "") -> None:
+        self.path, self.checkpoint, self.plain, self.prefix = Path(path), checkpoint, plain, prefix
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Look, and leave: nothing of this process is worth anything afterwards."""
+        facts: dict[str, Any] = {
+            "generators": list(generators(pl_module)),
+            "automatic": pl_module.automatic_optimization,
+            "place": str(definition(pl_module, "training_step") or ""),
+        }
+        steps = Steps(trainer, pl_module)
+        questions: dict[str, Callable[[], Any]] = {
+            "step": steps.look,
+            "loss": lambda: kind_of_loss(steps),
+        }
+        if not pl_module.automatic_optimization:
+            del questions["loss"]
+        if self.plain:
+            file = (self.checkpoint, self.plain, self.prefix)
+            questions["plain"] = lambda: same_outputs(trainer, pl_module, steps, *file)
+        for name, question in questions.items():
+            try:
+                facts[name] = question()
+            except Exception as error:  # of the owner's code in an unusual place: not looked into
+                facts[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+        self.path.write_text(json.dumps(facts))
+        os._exit(0)
+
+
+class Steps:
+    """The training step of a module, for any samples of the first global batch."""
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.trainer, self.module = trainer, module
+        found = leaves(trainer.train_dataloader)
+        self.loader = found[0]
+        sampler: Any = getattr(self.loader, "batch_sampler", None)
+        self.is_known = len(found) == 1 and isinstance(
+            sampler, (GlobalBatchSampler, SharedBatchSampler)
+        )
+        self.indices: list[Any] = []
+        if self.is_known:
+            drawn = iter(sampler)
+            for _ in range(int(trainer.accumulate_grad_batches)):
+                self.indices += next(drawn)
+        self.takes_index = "batch_idx" in inspect.signature(module.training_step).parameters
+        self.name = next(iter(inspect.signature(module.training_step).parameters), "batch")
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        vars(module)["log"] = vars(module)["log_dict"] = lambda *_, **__: None
+
+    def read(self, indices: list[Any]) -> Any:
+        """A batch of these samples, as the step gets it."""
+        samples: Any = self.loader.dataset
+        batch = self.loader.collate_fn(samples.__getitems__(Batch(indices, 0)))
+        batch = self.trainer.precision_plugin.convert_input(batch)
+        batch = self.module.on_before_batch_transfer(batch, 0)
+        return self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+    def run(self, batch: Any, seed: int = 0) -> Any:
+        """The loss of a batch; what the step writes into the module stays."""
+        seed_generators(seed)
+        self.thaw()
+        output: Any = self.trainer.strategy.training_step(batch, *[0] * self.takes_index)
+        return output.get("loss") if isinstance(output, dict) else output
+
+    def thaw(self) -> None:
+        """Train, but for BatchNorm, which is looked at apart."""
+        for part in self.module.modules():
+            if isinstance(part, BATCH_NORMS):
+                part.eval()
+
+    def gradient(self, indices: list[Any], seed: int = 0) -> tuple[float, Tensor]:
+        """The loss of some samples, and numbers of its gradient; the module stays as it was."""
+        batch = self.read(indices)
+        with unchanged(self.module), torch.enable_grad():
+            loss = self.run(batch, seed)
+            if loss is None:
+                raise ValueError("the step returned no loss")
+            found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        flat = [
+            (torch.zeros_like(p) if g is None else g).reshape(-1)[:: -(-p.numel() // LARGEST)]
+            for p, g in zip(self.parameters, found, strict=True)
+            if p.numel()
+        ]
+        return float(loss.detach()), torch.cat([g.detach().to("cpu", torch.float64) for g in flat])
+
+    def look(self) -> dict[str, Any]:
+        """What the step draws and writes, and which inputs of forward do not follow the batch."""
+        if not self.is_known:
+            return {}
+        whole = self.read(self.indices)
+        before, forward = snapshot(self.module), Forward(self.module, self.trainer)
+        with unchanged(self.module), Draws() as draws, forward, torch.no_grad():
+            seed_generators(0)
+            generators = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+            if self.module.automatic_optimization:
+                self.run(whole)
+            if generators != (random.getstate(), np.random.get_state()[1].tolist()):  # type: ignore[index]
+                draws.places.setdefault("random or numpy.random", "")
+            after = snapshot(self.module)
+        few = len(self.indices) - 1
+        with unchanged(self.module), Forward(self.module, self.trainer) as smaller, torch.no_grad():
+            if few and self.module.automatic_optimization:
+                self.run(self.read(self.indices[:few]))
+            of_fewer = snapshot(self.module)
+        metrics = {n for n, m in self.module.named_modules() if isinstance(m, Metric)}
+        written = [
+            name
+            for name, kept in before.items()
+            if kept.kind != "parameter"
+            and name in after
+            and after[name].checksum != kept.checksum
+            and after[name].checksum != of_fewer[name].checksum  # else it is no matter of samples
+            and name.rpartition(".")[0] not in metrics
+        ]
+        return {
+            "draws": draws.places,
+            "written": written,
+            "coincide": forward.coincidences(smaller, len(self.indices)),
+        }
+
+
+class Draws(TorchFunctionMode):
+    """Notes where random numbers are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, str] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        is_idle = "dropout" in name and not (kwargs.get("training", True) and _share(args, kwargs))
+        if name in DRAWS and not is_idle:
+            self.places.setdefault(caller() or name, name)
+        return func(*args, **kwargs)
+
+
+def _share(args: Any, kwargs: Any) -> Any:
+    return kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+
+
+class Forward:
+    """Notes the tensors that go into the calls that dp splits."""
+
+    def __init__(self, module: nn.Module, trainer: pl.Trainer) -> None:
+        names = getattr(trainer.strategy, "modules", None)
+        self.modules = [module.get_submodule(name) for name in names] if names else [module]
+        self.shapes: list[dict[str, tuple[int, ...]]] = []  # of each call, by argument
+
+    def __enter__(self) -> "Forward":
+        self.hooks = [
+            m.register_forward_pre_hook(functools.partial(self._note), with_kwargs=True)
+            for m in self.modules
+        ]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        self.shapes.append(
+            {
+                path: tuple(leaf.shape)
+                for name, value in bound.arguments.items()
+                for path, leaf in walk(value, name)
+                if isinstance(leaf, Tensor)
+            }
+        )
+
+    def coincidences(self, smaller: "Forward", num_samples: int) -> list[str]:
+        """The inputs with as many rows as the batch has samples, though they do not follow it."""
+        found: dict[str, None] = {}
+        for one, two in zip(self.shapes, smaller.shapes, strict=False):
+            for path, shape in one.items():
+                if shape and path in two and shape[0] == num_samples == two[path][0]:
+                    moved = [
+                        i
+                        for i, pair in enumerate(zip(shape, two[path], strict=False))
+                        if pair[0] != pair[1]
+                    ]
+                    found[f"{path} dim {moved[0]}" if moved else path] = None
+        return list(found)
+
+
+def generators(module: nn.Module) -> Iterator[str]:
+    """The random generators that a module holds, which no checkpoint has."""
+    for path, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, GENERATORS):
+                kind = f"{type(value).__module__}.{type(value).__name__}"
+                yield f"{path + '.' if path else ''}{key} ({kind})"

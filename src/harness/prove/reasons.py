@@ -1,0 +1,203 @@
+"""Why two runs depart, as far as that can be told, and the line to change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.prove.records import Departure
+from harness.prove.runs import Strategy
+from harness.prove.verdicts import BROKEN, DEFINITION
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Whether a promise can hold at all, why it does not, and what to write instead."""
+
+    status: str
+    why: str
+    line: str = ""
+
+
+def of_departure(
+    found: Sequence[Departure], how: Strategy, facts: dict[str, Any], probe: dict[str, Any]
+) -> Reason:
+    """The likely reason why a strategy's run departs from one process.
+
+    Args:
+        found: the first departure of each kind; BatchNorm is none of their reasons.
+        how: the strategy.
+        facts: what the run has recorded of its module.
+        probe: what a look into its training step has found.
+    """
+    weights = next((d for d in found if d.kind == "parameter"), None)
+    metric = next((d for d in found if d.kind == "metric"), None)
+    if facts.get("stream") and how.num_processes > 1:
+        return Reason(DEFINITION, "a stream: a step takes other samples than in one process")
+    if metric and (weights is None or metric.step < weights.step):
+        return _of_metric(metric, how, facts)
+    at = f" ({probe['place']})" if probe.get("place") else ""
+    step, loss = probe.get("step", {}), probe.get("loss", {})
+    of_loss = _of_loss(loss, step, at) if how.num_processes > 1 else None
+    if of_loss and loss["kind"] in ("weighted", "sum"):
+        return of_loss
+    if how.kind != "ddp" and step.get("coincide"):
+        return _of_shapes(step["coincide"])
+    if written := step.get("written"):
+        names, who = ", ".join(written), "device" if how.kind == "dp" else "process"
+        return Reason(
+            BROKEN,
+            f"likely: {names} is written from the samples of one {who}{at}",
+            f"# write {written[0]} in training_step, not in forward"
+            if how.kind == "dp"
+            else f"# write {written[0]} from self.all_gather(...), or keep it out of the loss",
+        )
+    if of_loss:
+        return of_loss
+    if step.get("draws"):
+        return _drawn(step["draws"], how)
+    if not probe.get("automatic", True):
+        return Reason(BROKEN, "optimised by hand: its losses are not looked into; are they means?")
+    errors = [x["error"] for x in (step, loss) if "error" in x]
+    looked = f" (the step could not be looked into: {'; '.join(errors)})" if errors else ""
+    why = f"no likely reason was found{looked}: look at what the step does with a share{at}"
+    return Reason(BROKEN, why)
+
+
+def _of_loss(loss: dict[str, Any], step: dict[str, Any], at: str) -> Reason | None:
+    kind = loss.get("kind")
+    told = (
+        "what mean_over was told is not what the loss is a mean over; "
+        if loss.get("declared")
+        else ""
+    )
+    if kind == "weighted":
+        one, two = loss["samples"]
+        exact = one / (one + two)
+        share = f"{one} of {one + two} samples count {loss['share']:.4f} of it, not {exact:.4f}"
+        counts = loss["counts"]
+        over = f"{counts[0]}" if counts else "something else than samples"
+        also = f" (or {' or '.join(counts[1:])}, which is the same here)" if counts[1:] else ""
+        line = f"return mean_over(loss, {counts[0] if counts else '<what it is a mean over>'})"
+        return Reason(
+            BROKEN, f"likely: {told}the loss is a mean over {over}{also}: {share}{at}", line
+        )
+    if kind == "sum":
+        return Reason(
+            BROKEN,
+            f"likely: {told}the loss is a sum over samples, and processes average{at}",
+            "return loss / <number of samples in the batch>",
+        )
+    if kind == "means":
+        return Reason(
+            BROKEN,
+            f"likely: {told}the loss has terms that are means over different things, or is made of "
+            f"statistics of the batch{at}",
+            "return mean_over(one, <number>) + other  # or strategy=dp, strategy=ddp2",
+        )
+    if kind == "coupled" or loss.get("coupled"):
+        return Reason(
+            DEFINITION,
+            "the loss looks at the whole batch: a process's share gives another one",
+            "strategy=dp, or strategy=ddp2 for the node's whole batch",
+        )
+    if kind == "random" and step.get("draws"):
+        return Reason(
+            DEFINITION, f"each process draws its own random numbers: {_places(step['draws'])}"
+        )
+    return None
+
+
+def _drawn(draws: dict[str, str], how: Strategy) -> Reason:
+    who = "device" if how.num_processes == 1 else "process"
+    return Reason(DEFINITION, f"each {who} draws its own random numbers: {_places(draws)}")
+
+
+def _places(draws: dict[str, str]) -> str:
+    return ", ".join(
+        f"{name or 'drawn'} at {place}" if name else place for place, name in draws.items()
+    )
+
+
+def _of_shapes(paths: list[str]) -> Reason:
+    turned = [path.partition(" dim ") for path in paths if " dim " in path]
+    if turned:
+        name, _, dim = turned[0]
+        return Reason(
+            BROKEN,
+            f"likely: {name} has its samples in dimension {dim}, and as many rows as the batch has "
+            "samples: it is split along the wrong dimension",
+            f"self({name}.transpose(0, {dim}))  # and back inside of forward",
+        )
+    names = list(dict.fromkeys(path.partition("[")[0].partition(".")[0] for path in paths))
+    return Reason(
+        BROKEN,
+        f"likely: {', '.join(paths)} has as many rows as the batch has samples by coincidence, and "
+        "is split with it",
+        f"trainer.strategy.whole_inputs=[{','.join(names)}]",
+    )
+
+
+def _of_metric(metric: Departure, how: Strategy, facts: dict[str, Any]) -> Reason:
+    logged = facts.get("logged", {}).get(metric.name.partition("/dataloader_idx_")[0], {})
+    settings = logged.get("how", {})
+    options = ", ".join(f"{key}={value}" for key, value in settings.items())
+    at = f"a {logged.get('kind')} logged at {logged.get('place')}" + (
+        f" with {options}" if options else ""
+    )
+    ratio = metric.found / metric.value if metric.value else 0.0
+    num = how.num_processes
+    if abs(ratio - num) < 1e-3:
+        why = f"{num} times that of one process: likely what is gathered is counted again by each"
+        line = "count this process's own samples only, and let self.log or the metric add them up"
+    elif abs(ratio - 1 / num) < 0.1 / num:
+        why, line = "likely each process counts its own samples alone", _synced(metric, settings)
+    else:
+        why, line = "likely it is the value of one process's samples", _synced(metric, settings)
+    return Reason(BROKEN, f"{why}; {at}", line)
+
+
+def _synced(metric: Departure, settings: dict[str, Any]) -> str:
+    kept = {k: v for k, v in settings.items() if k in ("reduce_fx", "on_epoch") and v is not None}
+    more = "".join(
+        f", {key}={v!r}" for key, v in (kept | {"sync_dist": True}).items() if key != "prog_bar"
+    )
+    return f'self.log("{metric.name}", <value>{more})  # or a metric of torchmetrics'
+
+
+def of_resume(found: Sequence[Departure], forgotten: list[str], generators: list[str]) -> Reason:
+    """The likely reason why a run that was killed does not end as one that was not.
+
+    Args:
+        found: the first departure of each kind.
+        forgotten: what had changed before the kill, and is not in the checkpoint.
+        generators: the random generators that the module holds.
+    """
+    if generators:
+        return Reason(
+            BROKEN,
+            f"likely: {', '.join(generators)} begins anew, for no checkpoint has its state",
+            "draw from torch's own generator, which is seeded for each step: leave out generator=",
+        )
+    if forgotten:
+        name = forgotten[0]
+        if name.startswith("len("):
+            owner = name[4:-1]
+            return Reason(
+                BROKEN,
+                f"likely: the list {owner} is kept from one epoch to the next, and no checkpoint "
+                "has it",
+                f"self.{owner}.clear()  # where an epoch of it ends",
+            )
+        leaf = name.rpartition(".")[2]
+        return Reason(
+            BROKEN,
+            f"likely: {', '.join(forgotten[:3])} changes in training and is not in the checkpoint",
+            f'self.register_buffer("{leaf}", ...)  # in __init__',
+        )
+    if any(d.kind == "metric" for d in found) and not any(d.kind == "parameter" for d in found):
+        return Reason(BROKEN, "likely: the module keeps from batch to batch what no checkpoint has")
+    return Reason(
+        BROKEN,
+        "likely: the module, a callback or the data keeps something that no checkpoint has",
+        "def on_save_checkpoint(self, checkpoint): checkpoint[...] = ...",
+    )

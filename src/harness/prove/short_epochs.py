@@ -1,0 +1,68 @@
+"""Epochs of three steps, of which the last is uneven: a few steps show what an epoch's end does."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+from torch.utils.data import Sampler
+
+from harness.data.batches import GlobalBatchSampler, Shares
+from harness.data.shared_batches import SharedBatchSampler
+from harness.data.sharing import leaves
+from harness.data.streams import SharedStream
+
+STEPS_PER_EPOCH = 3
+
+
+def uneven(batch_size: int) -> int:
+    """A size of about three quarters that neither two nor three processes share evenly."""
+    sizes = range(3 * batch_size // 4, batch_size)
+    return next((size for size in sizes if size > 3 and size % 2 and size % 3), batch_size)
+
+
+class FirstBatches(Sampler[Any]):
+    """The first batches of a batch sampler, the last of them cut."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+        self.cuts_last = not getattr(batches, "drop_last", False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["batches"], name)
+
+    def __len__(self) -> int:
+        return min(STEPS_PER_EPOCH, len(self.batches))
+
+    def __iter__(self) -> Iterator[Any]:
+        for step, batch in enumerate(self.batches):
+            indices = list(batch)
+            is_last = step + 1 == STEPS_PER_EPOCH
+            yield indices[: uneven(len(indices))] if is_last and self.cuts_last else indices
+            if is_last:
+                return
+
+
+def shorten(make: Callable[[], Any], trainer: pl.Trainer) -> Any:
+    """Make training loaders whose epochs end after three steps."""
+    made = make()
+    for loader in leaves(made) if made is not None else ():
+        sampler = getattr(loader, "batch_sampler", None)
+        if isinstance(sampler, GlobalBatchSampler):
+            _shorten_global(sampler)
+        elif isinstance(sampler, SharedBatchSampler):
+            if not isinstance(sampler.batches, FirstBatches):
+                sampler.batches = FirstBatches(sampler.batches)
+        elif isinstance(loader, (SharedStream, Shares)):
+            trainer.limit_train_batches = STEPS_PER_EPOCH
+    return made
+
+
+def _shorten_global(sampler: GlobalBatchSampler) -> None:
+    if sampler.num_steps <= STEPS_PER_EPOCH:
+        return
+    whole, size = copy.copy(sampler), sampler.batch_size
+    sampler.order = whole.order  # type: ignore[method-assign]  # drawn from all samples
+    sampler.settings = whole.settings  # type: ignore[method-assign]  # as where a run goes on
+    last = size if sampler.drop_last else uneven(size)
+    sampler.num_samples = (STEPS_PER_EPOCH - 1) * size + last

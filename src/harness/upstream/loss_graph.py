@@ -1,0 +1,91 @@
+"""What a loss divides by, read from its graph.
+
+``_saved_...`` attributes of a graph's nodes are what torch keeps for the backward pass; they are
+documented ("Autograd mechanics"), and which ones a node has is not. Seen in torch 2.6 to 2.13;
+where a node is another one, nothing is said of it.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PRIVATE = {
+    "harness.upstream.loss_graph:example()": "_saved_total_weight _saved_self _saved_reduction "
+    "_saved_self_sym_numel _saved_other",
+}
+
+# What leaves a loss one number, or only moves it.
+THROUGH = {"AddBackward0", "SubBackward0", "NegBackward0", "ToCopyBackward0", "NanToNumBackward0"}
+THROUGH |= {"WhereBackward0", "SqueezeBackward0", "SqueezeBackward1", "StackBackward0"}
+THROUGH |= {"ViewBackward0", "UnsqueezeBackward0", "CatBackward0", "CloneBackward0"}
+PRODUCTS = {"MulBackward0", "DivBackward0", "MulBackward1", "DivBackward1"}
+MOST_NODES = 200
+
+
+class Term(NamedTuple):
+    """A part of a loss that is summed over something, and what the sum is divided by."""
+
+    name: str  # of the node
+    denominator: float
+    num_classes: int | None  # of a cross-entropy
+
+
+def terms_of(loss: Tensor, declared: list[Any]) -> list[Term]:
+    """The terms of a loss whose denominators can be read; waits for the device.
+
+    Args:
+        loss: one number with a graph.
+        declared: nodes of terms whose weight is known, which are left out.
+    """
+    found: list[Term] = []
+    nodes: list[tuple[Any, float]] = [(loss.grad_fn, 1.0)]
+    num_nodes = 0
+    while nodes and num_nodes < MOST_NODES:
+        num_nodes += 1
+        node, factor = nodes.pop()
+        if node is None or any(node is term for term in declared):
+            continue
+        name, further = node.name(), [following for following, _ in node.next_functions]
+        if name in PRODUCTS:
+            other = _one_number(getattr(node, "_saved_other", None))
+            other = _one_number(getattr(node, "_saved_self", None)) if other is None else other
+            factor *= (other or 1.0) if name.startswith("Mul") else 1 / (other or 1.0)
+            nodes += [(following, factor) for following in further]
+        elif name in THROUGH:
+            nodes += [(following, factor) for following in further]
+        elif name.startswith(("Sum", "Mean")):
+            size = node._saved_self_sym_numel if name.startswith("Mean") else 1
+            if any(one is not None and one.name() == "StackBackward0" for one in further):
+                nodes += [(following, factor / size) for following in further]
+            else:
+                found.append(Term(name, size / factor, None))
+        elif (kind := getattr(node, "_saved_reduction", None)) in (1, 2):
+            size, classes = 1.0, None
+            if kind == 1:
+                values = node._saved_self
+                weight = getattr(node, "_saved_total_weight", None)
+                size = float(values.numel() if weight is None else weight)
+                classes = None if weight is None else values.shape[1 if values.dim() > 1 else 0]
+            found.append(Term(name, size / factor, classes))
+    return found
+
+
+def _one_number(value: Any) -> float | None:
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 and not value.requires_grad else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+class Nodes:
+    """Has the attributes of all examples."""
+
+
+def example() -> Any:
+    """What the nodes of some losses have."""
+    values = torch.ones(2, 3, requires_grad=True)
+    losses = (F.cross_entropy(values, torch.tensor([0, 1])), values.mean(), values.sum() / 2)
+    nodes = Nodes()
+    vars(nodes).update({name: None for loss in losses for name in dir(loss.grad_fn)})
+    return nodes

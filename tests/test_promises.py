@@ -1,0 +1,11 @@
+"""What the harness promises, held against the project's own experiments: a class for each.
+
+All strategies at once: python scripts/prove.py experiment=synthetic
+"""
+
+from harness.testing import Promises
+
+
+class TestSynthetic(Promises):
+    experiment = "synthetic"
+    strategies = ("ddp(2)",)  # all of them take two minutes

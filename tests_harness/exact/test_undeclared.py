@@ -1,0 +1,90 @@
+"""A loss that is a mean over something else than samples is told of; others are not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.exact.undeclared import _difference
+from harness.upstream.loss_graph import terms_of
+
+# Of each share its number of samples, and of its tokens.
+SIZES = ((4, 7), (4, 19), (3, 5))
+
+
+def share(num_samples: int, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (N, T, C) that need a gradient, labels (N, T) of which some are -100, a mask."""
+    logits = torch.randn(num_samples, 6, 5, requires_grad=True)
+    labels = torch.full((num_samples * 6,), -100)
+    labels[:num_tokens] = torch.randint(0, 5, (num_tokens,))
+    labels = labels.view(num_samples, 6)
+    return logits, labels, (labels != -100).float()
+
+
+def said(loss, sizes=SIZES) -> str:
+    shares = []
+    for num_samples, num_tokens in sizes:
+        shares.append((terms_of(loss(*share(num_samples, num_tokens)) / 2, []), num_samples))
+    return _difference(shares, 1)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, **settings) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), **settings)
+
+
+OVER_TOKENS = {
+    "ignore_index": lambda x, y, m: cross_entropy(x, y),
+    "scaled": lambda x, y, m: -0.5 * cross_entropy(x, y) + x.mean(),
+    "label smoothing": lambda x, y, m: cross_entropy(x, y, label_smoothing=0.1),
+    "class weights": lambda x, y, m: cross_entropy(x, y, weight=torch.arange(1.0, 6)),
+    "mask": lambda x, y, m: (x.square().sum(-1) * m).sum() / m.sum(),
+    "mask, clamped": lambda x, y, m: (x.square().sum(-1) * m).sum() / m.sum().clamp(min=1),
+    "selected": lambda x, y, m: x[m.bool()].square().mean(),
+    "mse_loss": lambda x, y, m: F.mse_loss(x[m.bool()], torch.ones_like(x[m.bool()])),
+    "times one over": lambda x, y, m: x[m.bool()].sum() * (1 / m.sum()),
+    "stacked": lambda x, y, m: torch.stack([cross_entropy(x, y), x.mean()]).mean(),
+    "images": lambda x, y, m: F.cross_entropy(x.movedim(-1, 1), y),
+}
+OVER_SAMPLES = {
+    "cross_entropy": lambda x, y, m: F.cross_entropy(x[:, 0], torch.zeros(len(x)).long()),
+    "mean": lambda x, y, m: x.square().mean(),
+    "mean of a sample's mean": lambda x, y, m: (
+        (x[..., 0] * m).sum(1) / m.sum(1).clamp(min=1)
+    ).mean(),
+    "sum over number": lambda x, y, m: x.sum() / len(x),
+    "bce": lambda x, y, m: F.binary_cross_entropy_with_logits(x, torch.ones_like(x)),
+    "of weights": lambda x, y, m: x.mean() + torch.ones(9, requires_grad=True).square().mean(),
+    "unknown": lambda x, y, m: x.mean().exp(),
+}
+
+
+@pytest.mark.parametrize("loss", OVER_TOKENS.values(), ids=OVER_TOKENS)
+def test_means_over_tokens_are_told(loss) -> None:
+    assert "is a mean over" in said(loss)
+    assert "mean_over(loss, number)" in said(loss)
+
+
+@pytest.mark.parametrize("loss", OVER_SAMPLES.values(), ids=OVER_SAMPLES)
+def test_means_over_samples_are_not(loss) -> None:
+    assert not said(loss)
+
+
+def test_equal_numbers_of_tokens_do_no_harm() -> None:
+    assert not said(OVER_TOKENS["ignore_index"], ((4, 9), (4, 9)))
+
+
+def test_pairs_are_told_where_shares_differ() -> None:
+    def info_nce(x: Tensor, y: Tensor, m: Tensor) -> Tensor:
+        z = x.flatten(1)
+        return F.cross_entropy(z @ z.T, torch.arange(len(z)))
+
+    assert "compares the samples" in said(info_nce)
+    assert not said(info_nce, SIZES[:2])  # as many classes each
+
+
+def test_declared_terms_are_left_out() -> None:
+    logits, labels, _ = share(4, 7)
+    declared, other = cross_entropy(logits, labels), logits.mean()
+    assert len(terms_of(declared + other, [])) == 2
+    (left,) = terms_of(declared + other, [declared.grad_fn])
+    assert left.denominator == logits.numel()

@@ -1,0 +1,89 @@
+"""What a person sees of ``scripts/prove.py``."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.prove import report
+from harness.prove.runs import strategy
+from harness.prove.verdicts import BROKEN, HOLDS, Proof, Verdict
+from tests_harness.conftest import ROOT
+
+spec = importlib.util.spec_from_file_location("prove_script", ROOT / "scripts" / "prove.py")
+script: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+spec.loader.exec_module(script)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["experiment=missing"], "experiment=missing: there is no conf/experiment/missing.yaml."),
+        (["--strategies=ddp"], "--strategies ddp: use names such as dp(2), ddp(3) or ddp2(2x2)."),
+        (["--steps=2"], "--steps 2: use 3 or more"),
+        (["strategy=ddp"], 'strategy is what is tried here: use --strategies "ddp(4)" instead.'),
+    ],
+)
+def test_a_mistake_in_the_command_is_told_in_lines_without_a_run(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script.main(arguments) == 1
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) <= 3
+
+
+@pytest.mark.usefixtures("forked")
+def test_an_experiment_that_does_not_train_is_told_with_its_own_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert script.main(["data=synthetic", "model=mlp", "model.net.in_features=63"]) == 1
+    told = capsys.readouterr().err
+    assert "mlp.py" in told
+    assert len(told.splitlines()) <= 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_the_table_and_its_json_of_a_shipped_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, kept = tmp_path / "proof.json", tmp_path / "runs"
+    words = ["experiment=table", "--strategies=dp(2),ddp(2)", f"--json={file}", f"--keep={kept}"]
+    assert script.main(words) == 0
+    found = json.loads(file.read_text())
+    assert {verdict["status"] for verdict in found["verdicts"]} == {HOLDS}
+    table = capsys.readouterr().out
+    for verdict in found["verdicts"]:
+        assert verdict["promise"] in table
+    assert (kept / "ddp_2").is_dir()
+
+
+def test_a_broken_promise_is_shown_with_its_reason_and_its_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verdicts = [
+        Verdict("dp(2)", HOLDS, "largest difference 1e-17"),
+        Verdict(
+            "ddp(2)", BROKEN, "parameter w, first at step 1", "likely: a sum", "return loss / n"
+        ),
+    ]
+    proof = Proof("experiment=mine", "6 steps", verdicts, ["BatchNorm (norm)"])
+    report.show(proof, Console(width=80, soft_wrap=True))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("ddp(2)") and "BROKEN" in line for line in lines)
+    assert [line.strip() for line in lines].index("likely: a sum") + 1 == lines.index(
+        " " * report.INDENT + "return loss / n"
+    )
+    assert proof.is_broken
+
+
+def test_strategies_are_named_as_the_table_shows_them() -> None:
+    two_nodes = strategy("ddp2(2x4)")
+    assert two_nodes.words == ("strategy=ddp2", "trainer.devices=4", "trainer.num_nodes=2")
+    assert (two_nodes.num_nodes, two_nodes.num_processes) == (2, 2)
+    assert strategy("dp(3)").num_processes == 1
+    assert strategy("ddp(3)").num_processes == 3
