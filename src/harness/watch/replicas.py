@@ -109,7 +109,7 @@ class Replicas(pl.Callback):
         looks_for_them = getattr(trainer.strategy.model, "find_unused_parameters", False)
         if 0 < len(unused) < len(trained) and not looks_for_them:  # DDP waits for them
             why = (
-                f"{unused[0]} has no part in the loss: use or freeze it, or, as for the two networks "
+                f"{unused[0]} has no part in the loss: use or freeze it, or, as for both networks "
                 "of a GAN, set trainer.strategy.find_unused_parameters=true."
             )
         message = (
