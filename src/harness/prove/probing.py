@@ -20,10 +20,11 @@ from harness.data.batches import Batch, GlobalBatchSampler
 from harness.data.randomness import GENERATORS, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves
+from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.places import definition
 from harness.prove.loss_kinds import kind_of_loss
 from harness.prove.plain_file import same_outputs
-from harness.prove.recording import BATCH_NORMS, caller, snapshot, walk
+from harness.prove.recording import caller, snapshot, walk
 from harness.prove.restoring import unchanged
 
 DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}

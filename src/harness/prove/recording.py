@@ -19,13 +19,13 @@ from torchmetrics import Metric
 from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
 from harness.exact.evaluation import is_filler, shares_running
+from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.places import is_owners, shown
 from harness.prove.short_epochs import shorten
 
 LARGEST = 65_536  # numbers of a tensor that are kept; of a larger one as many, evenly spaced
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Kept(NamedTuple):

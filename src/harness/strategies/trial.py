@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from harness.data.randomness import GENERATORS, generator_states, restore_generators
+from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.upstream.constant_numbers import constant_numbers
 
 from .replica import INTERNAL, Replica
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
