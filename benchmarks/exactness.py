@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
+from harness import mean_over
 from harness.data.batches import Batch, GlobalBatchSampler
 from harness.data.randomness import uniform
 from harness.data.seeded_samples import SeededSamples
@@ -35,15 +36,18 @@ LEAF = torch.ones((), requires_grad=True)
 
 
 # The attributes of a trainer that the callback reads.
-TRAINER: Any = SimpleNamespace(world_size=1)
+TRAINER: Any = SimpleNamespace(world_size=1, accumulate_grad_batches=1)
 MODULE: Any = None
 
 
-def backward(weigh: bool) -> None:
+def backward(weigh: bool, declare: bool = False) -> None:
     callback = GlobalBatches(0)
+    callback.on_train_start(TRAINER, MODULE)
     callback.sharing = [GLOBAL]
     for batch_idx in range(NUM_STEPS):
         loss = LEAF * 2
+        if declare:
+            loss = mean_over(loss, 100)
         if weigh:
             callback.on_train_batch_start(TRAINER, MODULE, None, batch_idx)
             callback.weight = 1.01  # the worst case: every batch is uneven
@@ -75,6 +79,11 @@ PARTS: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
         NUM_STEPS,
     ),
     "weight of an uneven batch": (lambda: backward(True), lambda: backward(False), NUM_STEPS),
+    "what a loss is a mean over": (
+        lambda: backward(False, declare=True),
+        lambda: backward(False),
+        NUM_STEPS,
+    ),
     "random numbers by sample": (lambda: augment(True), lambda: augment(False), NUM_STEPS),
     "seeding ordinary data sets": (lambda: read(True), lambda: read(False), NUM_STEPS // 20),
 }
