@@ -106,7 +106,8 @@ class Replicas(pl.Callback):
         )
         trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
         unused = [name for name, parameter in trained if parameter.grad is None]
-        looks_for_them = getattr(trainer.strategy.model, "find_unused_parameters", False)
+        model: Any = getattr(trainer.strategy, "model", None)
+        looks_for_them = getattr(model, "find_unused_parameters", False)
         if 0 < len(unused) < len(trained) and not looks_for_them:  # DDP waits for them
             why = (
                 f"{unused[0]} has no part in the loss: use or freeze it, or, as for both networks "
