@@ -25,7 +25,7 @@ def said(loss, sizes=SIZES) -> str:
     shares = []
     for num_samples, num_tokens in sizes:
         shares.append((terms_of(loss(*share(num_samples, num_tokens)) / 2, []), num_samples))
-    return _difference(shares, 1)
+    return _difference(shares, 2)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, **settings) -> Tensor:
@@ -62,6 +62,23 @@ OVER_SAMPLES = {
 def test_means_over_tokens_are_told(loss) -> None:
     assert "is a mean over" in said(loss)
     assert "mean_over(loss, number)" in said(loss)
+
+
+SUMS = {
+    "sum": lambda x, y, m: x.sum(),
+    "mse_loss": lambda x, y, m: F.mse_loss(x, torch.zeros_like(x), reduction="sum"),
+    "divided by a constant": lambda x, y, m: x.sum() / 100,
+}
+
+
+@pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
+def test_sums_over_samples_are_told(loss) -> None:
+    assert "is a sum over samples" in said(loss)
+
+
+def test_sum_in_equal_shares_is_told() -> None:
+    assert "is a sum" in said(SUMS["sum"], ((4, 9), (4, 9)))
+    assert not said(OVER_SAMPLES["sum over number"], ((4, 9), (4, 9)))
 
 
 @pytest.mark.parametrize("loss", OVER_SAMPLES.values(), ids=OVER_SAMPLES)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 WITH = "with"
 TOKENS = "different: Say what it is a mean over"
-SUM = "different: docs: A sum of losses is averaged over the processes"
+SUM = "different: is a sum over samples"
 PAIRS = "different: compares the samples of a batch with each other"
 UNTOLD_PAIRS = "different: docs: is another loss on a smaller batch"
 BATCHNORM = "different: BatchNorm sees each share alone"

@@ -32,7 +32,7 @@ NAMES = {
     ),
     "counted by hand": (
         *(modules.Counted, "ddp(2)", "points", "ddp(2)", REFUSED),
-        ("val/share", "differs between the processes"),
+        ("val/share", "is each process's own"),
     ),
     "counted twice": (
         *(modules.CountedTwice, "ddp(3)", "points", "ddp(3)", BROKEN),

@@ -64,11 +64,10 @@ class CollectedLists:
         for name, value in self.before_filler.items():
             setattr(self.module, name, value)
 
-    @property
-    def has_counted(self) -> bool:
-        """Whether the steps have changed numbers of the module as well."""
+    def counted(self) -> dict[str, Any]:
+        """The numbers of the module that the steps have changed."""
         now = numbers_of(self.module)
-        return any(str(now.get(name)) != str(value) for name, value in self.counts.items())
+        return {k: now[k] for k, v in self.counts.items() if k in now and str(now[k]) != str(v)}
 
     def _count(self, found: dict[Path, list[Any]]) -> None:
         for path, values in found.items():

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch.distributed as dist
+from torch import Tensor
 from torchmetrics import Metric
 
 from harness.data.batches import Shares, SplitBatches
@@ -54,6 +55,7 @@ class ExactEvaluation(pl.Callback):
         self.collected: CollectedLists | None = None
         self.has_gathered = False
         self.gathering: Gathering | None = None  # of several processes
+        self.counted: dict[str, Any] = {}  # numbers of the module, before the hook
         self.group: Any = None  # of the processes, for what is on the host
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -143,10 +145,11 @@ class ExactEvaluation(pl.Callback):
         if not gathers_itself(pl_module, _hook(trainer)):
             self.group = self.group or dist.new_group(backend="gloo")
             self.has_gathered = collected.gather(trainer, self.group)
+        self.counted = collected.counted()
         assert self.gathering is not None
         if self.has_gathered:  # the hook must not gather once more
             self.gathering.is_whole = True
-            if collected.has_counted:
+            if self.counted:
                 self.gathering.refusal = (
                     f"{_hook(trainer)} calls self.all_gather, but lists of the module already hold "
                     "what all processes have collected, and its numbers one process's counts.\n"
@@ -166,10 +169,14 @@ class ExactEvaluation(pl.Callback):
             return
         self.gathering.is_whole, self.gathering.refusal = False, ""
         hook = _hook(trainer)
-        everyone = gather(trainer, logged_values.of_hook(trainer, hook))
+        mine = logged_values.of_hook(trainer, hook)
+        counts = {float(n) for n in self.counted.values() if not isinstance(n, dict) and _is_one(n)}
+        everyone = gather(trainer, {name: (*how, how[0] in counts) for name, how in mine.items()})
         for name in dict.fromkeys(name for one in everyone for name in one):
-            values, operations = zip(*(one[name] for one in everyone if name in one), strict=True)
+            found = [one[name] for one in everyone if name in one]
+            values, operations, are_counts = zip(*found, strict=True)
             is_same = all(isclose(v, values[0], rel_tol=1e-6) or v != v for v in values)
+            is_same &= not all(are_counts) or not any(values)  # equal by chance, of other samples
             if operations[0] == "sum" and has_gathered:
                 raise UserError(
                     f"{name}, logged in {hook}, is summed over the processes (sync_dist=True), and "
@@ -178,11 +185,10 @@ class ExactEvaluation(pl.Callback):
                 )
             if not is_same and operations[0] in (None, "mean"):
                 raise UserError(
-                    f"{name}, logged in {hook}, differs between the processes "
+                    f"{name}, logged in {hook}, is each process's own "
                     f"({', '.join(f'{value:.6g}' for value in values)}): each has counted its own "
-                    "samples.\n"
-                    "Log it in the step, log a torchmetrics metric, or append what it is computed "
-                    "from to a list of the module (self.outputs), which is gathered. "
+                    "samples.\nLog it in the step, log a torchmetrics metric, or append what it is "
+                    "computed from to a list of the module (self.outputs), which is gathered. "
                     "If it is process 0's own, such as a time: self.log(..., rank_zero_only=True)."
                 )
 
@@ -200,6 +206,10 @@ def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
 
 def _hook(trainer: pl.Trainer) -> str:
     return "on_test_epoch_end" if trainer.testing else "on_validation_epoch_end"
+
+
+def _is_one(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.numel() == 1
 
 
 def _copy(state: Any) -> Any:

@@ -49,16 +49,19 @@ class UndeclaredMeans:
         if not self.trainer.lightning_module.automatic_optimization:
             self.shares = []  # each loss has a name of its own there
         self.shares += gather(self.trainer, mine)
-        if not self.is_told and (
-            said := _difference(self.shares, int(self.trainer.accumulate_grad_batches))
-        ):
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        unit = int(self.trainer.accumulate_grad_batches) / (scaler.get_scale() if scaler else 1)
+        if not self.is_told and (said := _difference(self.shares, unit)):
             self.is_told = True
             if self.trainer.is_global_zero:
                 log.warning("The loss of %s %s", type(self.trainer.lightning_module).__name__, said)
 
 
-def _difference(shares: list[Share], num_batches: int) -> str:
-    """What is to be said of a step's shares, of so many batches; empty where nothing is."""
+def _difference(shares: list[Share], unit: float) -> str:
+    """What is to be said of a step's shares; empty where nothing is.
+
+    Every loss has been divided by ``unit``.
+    """
     if len({len(terms) for terms, _ in shares}) > 1 or any(not size for _, size in shares):
         return ""
     for terms in zip(*(terms for terms, _ in shares), strict=True):
@@ -66,7 +69,14 @@ def _difference(shares: list[Share], num_batches: int) -> str:
         if len({term.name for term in terms}) > 1:
             return ""
         for i, j in combinations(range(len(shares)), 2):
-            a, b = terms[i].denominator, terms[j].denominator
+            a, b = terms[i].denominator / unit, terms[j].denominator / unit
+            is_of_samples = terms[i].num_rows == sizes[i] and terms[j].num_rows == sizes[j]
+            if is_of_samples and _is_same(a, b) and (a < min(sizes) or sizes[i] != sizes[j]):
+                return (
+                    "is a sum over samples, and shares are averaged: the weights will be others "
+                    "than those of one process.\nDivide it by the number of samples, or for "
+                    f"{len(shares)} shares return mean_over(loss * {len(shares)}, 1), from harness."
+                )
             if terms[i].num_classes != terms[j].num_classes:
                 return (
                     "compares the samples of a batch with each other: shares of "
@@ -78,7 +88,7 @@ def _difference(shares: list[Share], num_batches: int) -> str:
                 )
             if not _is_same(a, b) and not _is_same(a / sizes[i], b / sizes[j]):
                 return (
-                    f"is a mean over {a / num_batches:.6g} and {b / num_batches:.6g} of something "
+                    f"is a mean over {a:.6g} and {b:.6g} of something "
                     f"in shares of {sizes[i]} and {sizes[j]} samples ({terms[i].name}). Shares are "
                     "averaged by their samples: the weights will be others than those of "
                     "one process.\nSay what it is a mean over: return mean_over(loss, number), "

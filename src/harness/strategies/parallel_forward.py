@@ -3,6 +3,7 @@
 import contextvars
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from .device_threads import DeviceThreads
 from .replica import Replica, Substitute
 from .replicable import check_devices
 from .splitting import join, split
+
+log = logging.getLogger(__name__)
 
 # True while shares run: a module inside a split module is not split again.
 _splitting = contextvars.ContextVar("splitting", default=False)
@@ -59,6 +62,7 @@ class ParallelForward(Substitute):
         # and must find copies with a graph even if a call without gradients came in between.
         self.replicas: dict[bool, list[Replica]] = {True: [], False: []}
         self.num_calls = 0
+        self.is_idle_told = False
         self.last_sizes: list[int] = []
         self.batch_sizes: Sequence[int] = ()
         self.comparison = (
@@ -93,6 +97,8 @@ class ParallelForward(Substitute):
         shares = split(args, kwargs, self.devices, self.whole, self.batch_sizes)
         self.last_sizes = [share.num_samples for share in shares]
         if len(shares) == 1:
+            if self.last_sizes == [1] and max(self.batch_sizes, default=1) > 1:
+                self._tell_of_idle_devices()
             return self.original(*args, **kwargs)
         reseed_like_seeded(self.generators)
         token = _splitting.set(True)
@@ -115,6 +121,16 @@ class ParallelForward(Substitute):
                 for replica in self.replicas[False]:
                     replica.release()
         return join(outputs, self.last_sizes, self.scalar_outputs)
+
+    def _tell_of_idle_devices(self) -> None:
+        if not self.is_idle_told:
+            self.is_idle_told = True
+            log.warning(
+                "forward() of %s gets nothing that has a row per sample: %s computes it alone. "
+                "strategy=ddp uses all devices.",
+                type(self.module).__name__,
+                self.devices[0],
+            )
 
     def _replica_forwards(self, count: int) -> list[Callable[..., Any]]:
         grad = torch.is_grad_enabled()

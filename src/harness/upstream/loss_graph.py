@@ -13,7 +13,7 @@ from torch import Tensor
 
 PRIVATE = {
     "harness.upstream.loss_graph:example()": "_saved_total_weight _saved_self _saved_reduction "
-    "_saved_self_sym_numel _saved_other",
+    "_saved_self_sym_numel _saved_self_sym_sizes _saved_other",
 }
 
 # What leaves a loss one number, or only moves it.
@@ -29,7 +29,8 @@ class Term(NamedTuple):
 
     name: str  # of the node
     denominator: float
-    num_classes: int | None  # of a cross-entropy
+    num_classes: int | None = None  # of a cross-entropy
+    num_rows: int | None = None  # of what is summed, where nothing has counted it
 
 
 def terms_of(loss: Tensor, declared: list[Any]) -> list[Term]:
@@ -60,15 +61,17 @@ def terms_of(loss: Tensor, declared: list[Any]) -> list[Term]:
             if any(one is not None and one.name() == "StackBackward0" for one in further):
                 nodes += [(following, factor / size) for following in further]
             else:
-                found.append(Term(name, size / factor, None))
+                rows = [*node._saved_self_sym_sizes, None][0] if name.startswith("Sum") else None
+                found.append(Term(name, size / factor, None, rows))
         elif (kind := getattr(node, "_saved_reduction", None)) in (1, 2):
-            size, classes = 1.0, None
-            if kind == 1:
-                values = node._saved_self
+            values, size, classes, rows = node._saved_self, 1.0, None, None
+            if kind == 2:
+                rows = len(values) if values.dim() else None
+            else:
                 weight = getattr(node, "_saved_total_weight", None)
                 size = float(values.numel() if weight is None else weight)
                 classes = None if weight is None else values.shape[1 if values.dim() > 1 else 0]
-            found.append(Term(name, size / factor, classes))
+            found.append(Term(name, size / factor, classes, rows))
     return found
 
 
