@@ -267,8 +267,8 @@ def _check_leaf(leaf: Any, name: int | str, num_samples: int) -> None:
     raise UserError(
         f"{label} {what}.\n"
         "Pass tensors with one row per sample; what is the same for every sample can be a buffer,\n"
-        "or be named in trainer.strategy.whole_inputs. strategy=ddp shares samples before they are\n"
-        "collated, and splits nothing here."
+        "or be named in trainer.strategy.whole_inputs. strategy=ddp shares samples before they\n"
+        "are collated, and splits nothing here."
     )
 
 
