@@ -44,6 +44,7 @@ REPAIRS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
     "counters": (resume_counters, "repair_counters", nothing, "dropout, OneCycle"),
     "validation": (resume_counters, "repair_validation", nothing, "dropout, OneCycle"),
     "current score": (resume_states, "repair_current_scores", nothing, "dropout, OneCycle"),
+    "hook of the epoch": (resume_states, "begin_epoch", nothing, "every kind of log"),
     "precision": (resume_states, "repair_precision", nothing, "double precision"),
     "end of the restart": (resume_counters, "end_restart", nothing, "ReduceLROnPlateau"),
     "logged sums": (logged_values, "_restore_logged", nothing, "every kind of log"),

@@ -17,9 +17,9 @@ def running(num_processes: int, num_batches: int, share: float = 1.0, total=None
     """What a process has; ``total`` is what its all-reduce gives."""
     strategy = SimpleNamespace(
         distributed_sampler_kwargs={"num_replicas": num_processes, "rank": 0},
-        reduce=lambda mine, reduce_op: torch.as_tensor(total, dtype=mine.dtype),
+        reduce=lambda mine, reduce_op: torch.as_tensor([0.0, total], dtype=mine.dtype),
     )
-    trainer = SimpleNamespace(strategy=strategy, accumulate_grad_batches=num_batches)
+    trainer = SimpleNamespace(strategy=strategy, accumulate_grad_batches=num_batches, training=True)
     found = Denominators(trainer, lambda: share)
     found.start()
     return found
@@ -59,7 +59,7 @@ def test_gradient_is_that_of_the_whole_batch(num_processes, num_batches, empty) 
                 process = running(num_processes, num_batches, share, of_batch)
             process.weight = lambda share=share: share
             process.trainer.strategy.reduce = lambda mine, reduce_op, of_batch=of_batch: (
-                torch.tensor(float(of_batch), dtype=mine.dtype)
+                torch.tensor([0.0, float(of_batch)], dtype=mine.dtype)
             )
             mine = tokens[micro * num_processes + rank]
             loss = mean_over((mine @ weight).tanh().mean(), len(mine)) / num_batches
@@ -72,6 +72,28 @@ def test_gradient_is_that_of_the_whole_batch(num_processes, num_batches, empty) 
         total += weight.grad / num_processes
         weight.grad = None
     assert torch.allclose(total, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("function", [torch.sqrt, torch.log1p, lambda x: x * x.detach()])
+def test_function_of_a_mean_is_that_of_the_whole_batch(function) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    shares = [torch.randn(size, 3, dtype=torch.float64) for size in (2, 9)]
+
+    def mean(tokens: Tensor) -> Tensor:
+        return (tokens @ weight).square().mean()
+
+    whole = function(mean(torch.cat(shares)))
+    (expected,) = torch.autograd.grad(whole, weight)
+    sums = torch.tensor([sum(float(mean(s)) * len(s) for s in shares), 11.0], dtype=torch.float64)
+    total = torch.zeros(3, dtype=torch.float64)
+    for tokens in shares:
+        process = running(2, 1, share=1.3)
+        process.trainer.strategy.reduce = lambda mine, reduce_op: sums
+        loss = function(mean_over(mean(tokens), len(tokens)))
+        assert torch.isclose(loss, whole)
+        total += 1.3 * torch.autograd.grad(loss, weight)[0] / 2
+    assert torch.allclose(total, expected, rtol=1e-12)
 
 
 def test_several_terms_have_weights_of_their_own() -> None:
@@ -138,7 +160,29 @@ def test_one_number_is_asked_for() -> None:
 def test_it_does_nothing_outside_of_training() -> None:
     loss = torch.ones((), requires_grad=True)
     assert mean_over(loss, 3) is loss
+    process = running(2, 1, total=1.0)
+    process.trainer.training = False
+    assert mean_over(loss, 3) is loss
+
+
+def test_share_without_a_graph_takes_part() -> None:
+    """Such as ``loss = cross_entropy(...) if mask.any() else torch.zeros(())``."""
+    asked = []
+    process = running(2, 1)
+    process.trainer.strategy.reduce = lambda mine, reduce_op: asked.append(mine) or mine
+    mean_over(torch.zeros(()), 0)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), torch.tensor(-2)])
+def test_weight_is_no_negative_number(weight) -> None:
     running(2, 1, total=1.0)
-    with torch.no_grad():
-        value = loss * 2
-        assert mean_over(value, 3) is value
+    with pytest.raises(UserError, match="from 0 on"):
+        mean_over(torch.ones((), requires_grad=True), weight)
+
+
+def test_a_term_is_counted_once() -> None:
+    running(2, 1, total=6.0)
+    loss = mean_over(2 * torch.ones((), requires_grad=True), 3)
+    with pytest.raises(UserError, match="once for each term"):
+        mean_over(0.5 * loss, 3)

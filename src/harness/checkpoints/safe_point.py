@@ -53,6 +53,7 @@ class SafePoint(pl.Callback):
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.signals = Signals()
         self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
+        self.has_begun_epoch = False
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = False
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
@@ -93,6 +94,10 @@ class SafePoint(pl.Callback):
         if self.loaded:
             resume_counters.repair_counters(trainer, self.loaded["batches_per_step"])
 
+    def on_train_epoch_start(self, *_: Any) -> None:
+        """Know that Lightning has called the module's hook, which it does not inside an epoch."""
+        self.has_begun_epoch = True
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -101,6 +106,8 @@ class SafePoint(pl.Callback):
             return
         if self.loaded:
             if self.loaded["each_rank"] is not None:
+                if not self.has_begun_epoch:
+                    resume_states.begin_epoch(trainer)
                 resume_counters.repair_validation(trainer, self.loaded["validation"])
                 logged_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
             self.loaded = {}

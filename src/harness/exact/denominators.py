@@ -40,13 +40,14 @@ def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
             sum of the weights of ``torch.nn.functional.cross_entropy(weight=...)``.
 
     Returns:
-        The loss to return, or to add to others: several terms may each have a weight of their own.
+        The mean over all processes, to return, to log, or to use in a larger loss: several terms
+        may each have a weight of their own.
 
     Raises:
-        UserError: if either has more than one element, or if batches are accumulated and the loss
-            has terms with other weights, or with none.
+        UserError: if either has more than one element, if the weight is negative, or if batches are
+            accumulated and the loss has terms with other weights, or with none.
     """
-    if _running is None or not loss.requires_grad:
+    if _running is None:
         return loss
     return _running.count(loss, weight)
 
@@ -90,6 +91,8 @@ class Denominators:
 
     def count(self, loss: Tensor, weight: Tensor | float) -> Tensor:
         """See ``mean_over``."""
+        if not self.trainer.training:
+            return loss
         num_batches = int(self.trainer.accumulate_grad_batches)
         dtype = torch.promote_types(loss.dtype, torch.float32)
         mine = torch.as_tensor(weight, dtype=dtype, device=loss.device).detach()
@@ -98,6 +101,12 @@ class Denominators:
                 f"mean_over was given a loss of shape {tuple(loss.shape)} and a weight of shape "
                 f"{tuple(mine.shape)}.\nGive it the mean, and one number that it is a mean over."
             )
+        if mine.device.type == "cpu" and not mine >= 0:
+            raise UserError(
+                f"mean_over was given the weight {float(mine)}: use a number from 0 on."
+            )
+        if self.terms and _is_made_of(loss, self.terms):
+            raise UserError("mean_over was given what it has returned: call it once for each term.")
         mine, share = mine.reshape(loss.shape), self.weight()
         if share == 0:  # the sample of another process
             mine = torch.zeros_like(mine)
@@ -105,18 +114,23 @@ class Denominators:
         counted = torch.where(mine > 0, loss, torch.zeros_like(loss))
         if self.num_processes * num_batches == 1:
             return counted
-        total = mine.clone()
+        total, value = mine.clone(), counted
         if self.num_processes > 1:
-            total = self.trainer.strategy.reduce(total, reduce_op="sum")
+            sums = torch.stack([counted.detach().to(dtype) * mine, mine])
+            weighted, total = self.trainer.strategy.reduce(sums, reduce_op="sum")
+            value = torch.where(total > 0, weighted / total, 0.0).to(loss.dtype)
         first = total
         if num_batches > 1:
             if self.has_terms:
                 first = torch.where(self.first > 0, self.first, total)
             self.first, self.total = first, self.total + total if self.has_terms else total
+        if not counted.requires_grad:
+            return value
         factor = (mine * self.num_processes / first / (share or 1.0)).nan_to_num(0.0, 0.0)
         counted.register_hook(lambda gradient: (gradient * factor).to(gradient.dtype))  # type: ignore[no-untyped-call]
         self.terms.append(counted.grad_fn)
-        return counted
+        # With the value of the whole batch a function of it has the whole's derivative.
+        return counted + (value - counted).detach()
 
     def check(self, loss: Tensor) -> None:
         """Before backward: refuse what accumulated batches cannot be weighed by.

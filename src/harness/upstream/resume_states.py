@@ -1,9 +1,9 @@
 """Mends states that Lightning saves in a checkpoint and loads wrongly.
 
 Without this a resumed run in double precision starts from rounded weights, ``ModelCheckpoint``
-forgets its last score and, where the run's folder has moved, its best ones, and a longer run keeps
-the shorter schedule of ``OneCycleLR``. Seen in Lightning 2.6;
-``tests_harness/checkpoints/test_resume.py`` fails where a repair is not needed any more.
+forgets its last score and, where the run's folder has moved, its best ones, a longer run keeps the
+shorter schedule of ``OneCycleLR``, and a module does not hear of the epoch that goes on. Seen in
+Lightning 2.6; ``tests_harness/checkpoints/test_resume.py`` fails where a repair is not needed any more.
 """
 
 import os
@@ -13,9 +13,14 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins import DoublePrecision
+from pytorch_lightning.trainer import call
+from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch.optim.lr_scheduler import OneCycleLR
 
-PRIVATE = {"harness.upstream.resume_states:example()": "total_steps _schedule_phases"}
+PRIVATE = {
+    "harness.upstream.resume_states:example()": "total_steps _schedule_phases",
+    "pytorch_lightning.trainer.call": "_call_lightning_module_hook",
+}
 
 
 def repair_precision(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -25,6 +30,27 @@ def repair_precision(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None
     """
     if isinstance(trainer.precision_plugin, DoublePrecision):
         pl_module.double()
+
+
+def begin_epoch(trainer: pl.Trainer) -> None:
+    """Call the module's ``on_train_epoch_start`` where a run goes on inside an epoch.
+
+    Lightning leaves it out there, and what it has set would be missing: modes, such as that of a
+    frozen backbone, and weights of losses that depend on the epoch. What is in the checkpoint
+    stays: weights, buffers, and the optimizers' settings.
+    """
+    module = trainer.lightning_module
+    if not is_overridden("on_train_epoch_start", module):
+        return
+    tensors = [(t, t.detach().clone()) for t in (*module.parameters(), *module.buffers())]
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+    with torch.no_grad():
+        for tensor, value in tensors:
+            tensor.copy_(value)
+    for group, before in zip(groups, settings, strict=True):
+        group.update(before)
 
 
 def repair_current_scores(trainer: pl.Trainer, states: dict[str, Any]) -> None:
