@@ -85,7 +85,7 @@ def test_function_of_a_mean_is_that_of_the_whole_batch(function) -> None:
 
     whole = function(mean(torch.cat(shares)))
     (expected,) = torch.autograd.grad(whole, weight)
-    sums = torch.tensor([sum(float(mean(s)) * len(s) for s in shares), 11.0], dtype=torch.float64)
+    sums = torch.tensor([sum(mean(s).item() * len(s) for s in shares), 11.0], dtype=torch.float64)
     total = torch.zeros(3, dtype=torch.float64)
     for tokens in shares:
         process = running(2, 1, share=1.3)

@@ -105,7 +105,7 @@ class Denominators:
             raise UserError(
                 f"mean_over was given the weight {float(mine)}: use a number from 0 on."
             )
-        if self.terms and _is_made_of(loss, self.terms):
+        if self.terms and loss.grad_fn and _is_made_of(loss, self.terms):
             raise UserError("mean_over was given what it has returned: call it once for each term.")
         mine, share = mine.reshape(loss.shape), self.weight()
         if share == 0:  # the sample of another process

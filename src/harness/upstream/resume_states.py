@@ -3,7 +3,7 @@
 Without this a resumed run in double precision starts from rounded weights, ``ModelCheckpoint``
 forgets its last score and, where the run's folder has moved, its best ones, a longer run keeps the
 shorter schedule of ``OneCycleLR``, and a module does not hear of the epoch that goes on. Seen in
-Lightning 2.6; ``tests_harness/checkpoints/test_resume.py`` fails where a repair is not needed any more.
+Lightning 2.6; ``tests_harness/checkpoints/test_resume.py`` fails where a repair is not needed.
 """
 
 import os
