@@ -27,8 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return report.prove_and_tell(options, options.keep or Path(folder))
     except UserError as error:
-        print(error, file=sys.stderr)
+        kept = "" if options.keep else "\n--keep DIR keeps the runs and their run.log."
+        print(f"{error}{kept if 'run.log' in str(error) else ''}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("Stopped; nothing is proved.", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

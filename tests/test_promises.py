@@ -3,7 +3,11 @@
 All strategies at once: python scripts/prove.py experiment=synthetic
 """
 
+import pytest
+
 from harness.testing import Promises
+
+pytestmark = pytest.mark.slow  # a minute: pytest -m slow tests/test_promises.py
 
 
 class TestSynthetic(Promises):

@@ -1,3 +1,4 @@
+import logging
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,12 @@ from harness.data.sharing import leaves, share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.exact.denominators import Denominators
+from harness.exact.sync_batch_norm import sees_shares_alone
 from harness.exact.undeclared import UndeclaredMeans
 from harness.processes.agreement import gather
 from harness.upstream.resume_counters import position_in
 
+log = logging.getLogger(__name__)
 SPLITS = ("train", "val", "test", "predict")
 
 
@@ -124,6 +127,8 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Look up how much this process's share counts."""
+        if not self.has_trained and (said := sees_shares_alone(trainer, pl_module)):
+            log.warning("%s", said)  # now that hooks have chosen what trains
         self.has_trained, self.next_batch = True, batch_idx + 1
         if len(self.sharing) == 1:
             self.weight = self.sharing[0].weight(batch_idx)

@@ -1,8 +1,14 @@
+from typing import Any
+
+import pytorch_lightning as pl
 import torch
-import torch.distributed.nn.functional as distributed
+import torch.distributed as dist
 import torch.nn.functional as F
 from pytorch_lightning.plugins.layer_sync import LayerSync
+from pytorch_lightning.strategies import ParallelStrategy
 from torch import Tensor, nn
+
+from harness.upstream.replication import synchronises_batch_norm
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -45,8 +51,41 @@ class SyncBatchNorm(nn.BatchNorm1d):
 
 def sum_over_processes(values: Tensor) -> Tensor:
     """Add up values of the same shape; gradients flow back to every process."""
-    total: Tensor = distributed.all_reduce(values)  # type: ignore[no-untyped-call]
+    total: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
     return total
+
+
+class _Sum(torch.autograd.Function):
+    """torch's own differentiable all-reduce is deprecated."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+def sees_shares_alone(trainer: pl.Trainer, module: nn.Module) -> str:
+    """What is to be said of BatchNorm that trains on shares; empty where none does."""
+    strategy = trainer.strategy
+    is_shared = trainer.world_size * trainer.num_devices > 1 and trainer.is_global_zero
+    if not isinstance(strategy, ParallelStrategy) or not is_shared:
+        return ""
+    if synchronises_batch_norm(strategy):
+        return ""
+    if not any(isinstance(part, BATCH_NORMS) and part.training for part in module.modules()):
+        return ""
+    way = "" if trainer.world_size > 1 else "strategy=ddp with "
+    return (
+        "BatchNorm sees each share alone: not what one device would train. "
+        f"Use {way}trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
+    )
 
 
 class SyncBatchNormAnywhere(LayerSync):

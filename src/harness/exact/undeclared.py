@@ -88,11 +88,11 @@ def _difference(shares: list[Share], unit: float) -> str:
                 )
             if not _is_same(a, b) and not _is_same(a / sizes[i], b / sizes[j]):
                 return (
-                    f"is a mean over {a:.6g} and {b:.6g} of something "
-                    f"in shares of {sizes[i]} and {sizes[j]} samples ({terms[i].name}). Shares are "
-                    "averaged by their samples: the weights will be others than those of "
-                    "one process.\nSay what it is a mean over: return mean_over(loss, number), "
-                    "from harness. See 'Any loss' in docs/strategies.md."
+                    f"divides by {a:.6g} and {b:.6g} in shares of {sizes[i]} and {sizes[j]} "
+                    f"samples ({terms[i].name}): it is no mean over samples, and the weights will "
+                    "be others than those of one process.\n"
+                    "Say what it is a mean over: return mean_over(loss, number), from harness. "
+                    "See 'Any loss' in docs/strategies.md."
                 )
     return ""
 

@@ -74,8 +74,8 @@ class CheckpointFile:
             return Verdict(name, BROKEN, self.error)
         network = answer.get("network", self.plain["prefix"] or "the whole module")
         if "equal" not in answer:
-            why = answer.get("error", "")
-            return Verdict(name, HOLDS, f"{network}; its outputs were not compared", why)
+            said = f"{network} is converted; its outputs could not be compared"
+            return Verdict(name, SKIPPED, said, answer.get("error", ""))
         if not answer["equal"]:
             return Verdict(name, BROKEN, f"{network} gives other outputs with the plain file")
         outputs = "and outputs " if answer["num_calls"] else ""

@@ -91,8 +91,8 @@ class Steps:
             drawn = iter(sampler)
             for _ in range(int(trainer.accumulate_grad_batches)):
                 self.indices += next(drawn)
-        self.takes_index = "batch_idx" in inspect.signature(module.training_step).parameters
-        self.name = next(iter(inspect.signature(module.training_step).parameters), "batch")
+        takes = list(inspect.signature(module.training_step).parameters)
+        self.takes_index, self.name = len(takes) > 1, takes[0] if takes else "batch"
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         vars(module)["log"] = vars(module)["log_dict"] = lambda *_, **__: None
 

@@ -89,12 +89,15 @@ class Proving:
         self.ended: dict[str, Ended] = {}
         self.departed: dict[str, list[Departure]] = {}
         runs.precision = "64-true" if precision == "auto" else precision
+        began = time.monotonic()
         self.reference = self.start("one process", ALONE, dropout=False)
         if self.reference.status and precision == "auto":
             runs.precision = "32-true"
             self.reference = self.start("one process in 32 bits", ALONE, dropout=False)
         if self.reference.status:
             raise UserError(self.reference.sentence)
+        # A run that takes much longer than one process hangs.
+        runs.timeout = min(runs.timeout, 60 + 10 * (time.monotonic() - began))
         self.facts = self.reference.records.facts
         seen = {*self.facts.get("dtypes", ())}
         is_double = runs.precision == "64-true" and seen <= {"float64"}
@@ -183,7 +186,9 @@ class Proving:
                     said = f"{key[0]} under {name}: {twice} batches too many, {never} never"
                     why = "likely: the loader gives other samples to each process by itself"
                     return Verdict("evaluation", BROKEN, said, why)
-        ran = f" under {', '.join(checked)}" if checked else ""
+        if not checked:
+            return Verdict("evaluation", SKIPPED, "no strategy ran that it could be compared with")
+        ran = f" under {', '.join(checked)}"
         counts = [
             sum(b[2] or 0 for b in ranks[0]["batches"]) for ranks in whole.evaluated().values()
         ]
@@ -280,7 +285,12 @@ def _failed(promise: str, ended: Ended) -> Verdict | None:
     if ended.status == 0:
         return None
     if ended.status == 124:
-        return Verdict(promise, BROKEN, "the run hangs")
+        why = (
+            "likely: some processes call mean_over, self.all_gather or a metric, and others do not"
+        )
+        return Verdict(
+            promise, BROKEN, "the run hangs", why if ended.strategy.num_processes > 1 else ""
+        )
     status = REFUSED if ended.is_refused else BROKEN
     said = ended.sentence if ended.is_refused else f"the run ends with {ended.sentence}"
     return Verdict(promise, status, said)

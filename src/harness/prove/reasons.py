@@ -176,7 +176,7 @@ def of_resume(found: Sequence[Departure], forgotten: list[str], generators: list
         return Reason(
             BROKEN,
             f"likely: {', '.join(generators)} begins anew, for no checkpoint has its state",
-            "draw from torch's own generator, which is seeded for each step: leave out generator=",
+            "torch.rand(...)  # and its like, without generator=: seeded anew for each step",
         )
     if forgotten:
         name = forgotten[0]
@@ -186,7 +186,7 @@ def of_resume(found: Sequence[Departure], forgotten: list[str], generators: list
                 BROKEN,
                 f"likely: the list {owner} is kept from one epoch to the next, and no checkpoint "
                 "has it",
-                f"self.{owner}.clear()  # where an epoch of it ends",
+                f"self.{owner}.clear()  # where an epoch ends; or keep it in a buffer",
             )
         leaf = name.rpartition(".")[2]
         return Reason(

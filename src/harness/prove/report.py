@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.errors import UserError
 from harness.prove.promises import prove
 from harness.prove.verdicts import BROKEN, HOLDS, STRATEGIES, Proof
 
@@ -22,6 +23,8 @@ def prove_and_tell(options: Namespace, folder: Path) -> int:
     Raises:
         UserError: for a mistake in the command.
     """
+    if options.json and not options.json.absolute().parent.is_dir():
+        raise UserError(f"--json {options.json}: there is no such folder.")
     screen = Console(highlight=False, markup=False, soft_wrap=True)
     with Console(stderr=True).status("starting") as status:  # seen on a terminal only
         proof = prove(

@@ -122,6 +122,10 @@ class Runs:
     def __post_init__(self) -> None:
         chosen = {"strategy", "trainer.devices", "trainer.num_nodes", "trainer.strategy"}
         typed = {word.lstrip("+").partition("=")[0] for word in self.words}
+        if "trainer.precision" in typed:
+            raise UserError("trainer.precision is tried here: use --precision 32-true instead.")
+        if "resume" in typed:
+            raise UserError("resume= goes on with a run, and here short ones begin: leave it out.")
         if found := sorted(chosen & typed):
             raise UserError(f'{found[0]} is what is tried here: use --strategies "ddp(4)" instead.')
         # Settings of a strategy are those of some, and of none in one process.
@@ -171,13 +175,16 @@ class Runs:
 
     def words_of(self, how: Strategy) -> list[str]:
         """The owner's words, with those settings of a strategy that this one has."""
+        return [*self.words, *how.words, *self.settings_of(how)]
+
+    def settings_of(self, how: Strategy) -> list[str]:
+        """What the owner has typed for strategies, as far as it is for this one."""
         kinds = {True: ("dp", "ddp2"), False: ("ddp", "ddp2")}
-        found = [
+        return [
             f"++{word.lstrip('+')}"
             for word in self.of_strategy
             if how.kind in kinds[any(key in word for key in OF_DP)]
         ]
-        return [*self.words, *how.words, *found]
 
     def start(self, name: str, how: Strategy, *words: str, **recorder: Any) -> Ended:
         """Train from the start, into a folder of this name."""
@@ -190,7 +197,8 @@ class Runs:
     def resume(self, ended: Ended, how: Strategy) -> Ended:
         """Go on with a run from its newest checkpoint."""
         accelerator = f"trainer.accelerator={self.accelerator}"
-        return self._run(how, ended.folder, f'resume="{ended.run_dir}"', *how.words, accelerator)
+        words = [*how.words, *self.settings_of(how), accelerator]
+        return self._run(how, ended.folder, f'resume="{ended.run_dir}"', *words)
 
     def _run(self, how: Strategy, folder: Path, *words: str) -> Ended:
         folder.mkdir(parents=True, exist_ok=True)

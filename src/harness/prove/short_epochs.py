@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -52,6 +53,8 @@ def shorten(make: Callable[[], Any], trainer: pl.Trainer) -> Any:
             _shorten_global(sampler)
         elif isinstance(sampler, SharedBatchSampler):
             if not isinstance(sampler.batches, FirstBatches):
+                settings = sampler.settings()  # as where a run goes on, whose check comes first
+                sampler.settings = partial(dict, settings)  # type: ignore[method-assign]
                 sampler.batches = FirstBatches(sampler.batches)
         elif isinstance(loader, (SharedStream, Shares)):
             trainer.limit_train_batches = STEPS_PER_EPOCH

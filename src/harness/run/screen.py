@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.markup import escape
@@ -16,18 +15,19 @@ from torch.nn.parameter import UninitializedParameter
 
 from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
-from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.places import shown
-from harness.upstream.replication import synchronises_batch_norm
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 @rank_zero_only
 def show_start(
-    trainer: pl.Trainer, model: pl.LightningModule, data: pl.LightningDataModule | None
+    trainer: pl.Trainer,
+    model: pl.LightningModule,
+    data: pl.LightningDataModule | None,
+    checkpoint: str | None = None,
 ) -> None:
-    """Say what runs where."""
+    """Say what runs where, and which checkpoint it goes on from."""
     trained = [p for p in model.parameters() if p.requires_grad]
     is_known = not any(isinstance(p, UninitializedParameter) for p in trained)
     num_processes = trainer.world_size
@@ -42,6 +42,8 @@ def show_start(
     if isinstance(data, DataModule):  # elsewhere the name may mean something else
         low, high = bounds(data.batch_size, num_processes - 1, num_processes)
         rows["batch"] = f"{data.batch_size} samples, {high - low} per process"
+    if checkpoint is not None:
+        rows["goes on from"] = shown(Path(checkpoint).resolve())
     if different := _differences(trainer, model):
         rows["not as on one"] = different
     _print_table(rows)
@@ -87,16 +89,10 @@ def _print_table(rows: dict[str, str]) -> None:
 
 def _differences(trainer: pl.Trainer, model: pl.LightningModule) -> str:
     """What of a module is another thing on several devices, by definition."""
-    strategy = trainer.strategy
-    if trainer.world_size * trainer.num_devices == 1 or not isinstance(strategy, ParallelStrategy):
+    if trainer.world_size * trainer.num_devices == 1:
         return ""
-    modules, found = list(model.modules()), []
-    trained_norms = [m for m in modules if isinstance(m, BATCH_NORMS) and m.training]
-    if trained_norms and not synchronises_batch_norm(strategy):
-        found.append("BatchNorm sees each share alone (strategy=ddp: trainer.sync_batchnorm=true)")
-    if any(isinstance(m, DROPOUTS) and m.p > 0 and m.training for m in modules):
-        found.append("dropout draws other masks")
-    return "; ".join(found)
+    drops = any(isinstance(m, DROPOUTS) and m.p > 0 for m in model.modules())
+    return "dropout draws other masks" if drops else ""
 
 
 def _device_name(device: torch.device) -> str:

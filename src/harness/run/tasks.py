@@ -55,7 +55,7 @@ def train(cfg: DictConfig) -> None:
     """Fit, test the best checkpoint, and write what came out."""
     trainer, model, data = build(cfg)
     loaders.check_training(model, data)
-    screen.show_start(trainer, model, data)
+    screen.show_start(trainer, model, data, cfg.resume)
     if cfg.resume is None and global_rank() == 0:
         rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
     with user_errors(cfg), leaving_together(trainer), explaining(trainer):
