@@ -23,12 +23,11 @@ from harness.prove.records import (
     distances,
 )
 from harness.prove.resuming import forgotten, other_states
-from harness.prove.runs import ALONE, Ended, Runs, Strategy, strategy
+from harness.prove.runs import ALONE, Ended, Runs, Strategy, failed_verdict, strategy
 from harness.prove.verdicts import (
     BROKEN,
     DEFINITION,
     HOLDS,
-    REFUSED,
     SKIPPED,
     STRATEGIES,
     Proof,
@@ -146,7 +145,7 @@ class Proving:
     def under(self, how: Strategy) -> Verdict:
         """The same weights and metrics as in one process."""
         ended = self.ended[how.name] = self.start(how.name, how, dropout=False)
-        if failed := _failed(how.name, ended):
+        if failed := failed_verdict(how.name, ended):
             return failed
         found = self.departed[how.name] = self.compared(self.reference, ended)
         if not found:
@@ -205,10 +204,12 @@ class Proving:
         off = {} if self.facts["dropout"] else {"dropout": False}
         killed = self.start("killed", ALONE, kill_after=steps[-2], **off)
         if killed.status != -9:
-            return _failed("resume", killed) or Verdict("resume", SKIPPED, "it was not killed")
+            return failed_verdict("resume", killed) or Verdict(
+                "resume", SKIPPED, "it was not killed"
+            )
         self.tell("resumed")
         resumed = self.runs.resume(killed, ALONE)
-        if failed := _failed("resume", resumed):
+        if failed := failed_verdict("resume", resumed):
             return failed
         found = self.compared(whole, resumed, by_bit=True)
         found += other_states(whole.run_dir, resumed.run_dir) if not found else []
@@ -238,7 +239,7 @@ class Proving:
         (folder / "results.json").unlink(missing_ok=True)
         self.tell(f"resumed under {how.name}")
         resumed = self.runs.resume(self.reference, how)
-        if failed := _failed(name, resumed):
+        if failed := failed_verdict(name, resumed):
             return failed
         if found := self.compared(self.reference, resumed):
             said = f"{how.name}: {'; '.join(map(str, found))}"
@@ -279,21 +280,6 @@ class Proving:
                 f"logged of each process's own share, without sync_dist=True: {_some(own)}"
             )
         return found
-
-
-def _failed(promise: str, ended: Ended) -> Verdict | None:
-    if ended.status == 0:
-        return None
-    if ended.status == 124:
-        why = (
-            "likely: some processes call mean_over, self.all_gather or a metric, and others do not"
-        )
-        return Verdict(
-            promise, BROKEN, "the run hangs", why if ended.strategy.num_processes > 1 else ""
-        )
-    status = REFUSED if ended.is_refused else BROKEN
-    said = ended.sentence if ended.is_refused else f"the run ends with {ended.sentence}"
-    return Verdict(promise, status, said)
 
 
 def _evaluated(records: Records) -> dict[tuple[str, int], Counter[Any]]:

@@ -19,6 +19,7 @@ from harness.command import validate
 from harness.command.compose import compose_command
 from harness.errors import UserError
 from harness.prove.records import Records
+from harness.prove.verdicts import BROKEN, REFUSED, Verdict
 
 RECORDER = "harness.prove.recording.Recorder"
 SETTING = "trainer.strategy."
@@ -218,6 +219,22 @@ class Runs:
         path = folder / f"node_{node}"
         said = [path.with_suffix(kind).read_text(errors="replace") for kind in (".err", ".out")]
         return Ended(how, statuses[node], said[0].strip() or said[1], folder, words)
+
+
+def failed_verdict(promise: str, ended: Ended) -> Verdict | None:
+    """What is to be said of a run that did not end well; ``None`` if it did."""
+    if ended.status == 0:
+        return None
+    if ended.status == 124:
+        why = (
+            "likely: some processes call mean_over, self.all_gather or a metric, and others do not"
+        )
+        return Verdict(
+            promise, BROKEN, "the run hangs", why if ended.strategy.num_processes > 1 else ""
+        )
+    status = REFUSED if ended.is_refused else BROKEN
+    said = ended.sentence if ended.is_refused else f"the run ends with {ended.sentence}"
+    return Verdict(promise, status, said)
 
 
 def start_program(arguments: list[str], env: dict[str, str], path: Path) -> Any:
