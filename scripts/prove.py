@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return report.prove_and_tell(options, options.keep or Path(folder))
     except UserError as error:
-        kept = "" if options.keep else "\n--keep DIR keeps the runs and their run.log."
+        kept = "" if options.keep else " --keep DIR keeps it."
         print(f"{error}{kept if 'run.log' in str(error) else ''}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
