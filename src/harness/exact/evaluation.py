@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from harness.data.batches import Shares, SplitBatches
+from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves
 from harness.errors import UserError
 from harness.exact.collected import CollectedLists, gathers_itself
@@ -83,7 +84,8 @@ class ExactEvaluation(pl.Callback):
         """Count samples; before a filler, remember the states of all metrics and logged values."""
         sharing = shares_running(trainer, dataloader_idx)
         if self.gathering is not None:
-            self.gathering.is_whole = bool(trainer.evaluating)
+            in_turn = isinstance(sharing, SharedBatchSampler) and sharing.in_turn
+            self.gathering.is_whole = bool(trainer.evaluating) and in_turn
             # Of several loaders the shares may differ in size, each in its own way.
             only = None if trainer.evaluating else shares_of(trainer.train_dataloader)
             self.gathering.is_even = (

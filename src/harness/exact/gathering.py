@@ -13,9 +13,9 @@ from harness.processes.agreement import gather
 class Gathering:
     """Stands between a module and its strategy's ``all_gather``.
 
-    A step of an evaluation has the batch that one process would have, so its tensors stay as they
-    are. Elsewhere shapes are compared first where they may differ: gloo ends the process over
-    unequal ones or joins garbage, and NCCL waits.
+    A step of an evaluation has a batch that one process would have, so its tensors stay as they
+    are, unless batches are split (limit_val_batches=0.5). Elsewhere shapes are compared first where
+    they may differ: gloo ends the process over unequal ones or joins garbage, and NCCL waits.
 
     Args:
         trainer: of several processes.
