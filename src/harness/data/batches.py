@@ -38,8 +38,6 @@ def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
 class Shares(ABC):
     """What is known of the batches of a loader, of which this process reads its share."""
 
-    num_batches: int | None = None  # of a loader without a length, once it has come to its end
-
     @abstractmethod
     def is_filler(self, batch_idx: int) -> bool:
         """Whether this process's share is empty, and it reads another's sample in its place."""

@@ -68,7 +68,6 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
         self.running, self.num_rounds, self.num_in_rounds = epoch, 0, 0
         self.totals = [0]  # samples in the batches before each one of this epoch
         self.sums = [0]  # a checksum of the indices in the batches before each one
-        self.num_batches = None
         self.num_full_turns = 0  # of an evaluation, in which this process has a batch of its own
 
     def _drawn(self, num_round: int) -> Iterator[list[Any]]:
@@ -157,13 +156,11 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
             yield Batch(indices[low - start : high - start] or indices[:1], self.running)
 
     def _whole_batches(self) -> Iterator[Batch]:
-        drawn, num_turns = self._drawn(0), 0
+        drawn = self._drawn(0)
         while batches := list(islice(drawn, self.num_ranks)):
-            num_turns += 1
             is_mine = self.rank < len(batches)
             self.num_full_turns += is_mine
             yield Batch(batches[self.rank if is_mine else 0])
-        self.num_batches = num_turns
 
     def _extent(self, step: int) -> tuple[int, int]:
         start, *end = self.totals[step : step + 2]

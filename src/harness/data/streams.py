@@ -83,7 +83,6 @@ class SharedStream(Shares):
     def _begin(self) -> None:
         self.running = self.epoch
         self.uneven: dict[int, float] = {}  # weights other than 1, by batch
-        self.num_batches = None
         self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
         # Checksums of batches by number: some are read ahead.
         self.recent = deque[tuple[int, int]](maxlen=3)
@@ -168,7 +167,6 @@ class SharedStream(Shares):
             num_samples, begins, batch = self._counted(item, is_first)
             sizes, all_begin = self._gather(num_samples, begins)
             if not any(sizes):
-                self.num_batches = k
                 self.before_move()  # of the last batch, which was read ahead
                 return
             self._check_parts([b for b in all_begin if b], prints)

@@ -1,9 +1,14 @@
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch import nn
 
 from harness.data.randomness import mix, seed_generators
+
+DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class SeededSteps(pl.Callback):
@@ -27,3 +32,16 @@ class SeededSteps(pl.Callback):
         seed_generators(seed)
         if pl_module.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
+
+
+def dropouts(module: nn.Module, switch_off: bool) -> Iterator[str]:
+    """The names of what drops units, with their shares; switched off on the way if asked."""
+    for name, part in module.named_modules():
+        keys = [key for key in vars(part) if "drop" in key.lower()]
+        keys += ["p"] if isinstance(part, DROPOUTS) else []
+        for key in keys:
+            value = getattr(part, key)
+            if isinstance(value, float) and 0 < value <= 1:
+                yield f"{name or type(part).__name__}.{key}={value:g}"
+                if switch_off:
+                    setattr(part, key, 0.0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from harness.upstream.replication import synchronises_batch_norm
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class SyncBatchNorm(nn.BatchNorm1d):

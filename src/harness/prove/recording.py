@@ -19,13 +19,12 @@ from torchmetrics import Metric
 from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
 from harness.exact.evaluation import is_filler, shares_running
+from harness.exact.seeded_steps import dropouts
 from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.places import is_owners, shown
 from harness.prove.short_epochs import shorten
 
 LARGEST = 65_536  # numbers of a tensor that are kept; of a larger one as many, evenly spaced
-DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class Kept(NamedTuple):
@@ -254,19 +253,6 @@ def walk(tree: Any, path: str = "batch", depth: int = 0) -> Iterator[tuple[str, 
     if depth < 5:
         for name, child in children.items():
             yield from walk(child, name, depth + 1)
-
-
-def dropouts(module: nn.Module, switch_off: bool) -> Iterator[str]:
-    """The names of what drops units, with their shares; switched off on the way if asked."""
-    for name, part in module.named_modules():
-        keys = [key for key in vars(part) if "drop" in key.lower()]
-        keys += ["p"] if isinstance(part, DROPOUTS) else []
-        for key in keys:
-            value = getattr(part, key)
-            if isinstance(value, float) and 0 < value <= 1:
-                yield f"{name or type(part).__name__}.{key}={value:g}"
-                if switch_off:
-                    setattr(part, key, 0.0)
 
 
 def numbers(trainer: pl.Trainer) -> dict[str, float]:

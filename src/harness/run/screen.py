@@ -10,14 +10,12 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.markup import escape
-from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
+from harness.exact.seeded_steps import dropouts
 from harness.places import shown
-
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 @rank_zero_only
@@ -91,8 +89,8 @@ def _differences(trainer: pl.Trainer, model: pl.LightningModule) -> str:
     """What of a module is another thing on several devices, by definition."""
     if trainer.world_size * trainer.num_devices == 1:
         return ""
-    drops = any(isinstance(m, DROPOUTS) and m.p > 0 for m in model.modules())
-    return "dropout draws other masks" if drops else ""
+    is_any = any(True for _ in dropouts(model, switch_off=False))
+    return "dropout draws other masks" if is_any else ""
 
 
 def _device_name(device: torch.device) -> str:

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from harness.data.randomness import GENERATORS, generator_states, restore_generators
-from harness.exact.sync_batch_norm import BATCH_NORMS
+from harness.exact.sync_batch_norm import BATCH_NORMS, NORMS
 from harness.upstream.constant_numbers import constant_numbers
 
 from .replica import INTERNAL, Replica
-
-NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class UndecidableError(Exception):

@@ -9,8 +9,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from harness.errors import TrainingError
-from harness.exact.sync_batch_norm import SyncBatchNorm
-from harness.strategies.trial import NORMS
+from harness.exact.sync_batch_norm import NORMS, SyncBatchNorm
 
 log = logging.getLogger(__name__)
 
