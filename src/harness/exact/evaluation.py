@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from harness.data.batches import Shares, SplitBatches
+from harness.data.batches import Shares
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves
 from harness.errors import UserError
@@ -86,11 +86,7 @@ class ExactEvaluation(pl.Callback):
         if self.gathering is not None:
             in_turn = isinstance(sharing, SharedBatchSampler) and sharing.in_turn
             self.gathering.is_whole = bool(trainer.evaluating) and in_turn
-            # Of several loaders the shares may differ in size, each in its own way.
-            only = None if trainer.evaluating else shares_of(trainer.train_dataloader)
-            self.gathering.is_even = (
-                isinstance(only, SplitBatches) and only.weight(batch_idx) == 1.0
-            )
+            self.gathering.batch_idx = None if trainer.evaluating else batch_idx
         if sharing is None:
             return
         logged_values.count_samples(trainer, sharing.num_samples_in(batch_idx))
@@ -108,7 +104,7 @@ class ExactEvaluation(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Take out what a filler has added."""
         if self.gathering is not None:
-            self.gathering.is_whole = self.gathering.is_even = False
+            self.gathering.is_whole, self.gathering.batch_idx = False, None
         if self.kept is None:
             return
         if self.collected is not None:

@@ -6,7 +6,9 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.data.batches import SplitBatches
 from harness.errors import UserError
+from harness.exact.global_batches import shares_of
 from harness.processes.agreement import gather
 
 
@@ -25,7 +27,7 @@ class Gathering:
         self.trainer = trainer
         self.original = trainer.strategy.all_gather
         self.is_whole = False  # this process has what all of them together would gather
-        self.is_even = False  # the shares of the running batch are of one size
+        self.batch_idx: int | None = None  # of the training batch that runs
         self.refusal = ""  # of any call
         vars(trainer.strategy)["all_gather"] = self
 
@@ -43,7 +45,7 @@ class Gathering:
             raise UserError(self.refusal)
         if self.is_whole:
             return tensor
-        if not self.is_even and group in (None, dist.group.WORLD):
+        if not self._is_even() and group in (None, dist.group.WORLD):
             shapes = gather(self.trainer, tuple(tensor.shape))
             if any(shape != shapes[0] for shape in shapes):
                 raise UserError(
@@ -54,3 +56,9 @@ class Gathering:
                     "are gathered."
                 )
         return self.original(tensor, group=group, sync_grads=sync_grads)
+
+    def _is_even(self) -> bool:
+        """Whether the shares of the running batch are of one size."""
+        # Of several loaders the shares may differ in size, each in its own way.
+        only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
+        return isinstance(only, SplitBatches) and only.weight(self.batch_idx or 0) == 1.0
