@@ -2,10 +2,11 @@
 
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tests_harness.modules.one_loss import OneLoss
 
 
 def info_nce(queries: Tensor, keys: Tensor, temperature: float = 0.5) -> Tensor:
@@ -14,7 +15,7 @@ def info_nce(queries: Tensor, keys: Tensor, temperature: float = 0.5) -> Tensor:
     return F.cross_entropy(logits, torch.arange(len(queries), device=queries.device))
 
 
-class Contrastive(pl.LightningModule):
+class Contrastive(OneLoss):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
@@ -24,15 +25,6 @@ class Contrastive(pl.LightningModule):
 
     def loss(self, batch: Any) -> Tensor:
         return info_nce(self(batch[0]), self(batch[1]))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", self.loss(batch))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
 class GatheredNegatives(Contrastive):

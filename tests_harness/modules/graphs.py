@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests_harness.modules.one_loss import OneLoss
+
 
 class Convolution(nn.Module):
     """A mean over neighbours, and a linear map."""
@@ -36,7 +38,7 @@ class GraphNetwork(nn.Module):
         return self.head(sums / batch.bincount().unsqueeze(1)).squeeze(1)  # (B,)
 
 
-class GraphDicts(pl.LightningModule):
+class GraphDicts(OneLoss):
     """Reads a dict, whose first tensor holds all nodes."""
 
     def __init__(self) -> None:
@@ -48,15 +50,6 @@ class GraphDicts(pl.LightningModule):
 
     def loss(self, batch: Any) -> Tensor:
         return F.mse_loss(self(batch), batch["y"])
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", self.loss(batch))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
 class GraphObjects(GraphDicts):
