@@ -77,3 +77,16 @@ def test_what_a_killed_writer_leaves_is_hidden_and_can_be_removed(tmp_path: Path
     assert left.startswith(".file.")
     remove_parts(tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_without_links_keeps_no_empty_file_of_a_failed_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="Input/output"), replacing(tmp_path / "x", False) as file:
+        file.write(b"new")
+    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests_harness.conftest import ROOT, command
+from harness.testing import command as typed
+from tests_harness.conftest import ROOT
+from tests_harness.faults.fork_server import command
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "template" / "README.md"]
@@ -16,8 +18,8 @@ SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
     *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "tensorboard --logdir"),
 )
-# Commands for machines of a cluster; tests_harness/strategies starts the like of them.
-CLUSTER = ("srun", "NODE_RANK=")
+# Commands for machines of a cluster; tests_harness/cluster starts the like of them.
+CLUSTER = ("srun", "sbatch", "NODE_RANK=")
 
 
 def commands() -> list[str]:
@@ -81,7 +83,7 @@ def test_readme_network_trains(tmp_path: Path) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     yaml = config[1].replace("project.models.linear", "linear")
     (tmp_path / "conf" / "model" / "linear.yaml").write_text(yaml)
-    result = command(
+    result = typed(
         "train.py",
         *("--config-dir", tmp_path / "conf"),
         *(

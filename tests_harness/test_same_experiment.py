@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests_harness.conftest import command
+from tests_harness.faults.fork_server import command
 
 # An odd batch size, so that shares differ in size and the last batch is smaller.
 EXPERIMENT = (

@@ -15,7 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from harness.command import hydra_job, run_folder
 from harness.errors import UserError
 from harness.run import tasks as run
-from tests_harness.conftest import ROOT, command
+from harness.testing import command as typed
+from tests_harness.conftest import ROOT
+from tests_harness.faults.fork_server import command
 
 SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=2")
 
@@ -103,7 +105,7 @@ def test_checkpoints_hold_plain_values_only(finished_run: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_two_processes_train_one_run(strategy: str, tmp_path: Path) -> None:
-    result = command(
+    result = typed(
         "train.py", f"strategy={strategy}", "trainer.devices=2", *SHORT, f"output_dir={tmp_path}"
     )
     assert result.returncode == 0, result.stderr
@@ -135,7 +137,7 @@ def test_torchrun_processes_share_one_folder(tmp_path: Path) -> None:
 
 
 def test_sweep_with_two_processes_runs_each_job_once(tmp_path: Path) -> None:
-    result = command("train.py", "-m", "seed=1,2", "strategy=ddp", *SHORT, f"output_dir={tmp_path}")
+    result = typed("train.py", "-m", "seed=1,2", "strategy=ddp", *SHORT, f"output_dir={tmp_path}")
     assert result.returncode == 0, result.stderr
     sweep = only(tmp_path / "sweeps")
     jobs = [path for path in sorted(sweep.iterdir()) if path.is_dir()]

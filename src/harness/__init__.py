@@ -26,9 +26,14 @@ Modules and callbacks:
 Names are imported when they are used: ``from harness import main`` does not import torch.
 """
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from harness.processes.launch import follow_launcher
 from harness.upstream import lightning_name
 
 if TYPE_CHECKING:
@@ -84,11 +89,25 @@ _MODULES = {
     "uniform": "data.randomness",
 }
 
-lightning_name.install()  # first of all: whoever imports lightning.pytorch gets pytorch_lightning
+follow_launcher()  # whose end is otherwise not noticed while all else is imported
+lightning_name.install()  # early: whoever imports lightning.pytorch gets pytorch_lightning
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"harness has no {name}; it has {', '.join(__all__)}.")
-    value = globals()[name] = getattr(import_module(f"harness.{_MODULES[name]}"), name)
+    with interruptible(name == "main"):
+        value = globals()[name] = getattr(import_module(f"harness.{_MODULES[name]}"), name)
     return value
+
+
+@contextmanager
+def interruptible(is_command: bool) -> Iterator[None]:
+    """Let Ctrl-C end a command without a traceback of what it was importing."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not (is_command and is_default and threading.current_thread() is threading.main_thread()):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)

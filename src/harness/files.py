@@ -3,6 +3,7 @@
 Imports nothing but the standard library: every part of the harness may use it.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,16 +11,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 PART = ".part"  # ends the name of a file that is still being written
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what the system says where there is no room
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
     """Open a new file beside `path` that takes its name, durably, if the whole block succeeds.
 
     The file is synced before it is renamed and its folder afterwards, so that `path` has the old
     contents or the new ones. If the block raises, nothing is left.
 
     Raises:
+        FileExistsError: the path exists at the end of the block, and `is_forced` is False.
         OSError: the disk is full, or the system refuses to write.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,12 +32,34 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:  # also the exception that a signal's handler raises
+        if is_forced:
+            os.replace(part, path)
+        else:
+            _rename_if_new(part, path)
+    except BaseException as error:  # also the exception that a signal's handler raises
         with suppress(OSError):
             part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # which a write and a sync do not tell
         raise
     sync(path.parent)
+
+
+def _rename_if_new(part: Path, path: Path) -> None:
+    """Rename a file, or raise a FileExistsError; os.replace would replace what has the name."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links: an empty file takes the name first
+        path.open("xb").close()
+        try:
+            os.replace(part, path)
+        except BaseException:
+            path.unlink()
+            raise
+    else:
+        part.unlink()
 
 
 def write_durably(path: Path, data: bytes) -> None:

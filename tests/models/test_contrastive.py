@@ -84,6 +84,7 @@ def train(strategy, devices):
         strategy=strategy,
         devices=devices,
         max_epochs=4,
+        precision="64-true",  # in 32 bits a step's rounding differs from processor to processor
         callbacks=[steps],
         logger=False,
         enable_checkpointing=False,
@@ -100,4 +101,4 @@ def test_under_dp_every_image_meets_the_whole_batch():
     """Same negatives, same loss as on one device; ddp has a share of them on each process."""
     alone, parallel = train("auto", 1), train(DataParallelStrategy(), 2)
     assert alone.num_negatives == parallel.num_negatives == [2 * 24 - 2] * 8
-    assert parallel.losses == pytest.approx(alone.losses, abs=1e-6)
+    assert parallel.losses == pytest.approx(alone.losses, abs=1e-9)

@@ -11,7 +11,7 @@ from harness.checkpoints.lookup import by_step, link_newest
 from harness.checkpoints.reading import read
 from harness.checkpoints.stand_in import StandIn
 from tests_harness.checkpoints import author
-from tests_harness.conftest import command
+from tests_harness.faults.fork_server import command
 from tests_harness.faults.resume_sweep import COMMON
 from tests_harness.faults.run_folder import contents, differences
 
@@ -142,24 +142,25 @@ def test_without_checkpoints_to_go_on_from_nothing_is_refused(tmp_path: Path) ->
     assert run.checkpoint.name == "best.ckpt"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)])
 def test_refusal_leaves_no_process_waiting(strategy: str, tmp_path: Path) -> None:
     """The first process writes; the others wait for it."""
     result = command(
         "train.py",
         *words(tmp_path, f"+callbacks.odd._target_={AUTHOR}.Odd", f"strategy={strategy}"),
         "trainer.devices=2",
-        timeout=120,
     )
     assert result.returncode == 1
     assert "callbacks.Odd.history[1]" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "dp", "ddp_spawn"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "dp", pytest.param("ddp_spawn", marks=pytest.mark.slow)]
+)
 def test_author_trains_and_goes_on_in_several_processes(strategy: str, tmp_path: Path) -> None:
     many = (f"strategy={strategy}", "trainer.devices=2")
-    first = command("train.py", *words(tmp_path, *template("table"), *many), timeout=120)
+    first = command("train.py", *words(tmp_path, *template("table"), *many))
     assert first.returncode == 0, first.stderr
     assert first.stderr.count("which is not plain") == 1
     (run_dir,) = tmp_path.glob("own/*")
@@ -168,7 +169,7 @@ def test_author_trains_and_goes_on_in_several_processes(strategy: str, tmp_path:
     for later in checkpoints[3:]:
         later.unlink()
     (run_dir / "results.json").unlink()
-    second = command("train.py", f"resume={run_dir}", timeout=120)
+    second = command("train.py", f"resume={run_dir}")
     assert second.returncode == 0, second.stderr
     reached = contents(run_dir)
     if strategy == "ddp_spawn":  # whose test logs in another process, at step 0

@@ -3,6 +3,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from harness.command import run_folder
 from harness.command.compose import compose
 
 
@@ -13,7 +14,7 @@ def test_evaluation_computes_as_the_run_did(finished_run: Path, tmp_path: Path) 
     saved = OmegaConf.load(run_dir / "config.yaml")
     OmegaConf.set_struct(saved, False)
     saved.trainer.inference_mode, saved.trainer.precision = False, "64-true"
-    OmegaConf.save(saved, run_dir / "config.yaml")
+    run_folder.save_config(saved, run_dir)
     words = [f"checkpoint={run_dir / 'checkpoints' / 'best.ckpt'}"]
     for task in ("evaluate", "predict"):
         trainer = compose(task, words).trainer

@@ -14,7 +14,7 @@ from harness.command import from_python, hydra_job, run_folder
 from harness.command import start as cli
 from harness.command.compose import compose_command
 from harness.errors import UserError
-from tests_harness.conftest import command
+from tests_harness.faults.fork_server import command
 
 HERE = f"+hydra.callbacks.noted._target_={__name__}"
 RUN = ["on_run_start", "on_job_start", "on_job_end", "on_run_end"]

@@ -12,7 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from harness.command import start as cli
 from harness.command import yaml_files
 from harness.processes import leaving, peers
-from tests_harness.conftest import ROOT, command
+from harness.testing import command as typed
+from tests_harness.conftest import ROOT
+from tests_harness.faults.fork_server import command
 
 MISTAKES = {
     "unknown key": ("trainer.devcies=2", "Did you mean trainer.devices?"),
@@ -208,7 +210,10 @@ def test_processes_that_would_each_train_alone_are_refused(tmp_path: Path) -> No
         *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "train.py"),
         f"output_dir={tmp_path}",
     )
-    assert "2 processes were started, and each would train alone" in result.stderr
+    assert (
+        "torchrun has started 2 processes, and with this strategy each would train alone"
+        in result.stderr
+    )
 
 
 def test_answers_do_not_import_torch(tmp_path: Path) -> None:
@@ -216,11 +221,11 @@ def test_answers_do_not_import_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     blocked = {"PYTHONPATH": str(tmp_path)}
     for arguments in (["--help"], ["--cfg", "job"], ["-sc", "query=bash"]):
-        result = command("train.py", *arguments, environment=blocked | {"COMP_LINE": "train.py "})
+        result = typed("train.py", *arguments, environment=blocked | {"COMP_LINE": "train.py "})
         assert result.returncode == 0, result.stderr
-    assert "Did you mean" in command("train.py", "trainer.devcies=2", environment=blocked).stderr
+    assert "Did you mean" in typed("train.py", "trainer.devcies=2", environment=blocked).stderr
     # The block works: a run does import torch.
-    assert "torch was imported" in command("train.py", environment=blocked).stderr
+    assert "torch was imported" in typed("train.py", environment=blocked).stderr
 
 
 def test_mistake_of_one_rank_only_is_told_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """``resume=`` as a user types it, with processes that are killed."""
 
+import errno
 import json
 import os
 import shutil
@@ -15,11 +16,12 @@ import torch
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from harness.command import resume, run_folder
+from harness.command import resume, run_folder, which_run
 from harness.command import start as cli
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
-from tests_harness.conftest import ROOT, command
+from tests_harness.conftest import ROOT
+from tests_harness.faults.fork_server import command
 
 SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
 SLOW_STEPS = (
@@ -146,6 +148,7 @@ def test_copy_of_a_finished_run_takes_more_epochs(run_copy: Path, finished_run: 
         ("seed=2", "seed=2 (it has 1)"),
         ("data.batch_size=32", "data.batch_size=32 (it has 64)"),
         ("trainer.max_epochs=1", "trainer.max_epochs=1 (it has 2)"),
+        ("mode=min objective=val/loss", "mode=min (it has max)"),  # best.ckpt is that of max
         ("model=cnn", "model.net._target_=project.models.cnn.CNN"),
         ("experiment=synthetic", "model.optimizer.lr=0.003 (it has 0.005)"),
     ],
@@ -171,7 +174,7 @@ def test_another_result_is_refused_with_the_difference(
 def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
     saved = OmegaConf.load(run_copy / "config.yaml")
     del saved.gpus  # as of a run of before there was a choice
-    OmegaConf.save(saved, run_copy / "config.yaml")
+    run_folder.save_config(saved, run_copy)
     words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "gpus=emptiest"]
     words += ["gpus.min_free_gib=20", "resume=auto"]
     config = resume.config(compose_command("train", words), run_copy)
@@ -180,7 +183,7 @@ def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
     assert config.trainer.strategy._target_.endswith("DDPStrategy")
     assert config.data.num_workers == 1
     assert config.model.net._target_.endswith("MLP")
-    assert config.resume.endswith("step_40.ckpt")
+    assert str(resume.checkpoint(run_copy)).endswith("step_40.ckpt")
 
 
 def test_run_without_a_whole_checkpoint_is_refused(run_copy: Path) -> None:
@@ -242,14 +245,16 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / "run"
         folder.mkdir(exist_ok=True)
         run_folder.save_config(run_folder.freeze(compose("train", list(words)), folder), folder)
-        OmegaConf.save(OmegaConf.create(list(words)), folder / "overrides.yaml")
+        run_folder.save_words(words, folder)
         return folder
 
     return save
 
 
 def go_on(folder: Path, *words: str) -> DictConfig:
-    return resume.config(compose_command("train", words), folder)
+    config = resume.config(compose_command("train", words), folder)
+    config.resume = resume.checkpoint(folder, config.get("resume"))
+    return config
 
 
 @pytest.fixture
@@ -371,6 +376,26 @@ def test_refused_command_leaves_the_run_as_it_was(
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.parametrize("is_end", [False, True])
+def test_finished_run_whose_end_was_not_saved_says_that_it_trains_again(
+    is_end: bool,
+    saved_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = saved_run()
+    (folder / "results.json").write_text("{}")
+    (folder / "checkpoints").mkdir()
+    point = {"step": 3, "each_rank": None if is_end else [{}]}
+    torch.save({"safe_point": point}, folder / "checkpoints" / "step_3.ckpt")
+    monkeypatch.setattr(cli, "execute", lambda *_: None)
+    cli.go_on(compose_command("train", ["trainer.max_epochs=50"]), folder, program=())
+    said = capsys.readouterr().err
+    assert (
+        "goes on from step 3, and what it trained after that is trained again" in said
+    ) != is_end
+
+
 def test_run_refused_by_its_model_keeps_its_logs_and_results(run_copy: Path) -> None:
     """The model is asked late: its checkpoint has been loaded already."""
     before = contents(run_copy)
@@ -387,6 +412,17 @@ def test_run_refused_by_its_model_keeps_its_logs_and_results(run_copy: Path) -> 
     }
 
 
+def test_key_of_the_runs_own_config_can_be_given(saved_run: Callable[..., Path]) -> None:
+    """The default config has neither such a network nor such data."""
+    folder = saved_run("model=mlp", "data=synthetic", "model.net.dropout=0.1")
+    words = ("model.net.dropout=0.1", "trainer.max_epochs=50", "strategy=cpu")
+    assert go_on(folder, *words, f"resume={folder}").trainer.max_epochs == 50
+    with pytest.raises(resume.AnotherRunError, match=r"model.net.dropout=0.2 \(it has 0.1\)"):
+        go_on(folder, "model.net.dropout=0.2", f"resume={folder}")
+    with pytest.raises(UserError, match=r"Did you mean model.net.dropout\?"):
+        go_on(folder, "model.net.dropuot=0.2", f"resume={folder}")
+
+
 def test_words_of_the_start_need_no_second_typing(saved_run: Callable[..., Path]) -> None:
     """The experiment's own 20 epochs are no wish to shorten a run that was started with 30."""
     folder = saved_run("experiment=synthetic", "trainer.max_epochs=30")
@@ -394,8 +430,71 @@ def test_words_of_the_start_need_no_second_typing(saved_run: Callable[..., Path]
 
 
 def test_nothing_to_go_on_with_names_the_newest_run_of_another_name(tmp_path: Path) -> None:
-    assert "a new one starts" in resume.nothing_to_go_on_with(tmp_path / "default")
+    assert "a new one starts" in which_run.nothing_to_go_on_with(tmp_path / "default")
     other = tmp_path / "shapes" / "2026-01-01_00-00-00"
     other.mkdir(parents=True)
     (other / "overrides.yaml").write_text("[]\n")
-    assert f"resume={other}" in resume.nothing_to_go_on_with(tmp_path / "default")
+    assert f"resume={other}" in which_run.nothing_to_go_on_with(tmp_path / "default")
+
+
+def test_newest_run_is_the_one_that_was_started_last_whatever_its_files_times(
+    tmp_path: Path,
+) -> None:
+    """``git clone`` and ``cp -r`` give all files the time of the copy, in any order."""
+    runs = {name: tmp_path / name for name in ("mine", "2026-03-01_10-00-00", "slurm_7")}
+    for run_dir in runs.values():
+        run_dir.mkdir()
+        run_folder.save_words(["seed=1"], run_dir)
+    old = [tmp_path / f"2025-12-31_23-59-59{suffix}" for suffix in ("", "_2", "_10")]
+    for run_dir in old[::-1]:  # of before runs wrote it themselves
+        run_dir.mkdir()
+        (run_dir / "overrides.yaml").write_text("- seed=1\n")
+    for number, run_dir in enumerate([*runs.values(), *old]):
+        os.utime(run_dir / "overrides.yaml", (2e9 - number, 2e9 - number))
+    assert which_run.runs_in(tmp_path) == [*old, *runs.values()]
+    assert run_folder.load_words(runs["mine"]) == ["seed=1"]
+
+
+def test_run_that_nobody_has_named_by_a_time_counts_by_its_files(tmp_path: Path) -> None:
+    for name, seconds in (("b", 1e9), ("a", 1.1e9), ("2024-13-45_99-00-00", 1.2e9)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "overrides.yaml").write_text("[]\n")
+        os.utime(tmp_path / name / "overrides.yaml", (seconds, seconds))
+    assert [path.name for path in which_run.runs_in(tmp_path)] == ["b", "a", "2024-13-45_99-00-00"]
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_corrected_command_starts_anew_where_the_run_came_to_no_checkpoint(
+    has_checkpoint: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "execute", lambda *_: None)
+    words = ["model=mlp", f"output_dir={tmp_path}"]
+    mistaken = cli.start(compose_command("train", [*words, "model.optimizer.lr=30"]))
+    if has_checkpoint:
+        (mistaken / "checkpoints").mkdir()
+        (mistaken / "checkpoints" / "step_1.ckpt").touch()
+    corrected = compose_command("train", [*words, "resume=auto", "model.optimizer.lr=0.3"])
+    if has_checkpoint:
+        with pytest.raises(UserError, match="would not go on as the same run"):
+            cli.start(corrected)
+        return
+    assert cli.start(corrected) not in (mistaken, None)
+    said = capsys.readouterr().out
+    assert "lr=0.3 (it has 30)" in said
+    assert "before its first checkpoint, so a new one starts" in said
+    again = compose_command("train", [*words, "resume=auto", "model.optimizer.lr=0.3"])
+    assert cli.start(again).name != mistaken.name
+
+
+def test_folder_that_may_not_be_written_is_told(tmp_path: Path) -> None:
+    """As for a user without the right; tests may run as root, who has it."""
+    with (
+        pytest.raises(UserError, match=r"Permission denied\.\nCopy the run"),
+        cli.writable(tmp_path),
+    ):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / ".lock"))
+    with pytest.raises(PermissionError), cli.writable(tmp_path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/data/images")

@@ -3,14 +3,19 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from harness.command import run_folder
-from harness.command.compose import compose
+from harness.command import run_folder, start
+from harness.command.compose import compose, compose_command
 from harness.errors import UserError
+from harness.frozen_files import write_json
+from tests_harness.faults.fork_server import command
+from tests_harness.loggers.log_damage import OF_A_TABLE, damage
 
+KINDS = [kind for kind in OF_A_TABLE if kind != "a column deleted"]
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -52,7 +57,7 @@ def test_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_ranks_do_not_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
     with run_folder.locked(tmp_path):
         assert not (tmp_path / run_folder.LOCK).exists()
 
@@ -67,3 +72,99 @@ def test_damaged_config_is_refused_in_words(content: bytes | None, tmp_path: Pat
         UserError, match=r"config.yaml is not the config of a run: .*\nBring it back"
     ):
         run_folder.load_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_to_a_config_is_never_a_setting(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    run_folder.save_config(run_folder.freeze(compose("train", []), tmp_path), tmp_path)
+    frozen, expected = path.read_bytes(), run_folder.load_config(tmp_path)
+    for seed in range(4):
+        path.write_bytes(frozen)
+        damage(path, kind, seed)
+        if path.read_bytes() == frozen:
+            assert run_folder.load_config(tmp_path) == expected
+            continue
+        with pytest.raises(UserError, match="Bring it back from a copy"):
+            run_folder.load_config(tmp_path)
+
+
+@pytest.mark.parametrize("sign", ["overrides.yaml", "code"])
+def test_edited_config_is_refused_also_without_its_first_and_last_line(
+    sign: str, tmp_path: Path
+) -> None:
+    """It would be a record of what was not done; only a run of before there were lines has none."""
+    path = tmp_path / "config.yaml"
+    run_folder.save_config(run_folder.freeze(compose("train", []), tmp_path), tmp_path)
+    edited = path.read_text().replace("seed: 1\n", "seed: 2\n")
+    lines = edited.splitlines(keepends=True)
+    for text in (edited, "".join(lines[1:]), "".join(lines[:-1])):
+        path.write_text(text)
+        with pytest.raises(UserError, match="was damaged, or edited"):
+            run_folder.load_config(tmp_path)
+    path.write_text("".join(lines[1:-1]))
+    assert run_folder.load_config(tmp_path).seed == 2  # of an older version, for all that is seen
+    if sign == "code":
+        (tmp_path / "code").mkdir()
+    else:
+        run_folder.save_words(["seed=1"], tmp_path)
+    with pytest.raises(UserError, match="Another setting belongs in the command"):
+        run_folder.load_config(tmp_path)
+
+
+def test_words_of_an_older_run_that_has_gone_on_are_read(tmp_path: Path) -> None:
+    run_folder.save_config(run_folder.freeze(compose("train", []), tmp_path), tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "overrides.yaml").write_text("- seed=3\n")
+    assert run_folder.load_words(tmp_path) == ["seed=3"]
+
+
+def test_edited_words_of_a_run_are_refused(tmp_path: Path) -> None:
+    run_folder.save_words(["experiment=table", "seed=3"], tmp_path)
+    assert run_folder.load_words(tmp_path) == ["experiment=table", "seed=3"]
+    path = tmp_path / "overrides.yaml"
+    edited = path.read_text().replace("seed=3", "seed=4")
+    path.write_text("".join(edited.splitlines(keepends=True)[1:-1]))
+    with pytest.raises(UserError, match=r"overrides.yaml is not what was frozen"):
+        run_folder.load_words(tmp_path)
+    path.write_text(edited)
+    with pytest.raises(UserError, match=r"overrides.yaml is not what was frozen"):
+        run_folder.load_words(tmp_path)
+
+
+def test_damaged_results_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text('{"test/loss": 0.5}')  # of an older version
+    assert run_folder.results(tmp_path) == {"test/loss": 0.5}
+    write_json(path, '{"test/loss": 0.25}')
+    assert run_folder.results(tmp_path) == {"test/loss": 0.25}
+    path.write_text('{"test/loss": 0.35}')
+    with pytest.raises(UserError, match=r"metrics.csv has the run's numbers"):
+        run_folder.results(tmp_path)
+
+
+def test_folder_whose_name_a_config_would_fill_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has \$\{ in its name"):
+        run_folder.make(tmp_path / "of ${USER}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_that_begins_is_nobody_elses_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands that are started at once: none goes on with a run that another has just made."""
+    words = ["trainer.max_epochs=1", f"output_dir={tmp_path}", "resume=auto"]
+    others = []
+
+    def start_another(*_: Any) -> None:
+        others.append(command("train.py", *words))
+
+    monkeypatch.setattr(start, "execute_in", start_another)
+    run_dir = start.start(compose_command("train", words, "conf"))
+    assert others[0].returncode == 1
+    assert f"The run in {run_dir} is alive" in others[0].stderr
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        ".lock",
+        "config.yaml",
+        "overrides.yaml",
+    ]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -73,8 +74,9 @@ def test_a_signal_leaves_neither_a_temporary_nor_a_traceback(
     assert 128 + number in statuses
 
 
+@pytest.mark.parametrize("force", [False, True])
 def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    force: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []
 
@@ -83,11 +85,12 @@ def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
 
     def replace(source: Path, target: Path) -> None:
         calls.append("name")
-        os.rename(source, target)
+        rename(source, target)
 
+    rename = os.replace if force else os.link
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", replace)
-    convert(checkpoint, tmp_path / "out.pt")
+    monkeypatch.setattr(os, rename.__name__, replace)
+    convert(checkpoint, tmp_path / "out.pt", force=force)
     assert calls == ["file", "name", "folder"]
 
 
@@ -95,15 +98,23 @@ def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
 def test_a_full_disk_leaves_nothing(
     num_writes: int, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = iter(range(1000))
+    class FullDisk:
+        def __init__(self, file: BinaryIO) -> None:
+            self.file, self.num_writes = file, 0
 
-    def full(fd: int, content: memoryview, position: int) -> int:
-        if next(calls) >= num_writes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(fd, content[: len(content) // 2 + 1], position)  # and short writes before
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.file, name)
 
-    pwrite = os.pwrite
-    monkeypatch.setattr(write.os, "pwrite", full)
+        def write(self, content: bytes) -> int:
+            self.num_writes += 1
+            if self.num_writes > num_writes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return self.file.write(content)
+
+    def write_pt(file: BinaryIO, *arguments: object) -> None:
+        write.write_pt(FullDisk(file), *arguments)
+
+    monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
     with pytest.raises(OSError, match="No space left"):
         convert(checkpoint, tmp_path / "out.pt")
     assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]
@@ -113,13 +124,14 @@ def test_a_full_disk_leaves_nothing(
 def test_a_disk_that_is_too_small_is_found_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write.os, "pwrite", lambda *_: pytest.fail("this would fill the disk"))
+    monkeypatch.setattr(write, "_copy", lambda *_: pytest.fail("this would fill the disk"))
+    output = tmp_path / "out.safetensors"
     torch.save({"huge": torch.ones(1).expand(1 << 52)}, tmp_path / "a.ckpt")
     with pytest.raises(OSError, match=r"No space left|too large"):
-        convert(tmp_path / "a.ckpt", tmp_path / "out.pt")
+        convert(tmp_path / "a.ckpt", output, max_expansion=1e30)
     torch.save({str(i): torch.ones(1).expand(1 << 60) for i in range(8)}, tmp_path / "a.ckpt")
     with pytest.raises(CheckpointError, match="larger than any file"):
-        convert(tmp_path / "a.ckpt", tmp_path / "out.pt")
+        convert(tmp_path / "a.ckpt", output, max_expansion=1e30)
     assert os.listdir(tmp_path) == ["a.ckpt"]
 
 
@@ -138,7 +150,7 @@ def test_a_file_size_limit_ends_with_a_line_and_status_4(checkpoint: Path, tmp_p
     assert sorted(os.listdir(tmp_path)) == ["a.ckpt"]
 
 
-@pytest.mark.parametrize("how", ["replaced", "written"])
+@pytest.mark.parametrize("how", ["replaced", "written", "written and its time set back"])
 def test_an_input_that_changes_while_it_is_read_is_refused(
     how: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,8 +160,11 @@ def test_an_input_that_changes_while_it_is_read_is_refused(
             torch.save({"state_dict": {}}, tmp_path / "b")
             os.replace(tmp_path / "b", checkpoint)
         else:
+            before = checkpoint.stat()
             with checkpoint.open("r+b") as file:
                 file.write(b"P")
+            if how != "written":
+                os.utime(checkpoint, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
     with pytest.raises(CheckpointError, match="changed while it was read"):
@@ -162,9 +177,10 @@ def test_a_failing_disk_is_found(
 ) -> None:
     """A byte that is not what was written is found before the file gets its name."""
 
-    def write_pt(fd: int, *arguments: object) -> None:
-        write.write_pt(fd, *arguments)
-        os.pwrite(fd, b"\xff\xff\xff\xff", 20_000_000)
+    def write_pt(file: BinaryIO, *arguments: object) -> None:
+        write.write_pt(file, *arguments)
+        file.flush()
+        os.pwrite(file.fileno(), b"\xff\xff\xff\xff", 20_000_000)
 
     monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
     with pytest.raises(CheckpointError, match="4 was not written as it is in the source"):
@@ -179,6 +195,42 @@ def test_an_existing_output_is_kept_unless_forced(checkpoint: Path, tmp_path: Pa
     assert (tmp_path / "out.pt").read_text() == "mine"
     convert(checkpoint, tmp_path / "out.pt", force=True)
     assert torch.load(tmp_path / "out.pt").keys() == {str(i) for i in range(8)}
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize("what", ["file", "dangling link"])
+def test_an_output_that_appears_meanwhile_is_kept_unless_forced(
+    what: str,
+    has_links: bool,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a second call for the same output, which has looked for it before this one wrote it."""
+    output = tmp_path / "out.pt"
+
+    def write_pt(*arguments: object) -> None:
+        write.write_pt(*arguments)
+        if what == "file":
+            output.write_text("mine")
+        else:
+            output.symlink_to("nowhere")
+
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not has_links:  # as on FAT
+        monkeypatch.setattr(os, "link", link)
+    convert(checkpoint, output)
+    output.unlink()
+    monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
+    with pytest.raises(UserError, match=r"out.pt exists, since a moment ago; --force replaces it"):
+        convert(checkpoint, output)
+    assert output.is_symlink() or output.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt", "out.pt"]
+    output.unlink()
+    convert(checkpoint, output, force=True)
+    assert len(torch.load(output)) == 8
 
 
 def test_the_input_is_never_the_output(checkpoint: Path, tmp_path: Path) -> None:

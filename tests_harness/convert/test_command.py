@@ -1,11 +1,13 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from .checkpoint_matrix import Net, lightning, prefixed, save_distributed, trained
 
@@ -103,6 +105,92 @@ def test_a_mistake_is_one_line_and_a_status(
         assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "outputs"),
+    [
+        (["runs/last.ckpt", "out.pt"], ["out.pt"]),
+        (["runs/last.ckpt", "out.safetensors", "--dtype", "float16"], ["out.safetensors"]),
+        (["--force", "runs/last.ckpt", "new folder/out.pt"], ["new folder/out.pt"]),
+        (["runs/last.ckpt", "weights"], ["weights.pt"]),
+        (["runs/last.ckpt", "new/"], ["new/last.pt"]),
+        (["runs/last.ckpt", "empty"], ["empty/last.pt"]),
+        (["runs/last.ckpt", "runs/best.ckpt", "out.pth"], ["best.pth", "last.pth"]),
+        (["runs", "empty"], ["empty/best.pt", "empty/last.pt"]),
+    ],
+)
+def test_an_output_as_of_cp_is_refused_with_the_line_to_type(
+    arguments: list[str], outputs: list[str], folder: Path
+) -> None:
+    (folder / "empty").mkdir()
+    before = sorted(folder.rglob("*"))
+    result = run(*arguments, folder=folder)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert sorted(folder.rglob("*")) == before
+    line = result.stderr.strip().partition("has -o before it: ")[2]
+    line = line.replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(["bash", "-c", line], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    assert all((folder / output).is_file() for output in outputs)
+    assert len(list(folder.rglob("*.*"))) == 2 + len(outputs)
+
+
+def test_an_output_that_is_a_folder_is_refused_with_the_option_to_type(folder: Path) -> None:
+    (folder / "my out").mkdir()
+    result = run("runs/last.ckpt", "-o", "my out", folder=folder)
+    assert result.stderr == "error: my out is a folder; -o 'my out/last.pt' names a file in it.\n"
+    assert run("runs/last.ckpt", "-o", "my out/last.pt", folder=folder).returncode == 0
+
+
+def test_what_a_terminal_would_obey_is_nowhere_printed(tmp_path: Path) -> None:
+    evil = "a\x1b]0;title\x07\n\u202eb"
+    (tmp_path / f"{evil}.bad").write_text("text")
+    torch.save(
+        {evil: {evil: torch.ones(1)}, "model": {evil: torch.ones(1)}}, tmp_path / f"{evil}.pt"
+    )
+    calls = [
+        [f"{evil}.pt"],
+        [f"{evil}.pt", "--list"],
+        [f"{evil}.pt", "--key", evil, "--list"],
+        [f"{evil}.pt", "--key", f"{evil}x"],
+        [f"{evil}.pt", "--prefix", evil],
+        [f"{evil}.pt"],
+        [f"{evil}.bad"],
+        [f"{evil}.none"],
+        [f"{evil}.pt", f"{evil}.out"],
+        [f"{evil}.pt", "-o", f"/proc/{evil}.pt"],
+        [f"{evil}.pt", "-o", f"{evil}/a.pt"],
+        [f"{evil}.pt", f"{evil}.bad", "-o", "a.pt"],
+    ]
+    for arguments in calls:
+        result = run(*arguments, folder=tmp_path)
+        assert all(line.isprintable() for line in (result.stdout + result.stderr).split("\n"))
+        assert result.stderr.count("\n") <= 1
+    result = run(f"{evil}.pt", "--list", "--json", folder=tmp_path)
+    assert json.loads(result.stdout)[0]["tensors"].keys() == {evil}
+
+
+@pytest.mark.parametrize("source", ["pt", "zeros", "legacy", "safetensors"])
+def test_what_was_verified_is_said(source: str, tmp_path: Path) -> None:
+    """A file without checksums cannot tell whether it was damaged before."""
+    state, path = {"a": torch.ones(3), "b": torch.empty(0)}, tmp_path / "a.pt"
+    if source == "safetensors":
+        save_file(state, path)
+    elif source == "zeros":
+        torch.serialization.set_crc32_options(False)
+        try:
+            torch.save(state, path)
+        finally:
+            torch.serialization.set_crc32_options(True)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=source == "pt")
+    said = (
+        "every byte"
+        if source == "pt"
+        else "the copy, byte for byte; the source states no checksums"
+    )
+    assert f"verified  {said}\n" in run("a.pt", folder=tmp_path).stdout
+
+
 def test_neither_torch_nor_numpy_is_imported(folder: Path) -> None:
     code = (
         f"import runpy, sys; sys.argv = ['convert', 'runs/last.ckpt']; sys.path[:0] = [];"
@@ -129,6 +217,12 @@ def test_memory_does_not_grow_with_the_checkpoint(options: list[str], folder: Pa
     command = [sys.executable, "-c", code, sys.executable, str(SCRIPT), "large.ckpt", *options]
     result = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
     assert int(result.stdout.splitlines()[-1]) <= 64 * 1024
+
+
+def test_an_output_inside_a_distributed_checkpoint_is_refused(folder: Path) -> None:
+    save_distributed({"weight": torch.ones(3)}, folder / "step_100")
+    result = run("runs/last.ckpt", "-o", "step_100/meta.pt", folder=folder)
+    assert "step_100/meta.pt is inside the checkpoint step_100" in result.stderr
 
 
 def test_an_input_is_never_overwritten_by_the_output_of_another(folder: Path) -> None:

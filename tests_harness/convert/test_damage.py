@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from harness.convert import CheckpointError, convert
-from harness.convert.read import Checkpoint, _tile
+from harness.convert.read import Checkpoint
 
 from .checkpoint_matrix import save_distributed
 
@@ -135,8 +135,6 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path: Path) -> None:
         return refusal(tmp_path / "file")
 
     assert "the file is empty" in refused(b"")
-    assert "not a checkpoint" in refused(b"epoch,loss\n1,0.5\n")
-    assert "not a checkpoint" in refused(b"version https://git-lfs.github.com/spec/v1\noid sha256")
     assert "a pickle that torch.save did not write" in refused(b"\x80\x04K\x01.")
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -201,14 +199,11 @@ def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("offset", [1 << 40, (1 << 64) - 2])
 def test_a_zip_directory_that_points_outside_the_file_is_named(offset: int, tmp_path: Path) -> None:
     """Mutated files led here: the second number is too large for the system's calls."""
-    path = checkpoint(tmp_path / "in.ckpt")
-    convert(path, tmp_path / "last.pt")  # whose directory has 64-bit offsets
-    path.unlink()
-    content = bytearray((tmp_path / "last.pt").read_bytes())
-    entry = content.index(b"PK\1\2") + 46 + len("archive/data.pkl") + 4 + 16
-    content[entry : entry + 8] = offset.to_bytes(8, "little")
-    (tmp_path / "last.pt").write_bytes(content)
-    assert "damaged: data.pkl cannot be read" in refusal(tmp_path / "last.pt")
+    path = checkpoint(tmp_path / "last.ckpt")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.infolist()[0].header_offset = offset
+        archive.comment = b"written again"
+    assert "damaged: data.pkl cannot be read" in refusal(path)
 
 
 def safetensors(path: Path, header: dict[str, object], content: bytes = bytes(8)) -> Path:
@@ -284,12 +279,6 @@ def test_a_local_zip_header_that_is_none_is_refused(tmp_path: Path) -> None:
     content[at] ^= 1
     path.write_bytes(content)
     assert "damaged: data/0 cannot be read" in refusal(path)
-
-
-def test_shards_that_overlap_are_refused() -> None:
-    assert _tile((4, 2), [((0, 0), (2, 2)), ((2, 0), (2, 2))])
-    assert not _tile((4, 2), [((0, 0), (2, 2)), ((1, 0), (2, 2))])
-    assert not _tile((4, 2), [((0, 0), (2, 2)), ((3, 0), (2, 2))])
 
 
 def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:

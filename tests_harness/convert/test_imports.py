@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,7 +50,8 @@ def test_no_project_is_named(path: Path) -> None:
 
 WITHOUT = """
 import sys
-for name in ("torch", "numpy", "hydra", "omegaconf", "yaml", "pytorch_lightning"):
+for name in ("torch", "numpy", "hydra", "omegaconf", "yaml", "pytorch_lightning",
+             "lightning_fabric", "lightning", "safetensors"):
     sys.modules[name] = None  # an import of it raises, as where it is not installed
 import runpy
 sys.argv[0] = "convert"
@@ -68,3 +70,36 @@ def test_the_command_works_where_torch_is_not_installed(suffix: str, tmp_path: P
     assert "verified  every byte" in result.stdout
     assert "config.yaml: " in result.stdout  # why it was not held against the network
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "config.yaml", f"out{suffix}"]
+
+
+ALONE = "import runpy, sys; sys.path[:0] = [sys.argv.pop(1)]; runpy.run_module('harness.convert')"
+
+
+def alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the converter and its two leaves, taken out of the harness, with Python itself alone."""
+    package = folder / "package" / "harness"
+    shutil.copytree(CONVERTER[0].parent, package / "convert", dirs_exist_ok=True)
+    for leaf in LEAVES:
+        shutil.copy(leaf, package)
+    code = ALONE.replace("convert')", "convert', run_name='__main__')")
+    command = [sys.executable, "-I", "-S", "-c", code, str(package.parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_the_converter_can_be_taken_out_as_a_package_of_its_own(
+    suffix: str, tmp_path: Path
+) -> None:
+    torch.save({"state_dict": {"net.a": torch.ones(3)}}, tmp_path / "a.ckpt")
+    result = alone(tmp_path, "a.ckpt", "-o", f"out{suffix}")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "verified  every byte" in result.stdout
+
+
+def test_what_needs_numpy_says_so(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(9)[::2], "b": torch.ones(3)}, tmp_path / "a.ckpt")
+    for options in ([], ["--dtype", "float16"]):
+        result = alone(tmp_path, "a.ckpt", "-o", "out.pt", *options)
+        assert (result.returncode, result.stderr.count("\n")) == (3, 1)
+        assert "need NumPy: pip install numpy" in result.stderr
+        assert not (tmp_path / "out.pt").exists()

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 
 from harness.convert import CheckpointError
@@ -96,8 +98,8 @@ def test_a_prefix_names_the_network() -> None:
     names = ("gan.module.generator.a", "gan.module.critic.a")
     assert renamed(*names, prefix="gan.critic") == {"gan.module.critic.a": "a"}
     assert len(renamed(*names, prefix="", is_lightning=True)) == 2
-    with pytest.raises(CheckpointError, match=r"nothing is called critic\.\*; there is: gan"):
-        renamed(*names, prefix="critic")
+    with pytest.raises(CheckpointError, match=r"nothing is called g\.\*; there is: gan"):
+        renamed(*names, prefix="g")
 
 
 def test_averaged_weights_are_preferred_unless_declined() -> None:
@@ -114,11 +116,59 @@ def test_a_counter_of_the_network_itself_stays() -> None:
 
 
 def test_versions_of_modules_follow_their_names() -> None:
-    names = Names(["net._orig_mod.module.bn.weight"], is_lightning=True)
-    metadata = {
+    versions = {
         "": {"version": 1},
         "net": {"version": 3},
         "net._orig_mod.module": {"version": 4},
         "net._orig_mod.module.bn": {"version": 2, "other": object()},
     }
-    assert names.metadata(metadata) == {"": {"version": 4}, "bn": {"version": 2}}
+    names = Names(["net._orig_mod.module.bn.weight"], is_lightning=True, versions=versions)
+    assert names.metadata == {"": {"version": 4}, "bn": {"version": 2}}
+
+
+def test_a_prefix_that_lies_deeper_is_suggested() -> None:
+    names = ("gan.module.generator.a", "gan.module.critic.0.a", "gan.module.critic.1.critic.a")
+    with pytest.raises(CheckpointError, match=r"called critic\.\*; --prefix gan\.critic is there"):
+        renamed(*names, prefix="critic.")
+    assert renamed(*names, prefix="gan.critic").keys() == set(names[1:])
+
+
+def test_a_wrapper_inside_a_real_module_is_known_too() -> None:
+    names = ("net.module.a.module.weight", "net.module.a.module.bias")
+    known = {"net.module.a.weight", "net.module.a.bias"}
+    assert set(renamed(*names, known=known).values()) == known
+
+
+def test_a_wrapper_that_only_its_name_tells_is_said() -> None:
+    assert "--keep-module" in Names(["module.a", "module.b"]).notes[0]
+    for certain in (["a.b", "module"], ["module.a", "n_averaged"], ["module.a", "b"]):
+        assert Names(certain).notes == []
+    assert Names(["module.a"], keep_module=True).notes == []
+    assert Names(["module.module.a"], known=["module.a"]).notes == []
+
+
+def test_averages_that_are_left_out_are_said() -> None:
+    raw, average = (
+        ("model.a.b", "model.c", "model.d", "model.e"),
+        ("model_ema.ab", "model_ema.decay"),
+    )
+    names = (*raw, *average, "loss_avg.total")
+    (note,) = Names(names, is_lightning=True).notes
+    assert "--prefix model_ema takes it" in note
+    (note,) = Names(["net.a", "swa_net.a"], is_lightning=True).notes
+    assert note == "swa_net is the average of net; --no-ema takes net"
+    assert Names(names, is_lightning=True, ema=False).notes == []
+
+
+def test_many_nested_modules_take_memory_in_proportion_to_their_names() -> None:
+    """The paths of all of them, each whole, would be a thousand times the names' own size."""
+    names = [f"m{i}.{'module.' * 96}weight" for i in range(300)]
+    versions = {name: {"version": 1} for name in names}
+    tracemalloc.start()
+    try:
+        assert set(Names(names, versions=versions).new.values()) == {
+            f"m{i}.weight" for i in range(300)
+        }
+        assert tracemalloc.get_traced_memory()[1] <= 20 * 2 * sum(map(len, names))
+    finally:
+        tracemalloc.stop()

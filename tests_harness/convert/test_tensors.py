@@ -95,8 +95,7 @@ def test_blocks_stay_small(tmp_path: Path) -> None:
     """A transposed matrix is gathered piece by piece, never at once."""
     torch.save({"x": torch.rand(3000, 3000).t()[:, ::2]}, tmp_path / "in.ckpt")
     with Checkpoint(tmp_path / "in.ckpt") as checkpoint:
-        chunks = stream(checkpoint.root["x"], "float32", memoryview(bytearray(BLOCK)))
-        sizes = [len(chunk) for chunk in chunks]
+        sizes = [len(chunk) for chunk in stream(checkpoint.root["x"], "float32")]
     assert max(sizes) <= BLOCK
     assert sum(sizes) == 3000 * 1500 * 4
 
@@ -265,7 +264,7 @@ def test_shards_must_tile_the_tensor(
         convert(tmp_path / "dcp", tmp_path / "out.pt")
         assert same(torch.load(tmp_path / "out.pt")["x"], tensor)
     else:
-        with pytest.raises(CheckpointError, match="the shards of x do not make up the tensor"):
+        with pytest.raises(CheckpointError, match=r"do not make up the tensor|overlap"):
             convert(tmp_path / "dcp", tmp_path / "out.pt")
 
 

@@ -12,7 +12,7 @@ from harness.data import measuring as workers
 from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
 from harness.data.measuring import Measured, candidates, knee, measure, measure_briefly
-from tests_harness.conftest import command
+from tests_harness.faults.fork_server import command
 
 
 class Sleeps(BatchedDataset):

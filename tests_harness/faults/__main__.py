@@ -3,6 +3,7 @@
 python -m tests_harness.faults                        all faults, about half an hour on two cores
 python -m tests_harness.faults sweep --only EMA       resume from every step of one configuration
 python -m tests_harness.faults kill storm --num 10    a few of both
+python -m tests_harness.faults modules --num 100      real modules, a few kills of each
 """
 
 import argparse
@@ -16,7 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from tests_harness.faults import damage, full_disk, kills, resume_sweep, signals, writes
+from tests_harness.faults import (
+    damage,
+    full_disk,
+    kills,
+    module_kills,
+    real_modules,
+    resume_sweep,
+    signals,
+    writes,
+)
 
 Rows: TypeAlias = dict[str, tuple[bool, str]]  # whether the bar is met, and the figures
 
@@ -181,10 +191,58 @@ def disk(folder: Path, options: argparse.Namespace) -> Rows:
     return rows
 
 
+def modules(folder: Path, options: argparse.Namespace) -> Rows:
+    names = [name for name in real_modules.CONFIGURATIONS if options.only in name]
+    rows: Rows = {}
+    all_: list[module_kills.Outcome] = []
+    for i, name in enumerate(names):
+        # As evenly as the number of kills can be shared, and never none.
+        num = max(1, options.num * (i + 1) // len(names) - options.num * i // len(names))
+        outcome = module_kills.storm(name, folder, random.Random(f"{options.seed} {name}"), num)
+        all_.append(outcome)
+        said = (
+            f"{len(outcome.faults)} kills of {outcome.num_runs} runs: {outcome.num_equal} equal by "
+            f"bit, {outcome.num_told} told, {outcome.num_silent} silently different, "
+            f"{outcome.num_hangs} hangs"
+        )
+        wrong = [*outcome.differences, *outcome.failures]
+        print(f"  {name}: {said}", *wrong, sep="\n    ", flush=True)
+        if wrong or outcome.num_hangs:
+            rows[f"  {name}"] = (False, said)
+    runs = sum(one.num_runs for one in all_)
+    rows[f"kill -9 and SIGTERM of all, a rank or a data worker; {len(names)} real modules"] = (
+        not rows,
+        f"{sum(len(one.faults) for one in all_)} kills of {runs} runs: "
+        f"{sum(one.num_equal for one in all_)} equal by bit, "
+        f"{sum(one.num_told for one in all_)} told, "
+        f"{sum(one.num_silent for one in all_)} silently different, "
+        f"{sum(one.num_hangs for one in all_)} hangs",
+    )
+    return rows
+
+
+def chains(folder: Path, options: argparse.Namespace) -> Rows:
+    names = [name for name in real_modules.CHAINED if options.only in name]
+    found = {
+        name: module_kills.chain(name, folder, random.Random(f"{options.seed} {name}"))
+        for name in names
+    }
+    worst = max(difference for difference, _ in found.values())
+    wrong = {name: text for name, (_, text) in found.items() if text}
+    return {
+        f"2, then 3, 1 and 3 processes, killed between, 64-true; {len(names)} real modules": (
+            worst <= 1e-12,
+            f"largest weight difference from one process {worst:.1e} {wrong or ''}",
+        )
+    }
+
+
 FAULTS: dict[str, Callable[[Path, argparse.Namespace], Rows]] = {
     "sweep": sweep,
     "kill": kill,
     "storm": storm,
+    "modules": modules,
+    "chains": chains,
     "write": write,
     "damage": damaged,
     "signal": asked,
@@ -213,7 +271,7 @@ def main() -> None:
     # The sweep trains in this process, whose threads a fork would lack: the others come before.
     for name in sorted(arguments.faults or FAULTS, key="sweep".__eq__):
         started = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             found = FAULTS[name](Path(folder) / name, arguments)
         for fault, outcome in found.items():
             print(f"| {fault} | {'' if outcome[0] else 'MISSED: '}{outcome[1]} |", flush=True)

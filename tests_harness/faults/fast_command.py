@@ -62,15 +62,17 @@ class SubprocessModule:
 
 
 def run_command(arguments: list[str], env: dict[str, str]) -> None:
-    """Be the command, and end."""
+    """Be train.py, evaluate.py or predict.py, and end."""
     status: Any = 1
     try:
         os.environ.clear()
         os.environ.update(env)
         sys.argv = list(arguments)
+        known = env.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [folder for folder in known if folder and folder not in sys.path]
         launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
         fabric_launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
-        cli.main("train", "conf")
+        cli.main(Path(arguments[0]).stem, "conf")
         status = 0
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1
@@ -98,6 +100,8 @@ def start(arguments: list[str], log: Path, env: dict[str, str] | None = None) ->
         run_command(["train.py", *arguments], dict(os.environ) | (env or {}))
     process = Forked.__new__(Forked)
     process.pid, process.returncode = pid, None
+    while process.poll() is None and os.getpgid(pid) != pid:
+        time.sleep(0.001)  # whoever asks for the members of its group must find it
     return process
 
 

@@ -67,9 +67,9 @@ def wait_for_step(process: Forked, folder: Path, before: int, seconds: float = 3
 
 
 def run_dir(folder: Path) -> Path:
-    """The only run of a trial."""
-    (found,) = (folder / "outputs" / "default").iterdir()
-    return found
+    """The only run of a trial; a folder that was made and not filled is none."""
+    (found,) = (folder / "outputs" / "default").glob("*/overrides.yaml")
+    return found.parent
 
 
 def finish(folder: Path, num_processes: int, *overrides: str) -> None:

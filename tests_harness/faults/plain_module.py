@@ -66,3 +66,28 @@ class PlainModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class TwoPaces(PlainModule):
+    """Manual optimisation: the head's gradients wait for every third batch."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        body, head = self.optimizers()
+        body.step()
+        body.zero_grad()
+        if batch_idx % 3 == 2:
+            head.step()
+            head.zero_grad()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """What is logged here is no part of a step, whose precision Lightning sets."""
+        self.log("rate", 0.1 / 3, on_step=False, on_epoch=True)
+
+    def configure_optimizers(self) -> Any:
+        body = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        return [body, torch.optim.Adam(self.head.parameters(), lr=0.01)]

@@ -89,6 +89,19 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "trainer.log_every_n_steps=1",
     ),
     "double precision": ("trainer.precision=64-true",),
+    "gradients that wait": (
+        "model._target_=tests_harness.faults.plain_module.TwoPaces",
+        "callbacks.learning_rate=null",
+    ),
+    "gradients that wait, double precision": (
+        "model._target_=tests_harness.faults.plain_module.TwoPaces",
+        "callbacks.learning_rate=null",
+        "trainer.precision=64-true",
+    ),
+    "accumulation that grows": (
+        "+callbacks.grow._target_=pytorch_lightning.callbacks.GradientAccumulationScheduler",
+        "+callbacks.grow.scheduling={0: 1, 1: 2}",
+    ),
     "part of an epoch": ("trainer.limit_train_batches=3",),
     "what authors keep": (
         "model._target_=tests_harness.checkpoints.author.Keeping",
@@ -113,8 +126,14 @@ def train(cfg: DictConfig) -> None:
         run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
 
 
-def sweep(name: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield for each safe point of a run what differs when it is resumed from there."""
+def sweep(name: str, folder: Path, stride: int = 1) -> Iterator[tuple[str, list[str]]]:
+    """Yield for each safe point of a run what differs when it is resumed from there.
+
+    Args:
+        name: of ``CONFIGURATIONS``.
+        folder: of the runs.
+        stride: 3 resumes from every third.
+    """
     run_dir, reference_dir = folder / "run", folder / "reference"
     shutil.rmtree(folder, ignore_errors=True)
     run_dir.mkdir(parents=True)
@@ -122,7 +141,7 @@ def sweep(name: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
     train(cfg)
     run_dir.rename(reference_dir)
     reference = contents(reference_dir)
-    for checkpoint in by_step(reference_dir / "checkpoints"):
+    for checkpoint in by_step(reference_dir / "checkpoints")[::stride]:
         # All that the run left stays, as if it had been killed at its very end and only this
         # checkpoint were whole.
         shutil.rmtree(run_dir, ignore_errors=True)

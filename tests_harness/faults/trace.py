@@ -23,11 +23,11 @@ class Trace(pl.Callback):
         self.seconds_per_test = seconds_per_test
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._note_pid(trainer)
 
     def _note_pid(self, trainer: pl.Trainer) -> None:
         """As a whole: whoever strikes reads it at any moment."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"pid_{trainer.global_rank}"
         part = path.with_suffix(".part")
         part.write_text(str(os.getpid()))

@@ -1,6 +1,9 @@
 import csv
 from pathlib import Path
 
+import pytest
+
+from harness.loggers import metrics_table
 from harness.loggers.metrics_table import MetricsTable
 
 
@@ -48,3 +51,17 @@ def test_module_may_send_pictures_to_every_logger(tmp_path: Path) -> None:
     table = MetricsTable(tmp_path / "metrics.csv")
     table.experiment.add_image("samples", None, 3)
     assert not table.path.exists()
+
+
+def test_rows_that_could_not_be_written_are_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: the logger tries again, and a checkpoint records each row once."""
+    table = MetricsTable(tmp_path / "metrics.csv")
+    table.log_metrics({"loss": 0.5}, step=1)
+    monkeypatch.setattr(metrics_table, "write_durably", None)  # fails where it is called
+    with pytest.raises(TypeError):
+        table.write_all()
+    monkeypatch.undo()
+    table.write_all()
+    assert len(table.contents["rows"]) == len(rows(table.path)) == 1

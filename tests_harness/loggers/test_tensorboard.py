@@ -14,7 +14,7 @@ def logger(tmp_path: Path) -> TensorBoard:
 def steps_in_file(logger: TensorBoard) -> list[int]:
     """Of all events but the first, which holds the format's version."""
     (path,) = Path(logger.log_dir).glob("events.out.tfevents.*")
-    return [event.step for _, event in read_events(path)[1:]]
+    return [record.event.step for record in read_events(path)[1:]]
 
 
 def test_saving_does_not_wait_for_the_disk(

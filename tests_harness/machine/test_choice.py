@@ -308,12 +308,18 @@ def test_choice_comes_before_torch(commands, tmp_path: Path) -> None:
     assert "torch was imported" in result.stderr
 
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+SRUN = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("environment", "hint"),
     [
-        ({"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, "2 were started"),
-        ({"SLURM_JOB_ID": "7", "SLURM_STEP_TASKS_PER_NODE": "1,4(x2)"}, "4 were started"),
-        ({"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x3)"}, "2 were started"),
+        (TORCHRUN | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "2 were started"),
+        (SRUN, "4 were started"),
         ({"CUDA_VISIBLE_DEVICES": ""}, "Unset it"),
         ({"CUDA_VISIBLE_DEVICES": "0,2"}, "gpus.min_free_gib"),
     ],
@@ -322,7 +328,7 @@ def test_choice_that_cannot_be_made_is_refused_and_leaves_nothing(
     environment: dict[str, str], hint: str, commands, tmp_path: Path
 ) -> None:
     (tmp_path / "fake" / "torch.py").write_text("raise SystemExit('torch was imported')")
-    result, _ = commands("gpus.min_free_gib=20", **environment)
+    result, _ = commands("gpus.min_free_gib=20", "strategy=ddp", **environment)
     assert result.returncode == 1
     assert hint in result.stderr
     assert "Traceback" not in result.stderr
@@ -331,19 +337,19 @@ def test_choice_that_cannot_be_made_is_refused_and_leaves_nothing(
 
 def test_each_machine_of_a_run_tells_what_it_lacks(commands, tmp_path: Path) -> None:
     """The first machine's process does not have this mistake, and lives on."""
-    second = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    result, _ = commands(**second, CUDA_VISIBLE_DEVICES="")
+    second = {"RANK": "1", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
+    result, _ = commands("strategy=ddp", **TORCHRUN, **second, CUDA_VISIBLE_DEVICES="")
     assert result.stderr.startswith("Rank 1: ")
     assert "which shows none" in result.stderr
 
 
 @pytest.mark.parametrize("launched", [{}, {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1(x2)"}])
 def test_process_that_is_alone_on_its_machine_may_choose(launched, monkeypatch) -> None:
-    from harness.processes import launch
+    from harness.processes.launcher import launcher
 
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert launch.num_processes_here() == 1
+    assert launcher().num_here == 1
 
 
 @pytest.mark.parametrize("config", ["train", "evaluate", "predict"])

@@ -23,6 +23,7 @@ CHANGED = "refused: give the loss a copy"
 ONE_KEY = "refused: leave out add_dataloader_idx=False"
 REENTRANT = "refused: use_reentrant=False"
 GATHERED = "refused: self.all_gather needs one shape"
+IN_STEP = "refused: Unfreeze it before the step"
 COUNTED = "refused: append what it is computed from to a list of the module"
 ROWS = "refused: does not treat each row by itself"
 NOT_FIRST = "refused: dimension 0 is not the batch"
@@ -78,6 +79,11 @@ KINDS = {
         ddp2="refused: Use strategy=ddp, or",
     ),
     "BatchNorm in a frozen backbone": Kind("classifiers.FrozenBackbone"),
+    "unfrozen by `BaseFinetuning`": Kind("unfrozen.ByCallback"),
+    "unfrozen and frozen by hooks": Kind(
+        "unfrozen.ByHooks", data="OwnData", words=("trainer.accumulate_grad_batches=2",)
+    ),
+    "unfrozen in the step": Kind("unfrozen.InStep", ddp=IN_STEP, ddp2=IN_STEP),
     "dropout": Kind("classifiers.Dropout", ddp=MASKS, ddp2=MASKS),
     "noise in forward (VAE)": Kind("habits.Autoencoder", dp=RANDOM, ddp=RANDOM, ddp2=RANDOM),
     "mixup in the step": Kind("habits.Mixup", ddp=RANDOM, ddp2=RANDOM),

@@ -15,6 +15,9 @@ from tests_harness.strategy_runs import STRATEGIES
 # Each is decided in another place of the harness.
 IN_PROCESSES = (
     "class weights, `mean_over`",
+    "unfrozen by `BaseFinetuning`",
+    "unfrozen and frozen by hooks",
+    "unfrozen in the step",
     "accumulated, `mean_over`",
     "shares without a label, `mean_over`",
     "graphs as dicts",

@@ -31,7 +31,9 @@ def test_program_that_a_callback_starts_is_no_rank(rank: str, tmp_path: Path) ->
         "MASTER_PORT": "1234",
         "SLURM_NTASKS": "2",
     }
-    subprocess.run([sys.executable, "-c", code], env=os.environ | inherited, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | inherited, check=True, timeout=300
+    )
 
 
 def test_ranks_of_torchrun_are_no_ranks_of_a_callbacks_program(
@@ -60,23 +62,53 @@ def test_variables_last_as_long_as_the_run_and_a_job_is_told_once(tmp_path: Path
     assert launch.job_that_this_is() is None
 
 
+FOLLOWS = "import harness, sys; print(sys.modules['harness.processes.leaving'].followed)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's kernel ends orphans")
 @pytest.mark.parametrize(
-    ("environment", "launcher"),
+    ("environment", "status"),
     [
-        ({}, ("python", 1)),
-        ({"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "1"}, ("torchrun", 1)),
-        ({"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4"}, ("torchrun", 4)),
-        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, ("srun", 1)),
-        ({"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "4"}, ("srun", 4)),
-        ({"SLURM_JOB_ID": "1", "SLURM_PROCID": "2"}, ("srun", 3)),
+        ({launch.RANK_OF: "{dead}:/runs/one", "LOCAL_RANK": "1"}, 1),
+        ({launch.JOB: "{dead}:/runs/one"}, 1),
+        ({launch.SPAWNED_BY: "{dead}:"}, 1),
+        ({launch.RANK_OF: "{mine}:/runs/one", "LOCAL_RANK": "1"}, 0),
+        ({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1"}, 0),
     ],
-    ids=["alone", "torchrun of one", "torchrun", "batch script of Slurm", "srun", "old srun"],
+    ids=["rank", "job", "spawned", "rank that is not late", "rank of torchrun"],
 )
-def test_a_launcher_is_asked_how_many_processes_it_has_started(
-    environment: dict[str, str], launcher: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+def test_process_whose_starter_is_gone_ends_before_it_does_anything(
+    environment: dict[str, str], status: int
 ) -> None:
-    for name in filter(launch.OF_LAUNCHERS.fullmatch, list(os.environ)):
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert launch.launcher_of_several() == launcher
+    """It would otherwise take itself for a command that a person has typed."""
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+        ended.wait()
+    pids = {"dead": ended.pid, "mine": os.getpid()}
+    told = {name: value.format(**pids) for name, value in environment.items()}
+    result = subprocess.run(
+        [sys.executable, "-c", FOLLOWS],
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == status, result.stderr
+    assert result.stdout == ("" if status else f"{os.getpid()}\n")
+
+
+def test_torchrun_that_ends_while_one_looks_is_gone() -> None:
+    """It is no adopter to live on with."""
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+        ended.wait()
+    assert launch.is_adopter(ended.pid)
+
+
+def test_program_of_a_callback_follows_nobody(tmp_path: Path) -> None:
+    """It may be started by a thread that ends before it."""
+    code = "import harness, sys; assert 'harness.processes.leaving' not in sys.modules"
+    inherited = {
+        launch.RANK_OF: f"{os.getpid()}:{tmp_path}",
+        "TORCHELASTIC_RUN_ID": "x",
+        "LOCAL_RANK": "1",
+    }
+    subprocess.run([sys.executable, "-c", code], env=os.environ | inherited, check=True)

@@ -1,10 +1,16 @@
 """A signal is answered before there is anything to save, whatever the process is doing."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests_harness.conftest import ROOT
 
 BUSY = """
 import hashlib
@@ -23,4 +29,43 @@ def test_busy_process_leaves_with_the_signals_status(signum: signal.Signals) -> 
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signum)
-        assert process.wait(20) == 128 + signum
+        assert process.wait(300) == 128 + signum
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """What a shell starts with ``&`` ignores SIGINT, and so would all that the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+# Python's own start, before the first line of train.py, is not the harness's to answer for.
+TELLS_OF_MAIN = """
+import sys
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "harness.command":
+            print("ready", flush=True)
+sys.meta_path.insert(0, Watch())
+"""
+
+
+@pytest.mark.parametrize("moment", [0.15 * number for number in range(20)])
+def test_ctrl_c_shows_no_traceback(moment: float, tmp_path: Path, heeds_ctrl_c: None) -> None:
+    """From ``from harness import main`` on, at moments that a busy machine moves to and fro."""
+    (tmp_path / "sitecustomize.py").write_text(TELLS_OF_MAIN)
+    with subprocess.Popen(
+        [sys.executable, "train.py", "model=mlp", "debug=fast_dev_run", f"output_dir={tmp_path}"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.01 + moment)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == ""
+        assert process.wait(300) in (128 + signal.SIGINT, -signal.SIGINT)

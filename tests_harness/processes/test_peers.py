@@ -23,7 +23,7 @@ def first(monkeypatch: pytest.MonkeyPatch) -> Any:
         other = socket.socket()
 
         def introduce() -> None:
-            port, token = address.get(timeout=10)
+            port, token = address.get(timeout=300)
             with socket.create_connection(("localhost", port)) as stranger:
                 stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
             other.connect(("localhost", port))
@@ -53,7 +53,7 @@ def test_message_in_pieces_is_one_message(first: Any) -> None:
     for piece in (b"1 fai", b"led", b"\n"):
         other.sendall(piece)
         time.sleep(0.05)
-    assert heard.get(timeout=10) == (1, "failed")
+    assert heard.get(timeout=300) == (1, "failed")
     other.close()
 
 
@@ -68,13 +68,13 @@ def test_first_of_several_messages_counts(first: Any) -> None:
     _, other, heard = first(b"TOKEN 1\n")
     other.sendall(b"1 left 143\n1 failed\n")
     other.close()
-    assert heard.get(timeout=10) == (1, "left 143")
+    assert heard.get(timeout=300) == (1, "left 143")
 
 
 def test_end_without_a_word_is_noticed(first: Any) -> None:
     _, other, heard = first(b"TOKEN 1\n")
     other.close()
-    assert heard.get(timeout=10) == (1, "has ended")
+    assert heard.get(timeout=300) == (1, "has ended")
 
 
 def test_who_leaves_at_once_says_so_before(first: Any) -> None:

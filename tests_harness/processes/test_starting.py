@@ -10,7 +10,7 @@ import threading
 import pytest
 from pytorch_lightning.strategies.launchers import subprocess_script
 
-from harness.processes import dead_ranks, leaving
+from harness.processes import leaving
 from harness.processes.dead_ranks import observe
 
 
@@ -33,26 +33,26 @@ def test_end_of_a_rank_is_named(
 
     def leave(code: int) -> None:
         left.append(code)
-        dead_ranks.connected.set()
+        leaving.connected.set()
         is_over.set()
 
     monkeypatch.setattr(leaving, "leave", leave)
     monkeypatch.setattr(logging.getLogger("harness"), "propagate", True)
-    dead_ranks.connected.clear()
+    leaving.connected.clear()
     processes = [
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2)
     ]
     threading.Thread(target=observe, args=(processes,), daemon=True).start()
     processes[1].send_signal(signum)
-    assert is_over.wait(20)
+    assert is_over.wait(300)
     assert left == [status]
     assert f"rank 2 has ended at the start ({signum.name})" in caplog.text
-    assert processes[0].wait(20) == -signal.SIGKILL
+    assert processes[0].wait(300) == -signal.SIGKILL
 
 
 def test_nobody_is_watched_any_more_when_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving, "leave", lambda code: pytest.fail("left"))
-    dead_ranks.connected.set()
+    leaving.connected.set()
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     process.wait()
     observe([process])

@@ -1,7 +1,5 @@
 """Commands that are forked from one program, which has imported what they need."""
 
-import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,34 +9,22 @@ import pytest
 
 from harness.prove import runs
 from harness.prove.promises import Proof, prove
-from tests_harness.faults import fast_command
+from tests_harness.faults.fork_server import Forked
 from tests_harness.prove import modules
 
 Prove = Callable[..., Proof]
 
 
-class Forked(fast_command.Forked):
-    """A command with its two streams in files."""
-
-    def __init__(self, arguments: list[str], env: dict[str, str], path: Path) -> None:
-        self.returncode = None
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.setsid()
-            for number, suffix in ((1, ".out"), (2, ".err")):
-                flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
-                os.dup2(os.open(path.with_suffix(suffix), flags), number)
-            # Not pytest's, which write elsewhere.
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            warnings.resetwarnings()
-            fast_command.run_command(arguments, env)
-
-
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start the runs of a proof fast."""
-    monkeypatch.setattr(runs, "start_program", Forked)
+
+    def start_program(*given: Any) -> Forked:
+        with warnings.catch_warnings():
+            warnings.resetwarnings()  # to a user a warning is no error
+            return Forked(*given)
+
+    monkeypatch.setattr(runs, "start_program", start_program)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.command import start
 from harness.errors import UserError
 from harness.run import mistakes, tasks
-from tests_harness.conftest import command
+from tests_harness.faults.fork_server import command
 
 # A module and its data, as an owner writes them; each mistake is a change of this text.
 RIGHT = """

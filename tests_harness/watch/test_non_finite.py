@@ -10,7 +10,7 @@ from harness.checkpoints.lookup import by_step
 from harness.errors import TrainingError
 from harness.run import tasks as run
 from harness.watch.non_finite import NonFinite, first_bad_weight
-from tests_harness.conftest import command
+from tests_harness.faults.fork_server import command
 from tests_harness.watch.test_replicas import DDP, SHORT, disturb
 
 # What torchmetrics says of the loss, before its backward pass.

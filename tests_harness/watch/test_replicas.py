@@ -13,7 +13,8 @@ from torch import nn
 from harness.errors import TrainingError
 from harness.run import tasks as run
 from harness.watch.replicas import Replicas, hashes
-from tests_harness.conftest import ROOT, command
+from tests_harness.conftest import ROOT
+from tests_harness.faults.fork_server import command
 
 DDP = ("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
 SHORT = (

@@ -3,16 +3,19 @@ import math
 import multiprocessing
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import WeightAveraging
+from pytorch_lightning.callbacks import GradientAccumulationScheduler, WeightAveraging
 
-from harness.checkpoints import lookup
+from harness.checkpoints import gradients, lookup
+from harness.checkpoints.attributes import Attributes
+from harness.checkpoints.contents import is_written
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import remove_parts
-from harness.loggers.rewind import rewind_logs, sync_logs
+from harness.loggers.rewind import Logs
 from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import AgreedExit, leave
 from harness.processes.signals import Signals
@@ -37,6 +40,8 @@ class SafePoint(pl.Callback):
         every_n_steps: write one whenever the number of steps passes a multiple of this.
         every_minutes: and when this much time has passed since the last.
         num_kept: how many stay; two, so that a damaged one costs only a little time.
+        attribute_megabytes: what a checkpoint may hold of the attributes that no state_dict has, of
+            each process; what is more is told.
     """
 
     def __init__(
@@ -45,17 +50,19 @@ class SafePoint(pl.Callback):
         every_n_steps: int | None = None,
         every_minutes: float | None = None,
         num_kept: int = 2,
+        attribute_megabytes: float = 64,
     ) -> None:
         if num_kept < 2:
             raise ValueError(f"num_kept={num_kept}: use 2 or more, one of them may be damaged.")
         self.folder, self.num_kept = folder, num_kept
+        self.logs = Logs(folder.parent)
         self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.signals = Signals()
         self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
-        self.has_begun_epoch = False
+        self.attributes = Attributes(attribute_megabytes)
         self.saved_step, self.saved_time = 0, time.monotonic()
-        self.is_writing = False
+        self.is_writing = self.has_begun = False
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
         self.validation_seconds = math.inf  # not known before the first one
         self.validates_long = 1  # whether one process or more found that it takes long
@@ -74,29 +81,50 @@ class SafePoint(pl.Callback):
                 remove_parts(self.folder)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Bring back the values that callbacks look at, and take back what came afterwards.
-
-        Here nothing can refuse the command any more, and nothing is logged yet.
-        """
+        """Bring back the values that callbacks look at."""
+        self.attributes.begin(trainer)
         if self.loaded:
-            path = Path(str(trainer.ckpt_path))
-            if trainer.is_global_zero:
-                rewind_logs(self.folder.parent, self.num_steps_logged)
-                lookup.set_aside_newer(path)
-                log.info("Going on from %s.", path)
             logged_values.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Bring back the loop's counters."""
-        self.signals.wait_for_step = True
+        self.signals.wait_for_step = self.has_begun = True
+        self._take_back_what_came_later(trainer)
+        resume_states.after_start_hooks(trainer, partial(self._begin_epochs, trainer))
         self.saved_time = time.monotonic()
+        self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
         if self.loaded:
             resume_counters.repair_counters(trainer, self.loaded["batches_per_step"])
 
-    def on_train_epoch_start(self, *_: Any) -> None:
-        """Know that Lightning has called the module's hook, which it does not inside an epoch."""
-        self.has_begun_epoch = True
+    def _take_back_what_came_later(self, trainer: pl.Trainer) -> None:
+        """Cut the logs, and set aside what is newer than the checkpoint.
+
+        Here nothing is logged yet, and nothing can refuse the command any more: the loaders are
+        made, and their settings compared with those of the checkpoint.
+        """
+        if self.loaded and trainer.is_global_zero:
+            path = Path(str(trainer.ckpt_path))
+            self.logs.rewind(self.loaded.get("logs"), self.num_steps_logged)
+            lookup.set_aside_newer(path)
+            log.info("Going on from %s.", path)
+        self.logs.begin(trainer.loggers)
+
+    def _begin_epochs(self, trainer: pl.Trainer) -> None:
+        """After all hooks at the start, and before the first batch is read: be where it went on."""
+        self.attributes.begin_training(trainer)
+        if self.loaded:
+            is_inside = self.loaded["each_rank"] is not None
+            if is_inside:
+                callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+                hook, of_epochs = "on_train_epoch_start", GradientAccumulationScheduler
+                heard = [c for c in callbacks if is_written(c, hook) or isinstance(c, of_epochs)]
+                resume_states.begin_epoch(trainer, heard)
+            self._put_attributes_back(trainer, is_last=not is_inside)
+
+    def _put_attributes_back(self, trainer: pl.Trainer, is_last: bool) -> None:
+        if (kept := self.loaded.get("attributes")) is not None:  # older checkpoints have none
+            self.attributes.put_back(trainer, kept, is_last)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -106,10 +134,11 @@ class SafePoint(pl.Callback):
             return
         if self.loaded:
             if self.loaded["each_rank"] is not None:
-                if not self.has_begun_epoch:
-                    resume_states.begin_epoch(trainer)
+                # Again: the hooks that move a batch have been called for the first one.
+                self._put_attributes_back(trainer, is_last=True)
                 resume_counters.repair_validation(trainer, self.loaded["validation"])
                 logged_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
+            gradients.put_back(trainer, self.loaded.get("gradients", []))  # older ones have none
             self.loaded = {}
         is_due, signum, is_full = 0, 0, 0
         answer = self.agreement.ask(
@@ -156,6 +185,9 @@ class SafePoint(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Where nothing was left to train, end as the run would have ended."""
         if self.loaded:
+            if not self.has_begun:  # else it was done then, and what came since is of this start
+                self._take_back_what_came_later(trainer)
+            self._put_attributes_back(trainer, is_last=True)
             for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
                 if isinstance(callback, WeightAveraging):
                     callback.on_train_end(trainer, pl_module)
@@ -177,13 +209,16 @@ class SafePoint(pl.Callback):
             return  # another callback's checkpoint, from which no run goes on
         checkpoint["safe_point"] = {
             "step": trainer.global_step,
-            "batches_per_step": trainer.accumulate_grad_batches,
+            "logs": self.logged,
+            "batches_per_step": self.batches_per_step,
             "all_ranks": logged_values.of_all_ranks(trainer),
             "each_rank": None
             if self.is_end
             else gather(trainer, logged_values.of_this_rank(trainer), self.agreement.group),
+            "gradients": gradients.waiting(trainer, self.agreement.group),
             "validation": resume_counters.validation_counters(trainer),
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
+            "attributes": self.attributes.keep(trainer, self.agreement.group),
         }
 
     def on_load_checkpoint(
@@ -201,11 +236,12 @@ class SafePoint(pl.Callback):
             length = schedule.get("total_steps")
             if length == planned and length != trainer.estimated_stepping_batches:
                 resume_states.forget_length(schedule)
-                log.warning(
-                    "The learning rate's schedule now ends at step %s; the steps before followed "
-                    "a shorter one.",
-                    trainer.estimated_stepping_batches,
-                )
+                if trainer.is_global_zero:
+                    log.warning(
+                        "The learning rate's schedule now ends at step %s; the steps before "
+                        "followed a shorter one.",
+                        trainer.estimated_stepping_batches,
+                    )
 
     def _leave(self, trainer: pl.Trainer, signum: int) -> NoReturn:
         """End this process once the checkpoint is safe; all of them have agreed to.
@@ -235,8 +271,7 @@ class SafePoint(pl.Callback):
             return
         for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
             getattr(logger, "write_all", logger.save)()
-        if trainer.is_global_zero:
-            sync_logs(self.folder.parent)
+        self.logged = self.logs.record() if trainer.is_global_zero else None
         path = lookup.path_of(self.folder, step)
 
         def count_on_it() -> None:
@@ -244,8 +279,10 @@ class SafePoint(pl.Callback):
             lookup.remove_old(self.folder, self.num_kept)
 
         self.is_writing, self.is_end = True, is_end
-        trainer.save_checkpoint(path, weights_only=False, storage_options=count_on_it)
-        self.is_writing = False
+        try:
+            trainer.save_checkpoint(path, weights_only=False, storage_options=count_on_it)
+        finally:
+            self.is_writing = False
         self.saved_step, self.saved_time = step, time.monotonic()
         self.saved_since_asked = True
         if is_end:

@@ -7,6 +7,7 @@ in the file is imported or looked up.
 
 import pickle
 import re
+import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -103,6 +104,7 @@ class Unpickler(InertUnpickler):
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = InertUnpickler.dispatch | {
         opcode[0]: pickle._Unpickler.dispatch[opcode[0]] for opcode in NATIVE
     }
+    max_text = sys.maxsize
 
     def __init__(self, file: Any, **_: Any) -> None:
         super().__init__(file, None)

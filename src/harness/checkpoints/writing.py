@@ -1,4 +1,3 @@
-import errno
 import logging
 import queue
 import threading
@@ -12,11 +11,10 @@ from lightning_fabric.plugins import CheckpointIO
 from harness.checkpoints.contents import Contents
 from harness.checkpoints.live_objects import put_live_objects
 from harness.checkpoints.reading import read
-from harness.files import replacing
+from harness.files import FULL, replacing
 
 log = logging.getLogger(__name__)
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 PIECE_BYTES = 16 * 2**20
 MOST_BYTES = 2**29  # of a checkpoint that wait in memory to be written
 Free: TypeAlias = "queue.LifoQueue[bytearray | None]"
@@ -38,6 +36,7 @@ class DurableCheckpointIO(CheckpointIO):
         self.on_full_disk = on_full_disk
         self.contents = Contents()
         self.met_full_disk = False  # the last checkpoint found no room
+        self.not_written: set[Path] = set()  # that found no room; an older one may have the name
         self.must_stop = False  # a full disk has been met which is to end the run
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
@@ -85,6 +84,7 @@ class DurableCheckpointIO(CheckpointIO):
         try:
             with replacing(path) as file:
                 write(file, pieces)
+            self.not_written.discard(path)
             if then is not None:
                 then()
         except UnfinishedError:
@@ -92,6 +92,7 @@ class DurableCheckpointIO(CheckpointIO):
         except Exception as error:
             if isinstance(error, OSError) and error.errno in FULL:
                 self.met_full_disk = True
+                self.not_written.add(path)
                 self.must_stop |= self.on_full_disk == "stop"
                 log.error("%s was not written: %s. Free space on its disk.", path, error.strerror)
             else:

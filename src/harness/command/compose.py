@@ -21,8 +21,15 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.command import run_folder
 from harness.errors import UserError
 from harness.machine import num_gpus
+from harness.processes.launcher import launcher
 
 OmegaConf.register_new_resolver("num_gpus_or", lambda default: num_gpus() or default, replace=True)
+OmegaConf.register_new_resolver("num_nodes", lambda: launcher().num_nodes, replace=True)
+OmegaConf.register_new_resolver(
+    "num_started_or",
+    lambda default: default if (known := launcher()).name == "python" else known.num_here,
+    replace=True,
+)
 
 
 @dataclass
@@ -34,7 +41,8 @@ class Command:
         cfg: what its config files and its words make together.
         overrides: the words, as they were typed, but for Hydra's own.
         conf: the folder of the config files.
-        places: Hydra's word for further folders of config files, if one was typed.
+        places: words before them: of further folders of config files, if they were typed, and of
+            the run to go on with, where it alone has the keys that they name.
         choices: the file that was chosen of each group.
         rules: ``conf/rules.yaml``: what is checked, and what may change in a run that goes on.
         is_sweep: whether the words or the files ask for many runs.
@@ -90,12 +98,39 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
         words = with_training_config(words)
     with explained(task, words, conf):
         check_experiments(task, words, conf)
-        cfg = hydra_compose(task, words, conf, with_hydra=True)
+    first: list[str] = []
+    try:
+        with explained(task, words, conf):
+            cfg = hydra_compose(task, words, conf, with_hydra=True)
+    except UserError:
+        first = first_words(task, words, conf)
+        if not first:
+            raise
+        with explained(task, [*first, *words], conf):
+            cfg = hydra_compose(task, [*first, *words], conf, with_hydra=True)
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
     whole = copy.deepcopy(cfg) if cfg.hydra.callbacks else None
     command = from_hydra(task, cfg, conf, words)
     command.whole = whole
+    if first:
+        command.overrides = command.overrides[len(first) :]
+        command.places += first
     return command
+
+
+def first_words(task: str, words: list[str], conf: Path) -> list[str]:
+    """What was typed at the start of the run that a command goes on with, but for what is again.
+
+    The run may have keys that the default config has not. Where the command chooses files of its
+    own, the run's say nothing of them.
+    """
+    names = {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
+    folder = Path(names.get("resume", "").strip("'\""))
+    is_run = task == "train" and bool(names.get("resume")) and (folder / "overrides.yaml").is_file()
+    if not is_run or names.keys() & groups(conf) - {"strategy"}:
+        return []
+    first = with_choices_for_null(task, run_folder.load_words(folder))
+    return [word for word in first if word.lstrip("+~").partition("=")[0] not in names]
 
 
 @contextmanager

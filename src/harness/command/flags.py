@@ -22,7 +22,7 @@ from harness.command.explain import refuse_numbers_of_gpus
 from harness.command.hydra_job import Job
 from harness.command.yaml_files import check_experiments
 from harness.errors import UserError
-from harness.processes import launch
+from harness.processes.launcher import launcher
 
 # One sweep a process: the folder of another command's sweep has another name.
 SWEEP_NAME = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
@@ -105,16 +105,16 @@ def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:
     Raises:
         UserError: with the command that runs it.
     """
-    launcher, num_processes = launch.launcher_of_several()
-    if num_processes < 2:
+    known = launcher()
+    if not known.is_one_of_several:
         return
     script = os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
     settings = {word.partition("=")[0] for word in words}
-    chosen = {"strategy": "ddp", "trainer.devices": launch.num_processes_here()}
+    chosen = {"strategy": "ddp", "trainer.devices": known.num_here}
     added = [f"{key}={value}" for key, value in chosen.items() if key not in settings]
     raise UserError(
-        f"{launcher} has started {num_processes} processes, and each would run the whole sweep: a "
-        "sweep starts the processes of its jobs itself.\n"
+        f"{known.name} has started {known.num_processes} processes, and each would run the whole "
+        "sweep: a sweep starts the processes of its jobs itself.\n"
         f"Use python {script} {shlex.join([*words, *added])}"
     )
 

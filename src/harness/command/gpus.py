@@ -5,7 +5,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from harness.errors import UserError
-from harness.processes import launch
+from harness.processes.launcher import launcher
 from harness.strategies.launchable import device_indices
 
 
@@ -33,9 +33,9 @@ def check(cfg: DictConfig) -> None:
             f"trainer.devices={devices} names GPUs, and gpus=emptiest chooses them.\n"
             f"Use trainer.devices={len(indices)}, or leave out gpus=emptiest."
         )
-    if launch.num_processes_here() > 1:
+    if (known := launcher()).num_here > 1:
         raise UserError(
-            f"gpus=emptiest chooses in one process, and {launch.num_processes_here()} were "
+            f"gpus=emptiest chooses in one process, and {known.num_here} were "
             "started on this machine.\n"
             "Start one (python train.py strategy=ddp trainer.devices=<number>) which starts the "
             "others, or name GPUs with CUDA_VISIBLE_DEVICES."

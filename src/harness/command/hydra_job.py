@@ -23,6 +23,7 @@ from harness.command import run_folder
 from harness.command.compose import Command, explained, from_hydra
 from harness.errors import UserError
 from harness.processes.launch import global_rank
+from harness.processes.launcher import launcher
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ class Job:
             command.is_sweep, command.sweep_dir = False, None
             run_dir = self.start(command, ())
             return objective_of(run_dir, None)
-        if command.cfg.trainer.num_nodes > 1 and "SLURM_JOB_ID" not in os.environ:
+        is_task = launcher().is_one_of_several  # of a job that submitit has sent to Slurm
+        if command.cfg.trainer.num_nodes > 1 and not is_task:
             raise UserError(
                 f"trainer.num_nodes={command.cfg.trainer.num_nodes}, but the jobs of a sweep run "
                 "on the machine that it was started on.\nUse trainer.num_nodes=1."
             )
-        run_dir = self.start(command, self.program)
+        run_dir = self.start(command, () if is_task else self.program)
         # A grid has no use for the value, which a module may log by another name.
         is_grid = str(HydraConfig.get().sweeper.get("_target_")).endswith("BasicSweeper")
         return objective_of(run_dir, cfg.get("objective"), is_needed=not is_grid)

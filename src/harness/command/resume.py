@@ -13,76 +13,37 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from harness.checkpoints import lookup
 from harness.command import run_folder
 from harness.command.compose import Command, flat
 from harness.errors import UserError
-from harness.processes.launch import global_rank
+from harness.processes.launcher import launcher
 
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
+ANEW = "It was stopped before its first checkpoint, so a new one starts."
 LONGEST_SHOWN = 60  # characters of a value
 NUM_SHOWN = 3  # differences of one word
 STRATEGY = ("trainer.accelerator", "trainer.devices", "trainer.strategy")  # the group's keys
 
 
-def find(cfg: DictConfig, is_sweep: bool) -> Path | None:
-    """The folder of the run to go on with; ``None`` starts a new one.
-
-    Raises:
-        UserError: if ``resume`` names no run.
-    """
-    if cfg.resume is None:
-        return None
-    if is_sweep:
-        raise UserError(
-            f"resume={cfg.resume} goes on with one run, and -m starts many.\nLeave out one of them."
-        )
-    runs = runs_in(Path(cfg.output_dir, cfg.name))
-    if cfg.resume == "auto":
-        return runs[-1] if runs else None
-    run_dir = Path(cfg.resume)
-    if not any((run_dir / name).exists() for name in ("config.yaml", "overrides.yaml")):
-        hint = f"such as {runs[-1]}" if runs else "as <output_dir>/<name>/<date>_<time>"
-        raise UserError(
-            f"resume={cfg.resume}: there is no run, which would have a config.yaml.\n"
-            f"Use resume=auto, or the folder of a run {hint}."
-        )
-    return run_dir.resolve()
-
-
-def runs_in(parent: Path) -> list[Path]:
-    """The runs in a folder, in the order in which they were started."""
-    return sorted((path.parent.resolve() for path in parent.glob("*/overrides.yaml")), key=started)
-
-
-def started(run_dir: Path) -> int:
-    """When a run was started, in nanoseconds."""
-    return (run_dir / "overrides.yaml").stat().st_mtime_ns
-
-
-def nothing_to_go_on_with(parent: Path) -> str:
-    """Say that a new run starts, and which runs of other names there are."""
-    said = f"There is no run in {parent} to go on with: a new one starts."
-    others = [run for folder in parent.parent.glob("*") for run in runs_in(folder)]
-    if others:
-        said += f"\nThe newest run of another name goes on with resume={max(others, key=started)}"
-    return said
+class AnotherRunError(UserError):
+    """The command asks for another result than the run that it would go on with."""
 
 
 def config(command: Command, run_dir: Path) -> DictConfig:
-    """The run's own config, with what the command may change, and the checkpoint to go on from.
+    """The run's own config, with what the command may change.
 
     Raises:
-        UserError: if the command would change the result, or no whole checkpoint is left.
+        UserError: if the command would change the result.
     """
     saved = run_folder.load_config(run_dir)
     composed = run_folder.freeze(command.cfg, run_dir)
     may_change, may_grow = tuple(command.rules["may_change"]), command.rules["may_grow"]
     refused: dict[str, list[str]] = {}
-    for key, word in sorted(asked_for(command, composed, saved, typed_first(run_dir)).items()):
+    for key, word in sorted(
+        asked_for(command, composed, saved, run_folder.load_words(run_dir)).items()
+    ):
         asked, was = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
         if asked == was or is_below(key, NOT_COMPARED):
             continue
@@ -92,11 +53,14 @@ def config(command: Command, run_dir: Path) -> DictConfig:
             refused.setdefault(word, []).append(f"{key}={shown(asked)} (it has {shown(was)})")
     if refused:
         words = "; ".join(difference(word, keys) for word, keys in refused.items())
-        raise UserError(
+        raise AnotherRunError(
             f"The run in {run_dir} would not go on as the same run with {words}.\n"
             "Leave that out to go on with it, or leave out resume= to start another."
         )
-    saved.resume = checkpoint(run_dir, saved.get("resume"))
+    # Of this start, whether it was typed or not.
+    take(saved, composed, "trainer.num_nodes")
+    if launcher().name != "python":
+        take(saved, composed, "trainer.devices")
     return saved
 
 
@@ -145,15 +109,13 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
         from harness.checkpoints.reading import unreadable
 
         path, skipped = lookup.newest_whole(folder, unreadable)
-    # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
-    traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
-    had_some = last_resume is not None or any(os.path.lexists(trace) for trace in traces)
+    had_some = has_had_checkpoints(run_dir, last_resume)
     if path is None and not had_some:
         skipped.append(
             f"The run in {run_dir} was stopped before its first checkpoint: "
             "it begins anew at step 0."
         )
-    if global_rank() == 0 and skipped:
+    if skipped:
         print(*skipped, sep="\n", file=sys.stderr)
     if path is None and had_some:
         raise UserError(
@@ -163,12 +125,19 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     return None if path is None else str(path)
 
 
-def typed_first(run_dir: Path) -> list[str]:
-    """What was typed when the run was started."""
-    try:
-        return list(OmegaConf.load(run_dir / "overrides.yaml"))
-    except (OmegaConfBaseException, YAMLError, OSError, ValueError):
-        return []
+def has_had_checkpoints(run_dir: Path, last_resume: str | None) -> bool:
+    """Whether a run has come to one; arguments as of ``checkpoint``.
+
+    Metrics and best.ckpt are written before the first of them as well, and prove nothing.
+    """
+    folder = run_dir / "checkpoints"
+    traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
+    return last_resume is not None or any(os.path.lexists(trace) for trace in traces)
+
+
+def is_nothing_lost(run_dir: Path) -> bool:
+    """Whether ``resume=auto`` may leave a run behind that it cannot go on with."""
+    return not has_had_checkpoints(run_dir, run_folder.load_config(run_dir).get("resume"))
 
 
 def is_finished(cfg: DictConfig, run_dir: Path, limits: Sequence[str]) -> bool:
@@ -179,10 +148,29 @@ def is_finished(cfg: DictConfig, run_dir: Path, limits: Sequence[str]) -> bool:
     return all(OmegaConf.select(before, key) == OmegaConf.select(cfg, key) for key in limits)
 
 
+def trained_again(cfg: DictConfig, run_dir: Path) -> str | None:
+    """What to say of a run that has ended, whose end is not in the checkpoint to go on from.
+
+    The disk was full, or that checkpoint was damaged.
+    """
+    if cfg.resume is None or not (run_dir / "results.json").exists():
+        return None
+    from harness.checkpoints.reading import read
+
+    point = read(cfg.resume, mmap=True).get("safe_point", {})
+    if point.get("each_rank") is None:  # of an end, or of an older version
+        return None
+    return (
+        f"The end of the run in {run_dir} was not saved, or is damaged: it goes on from step "
+        f"{point['step']}, and what it trained after that is trained again."
+    )
+
+
 def finished(run_dir: Path) -> str:
     """What to say of a run that has ended."""
     results = run_folder.results(run_dir)
     scores = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if k.startswith("test/"))
+    scores += " (of the last weights)" if "tested_last_weights" in results else ""
     return (
         f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
         "Add trainer.max_epochs=<more> to train on, or leave out resume= to start another."

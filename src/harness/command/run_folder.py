@@ -7,58 +7,50 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from harness import frozen_files
 from harness.command import aliases
 from harness.errors import UserError
-from harness.files import write_durably
 from harness.processes.launch import global_rank
+from harness.processes.launcher import launcher
 
 LOCK = ".lock"
+HELD = (errno.EAGAIN, errno.EACCES)  # by another process
+STARTS = ".starts"  # a line for each start by a launcher: when, and by whom
+LOCK_SECONDS = 120.0  # for which a network disk may keep the lock of a machine that has died
 
 
-def choose(parent: Path, num_nodes: int = 1) -> Path:
-    """Return the run's folder below ``parent``; the first process makes it.
+def make(parent: Path, stem: str | None = None) -> Path:
+    """Make a run's folder; of runs that would have the same one, each gets its own.
 
     Args:
         parent: where runs of this kind go.
-        num_nodes: machines of the run.
+        stem: its name, such as that of a job of Slurm's; by default the time.
 
     Raises:
         UserError: if the folder cannot be made.
     """
-    if "SLURM_JOB_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        # Every task knows the job, so no task needs to tell the others. A job that was put back
-        # in the queue keeps its number and finds its folder again.
-        path = parent / f"slurm_{os.environ['SLURM_JOB_ID']}"
-        if global_rank() == 0:
-            with _making(parent):
-                path.mkdir(parents=True, exist_ok=True)
-        return path
-    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
-        return _agree("env://", parent)
-    if num_nodes > 1 and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        return _agree(address, parent, rank=global_rank(), world_size=num_nodes)
-    return make(parent)
-
-
-def make(parent: Path) -> Path:
-    """Make a folder named by the time; runs of the same second get different ones."""
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    if "${" in str(parent.absolute()):
+        raise UserError(
+            f"The run's folder below {parent.absolute()} has ${{ in its name, which a config takes "
+            "for another key.\nChoose another folder with output_dir=<folder>."
+        )
+    stem = stem or time.strftime("%Y-%m-%d_%H-%M-%S")
     attempt = 1
     with _making(parent):
         parent.mkdir(parents=True, exist_ok=True)
         while True:
-            path = parent / (stamp if attempt == 1 else f"{stamp}_{attempt}")
+            path = parent / (stem if attempt == 1 else f"{stem}_{attempt}")
             with suppress(FileExistsError):
                 path.mkdir()
                 return path.resolve()
@@ -88,11 +80,13 @@ def locked(run_dir: Path) -> Iterator[None]:
     if global_rank() > 0:
         yield
         return
+    end = time.monotonic() + (LOCK_SECONDS if launcher().num_restarts else 0.0)
     with (run_dir / LOCK).open("a+") as file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            while not _is_locked(file, is_last=time.monotonic() >= end):
+                time.sleep(1.0)
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
+            if error.errno in HELD:
                 file.seek(0)
                 raise UserError(
                     f"The run in {run_dir} is alive: {file.read().strip() or 'a process'} computes "
@@ -103,6 +97,17 @@ def locked(run_dir: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
         yield
+
+
+def _is_locked(file: IO[str], is_last: bool) -> bool:
+    """Try to lock a file; whoever has the lock is an error at the last time."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if is_last or error.errno not in HELD:
+            raise
+        return False
+    return True
 
 
 def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:
@@ -124,18 +129,18 @@ def resolved(frozen: DictConfig) -> DictConfig:
 
 def save_config(frozen: DictConfig, run_dir: Path) -> None:
     """Write ``config.yaml``; who reads it meanwhile gets the old one or the new one."""
-    write_durably(run_dir / "config.yaml", OmegaConf.to_yaml(frozen).encode())
+    frozen_files.write_yaml(run_dir / "config.yaml", OmegaConf.to_yaml(frozen))
 
 
 def load_config(run_dir: Path) -> DictConfig:
     """Read a run's frozen ``config.yaml``, wherever its folder is now.
 
     Raises:
-        UserError: if it is missing or damaged.
+        UserError: if it is missing, damaged or edited.
     """
     path = run_dir / "config.yaml"
     try:
-        whole = OmegaConf.to_container(OmegaConf.load(path))
+        whole = OmegaConf.to_container(OmegaConf.create(frozen_files.read_yaml(path)))
         frozen: Any = OmegaConf.create(aliases.renamed(whole))
         missing = {"data", "model", "seed", "trainer"} - frozen.keys()
         if missing:
@@ -157,11 +162,48 @@ def load_config(run_dir: Path) -> DictConfig:
     return frozen  # type: ignore[no-any-return]
 
 
-def results(run_dir: Path) -> dict[str, float]:
-    """The last value of every metric; empty where the run has not finished."""
+def save_words(words: list[str], run_dir: Path) -> None:
+    """Write ``overrides.yaml``: when a run was started, and the words that started it."""
+    now = datetime.now(timezone.utc).isoformat()
+    text = OmegaConf.to_yaml(OmegaConf.create(words))
+    frozen_files.write_yaml(run_dir / "overrides.yaml", f"{frozen_files.STARTED}{now}\n{text}")
+
+
+def load_words(run_dir: Path) -> list[str]:
+    """What was typed when a run was started; nothing where that is not known.
+
+    Raises:
+        UserError: if it was damaged or edited.
+    """
     try:
-        found: dict[str, float] = json.loads((run_dir / "results.json").read_text())
-    except (OSError, ValueError):  # damaged, and what it says is in metrics.csv
+        return list(OmegaConf.create(frozen_files.read_yaml(run_dir / "overrides.yaml")))
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError):
+        return []
+
+
+def note_start(run_dir: Path, launchers: Iterable[str]) -> None:
+    """Add to ``.starts`` who has started a run, or lets it go on."""
+    with (run_dir / STARTS).open("a") as file:
+        print(datetime.now(timezone.utc).isoformat(), *sorted(launchers), file=file)
+
+
+def started_by(run_dir: Path) -> set[str]:
+    """The launchers that have started a run."""
+    with suppress(OSError, ValueError):
+        lines = (run_dir / STARTS).read_text().splitlines()
+        return {name for line in lines for name in line.split()[1:]}
+    return set()
+
+
+def results(run_dir: Path) -> dict[str, float]:
+    """The last value of every metric; empty where the run has not finished.
+
+    Raises:
+        UserError: if it is damaged or edited.
+    """
+    try:
+        found: dict[str, float] = json.loads(frozen_files.read_json(run_dir / "results.json"))
+    except (OSError, ValueError):  # damaged, in a run of an older version
         return {}
     return found
 
@@ -218,19 +260,3 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
             "Keep a checkpoint in the checkpoints/ folder of its run."
         )
     return config
-
-
-def _agree(address: str, parent: Path, **ranks: int) -> Path:
-    """Let the first process choose, and the others read its choice from the launcher's store."""
-    from torch.distributed.rendezvous import rendezvous
-
-    store, rank, world_size = next(rendezvous(address, **ranks))
-    key = f"run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    if rank == 0:
-        store.set(key, str(make(parent)))
-    path = Path(store.get(key).decode())
-    # The first process may own the store, which ends with this call: it waits for its readers.
-    store.add(f"{key}/readers", 1)
-    while rank == 0 and store.add(f"{key}/readers", 0) < world_size:
-        time.sleep(0.01)
-    return path

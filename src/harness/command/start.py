@@ -8,23 +8,30 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from harness import frozen_files
+from harness.checkpoints.lookup import NEWEST
 from harness.command import gpus, resume, run_folder, validate
 from harness.command.compose import Command, compose_command, explained
 from harness.command.flags import MULTIRUN, let_hydra_answer, without_flags
 from harness.command.hydra_job import job_callbacks, run_callbacks
+from harness.command.planning import Plan, known_of, planned, writable
 from harness.errors import TrainingError, UserError
-from harness.files import write_durably
+from harness.files import FULL, write_durably
 from harness.processes import launch, leaving
 from harness.processes.leaving import AgreedExit, leave
+from harness.processes.meeting import Meeting
+from harness.processes.screen_loss import outlive_screen
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
 TELL_SECONDS = 1.0
+JOIN_MINUTES = 10.0  # of runs from before there was a setting
 
 
 class JobFailedError(UserError):
@@ -40,13 +47,14 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
         arguments: the words; by default those behind the script's name.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    launch.follow_launcher()  # again, for a process that was forked after the imports
     leaving.answer_signals()
+    outlive_screen()
     try:
         if run_dir := launch.run_that_this_is_a_rank_of():
-            leaving.die_with_parent(parent=os.getppid())
             execute(task, run_folder.load_config(run_dir))
+            leaving.arm(0)  # all is done, and the first process may end earlier
         elif run_dir := launch.job_that_this_is():
-            leaving.die_with_parent(signal.SIGTERM)  # saves before it ends
             execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
             words = without_flags(arguments)
@@ -79,16 +87,16 @@ def tell_of_owner(error: Exception) -> None:
     from harness.run import mistakes  # torch; what comes here has mostly imported it
 
     if message := mistakes.of_owner(error):
-        if "CUDA error" in message:  # a device that has failed speaks again when it is closed
-            print(message, file=sys.stderr)
-            leave(1)
-        tell_once(message)
+        # What has failed speaks again when it is closed: a device, and workers that never began.
+        tell_once(message, leaves_at_once="CUDA error" in message or "/dev/shm" in message)
+    if isinstance(error, OSError) and error.errno in FULL:
+        tell_once(f"{error.filename or 'A file'} was not written: {error.strerror}.\nFree space.")
     # An error of the connection is what another process's failure looks like from here.
     if launch.global_rank() and leaving.first_has_failed.wait(TELL_SECONDS):
         leave(1)
 
 
-def tell_once(message: str) -> NoReturn:
+def tell_once(message: str, leaves_at_once: bool = False) -> NoReturn:
     """Exit with a message; of several processes that find the same mistake the first one tells.
 
     Its end ends the others, by torchrun or by the kernel. A process that lives on has found
@@ -98,6 +106,9 @@ def tell_once(message: str) -> NoReturn:
         if leaving.first_has_failed.wait(TELL_SECONDS):
             leave(1)
         message = f"Rank {rank}: {message}"
+    if leaves_at_once:
+        print(message, file=sys.stderr)
+        leave(1)
     sys.exit(message)
 
 
@@ -113,62 +124,59 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
         The run's folder.
 
     Raises:
-        UserError: where it cannot run; then no folder is left.
+        UserError: where it cannot run; then no folder is left, and a run that it would have gone
+            on with stays as it was.
     """
     with explained(command.task, command.overrides, command.conf):
         validate.check(command)
-    cfg = command.cfg
+    cfg, plan = command.cfg, Plan("")
     if command.task == "train":
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
-        if run_dir := resume.find(cfg, is_sweep=command.is_sweep):
-            return go_on(command, run_dir, program)
-        parent = Path(cfg.output_dir, cfg.name)
-        if cfg.resume == "auto" and launch.global_rank() == 0:
-            print(resume.nothing_to_go_on_with(parent))
-        cfg.resume = None
-    else:
-        trained = run_folder.config_of_checkpoint(Path(cfg.checkpoint)).parent
-        parent = Path(cfg.output_dir or trained, command.task)
-    if command.sweep_dir:
-        run_dir = Path(command.sweep_dir)
-    else:
-        run_dir = run_folder.choose(parent, cfg.trainer.num_nodes)
-    frozen = run_folder.freeze(cfg, run_dir)
+    meeting = Meeting(known_of(cfg.trainer), cfg.get("join_minutes", JOIN_MINUTES))
     try:
-        if launch.global_rank() == 0:
-            run_folder.save_config(frozen, run_dir)
-            words = OmegaConf.to_yaml(OmegaConf.create(command.overrides))
-            write_durably(run_dir / "overrides.yaml", words.encode())
-        with job_callbacks(command, run_dir, start):
-            execute_in(run_dir, command.task, frozen, program)
+        with meeting.telling_failure(), ExitStack() as held:
+            if not meeting.is_alone:
+                from harness.command.what_counts import what_counts  # asked for by few
+
+                meeting.compare(what_counts(command))
+
+            def decide() -> dict[str, Any]:
+                return asdict(planned(command, meeting.launchers, held, not program))
+
+            plan = Plan(**meeting.decided(decide))
+            run_dir = Path(plan.run_dir)
+            if plan.goes_on and plan.is_finished:
+                return run_dir
+            held.enter_context(writable(run_dir))
+            if plan.goes_on:
+                meeting.see(run_dir)
+                frozen = resume.config(command, run_dir)
+                frozen.resume = plan.checkpoint
+                held.enter_context(
+                    kept_if_refused(run_dir / "config.yaml", run_dir / "results.json")
+                )
+            else:
+                if command.task == "train":
+                    cfg.resume = None
+                frozen = run_folder.freeze(cfg, run_dir)
+            if launch.global_rank() == 0:
+                with writable(run_dir):
+                    # In this order: another process may still ask whether the run has finished.
+                    (run_dir / "results.json").unlink(missing_ok=True)
+                    run_folder.save_config(frozen, run_dir)
+                    if not plan.goes_on:
+                        run_folder.save_words(command.overrides, run_dir)
+            if not plan.goes_on:
+                meeting.see(run_dir)
+            meeting.watch(leaves_store=bool(program))
+            with job_callbacks(command, run_dir, start):
+                execute_in(run_dir, command.task, frozen, program)
     except JobFailedError:
         raise  # its folder has its log
     except UserError:
-        if launch.global_rank() == 0:
+        if plan.run_dir and not plan.goes_on and launch.global_rank() == 0:
             run_folder.remove_unused(run_dir)
         raise
-    return run_dir
-
-
-def go_on(command: Command, run_dir: Path, program: Sequence[str]) -> Path:
-    """Continue a run in its own folder, with its own config.
-
-    Raises:
-        UserError: if the command asks for another result, or no whole checkpoint is left; the
-            folder stays as it was.
-    """
-    with nullcontext() if program else run_folder.locked(run_dir):  # the program locks it itself
-        frozen = resume.config(command, run_dir)
-        if resume.is_finished(frozen, run_dir, command.rules["may_grow"]):
-            print(resume.finished(run_dir))
-            return run_dir
-        with kept_if_refused(run_dir / "config.yaml", run_dir / "results.json"):
-            if launch.global_rank() == 0:
-                # In this order: another process may still ask whether the run has finished.
-                (run_dir / "results.json").unlink(missing_ok=True)
-                run_folder.save_config(frozen, run_dir)
-            with job_callbacks(command, run_dir, start):
-                execute_in(run_dir, "train", frozen, program)
     return run_dir
 
 
@@ -176,14 +184,20 @@ def go_on(command: Command, run_dir: Path, program: Sequence[str]) -> Path:
 def kept_if_refused(*paths: Path) -> Iterator[None]:
     """Give files back what was in them, should the command turn out to be a mistake."""
     before = {path: path.read_bytes() for path in paths if path.exists()}
+    newest = paths[0].parent / "checkpoints" / NEWEST
+    place = os.path.realpath(newest)
     try:
         yield
     except JobFailedError:
         raise
     except UserError:
-        if launch.global_rank() == 0:
+        # A run that has trained further is no longer what these files say.
+        if launch.global_rank() == 0 and os.path.realpath(newest) == place:
             for path, data in before.items():
-                write_durably(path, data)
+                if path.suffix == ".yaml":  # with a checksum, which an older version did not write
+                    frozen_files.write_again(path, data)
+                else:
+                    write_durably(path, data)
         raise
 
 

@@ -1,6 +1,5 @@
 """What Hydra accepts and no run can do, refused before torch is imported."""
 
-import os
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -16,6 +15,7 @@ from harness.command.yaml_files import NEEDED
 from harness.data.batch_size import check_batch_size
 from harness.errors import UserError
 from harness.machine import num_gpus
+from harness.processes.launcher import launcher
 from harness.strategies import launchable
 
 
@@ -79,6 +79,9 @@ def _check_numbers(cfg: DictConfig, rules: dict[str, Any]) -> None:
             shown = "null" if value is None else value
             word = ", or auto" if takes_auto else ""
             raise UserError(f"{key}={shown} must be a whole number, {least} or more{word}.")
+    minutes = cfg.get("join_minutes", 1)  # older runs have none
+    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or minutes <= 0:
+        raise UserError(f"join_minutes={minutes} must be a number of minutes, more than 0.")
     if cfg.seed >= 2**32:
         raise UserError(f"seed={cfg.seed} must be smaller than 2^32.")
 
@@ -201,8 +204,7 @@ def _check_devices(cfg: DictConfig) -> None:
     batch_size = OmegaConf.select(cfg, "data.batch_size")
     if isinstance(batch_size, int):
         check_batch_size(batch_size, num_processes)
-    if num_nodes > 1 and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & os.environ.keys():
-        launchable.check_addresses(num_nodes)
+    launchable.check_launcher(trainer, launcher())
 
 
 def _check_clipping(cfg: DictConfig) -> None:

@@ -20,7 +20,6 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,8 +27,9 @@ from typing import Any
 
 from harness.errors import UserError
 
-from .conversion import DTYPES, SUFFIXES, convert, default_output, named, stem_of
-from .read import is_checkpoint_folder
+from .conversion import DTYPES, OUTPUTS, convert
+from .foreign import printable, quoted
+from .sources import SUFFIXES, is_checkpoint_folder, jobs
 from .tensors import CheckpointError
 
 
@@ -65,12 +65,14 @@ def _convert_all(options: dict[str, Any]) -> int:
     as_json, as_list = options.pop("json"), options.pop("list")
     options["dry_run"] |= as_list
     results: list[dict[str, Any]] = []
-    jobs: list[tuple[Path, Path]] = []
+    pairs: list[tuple[Path, Path]] = []
     try:
-        jobs = _jobs(sources, output)
+        if not output:
+            _refuse_target(sources)
+        pairs = jobs(sources, output)
     except (UserError, OSError) as error:
         results.append(_failure(error))
-    for source, target in jobs:
+    for source, target in pairs:
         try:
             report = convert(source, target, **options)
         except (UserError, OSError) as error:
@@ -87,7 +89,7 @@ def _convert_all(options: dict[str, Any]) -> int:
 def _failure(error: Exception, files: str = "") -> dict[str, Any]:
     """Say what went wrong, and return it for programs; only the system's errors lack the files."""
     status = 3 if isinstance(error, CheckpointError) else 4 if isinstance(error, OSError) else 1
-    message = f"{files}{error}" if status == 4 else str(error)
+    message = printable(f"{files}{error}" if status == 4 else str(error))
     print(f"error: {message}", file=sys.stderr)
     return {"error": message, "status": status}
 
@@ -101,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", metavar="OUT", help="*.pt, *.pth, *.safetensors; {stem} is SRC's")
     add("--dtype", default="keep", choices=DTYPES, help="of floating tensors")
     add("--prefix", default="auto", metavar="NAME", help='the network\'s submodule; "" for all')
-    add("--key", metavar="NAME", help="the entry of the file that holds the weights, a.b if nested")
+    add("--key", metavar="NAME", help="the file's entry of weights, a.b if nested; '' for all")
     add("--no-ema", dest="ema", action="store_false", help="not the averaged weights")
     add("--keep-module", action="store_true", help="a real child of the network is called module")
     help_ = "a package of yours: its networks may be built, to hold weights against them"
@@ -110,57 +112,33 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="list the tensors and write nothing")
     add("--dry-run", action="store_true", help="write nothing")
     add("--force", action="store_true", help="replace existing outputs")
+    help_ = "refuse a result that is 100 MB and this many times larger than its source (16)"
+    add("--max-expansion", type=float, default=16, metavar="TIMES", help=help_)
     add("--json", action="store_true", help="report as JSON")
     return parser
 
 
-def _jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
-    """Pair each source with its output; a folder stands for the checkpoints below it."""
-    found: list[Path] = []
-    for source in map(named, sources):
-        is_search = source.is_dir() and not is_checkpoint_folder(source)
-        found += (_below(source) if is_search else []) or [source]
-    found = list({path.absolute(): path for path in found}.values())
-    counts = Counter(map(default_output, found))
-    targets = {
-        source: Path(output.replace("{stem}", stem_of(source)))
-        if output
-        # Of x.ckpt and x.pt each keeps its whole name.
-        else default_output(source, is_alone=counts[default_output(source)] == 1)
-        for source in found
-    }
-    inputs = {_identity(source): source for source in found if source.exists()}
-    owners: dict[Path, Path] = {}
-    for source, target in targets.items():
-        real = target.resolve()
-        owner = owners.setdefault(real, source)
-        if owner is not source:
-            hint = "convert one at a time" if output and "{stem}" in output else "put {stem} in -o"
-            raise UserError(
-                f"{target} would be written more than once, for {owner} and for {source}; {hint}"
-            )
-        places = [_identity(path) for path in (real, *real.parents) if path.exists()]
-        if any(inputs.get(place, source) is not source for place in places):
-            raise UserError(f"{target}, for {source}, is also an input; name another output")
-    return list(targets.items())
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
-
-
-def _below(folder: Path) -> list[Path]:
-    """Return the checkpoints below a folder, without what this command wrote beside them."""
-    shards = {path.parent for path in folder.rglob(".metadata")}  # of distributed checkpoints
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if (path.is_file() and path.suffix in SUFFIXES) or is_checkpoint_folder(path)
-        if shards.isdisjoint(path.parents)
-    ]
-    outputs = {default_output(path, is_alone) for path in paths for is_alone in (True, False)}
-    return [path for path in paths if path not in outputs]
+def _refuse_target(sources: Sequence[str]) -> None:
+    """Raise a UserError if the last of several inputs is meant as the output, as of cp."""
+    last = Path(sources[-1])
+    is_folder = last.is_dir() and not is_checkpoint_folder(last) and not any(last.iterdir())
+    is_new = not os.path.lexists(last) and (last.suffix in OUTPUTS or last.suffix not in SUFFIXES)
+    if len(sources) == 1 or not (is_folder or is_new):
+        return
+    suffix = last.suffix if last.suffix in OUTPUTS else ".pt"
+    is_file = is_new and not sources[-1].endswith("/")
+    if is_file and len(jobs(sources[:-1], None)) == 1:
+        target = last.with_name(last.name.removesuffix(suffix) + suffix)
+    else:
+        target = (last.parent if is_file else last) / f"{{stem}}{suffix}"
+    name = "-m harness.convert" if sys.argv[0].endswith("__main__.py") else quoted(sys.argv[0])
+    others = " ".join(quoted(word) for word in sys.argv[1:] if word != sources[-1])
+    folder = "" if target.parent.exists() else f"mkdir -p {quoted(target.parent)} && "
+    what = "is an empty folder" if is_folder else "does not exist"
+    raise UserError(
+        f"{last} {what}; an output has -o before it: "
+        f"{folder}python {name} {others} -o {quoted(target)}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,35 @@
 """Find the weights in what was saved: a state_dict, one inside a checkpoint, a pickled module."""
 
+import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from .names import Names
-from .tensors import CheckpointError, Tensor, parsing
+from .foreign import quoted
+from .names import NETWORKS, Names, is_average
+from .places import (
+    Place,
+    at,
+    describe,
+    is_lightning_module,
+    is_module,
+    is_odd_tensor,
+    is_tensor,
+    is_weights,
+    items,
+    key_for,
+    lookup,
+    module_state,
+    places_of,
+)
+from .tensors import Budget, CheckpointError, Tensor, parsing
 from .unpickle import Inert
 
 _KEYS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network")
-_EMA_KEYS = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
+# What training keeps beside a network, and what holds its own tensors.
+_TRAINING = re.compile(r"optim|sched|scaler|rng|callbacks|loops|criterion|hyper_|hparams|config")
 WHOLE = "the whole file"
-_MAX_WORK = 100_000_000  # of a pickled module: 100 for each name, and its characters
+_MAX_SHOWN = 20  # entries, in a message
 
 
 @dataclass
@@ -19,182 +38,188 @@ class Chosen:
 
     state: dict[str, Any]  # names and values, in order; not only Tensors
     key: str  # where they were, in words
+    place: Place  # the keys that lead there
     is_lightning: bool  # the names begin at a LightningModule, of which the network is a part
     is_exact: bool  # wrappers are already stripped, because their classes were known
     rest: list[str]  # the file's other entries
     metadata: dict[Any, Any]  # of a state_dict: it holds the modules' versions
+    notes: list[str]  # other weights that the file holds, and how to take them
 
 
 @parsing("what it holds")
-def choose(root: Any, key: str | None = None, ema: bool = True) -> Chosen:
-    """Take the entry `key` (dotted for nested dicts), or the first that usually holds weights.
+def choose(
+    root: Any, key: str | None = None, ema: bool = True, budget: Budget | None = None
+) -> Chosen:
+    """Take the entry `key` (dotted where nested, "" for the whole), or what is usually weights.
 
     With `ema`, averaged weights are preferred.
 
     Raises:
-        CheckpointError: nothing there looks like weights; the message lists what there is.
+        CheckpointError: nothing there is weights without doubt; the message lists what there is.
     """
-    root = _plain(root)
-    entries = {k: _plain(v) for k, v in root.items()} if isinstance(root, dict) else {}
-    if "ds_version" in entries and not key:
+    if isinstance(root, Tensor):
+        size = f"of shape {root.shape} and type {root.dtype}"
+        raise CheckpointError(f"a bare tensor {size}, not a network's weights")
+    entries = dict(items(root))
+    if "ds_version" in entries and key is None:
         raise CheckpointError("a part of a DeepSpeed checkpoint; run its zero_to_fp32.py first")
-    if key:
-        name, value = key, _plain(_lookup(root, key.split(".")))
-    else:
-        name, value = _usual(root, entries, ema)
-    if not _is_weights(value):
-        inside = ", ".join(f"{k} ({_describe(v)})" for k, v in list(entries.items())[:20])
-        where = f"at --key {key}" if key else "in a usual place; name it with --key"
-        raise CheckpointError(f"no weights {where}; it holds: {inside or _describe(root)}")
-    is_pickled = isinstance(value, Inert)
-    state = module_state(value) if is_pickled else value
-    if not all(isinstance(name, str) for name in state):
+    notes: list[str] = []
+    budget = budget or Budget()
+    place = _usual(root, ema, notes, budget) if key is None else lookup(root, key)
+    value = root if place is None else at(root, place)
+    if place is None or not is_weights(value):
+        raise CheckpointError(_refusal(root, key))
+    name, state = ".".join(place) or WHOLE, _state(value, budget)
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
         raise CheckpointError(f"{name} holds names that are not text")
-    is_lightning = name != WHOLE and "pytorch-lightning_version" in entries
-    if is_pickled:
-        is_lightning = "prepare_data_per_node" in _fields(value)
-    rest = [] if name == WHOLE else [str(entry) for entry in entries if entry != name]
+    budget.spend_names(state)
+    if is_pickled := is_module(value):
+        is_lightning = is_lightning_module(value)
+    else:
+        # An average may be that of the network alone.
+        main = dict(items(entries.get("state_dict", entries.get("model"))))
+        is_inside = not main or any(name in main for name in state)
+        is_lightning = "pytorch-lightning_version" in entries and place != () and is_inside
+    if key is not None and (raw := _raw(places := places_of(root))):
+        notes += _what_it_lacks(name, value, ".".join(raw), places[raw], budget)
+    rest = [
+        ".".join((*place[:depth], other))
+        for depth in range(len(place))
+        for other, _ in items(at(root, place[:depth]))
+        if other != place[depth]
+    ]
     metadata = getattr(value, "metadata", None)
     return Chosen(
         {name: value for name, value in state.items() if value is not None},
         name,
+        place,
         is_lightning,
         is_pickled,
         rest,
         metadata if isinstance(metadata, dict) else {},
+        notes,
     )
 
 
-def _usual(root: Any, entries: dict[str, Any], ema: bool) -> tuple[str, Any]:
-    """Return the name and the value of the usual entry, or of the only possible one."""
-    if "current_model_state" in entries:  # Lightning's WeightAveraging: state_dict is the average
-        name = "state_dict" if ema else "current_model_state"
-        return name, entries.get(name)
-    weights = {name: value for name, value in entries.items() if _is_weights(value)}
-    averaged = [name for name in _EMA_KEYS if ema and name in weights]
-    usual = [name for name in _KEYS if name in weights]
-    others = [name for name in weights if name not in _EMA_KEYS]
-    if usual or (len(others) == 1 and not _is_weights(root)):
-        raw = (usual or others)[0]
-        # An average of the parameters alone, or what holds the average, is not the weights.
-        same = (n for n in averaged if _tensor_names(weights[n]) == _tensor_names(weights[raw]))
-        name = next(same, raw)
-        return name, weights[name]
-    if averaged and not others and not _is_weights(root):
-        return averaged[0], weights[averaged[0]]
-    return WHOLE, root
+def _usual(root: Any, ema: bool, notes: list[str], budget: Budget) -> Place | None:
+    """Return the place of the weights, where there is no doubt; say what else could be meant."""
+    entries = dict(items(root))
+    if entries.keys() >= {"current_model_state", "state_dict"}:
+        # Lightning's WeightAveraging.
+        if ema:
+            notes.append("state_dict is the average; --no-ema takes current_model_state")
+        return ("state_dict",) if ema else ("current_model_state",)
+    places = places_of(root)
+    averages = {p: v for p, v in places.items() if any(map(is_average, p))}
+    others = {p: v for p, v in places.items() if p not in averages}
+    raw = _raw(others)
+    if raw is None:
+        is_only = ema and all(place and _TRAINING.search(place[0]) for place in others)
+        return next((p for p, v in averages.items() if is_only and _is_state(v)), None)
+    if raw == () or not ema:
+        return raw
+    copies = {p: v for p, v in others.items() if p not in ((), raw) and not _TRAINING.search(p[0])}
+    if not averages and not copies:
+        return raw
+    names, chosen = set(_tensor_names(places[raw], budget)), raw
+    for place, value in [*averages.items(), *copies.items()][:_MAX_SHOWN]:
+        average, what = set(_tensor_names(value, budget)), ".".join(place)
+        if place in copies:
+            if average == names:
+                notes.append(f"{what} may be a copy of {'.'.join(raw)}, and is left out; ")
+                notes[-1] += f"--key {quoted(what)} takes it"
+        elif chosen == raw and average == names and not _TRAINING.search(place[0]):
+            # An average of the parameters alone, or what holds the average, is not the weights.
+            chosen = place
+            notes.append(f"{what} is the average of {'.'.join(raw)}; --no-ema takes that")
+        elif 3 * len(average) >= len(names):
+            notes.append(f"{what} may be an average, and is left out; --key {quoted(what)}")
+            notes[-1] += _prefix_of(names, average) + " takes it"
+            if isinstance(value, list | tuple):
+                notes[-1] += " as 0, 1, ..., usually in the order of net.parameters()"
+    return chosen
 
 
-def _tensor_names(weights: Any) -> set[str]:
-    state = module_state(weights) if isinstance(weights, Inert) else weights
-    names = [str(name) for name, value in state.items() if _is_tensor(value)]
-    return set(Names(names, prefix="").new.values()) if names else set()
+def _what_it_lacks(name: str, value: Any, usual: str, raw: Any, budget: Budget) -> list[str]:
+    """Say which tensors of the usual weights are not in those that are taken, if all others are."""
+    taken, usual_names = set(_tensor_names(value, budget)), _tensor_names(raw, budget)
+    for start in ("", *(f"{network}." for network in NETWORKS)):
+        names = [n.removeprefix(start) for n in usual_names if n.startswith(start)]
+        if taken and taken < set(names):
+            missing = [n for n in names if n not in taken]
+            shown = ", ".join(missing[:_MAX_SHOWN])
+            return [f"{name} lacks {len(missing)} of the {len(names)} tensors of {usual}: {shown}"]
+    return []
 
 
-def _plain(value: Any) -> Any:
-    """Return a dict of a class that is not known as a dict."""
-    is_dict = isinstance(value, Inert) and not is_module(value) and value.items
-    if is_dict and all(isinstance(item, tuple) and len(item) == 2 for item in value.items):
-        return {name: item for name, item in value.items if isinstance(name, str)}
-    return value
+def _prefix_of(names: set[str], average: set[str]) -> str:
+    """Return the option for the part of an average that has these very names."""
+    groups: defaultdict[str, set[str]] = defaultdict(set)
+    for name in average:
+        group, _, inner = name.partition(".")
+        groups[group].add(inner)
+    same = sorted(group for group, inner in groups.items() if inner == names)
+    return f" --prefix {quoted(max(same, key=is_average))}" if same else ""
 
 
-def _lookup(value: Any, path: list[str]) -> Any:
-    """Follow a dotted path, where a key may itself contain dots."""
-    for i in range(len(path), 0, -1):
-        name = ".".join(path[:i])
-        if isinstance(value, dict) and name in value:
-            return _lookup(value[name], path[i:])
-    return None if path else value
+def _raw(places: dict[Place, Any]) -> Place | None:
+    """Return the place of weights with a usual name, or of the only ones."""
+    for name in _KEYS:
+        if _is_state(places.get((name,))):
+            return (name,)
+    own = [place for place in places if not (place and _TRAINING.search(place[0]))]
+    # Others that lie beside it, or deeper in it, would be lost.
+    if not own or any(place[: len(own[0])] != own[0] for place in own) or len(own[0]) > 1:
+        return None
+    place, value = own[0], places[own[0]]
+    is_all = (
+        place == () and isinstance(value, dict) and all(is_tensor(item) for _, item in items(value))
+    )
+    return place if is_all or _is_state(value, is_guess=True) else None
 
 
-def _is_weights(value: Any) -> bool:
-    if isinstance(value, Inert):
-        return is_module(value)
-    return isinstance(value, dict) and any(map(_is_tensor, value.values()))
+def _refusal(root: Any, key: str | None) -> str:
+    """Say that there are no weights, what there is, and what could be meant."""
+    where = f"at --key {quoted(key)}" if key is not None else "in a usual place"
+    inside = ", ".join(f"{name} ({describe(v)})" for name, v in [*items(root)][:_MAX_SHOWN])
+    places = places_of(root)
+    parents = {place[:depth] for place in places for depth in range(len(place))}
+    whole = [(place, value) for place, value in places.items() if place not in parents]
+    options = [f"{option} ({describe(v)})" for p, v in whole[:5] if (option := key_for(p, v))]
+    hint = f"take one with {' or '.join(options)}" if options else ""
+    return "; ".join(filter(None, [f"no weights {where}", hint, f"it holds: {inside}"]))
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) or is_odd_tensor(value)
+def _is_state(value: Any, is_guess: bool = False) -> bool:
+    """Whether weights are a state_dict: a few tensors beside a config, or in a list, are not.
+
+    With `is_guess`, because nothing is called as weights usually are, one must have dimensions and
+    not be of bytes: a few statistics have none, the states of random generators are bytes.
+    """
+    if not isinstance(value, dict | Inert) or is_odd_tensor(value):
+        return False
+    if is_module(value):
+        return True
+    tensors = 0
+    for name, item in items(value):
+        if is_tensor(item):
+            is_sure = not isinstance(item, Tensor) or (item.shape and item.dtype != "uint8")
+            tensors += bool(is_sure or not is_guess)
+        elif isinstance(item, dict | Inert) and not name.endswith("_extra_state"):
+            return False
+    return tensors > 0
 
 
-def is_odd_tensor(value: Any) -> bool:
-    """Whether the value is a tensor of a kind that is not understood: sparse, quantized, ..."""
-    odd = ("torch._utils._rebuild", "torch.nn.parameter.", "torch._tensor._rebuild")
-    return isinstance(value, Inert) and value.name.startswith(odd)
+def _state(weights: Any, budget: Budget) -> dict[str, Any]:
+    return module_state(weights, budget) if is_module(weights) else dict(items(weights))
 
 
-def is_module(value: Inert) -> bool:
-    """Whether the value is a pickled nn.Module, of whatever class."""
-    return _inner(value) is not value or isinstance(_fields(value).get("_modules"), dict)
-
-
-def _fields(module: Inert) -> dict[str, Any]:
-    return module.state if isinstance(module.state, dict) else {}
-
-
-def _inner(module: Inert) -> Inert:
-    """Return the module inside a wrapper of torch, or of a class derived from one, or itself."""
-    fields = _fields(module)
-    children, buffers = fields.get("_modules"), fields.get("_buffers")
-    inside = None
-    if module.name.endswith(".OptimizedModule") and isinstance(module.args, tuple):
-        inside = next(iter(module.args), None)
-    elif isinstance(children, dict) and list(children) == ["module"]:
-        is_average = isinstance(buffers, dict) and "n_averaged" in buffers
-        inside = children["module"] if is_average or "device_ids" in fields else None
-    return inside if isinstance(inside, Inert) else module
-
-
-def holds_tensors(value: Any, seen: set[int]) -> bool:
-    """Whether tensors are anywhere in the value, except in what was `seen`, by its id."""
-    todo = [value]
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if _is_tensor(value):
-            return True
-        if isinstance(value, Inert):
-            todo += [value.args, value.state, value.items]
-        elif isinstance(value, dict):
-            todo += value.values()
-        elif isinstance(value, list | tuple):
-            todo += value
-    return False
-
-
-def module_state(root: Inert) -> dict[str, Any]:
-    """Return the state_dict of a pickled module whose class need not exist."""
-    state: dict[str, Any] = {}
-    todo, work = [("", root)], 0
-    while todo:
-        prefix, module = todo.pop()
-        fields, inner = _fields(module), _inner(module)
-        parameters, buffers, children = (
-            fields.get(kind) or {} for kind in ("_parameters", "_buffers", "_modules")
-        )
-        names = [*parameters, *buffers, *children]
-        work += 100 + sum(100 + len(prefix) + len(name) for name in names)
-        if work > _MAX_WORK:
-            raise CheckpointError("damaged: its modules contain themselves")
-        if inner is not module:
-            todo.append((prefix, inner))
-            continue
-        hidden = fields.get("_non_persistent_buffers_set") or ()
-        values = parameters | {n: value for n, value in buffers.items() if n not in hidden}
-        state |= {f"{prefix}{name}": value for name, value in values.items()}
-        modules = [(f"{prefix}{n}.", m) for n, m in children.items() if isinstance(m, Inert)]
-        todo += reversed(modules)
-    return state
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"tensor {tuple(value.shape)}"
-    if isinstance(value, Inert):
-        return value.name
-    if isinstance(value, dict):
-        return f"dict of {len(value)}"
-    return type(value).__name__
+def _tensor_names(weights: Any, budget: Budget) -> list[str]:
+    """Return the names of the tensors without wrappers; of what cannot be named, none."""
+    try:
+        state = _state(weights, budget)
+        budget.spend_names(state)
+        names = [name for name, value in state.items() if is_tensor(value)]
+        return [*Names(names, prefix="").new.values()]
+    except CheckpointError:
+        return []

@@ -8,16 +8,20 @@ from pathlib import Path
 from harness.errors import UserError
 from harness.files import replacing
 
-from .choose import WHOLE, Chosen, choose, holds_tensors, is_odd_tensor
+from .choose import Chosen, choose
+from .foreign import printable, quoted
 from .names import Names
 from .network import network_of
+from .places import holds_tensors, is_odd_tensor, key_for, places_of
 from .read import Checkpoint
+from .sources import default_output, refuse_part, stem_of, whole
 from .stream import verify as verify_copy
 from .tensors import CheckpointError, Tensor, target_dtype
 from .write import write_pt, write_safetensors
 
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
-SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
+OUTPUTS = tuple(_WRITERS)  # the suffixes
+_LEAST_LIMIT = 100_000_000  # bytes that any file may lead to
 DTYPES = ("keep", "float32", "float16", "bfloat16")
 
 
@@ -41,8 +45,8 @@ class Report:
     tensors: dict[str, Entry]  # by their new names
     num_bytes: int  # of the tensors that are taken, as they are in the source
     dropped: list[str]  # what else the source held
+    notes: list[str]  # what a user should know besides
     verified: list[str] = field(default_factory=list)  # what the result was compared with
-    notes: list[str] = field(default_factory=list)  # what a user should know besides
     is_written: bool = False  # not after a dry run
 
     def __str__(self) -> str:
@@ -58,22 +62,16 @@ class Report:
             "wrote" if self.is_written else "would be": self.output,
         }
         width = max(map(len, lines))
-        texts = (f"  {name:{width}}  {printable(text)}" for name, text in lines.items() if text)
-        return "\n".join([self.source, *texts])
+        texts = (f"  {name:{width}}  {text}" for name, text in lines.items() if text)
+        return "\n".join(map(printable, [self.source, *texts]))
 
     def listing(self) -> str:
         """Return a line for each tensor."""
-        width = max(map(len, self.tensors))
-        lines = (
-            f"  {name:{width}}  {entry.dtype} {entry.shape}  <- {entry.source}"
-            for name, entry in self.tensors.items()
+        width = max(len(printable(name)) for name in self.tensors)
+        return "\n".join(
+            f"  {printable(name):{width}}  {e.dtype} {e.shape}  <- {printable(e.source)}"
+            for name, e in self.tensors.items()
         )
-        return "\n".join(map(printable, lines))
-
-
-def printable(text: str) -> str:
-    """Return the text in one line, with what a terminal would obey escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def convert(
@@ -89,14 +87,17 @@ def convert(
     verify: bool = True,
     force: bool = False,
     dry_run: bool = False,
+    max_expansion: float = 16,
 ) -> Report:
     """Write the weights in a checkpoint as a plain state_dict of CPU tensors.
 
     Args:
-        source: a file or a torch.distributed.checkpoint folder.
+        source: a file, a torch.distributed.checkpoint folder, or sharded files: their folder,
+            their index, or one of them beside the index.
         output: ends in .pt, .pth or .safetensors; by default `<stem>.weights.pt` beside the source.
         dtype: what floating tensors become: keep, float32, float16 or bfloat16.
-        key: the entry of the file to take, dotted where it is nested; by default the usual ones.
+        key: the entry of the file to take, dotted where it is nested, "" for the whole; by
+            default the usual ones.
         prefix: the submodule that is the network, "" for the whole, "auto" to find it.
         ema: prefer averaged weights where there are some.
         keep_module: do not strip `module`, the wrapper's name, because a real child is called so.
@@ -105,38 +106,58 @@ def convert(
             lies two folders above, and without key and prefix, its network must fit too.
         force: replace an existing output.
         dry_run: write nothing.
+        max_expansion: how many times larger than the source the result may be, besides 100 MB.
 
     Raises:
         UserError: the arguments cannot be followed.
         CheckpointError: the source cannot be converted.
         OSError: the system refuses to read or write.
     """
-    source = named(source)
+    source = whole(source)
     output = Path(output) if output else default_output(source)
     _check_arguments(source, output, dtype, force or dry_run)
     try:
         with Checkpoint(source) as checkpoint:
-            chosen = choose(checkpoint.root, key, ema)
-            is_usual = verify and prefix == "auto" and not key
+            if output.exists() and checkpoint.is_read_from(output):
+                raise UserError(f"{output} is the source or a part of it; name another output.")
+            chosen = choose(checkpoint.root, key, ema, checkpoint.budget)
+            is_usual = verify and prefix == "auto" and key is None
             network, notes = network_of(source, packages) if is_usual else (None, [])
-            known = network.names if network else ()
-            keep_module = keep_module or chosen.is_exact
-            names = Names(chosen.state, prefix, chosen.is_lightning, keep_module, known, ema)
+            names = Names(
+                chosen.state,
+                prefix,
+                chosen.is_lightning,
+                keep_module=keep_module or chosen.is_exact,
+                known=network.names if network else (),
+                ema=ema,
+                versions=chosen.metadata,
+            )
             tensors, entries, dropped = _select(chosen, names.new, dtype)
-            num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
-            about = str(source), str(output), checkpoint.kind, chosen.key
-            report = Report(*about, entries, num_bytes, chosen.rest + dropped, notes=notes)
+            report = Report(
+                str(source),
+                str(output),
+                checkpoint.kind,
+                chosen.key,
+                entries,
+                sum(tensor.num_bytes for tensor in tensors.values()),
+                chosen.rest + dropped,
+                chosen.notes + names.notes + notes,
+            )
             if network:
                 network.check({name: entry.shape for name, entry in entries.items()})
             if dry_run:
                 return report
-            with replacing(output) as file:
-                metadata = names.metadata(chosen.metadata)
-                _WRITERS[output.suffix](file.fileno(), tensors, dtype, metadata)
+            with replacing(output, is_forced=force) as file:
+                most = _LEAST_LIMIT + max_expansion * checkpoint.num_bytes
+                _WRITERS[output.suffix](file, tensors, dtype, names.metadata, most)
+                file.flush()
                 if verify:
                     with Checkpoint(Path(file.name)) as written:
                         verify_copy(tensors, written.root, dtype)
-                    report.verified.append("every byte")
+                    records = (record for tensor in tensors.values() for record in tensor.records)
+                    has_checksums = all(record.crc is not None for record in records)
+                    no_checksums = "the copy, byte for byte; the source states no checksums"
+                    report.verified.append("every byte" if has_checksums else no_checksums)
                 if network:
                     name = type(network.module).__name__
                     report.verified.append(f"loads strict into config.yaml's {name}")
@@ -145,37 +166,25 @@ def convert(
             return report
     except CheckpointError as error:
         raise CheckpointError(printable(f"{source}: {error}")) from error
-
-
-def named(source: str | Path) -> Path:
-    """Return the path, or for one such as `.` or `..` another that ends in a name."""
-    path = Path(source)
-    return path if path.name not in ("", "..") else path.resolve()
-
-
-def stem_of(source: Path) -> str:
-    """Return the name without a checkpoint's suffix; the dots in `loss=0.12` are no suffix."""
-    return source.stem if source.suffix in SUFFIXES else source.name
-
-
-def default_output(source: Path, is_alone: bool = True) -> Path:
-    """Return where the weights go if nobody says; `x.pt` beside `x.ckpt` is not alone."""
-    return source.with_name(f"{stem_of(source) if is_alone else source.name}.weights.pt")
+    except FileExistsError as error:
+        raise UserError(f"{output} exists, since a moment ago; --force replaces it.") from error
 
 
 def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> None:
     if not source.exists():
         raise UserError(f"{source} does not exist.")
+    refuse_part(source)
     if dtype not in DTYPES:
         raise UserError(f"dtype={dtype} is not one of {', '.join(DTYPES)}.")
+    if output.is_dir():
+        better = quoted(output / f"{stem_of(source)}.pt")
+        raise UserError(f"{output} is a folder; -o {better} names a file in it.")
     if output.suffix not in _WRITERS:
         raise UserError(f"{output} must end in one of {', '.join(_WRITERS)}.")
     if not output.parent.is_dir():
         raise UserError(f"{output.parent} is not a folder; create it first.")
-    if output.exists() and (output.is_dir() or output.samefile(source)):
-        raise UserError(f"{output} is the source or a folder; name another output.")
-    if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
-        raise UserError(f"{output} is inside the checkpoint {source}; name another output.")
+    if (output.parent / ".metadata").is_file():
+        raise UserError(f"{output} is inside the checkpoint {output.parent}; name another output.")
     if output.exists() and not force:
         raise UserError(f"{output} exists; --force replaces it.")
 
@@ -198,10 +207,10 @@ def _select(
         elif is_odd_tensor(value):
             raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
         elif holds_tensors(value, seen) and not old.endswith("_extra_state"):
-            path = old if chosen.key == WHOLE else f"{chosen.key}.{old}"
-            raise CheckpointError(
-                f"{chosen.key} holds tensors, and {old} in it others; --key {path} takes those"
-            )
+            others = places_of(value, (*chosen.place, old)).items()
+            option = next(filter(None, (key_for(*other) for other in others)), "")
+            hint = f"; {option} takes those" if option else ""
+            raise CheckpointError(f"{chosen.key} holds tensors, and {old} in it others{hint}")
         else:
             dropped.append(f"{old} (not a tensor)")
     if not tensors:

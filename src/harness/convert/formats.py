@@ -3,18 +3,19 @@
 import io
 import json
 import os
+import struct
 import zipfile
-import zlib
 from collections import OrderedDict
 from typing import Any
 
-from .tensors import DTYPES, CheckpointError, Record, Tensor, parsing, row_major
+from .stream import check, read
+from .tensors import DTYPES, Budget, CheckpointError, Record, Tensor, parsing, row_major
 from .unpickle import unpickle
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
 _BIG_ENDIAN = "saved on a big-endian machine; load and save it there as .safetensors"
-_MAX_HEADER = 100_000_000  # bytes, the limit of the format
+_MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors format; also of a zip's directory
 
 
 class Window(io.RawIOBase):
@@ -35,6 +36,12 @@ class Window(io.RawIOBase):
         self._position = max(0, base + offset)
         return self._position
 
+    def read(self, size: int = -1, /) -> bytes:
+        """Read so many bytes at once, unless they would be too many."""
+        if size > _MAX_HEADER:
+            raise CheckpointError("damaged: its zip directory would be too large")
+        return super().read(size) or b""
+
     def readinto(self, buffer: Any) -> int:
         """Read up to the end of the window."""
         room = max(0, min(len(buffer), self.size - self._position))
@@ -43,16 +50,18 @@ class Window(io.RawIOBase):
         return num_read
 
 
-def read_zip(window: Window) -> Any:
+def read_zip(window: Window, budget: Budget) -> Any:
     """Read torch.save's zip: data.pkl beside one stored record per storage."""
     with parsing("its zip directory, perhaps because it is truncated,"):
-        archive = zipfile.ZipFile(window)
-    entries = archive.infolist()
+        entries = zipfile.ZipFile(window).infolist()
     infos = {entry.filename.partition("/")[2]: entry for entry in entries}
     if "constants.pkl" in infos:
         raise CheckpointError("a TorchScript program, not weights; torch.jit.load opens it")
     if "data.pkl" not in infos or len(infos) != len(entries):
         raise CheckpointError("a zip, but not one that torch.save writes: no data.pkl of its own")
+    if sum(info.compress_size for info in entries) > window.size:
+        raise CheckpointError("truncated, or damaged: its entries are larger than the file")
+    budget.left += 90 * len(entries)  # bytes of its directory and its headers, at least
     # torch.serialization.set_crc32_options(False) leaves every checksum zero.
     has_crcs = any(info.CRC for info in entries)
 
@@ -60,22 +69,20 @@ def read_zip(window: Window) -> Any:
         info = infos[name]
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise CheckpointError("zipped again with compression; unzip it and `zip -0 -r` it")
-        with parsing(name), archive.open(info):  # which reads the header before the content
-            offset = window.tell()
-        if offset + info.file_size > window.size:
+        with parsing(name):
+            start = window.start + info.header_offset
+            header = os.pread(window.fd, 30, start) if start < 1 << 63 else b""
+            if not header.startswith(b"PK\3\4"):
+                raise ValueError("no header")
+        start += 30 + sum(struct.unpack("<2H", header[26:]))
+        if start + info.file_size > window.start + window.size:
             raise CheckpointError(f"truncated: {name} reaches past the end of the file")
-        crc = info.CRC if has_crcs else None
-        return Record(window.fd, window.start + offset, info.file_size, crc)
+        return Record(window.fd, start, info.file_size, info.CRC if has_crcs else None)
 
-    def small(name: str) -> bytes:
-        found = record(name)
-        content = os.pread(window.fd, found.num_bytes, found.offset)
-        if found.crc not in (None, zlib.crc32(content)):
-            raise CheckpointError(f"damaged: {name} does not match its checksum")
-        return content
-
-    if "byteorder" in infos and small("byteorder") != b"little":
-        raise CheckpointError(_BIG_ENDIAN)
+    if "byteorder" in infos:
+        order = record("byteorder")
+        if os.pread(window.fd, 9, order.offset)[: order.num_bytes] != b"little":
+            raise CheckpointError(_BIG_ENDIAN)
     records: dict[str, Record] = {}
 
     def record_of(key: str, itemsize: int, numel: int) -> Record:
@@ -85,10 +92,13 @@ def read_zip(window: Window) -> Any:
             raise CheckpointError(f"damaged: data/{key} is not as long as its tensor says")
         return records[key]
 
-    return unpickle(io.BytesIO(small("data.pkl")), record_of)
+    pickled = record("data.pkl")
+    check(pickled, "data.pkl")
+    content = Window(window.fd, pickled.offset, pickled.num_bytes)
+    return unpickle(io.BufferedReader(content), record_of, budget)
 
 
-def read_legacy(window: Window) -> Any:
+def read_legacy(window: Window, budget: Budget) -> Any:
     """Read the format before torch 1.6: five pickles, then a length and bytes per storage."""
     file = io.BufferedReader(window)
     if unpickle(file) != _LEGACY_MAGIC:
@@ -103,11 +113,12 @@ def read_legacy(window: Window) -> Any:
         itemsizes[key] = itemsize
         return records.setdefault(key, Record(window.fd, 0, itemsize * numel))
 
-    root = unpickle(file, record_of)
-    keys, offset = unpickle(file), file.tell()
-    if not all(isinstance(key, str | int) for key in keys):  # the text of others can be endless
+    root = unpickle(file, record_of, budget)
+    keys, offset = unpickle(file, None, budget), file.tell()
+    # The text of others could be endless, and so could be its sorting.
+    if not all(isinstance(key, str) or (type(key) is int and 0 <= key < 1 << 64) for key in keys):
         raise CheckpointError("damaged: its list of storages holds something else")
-    if sorted(map(str, keys)) != sorted(records):
+    if len(keys) != len(records) or set(map(str, keys)) != records.keys():
         raise CheckpointError("damaged, or holds quantized tensors, which cannot be located")
     for key in map(str, keys):
         numel = int.from_bytes(os.pread(window.fd, 8, offset), "little")
@@ -118,19 +129,25 @@ def read_legacy(window: Window) -> Any:
     return root
 
 
-def read_safetensors(window: Window) -> Any:
+def read_safetensors(window: Window, budget: Budget) -> Any:
     """Read a safetensors file: a JSON header of names, types, shapes and byte ranges."""
     num_header = int.from_bytes(os.pread(window.fd, 8, 0), "little")
     if num_header > _MAX_HEADER:
         raise CheckpointError("not a checkpoint: its safetensors header would be too large")
+    budget.left += 4 * num_header  # nothing in it can repeat what came before
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     with parsing("its safetensors header"):
-        header = json.loads(os.pread(window.fd, num_header, 8))
+        text = bytearray()
+        for chunk in read(Record(window.fd, 8, num_header), 0, num_header):
+            text += chunk
+            if b"\0" in text[-len(chunk) :]:  # as where the disk holds nothing
+                raise ValueError("no text")
+        header = json.loads(text.decode())
         header.pop("__metadata__", None)
         base = end = 8 + num_header
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = entry["data_offsets"]
-            shape = tuple(entry["shape"])
+            shape = tuple(entry["shape"][:65])  # of which the strides are computed, if it is short
             if type(start) is not int or type(stop) is not int:
                 raise CheckpointError(f"damaged: the place of {name} is not in whole bytes")
             if entry["dtype"] not in _SAFETENSORS:

@@ -1,18 +1,29 @@
 """Name the weights as the bare network does: wrappers stripped, then the network's own prefix."""
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from .foreign import quoted
 from .tensors import CheckpointError
 
 NETWORKS = ("net", "model", "network")  # what a LightningModule usually calls its network
+# Names that averaged weights have: ema, model_ema, EMACallback, shadow_params; Adam's exp_avg not.
+_AVERAGE = re.compile(
+    r"(?<![A-Za-z])(?<!exp_)(ema|swa|avg|averaged?|shadow)(?![a-z])"
+    r"|(?<![A-Z])(EMA|SWA|Ema|Swa|Averag(e|ed|ing))(?![a-z])"
+)
+_COPY = re.compile(r"(?<![a-z])(teacher|target|momentum|mean)(?![a-z])")  # others, perhaps
 # Names that only wrappers use: torch.compile, FSDP, activation checkpointing, Fabric.
 _PRIVATE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
-_MAX_DEPTH = 100  # segments of a name; the work grows with their square
-_AVERAGE = re.compile(r"(^|_)(ema|swa|average|averaged|avg)(_|$)")
-Path = tuple[str, ...]
+_MAX_DEPTH = 100  # segments of a name
+_MAX_NOTES = 3
+_NO_ACCIDENT = 3  # names
+Path = list[str]  # the segments of a name
+MarkedPath = list[str | None]  # with None for a wrapper, and for a tensor that is a wrapper's
+Groups = dict[str, set[tuple[str, ...]]]  # by the name of a module what is in it
 
 
 class Names:
@@ -20,7 +31,8 @@ class Names:
 
     `_orig_mod` and its like are wrappers anywhere. `module` (DataParallel, DDP) is one where it is
     the only child of its parent, because a wrapper has no other; `n_averaged` beside it is
-    AveragedModel's counter and goes with it.
+    AveragedModel's counter and goes with it. `notes` say what was decided by names alone, and the
+    option that decides otherwise.
 
     Args:
         names: as in the file.
@@ -30,6 +42,8 @@ class Names:
         keep_module: leave all `module` segments alone.
         known: the network's own names, prefix included; a `module` in them stays.
         ema: as for `choose`.
+        versions: the `_metadata` of a state_dict; its whole numbers become `metadata`, by the new
+            names. A wrapper's entry gives way to that of its module.
 
     Raises:
         CheckpointError: nothing has that prefix, or two names would become one.
@@ -37,99 +51,198 @@ class Names:
 
     def __init__(
         self,
-        names: Collection[str],
+        names: Iterable[str],
         prefix: str = "auto",
         is_lightning: bool = False,
         keep_module: bool = False,
         known: Collection[str] = (),
         ema: bool = True,
+        versions: Mapping[Any, Any] | None = None,
     ) -> None:
-        public = {name: _public(name) for name in names}
-        self._wrappers = set() if keep_module else _find_wrappers(set(public.values()), known)
-        paths = {
-            name: _strip(path, self._wrappers)
-            for name, path in public.items()
-            if path[-1] != "n_averaged" or (*path[:-1], "module") not in self._wrappers
-        }
+        self.notes: list[str] = []
+        paths = {name: _parts(name) for name in names}
+        # Each path as it was beside what becomes of it; modules are looked up among them.
+        self._tensors = sorted((list(path), path) for path in paths.values())
+        if not keep_module and _strip(_strip_as(known, paths.values())) and not known:
+            self.notes.append(
+                "`module` was taken for a wrapper (DataParallel, DDP); "
+                "--keep-module if the network itself has a child of that name"
+            )
+        self._prefix = self._module("" if prefix == "auto" else prefix.rstrip("."))
+        stripped = [_stripped(path) for path in paths.values() if path[-1] is not None]
         if prefix == "auto":
-            self._prefix = _auto_prefix(paths.values(), ema) if is_lightning else ()
-        else:
-            self._prefix = self._module_path(prefix.rstrip("."))
-        self.new: dict[str, str] = {}
+            if is_lightning:
+                self._find_network(stripped, ema)
+            self._say_copies(stripped)
         owners: dict[str, str] = {}
         for name, path in paths.items():
-            if new := self._below_prefix(path):
-                owner = owners.setdefault(new, name)
-                if owner != name:
-                    raise CheckpointError(f"{owner} and {name} would both become {new}")
-                self.new[name] = new
+            if path[-1] is None or not (new := self._below_prefix(_stripped(path))):
+                continue
+            if owners.setdefault(new, name) != name:
+                raise CheckpointError(f"{owners[new]} and {name} would both become {new}")
+        self.new = {name: new for new, name in owners.items()}
         if not self.new:
-            groups = ", ".join(sorted({path[0] for path in paths.values()})[:20])
-            wanted = "no tensor has a name" if prefix == "auto" else f"nothing is called {prefix}.*"
-            raise CheckpointError(f"{wanted}; there is: {groups}")
+            raise CheckpointError(_nothing(prefix, stripped))
+        self.metadata: dict[str, Any] = {}
+        for name, entries in (versions or {}).items():
+            if isinstance(name, str) and isinstance(entries, dict):
+                module = self._below_prefix(self._module(name))
+                if module is not None:
+                    numbers = {str(k): v for k, v in entries.items() if type(v) is int}
+                    self.metadata[module] = numbers
 
-    def _module_path(self, name: str) -> Path:
-        tensor = _public(f"{name}.weight" if name else "weight")
-        return _strip(tensor, self._wrappers)[:-1]
+    def _module(self, name: str) -> Path:
+        """Return the path of a module without wrappers: the beginning of those of its tensors."""
+        raw = _parts(f"{name}.")[:-1] if name else []
+        first = bisect_left(self._tensors, (raw,))
+        before, after = self._tensors[first] if first < len(self._tensors) else ([], [])
+        return _stripped(after[: len(raw)] if before[: len(raw)] == raw else raw)
 
     def _below_prefix(self, path: Path) -> str | None:
         depth = len(self._prefix)
         return ".".join(path[depth:]) if path[:depth] == self._prefix else None
 
-    def metadata(self, metadata: Mapping[Any, Any]) -> dict[str, Any]:
-        """Rename the modules of a state_dict's `_metadata`; a wrapper's entry gives way.
+    def _find_network(self, paths: Collection[Path], ema: bool) -> None:
+        """Set the prefix to that of a LightningModule's network, or of its average."""
+        groups = _groups(paths)
+        network = next((name for name in NETWORKS if name in groups), None)
+        if network is None and len(groups) == 1:
+            network = next(iter(groups))
+        if network is None or () in groups[network]:
+            return
+        wanted = groups.pop(network)
+        self._prefix = [network]
+        for name, inside in groups.items() if ema else ():
+            if self._prefix == [network] and is_average(name) and inside == wanted:
+                self._prefix = [name]
+                # First, as what was taken must be said however many copies there are.
+                said = f"{name} is the average of {network}; --no-ema takes {network}"
+                self.notes.insert(0, said)
+            elif inside == wanted or (_may_be_copy(name) and 3 * len(inside) >= len(wanted)):
+                kind = "a copy" if inside == wanted else "an average"
+                names = "" if inside == wanted else "but has other names, "
+                self.notes.append(
+                    f"{name} may be {kind} of {network}, {names}and is left out; "
+                    f"--prefix {quoted(name)} takes it"
+                )
+        del self.notes[_MAX_NOTES:]
 
-        Only whole numbers are kept (a module's version is one).
-        """
-        renamed: dict[str, Any] = {}
-        for name, entries in metadata.items():
-            if isinstance(name, str) and isinstance(entries, dict):
-                new = self._below_prefix(self._module_path(name))
-                if new is not None:
-                    renamed[new] = {str(k): v for k, v in entries.items() if type(v) is int}
-        return renamed
+    def _say_copies(self, paths: Collection[Path]) -> None:
+        """Add a note for what is taken, and may be a copy of something else that is."""
+        place = [*self._prefix]
+        paths = [path[len(place) :] for path in paths if path[: len(place)] == place]
+        while len(groups := _groups(paths)) == 1:
+            place += groups
+            paths = [path[1:] for path in paths]
+        for name in [*filter(_may_be_copy, groups)][:_MAX_NOTES]:
+            rest = {tuple(path) for path in paths if path and path[0] != name}
+            others = {key: inside for key, inside in groups.items() if key != name}
+            same = [key for key, inside in others.items() if _are_alike(groups[name], inside)]
+            if same or _are_alike(groups[name], rest):
+                of = ".".join([*place, same[0]]) if same else "the rest"
+                copy = ".".join([*place, name])
+                self.notes.append(
+                    f"{copy} may be a copy of {of} (an average, a teacher), and both are taken; "
+                    f"--prefix {quoted(copy)} takes it alone"
+                )
 
 
-def _public(name: str) -> Path:
+def is_average(name: str) -> bool:
+    """Whether averaged weights are usually called so."""
+    return bool(_AVERAGE.search(name))
+
+
+def _may_be_copy(name: str) -> bool:
+    return bool(_AVERAGE.search(name) or _COPY.search(name))
+
+
+def _groups(paths: Iterable[Path]) -> Groups:
+    groups: Groups = defaultdict(set)
+    for path in paths:
+        if path:
+            groups[path[0]].add(tuple(path[1:]))
+    return groups
+
+
+def _are_alike(inside: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> bool:
+    """Whether two modules have the same names, or so many that it is no accident."""
+    return () not in inside and (inside == other or len(inside & other) >= _NO_ACCIDENT)
+
+
+def _parts(name: str) -> MarkedPath:
     """Return the path of a tensor without the wrappers that are known by their names."""
     *modules, leaf = name.split(".", _MAX_DEPTH)
     if len(modules) == _MAX_DEPTH:
         raise CheckpointError(f"damaged: it holds names of more than {_MAX_DEPTH} parts")
-    return (*(part for part in modules if part not in _PRIVATE), leaf)
+    return [*(part for part in modules if part not in _PRIVATE), leaf]
 
 
-def _strip(path: Path, wrappers: Collection[Path]) -> Path:
-    return tuple(part for i, part in enumerate(path) if path[: i + 1] not in wrappers)
+def _stripped(path: MarkedPath) -> Path:
+    return [part for part in path if part is not None]
 
 
-def _find_wrappers(paths: Collection[Path], known: Collection[str]) -> set[Path]:
-    """Return the paths of the modules called `module` that are wrappers."""
-    children: defaultdict[Path, set[str]] = defaultdict(set)
-    inside: defaultdict[Path, list[Path]] = defaultdict(list)
+def _strip_as(known: Iterable[str], paths: Iterable[MarkedPath]) -> list[MarkedPath]:
+    """Put None for what the network's own names have not, and return the paths not among them."""
+    own: defaultdict[tuple[str | None, ...], list[list[str]]] = defaultdict(list)
+    for name in known:
+        segments = name.split(".")
+        own[_without_modules(segments)].append(segments)
+    others: list[MarkedPath] = []
     for path in paths:
-        for i, part in enumerate(path):
-            children[path[:i]].add(part)
-            if part == "module":
-                inside[path[: i + 1]].append(path)
-    found: set[Path] = set()
-    # From the outermost on: whether a name is known is asked without the wrappers around it.
-    for module in sorted(inside, key=len):
-        is_alone = children[module[:-1]] <= {"module", "n_averaged"} and module not in paths
-        if is_alone and not all(".".join(_strip(path, found)) in known for path in inside[module]):
-            found.add(module)
-    return found
+        candidates, marked = own.get(_without_modules(path), []), list[str | None]()
+        wanted = candidates[0][::-1] if len(candidates) == 1 else []
+        # The network's own `module` is inside of a wrapper's.
+        for part in reversed(path):
+            is_own = bool(wanted) and part == wanted[0]
+            marked.append(part if is_own else None)
+            wanted = wanted[is_own:]
+        if candidates[1:] or not candidates or wanted:
+            others.append(path)
+        else:
+            path[:] = marked[::-1]
+    return others
 
 
-def _auto_prefix(paths: Collection[Path], ema: bool) -> Path:
-    groups: defaultdict[str, set[Path]] = defaultdict(set)
-    for path in paths:
-        groups[path[0]].add(path[1:])
-    network = next((name for name in NETWORKS if name in groups), None)
-    if network is None and len(groups) == 1:
-        network = next(iter(groups))
-    if network is None or () in groups[network]:
-        return ()
-    for name, names in groups.items():
-        if ema and _AVERAGE.search(name) and names == groups[network]:
-            return (name,)
-    return (network,)
+def _without_modules(path: Sequence[str | None]) -> tuple[str | None, ...]:
+    return *(part for part in path[:-1] if part != "module"), path[-1]
+
+
+def _strip(paths: list[MarkedPath]) -> bool:
+    """Put None for each `module` that is a wrapper, and for the counter beside it.
+
+    Returns whether there was a wrapper that nothing but its name tells.
+    """
+    is_guess = False
+    todo = [(0, paths)]
+    while todo:
+        depth, paths = todo.pop()
+        inner = [path for path in paths if len(path) > depth + 1 or path[depth] != "n_averaged"]
+        if inner and all(path[depth] == "module" and len(path) > depth + 1 for path in inner):
+            is_guess |= len(inner) == len(paths)
+            for path in paths:
+                path[depth] = None
+            todo.append((depth + 1, inner))
+            continue
+        below: defaultdict[str | None, list[MarkedPath]] = defaultdict(list)
+        for path in paths:
+            if len(path) > depth + 1:
+                below[path[depth]].append(path)
+        for group in below.values():
+            if any("module" in path[depth + 1 :] for path in group):
+                todo.append((depth + 1, group))
+    return is_guess
+
+
+def _nothing(prefix: str, paths: Collection[Path]) -> str:
+    """Say that nothing has the prefix, and where there is something like it."""
+    groups = ", ".join(sorted({path[0] for path in paths if path})[:20])
+    if prefix == "auto":
+        return f"no tensor has a name; there is: {groups}"
+    prefix = prefix.rstrip(".")
+    wanted = f".{prefix}."
+    places = (f".{'.'.join(path)}".partition(wanted) for path in paths)
+    deeper = min((before for before, found, _ in places if found), key=len, default="")
+    hint = f"there is: {groups}"
+    if deeper:
+        hint = f"--prefix {quoted((deeper + wanted).strip('.'))} is there"
+    return f"nothing is called {prefix}.*; {hint}"

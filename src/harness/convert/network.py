@@ -48,12 +48,14 @@ def network_of(checkpoint: Path, packages: Collection[str]) -> tuple[Network | N
         import torch
 
         model = _read(config)["model"]
-        attribute = next((name for name in NETWORKS if name in model), NETWORKS[0])
+        attribute = next((name for name in NETWORKS if name in model), None)
+        if attribute is None:
+            raise CheckpointError("its model is the network itself, and only a model.net is built")
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = _build(model.get(attribute), ("torch.nn", *packages))
+            module = _build(model[attribute], ("torch.nn", *packages))
         if not isinstance(module, torch.nn.Module):
-            raise CheckpointError("its model.net does not name a network")
+            raise CheckpointError(f"its model.{attribute} is not a network")
     except Exception as error:  # a class's own code can fail in any way
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         return None, [f"not held against the network of {config}: {reason}"]

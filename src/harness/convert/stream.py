@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does no
 
 BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower
 _GATHERED = 8 << 20  # bytes gathered at once: of a transposed matrix, the larger the faster
+_LEAST = 1 << 18  # bytes that are read at once, however few of them are wanted
 _CASTABLE = ("float64", "float32", "float16", "bfloat16")
 _NOT_WRITTEN = "{} was not written as it is in the source: a failing disk or memory"
+_NO_TILES = "damaged: its shards do not make up the tensor"
 Sizes = tuple[int, ...]  # or the position of an element
 
 
-def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryview]:
+def stream(tensor: Tensor, dtype: str) -> Iterator[memoryview]:
     """Yield the tensor's elements as `dtype`. Each chunk is gone when the next one is asked for.
 
     Raises:
@@ -32,7 +35,7 @@ def stream(tensor: Tensor, dtype: str, buffer: memoryview) -> Iterator[memoryvie
         return iter(())
     if tensor.record and tensor.is_plain:
         start = tensor.offset * tensor.itemsize
-        chunks = _read(tensor.record, start, tensor.num_bytes, buffer)
+        chunks = read(tensor.record, start, tensor.num_bytes)
     else:
         chunks = _gather(tensor)
     if dtype == tensor.dtype:
@@ -50,32 +53,61 @@ def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) 
     """
     if source.keys() != new.keys():
         raise CheckpointError(_NOT_WRITTEN.format("the list of tensors"))
-    buffer = memoryview(bytearray(BLOCK))
-    partly_read: dict[Record, str] = {}
+    # Views of the same two records lie in them alike, and are compared together.
+    alike: defaultdict[tuple[Any, ...], list[tuple[int, int, str]]] = defaultdict(list)
+    pairs: dict[tuple[Any, ...], tuple[Tensor, Tensor, str]] = {}
     for name, old in source.items():
         copy, wanted = new[name], target_dtype(old, dtype)
         if (copy.dtype, copy.shape) != (wanted, old.shape):
             raise CheckpointError(_NOT_WRITTEN.format(name))
-        if old.is_dense and copy.stride == old.stride:  # compare as they lie, without gathering
-            old, copy = (t.flat(t.offset, t.offset + t.span) for t in (old, copy))
-        stated = old.stated_crc if wanted == old.dtype else None
+        if old.record and not old.negate and copy.stride == old.stride:
+            records = old.record, copy.record, old.dtype, copy.dtype, copy.offset - old.offset
+            alike[records].append((old.offset, old.offset + old.span, name))
+            continue
+        if [bool(step) for step in copy.stride] == [bool(step) for step in old.stride]:
+            old, copy = old.core, copy.core
+        pairs[old.view, copy.view] = old, copy, name
+    for (record, copied, kind, wanted, distance), views in alike.items():
+        for start, stop, names in merged(views):
+            old = Tensor(kind, (stop - start,), (1,), start, record)
+            copy = Tensor(wanted, (stop - start,), (1,), start + distance, copied)
+            pairs[old.view, copy.view] = old, copy, names[0]
+    partly_read: dict[Record, str] = {}
+    for old, copy, name in pairs.values():
+        stated = old.stated_crc if copy.dtype == old.dtype else None
         if stated is None:
             partly_read.update(dict.fromkeys(old.records, name))
         if not copy.whole_record:
             partly_read.update(dict.fromkeys(copy.records, name))
-        expected = _crc32(stream(old, wanted, buffer)) if stated is None else stated
-        actual = _crc32(stream(copy, wanted, buffer))
+        expected = _crc32(stream(old, copy.dtype)) if stated is None else stated
+        actual = _crc32(stream(copy, copy.dtype))
         if actual != expected or copy.stated_crc not in (None, actual):
             if stated is not None:
-                _check(old.records[0], name, buffer)
+                check(old.records[0], name)
             raise CheckpointError(_NOT_WRITTEN.format(name))
     for record, name in partly_read.items():
-        _check(record, name, buffer)
+        check(record, name)
 
 
-def _check(record: Record, name: str, buffer: memoryview) -> None:
-    if record.crc not in (None, _crc32(_read(record, 0, record.num_bytes, buffer))):
+def check(record: Record, name: str) -> None:
+    """Raise a CheckpointError unless a record matches its checksum, if the file states one."""
+    if record.crc not in (None, _crc32(read(record, 0, record.num_bytes))):
         raise CheckpointError(f"damaged: {name} does not match its checksum; copy the file again")
+
+
+def merged(views: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int, list[str]]]:
+    """Join (start, stop, name) of views that overlap; those without elements are left out."""
+    first, end, names = 0, 0, list[str]()
+    for start, stop, name in sorted(view for view in views if view[0] < view[1]):
+        if names and start >= end:
+            yield first, end, names
+            names = []
+        if not names:
+            first = end = start
+        end = max(end, stop)
+        names.append(name)
+    if names:
+        yield first, end, names
 
 
 def _crc32(chunks: Iterable[memoryview]) -> int:
@@ -85,26 +117,38 @@ def _crc32(chunks: Iterable[memoryview]) -> int:
     return crc
 
 
-def _read(record: Record, start: int, num_bytes: int, buffer: memoryview) -> Iterator[memoryview]:
-    """Yield bytes [start, start + num_bytes) of a record, in `buffer`, which is reused."""
+def read(record: Record, start: int, num_bytes: int, block: int = BLOCK) -> Iterator[memoryview]:
+    """Yield bytes [start, start + num_bytes) of a record, in a buffer that is used again."""
+    buffer = memoryview(bytearray(min(block, num_bytes)))
     position, stop = record.offset + start, record.offset + start + num_bytes
     while position < stop:
-        size = min(len(buffer), stop - position)
-        if os.preadv(record.fd, [buffer[:size]], position) != size:
+        chunk = buffer[: stop - position]
+        if os.preadv(record.fd, [chunk], position) != len(chunk):
             raise CheckpointError("truncated: the file ends in the middle of a tensor")
-        yield buffer[:size]
-        position += size
+        yield chunk
+        position += len(chunk)
+
+
+def _numpy() -> Any:
+    try:
+        import numpy
+        import numpy.lib.stride_tricks
+    except ImportError:
+        message = "views with gaps, shards and another --dtype need NumPy: pip install numpy"
+        raise CheckpointError(message) from None
+    return numpy
 
 
 def _gather(tensor: Tensor) -> Iterator[memoryview]:
     """Copy a strided or sharded tensor block by block, so that memory stays bounded."""
-    import numpy as np
-
+    np = _numpy()
+    if tensor.overlaps:
+        raise CheckpointError("its elements overlap in memory, which only a .pt can hold")
     element = np.dtype(f"u{tensor.itemsize}" if tensor.itemsize < 16 else "V16")
     origin = (0,) * len(tensor.shape)
     shards = tensor.load_shards() if tensor.load_shards else [(origin, tensor)]
     for first, sizes in _blocks(origin, tensor.shape, tensor.itemsize):
-        block = np.empty(sizes, element)
+        block, is_filled = np.empty(sizes, element), np.zeros(sizes, bool)
         for position, shard in shards:
             # Where the block and the shard overlap, per axis and counted in the whole tensor.
             lows = [max(a, p) for a, p in zip(first, position, strict=True)]
@@ -115,7 +159,12 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
                 inside: Any = [slice(low - a, high - a) for a, low, high in bounds]
                 steps = zip(lows, position, shard.stride, strict=True)
                 offset = shard.offset + sum((low - p) * step for low, p, step in steps)
+                if is_filled[(*inside, ...)].any():
+                    raise CheckpointError(_NO_TILES)
+                is_filled[(*inside, ...)] = True
                 _fill(block[(*inside, ...)], shard.record, offset, shard.stride)
+        if not is_filled.all():
+            raise CheckpointError(_NO_TILES)
         flat = block.reshape(-1)
         if tensor.negate:
             _negate(flat, tensor)
@@ -139,14 +188,13 @@ def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, 
 
 def _fill(target: "Array", record: Record | None, offset: int, stride: tuple[int, ...]) -> None:
     """Copy a strided part of a record, reading at most four times the bytes that are wanted."""
-    import numpy as np
-
+    np = _numpy()
     assert record is not None
     spans = [(size - 1) * step for size, step in zip(target.shape, stride, strict=True)]
     itemsize, span = target.itemsize, 1 + sum(spans)
-    if span * itemsize <= max(4 * target.nbytes, 1 << 14):
-        buffer = memoryview(bytearray(span * itemsize))
-        (raw,) = _read(record, offset * itemsize, len(buffer), buffer)
+    if span * itemsize <= max(4 * target.nbytes, _LEAST):
+        num_bytes = span * itemsize
+        (raw,) = read(record, offset * itemsize, num_bytes, block=num_bytes)
         steps = [step * itemsize for step in stride]
         source = np.frombuffer(raw, target.dtype)
         target[...] = np.lib.stride_tricks.as_strided(source, target.shape, steps)
@@ -168,8 +216,7 @@ def _negate(flat: "Array", tensor: Tensor) -> None:
 
 def _cast(source: str, target: str, chunk: memoryview) -> memoryview:
     """Convert a block of floating numbers as torch's `Tensor.to` does; NaNs may get other bits."""
-    import numpy as np
-
+    np = _numpy()
     raw = np.frombuffer(chunk, np.uint8)
     if source == "bfloat16":
         values: Array = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
@@ -188,4 +235,5 @@ def _cast(source: str, target: str, chunk: memoryview) -> memoryview:
             is_infinite = np.isinf(result)
     if np.any(is_infinite & np.isfinite(values)):
         raise CheckpointError(f"a value is too large for {target}; use --dtype keep")
-    return result.view(np.uint8).data
+    data: memoryview = result.view(np.uint8).data
+    return data

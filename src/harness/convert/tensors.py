@@ -1,10 +1,12 @@
 """What a checkpoint holds, as data: records are bytes in a file, tensors are views of records."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from harness.errors import UserError
 
@@ -22,6 +24,33 @@ def parsing(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise CheckpointError(f"damaged: {what} cannot be read ({type(error).__name__})") from error
+
+
+class Budget:
+    """What may be made of a file, in proportion to the bytes that were read of it.
+
+    A few bytes of a pickle can repeat what came before. Work that such repetitions multiply, rather
+    than the length of the file, is paid for in units of about 10 us and 100 bytes.
+    """
+
+    def __init__(self) -> None:
+        self.left = 200_000  # so that a small file may repeat itself
+
+    def spend(self, amount: int) -> None:
+        """Pay for work that is about to be done.
+
+        Raises:
+            CheckpointError: the file has not as many bytes as that.
+        """
+        self.left -= amount
+        if self.left < 0:
+            raise CheckpointError("damaged: it repeats itself more often than any checkpoint does")
+
+    def spend_names(self, state: Mapping[str, Any]) -> None:
+        """Pay for the entries of a state_dict; each part of a name leads to a copy of the rest."""
+        for name, value in state.items():
+            size = 48 + 8 * len(value.shape) if isinstance(value, Tensor) else 8
+            self.spend(size + len(name) * (1 + name.count(".")) // 16)
 
 
 class DType(NamedTuple):
@@ -70,7 +99,8 @@ class Record:
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor of this shape, as torch computes them."""
-    return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
+    sizes = (max(size, 1) for size in shape[:0:-1])
+    return tuple(itertools.accumulate(sizes, operator.mul, initial=1))[::-1] if shape else ()
 
 
 @dataclass(eq=False, slots=True)
@@ -87,9 +117,12 @@ class Tensor:
     negate: str = ""  # the parts that torch's lazy bits negate: "imag" (conj), "all" (neg), "real"
 
     def __post_init__(self) -> None:
-        numbers, num_dims = (*self.shape, *self.stride, self.offset), len(self.shape)
-        is_odd = any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers)
-        if is_odd or num_dims != len(self.stride) or num_dims > 64:
+        is_odd = not len(self.shape) == len(self.stride) <= 64
+        if not is_odd:
+            self.shape, self.stride = tuple(self.shape), tuple(self.stride)
+            numbers = (*self.shape, *self.stride, self.offset)
+            is_odd = any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers)
+        if is_odd:
             raise CheckpointError("a tensor's shape, stride or offset makes no sense")
         if self.record and (self.offset + self.span) * self.itemsize > self.record.num_bytes:
             raise CheckpointError("a tensor reaches past the end of its storage")
@@ -116,22 +149,35 @@ class Tensor:
         return 1 + sum((size - 1) * step for size, step in steps) if self.numel else 0
 
     @property
-    def is_dense(self) -> bool:
-        """Whether each element of the span is used once, in whatever order (channels-last is)."""
-        steps = sorted((t, n) for n, t in zip(self.shape, self.stride, strict=True) if n > 1)
-        expected = 1
-        for step, size in steps:
-            if step != expected:
-                return not self.numel
-            expected *= size
-        return not (self.load_shards or self.negate)
+    def core(self) -> "Tensor":
+        """The tensor without its repetitions: of an expanded axis one element."""
+        if 0 not in self.stride:
+            return self
+        sizes = zip(self.shape, self.stride, strict=True)
+        return replace(self, shape=tuple(size if step else min(size, 1) for size, step in sizes))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether elements may share memory, or interlace, and not for an expanded axis alone."""
+        end = 1
+        for step, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size > 1 and step:
+                if step < end:
+                    return True
+                end += (size - 1) * step
+        return False
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether it passes over elements of the record, besides those that it repeats."""
+        return self.span > self.core.numel
 
     @property
     def is_plain(self) -> bool:
         """Whether the record holds the elements one after another in row-major order."""
-        strides = zip(self.shape, self.stride, row_major(self.shape), strict=True)
-        in_order = all(size == 1 or step == expected for size, step, expected in strides)
-        return (in_order and self.is_dense) or not self.numel
+        steps = zip(self.shape, self.stride, row_major(self.shape), strict=True)
+        in_order = all(size == 1 or step == wanted for size, step, wanted in steps)
+        return (in_order and not (self.load_shards or self.negate)) or not self.numel
 
     @property
     def whole_record(self) -> Record | None:
@@ -149,6 +195,12 @@ class Tensor:
         """The records of the tensor or of its shards."""
         shards = self.load_shards() if self.load_shards else [((), self)]
         return [shard.record for _, shard in shards if shard.record]
+
+    @property
+    def view(self) -> tuple[Any, ...]:
+        """What two tensors have in common that are the same elements in the same order."""
+        place = self.record, self.load_shards, self.offset
+        return *place, self.dtype, self.shape, self.stride, self.negate
 
     def flat(self, start: int, stop: int) -> "Tensor":
         """Return elements [start, stop) of the record as they lie there."""

@@ -2,9 +2,9 @@
 
 import pickle
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from .tensors import DTYPES, CheckpointError, Record, Tensor, parsing
+from .tensors import DTYPES, Budget, CheckpointError, Record, Tensor, parsing
 
 # (storage key, element size in bytes, number of elements) -> the bytes
 RecordOf = Callable[[str, int, int], Record]
@@ -13,9 +13,8 @@ _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.stor
 _STORAGES["UntypedStorage"] = "uint8"
 _BITS = {(): "", ("conj",): "imag", ("neg",): "all", ("conj", "neg"): "real"}
 
-# A few bytes of a pickle can repeat what came before, so whatever copies needs a limit.
-_MAX_NAME = 1_000  # characters of a global
-_MAX_COPIED = 1_000_000  # items of all OrderedDicts that are made of a list, as Python 2 did
+_MAX_NAME = 1_000  # characters of a global, or of a storage's key
+_MAX_ARGUMENTS = 16  # of a call that is understood: a tuple that is used often is not copied
 
 
 class Global(str):
@@ -24,38 +23,69 @@ class Global(str):
     __slots__ = ()
 
 
+class Storage(NamedTuple):
+    """A storage of torch.save."""
+
+    record: Record
+    dtype: str
+
+
 class Inert:
     """What calling a Global would have made: the name, the arguments, the state, the items."""
 
+    __slots__ = ("args", "items", "name", "state")
+
     def __init__(self, name: Any, args: Any = ()) -> None:
-        self.name = name[:_MAX_NAME] if isinstance(name, Global) else "?"
+        self.name = name if isinstance(name, Global) else "?"
         self.args = args
         self.state: Any = None
-        self.items: list[Any] = []
-        self.append, self.extend = self.items.append, self.items.extend
+        self.items: Any = ()
+
+    def append(self, value: Any) -> None:
+        """Add an item, of which most have none."""
+        self.extend((value,))
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add items."""
+        self.items = self.items or []
+        self.items.extend(values)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.items.append((key, value))
+        self.append((key, value))
+
+
+class Key:
+    """A key that is not text, known by its identity: whoever chooses keys can make others collide.
+
+    Hashing a nested tuple can even take exponential time.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __str__(self) -> str:
+        is_short = isinstance(self.value, int | float | None) and abs(self.value or 0) < 1 << 64
+        return str(self.value) if is_short else "?"
 
 
 class Dict(dict[Any, Any]):
-    """A dict, or an OrderedDict with the `_metadata` that torch gives a state_dict.
+    """A dict, or an OrderedDict with the `_metadata` that torch gives a state_dict."""
 
-    Keys of unusual kinds are kept by identity: hashing nested tuples can take exponential time.
-    """
+    __slots__ = ("metadata",)
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
-        self.metadata: Any = {}
+        self.metadata: Any = None
         for key, value in items:
             self[key] = value
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        is_usual = isinstance(key, str | int | float | bytes | None | Inert)
-        super().__setitem__(key if is_usual else Inert(Global("key"), key), value)
+        super().__setitem__(key if isinstance(key, str | Inert) else Key(key), value)
 
 
 def _tensor(
-    storage: tuple[Record, str] | Inert,
+    storage: Storage | Inert,
     offset: int,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
@@ -63,18 +93,17 @@ def _tensor(
     hooks: Any = None,
     bits: Any = None,
     *,
-    dtype: str = "",
+    dtype: Any = None,
 ) -> Tensor | Inert:
-    record, kind = (None, storage.name) if isinstance(storage, Inert) else storage
-    kind = dtype.removeprefix("torch.") or kind
-    if record is None or kind not in DTYPES:
-        return Inert(Global(f"torch._utils._rebuild_tensor of {kind}"))
-    negate = _BITS[tuple(sorted(bit for bit, is_set in (bits or {}).items() if is_set))]
-    return Tensor(kind, tuple(shape), tuple(stride), offset, record, negate=negate)
-
-
-def _tensor_v3(*args: Any) -> Tensor | Inert:
-    return _tensor(*args[:6], *args[7:], dtype=args[6])
+    kind = storage.dtype if isinstance(storage, Storage) else storage.name
+    if dtype is not None:
+        kind = dtype.removeprefix("torch.") if isinstance(dtype, Global) else "?"
+    if not isinstance(storage, Storage) or kind not in DTYPES:
+        return Inert(Global(f"torch._utils._rebuild_tensor of {kind[:100]}"))
+    if bits and len(bits) > len(_BITS):
+        raise CheckpointError("damaged: a tensor with more lazy bits than there are")
+    names = sorted(bit for bit, is_set in bits.items() if is_set) if bits else ()
+    return Tensor(kind, shape, stride, offset, storage.record, negate=_BITS[tuple(names)])
 
 
 # The only calls that are understood, and what each stands for. All others give an Inert.
@@ -88,49 +117,114 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "collections.defaultdict": lambda *args: Dict(),
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch._utils._rebuild_tensor_v3": lambda *args: _tensor(*args[:6], *args[7:], dtype=args[6]),
 }
+
+
+class _LongError(Exception):
+    """A text, bytes or a number is longer than is kept."""
+
+
+class _Memo(list[Any]):
+    """What a pickle puts aside by number. As keys of a dict numbers could be made to collide."""
+
+    def __init__(self, spend: Callable[[int], None]) -> None:
+        self._spend = spend
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if (num_missing := index - len(self)) > 0:
+            self._spend(num_missing)
+        if num_missing >= 0:
+            self.extend([None] * (num_missing + 1))
+        super().__setitem__(index, value)
 
 
 class InertUnpickler(pickle._Unpickler):
     """Python's own unpickler, protocols 0 to 5, with every door to code closed.
 
-    The C unpickler is no base: its opcodes cannot be overridden and a large memo index makes it
-    allocate gigabytes.
+    Time and memory are linear in the bytes that are read, whatever they are. The C unpickler is no
+    base: its opcodes cannot be overridden.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+    max_text: ClassVar[int] = 1 << 16  # bytes of a text or a number; longer ones are passed over
     stack: list[Any]
+    metastack: list[list[Any]]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(self, file: Any, record_of: RecordOf | None) -> None:
+    def __init__(self, file: Any, record_of: RecordOf | None, budget: Budget | None = None) -> None:
         super().__init__(file, encoding="latin1")
         self.record_of = record_of
-        self._num_copied = 0
+        self.budget = budget or Budget()
+        self.memo = _Memo(self.spend)
+        self._globals: dict[str, Global] = {}
+        self._file = file
+        self._num_skipped, self._num_paid = 0, file.tell()
+
+    def load(self) -> Any:
+        """Return the next object of the file."""
+        self.metastack, self.stack = [], []
+        self.append = self.stack.append
+        self.read, self.readline = self._read, self._readline
+        dispatch, read = self.dispatch, self._file.read
+        while (opcode := read(1)) != pickle.STOP:
+            try:
+                dispatch[opcode[0]](self)
+            except _LongError:
+                self.append(Inert(Global("a long text")))
+        self.spend(0)
+        return self.stack.pop()
+
+    def _read(self, size: int) -> Any:
+        if size > self.max_text:
+            self._file.seek(size, 1)
+            self._num_skipped += size
+            raise _LongError
+        return self._file.read(size)
+
+    def _readline(self) -> Any:
+        line = self._file.readline(self.max_text)
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return line
+
+    def spend(self, amount: int) -> None:
+        """Pay for what has nothing to do with the number of bytes that say it."""
+        num_read = self._file.tell() - self._num_skipped
+        self.budget.left += num_read - self._num_paid
+        self._num_paid = num_read
+        self.budget.spend(amount)
 
     def find_class(self, module: str, name: str) -> Global:
         """Return the name alone."""
         if len(module) + len(name) > _MAX_NAME:
             raise CheckpointError("damaged: it names a class that no code can have")
-        return Global(f"{module}.{name}")
+        name = f"{module}.{name}"
+        if name not in self._globals:
+            self.spend(len(name))
+            self._globals[name] = Global(name)
+        return self._globals[name]
 
     def get_extension(self, code: int) -> None:
         """Push the name alone: the registry of copyreg is not asked."""
         self.append(Global(f"copyreg.extension_{code}"))
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return (Record, element type) for a storage of torch.save."""
+        """Return the Storage of torch.save that is meant."""
         if pid[0] == "module":  # a legacy file's class, with its source text
             return pid[1]
+        if len(pid) > 6:
+            raise CheckpointError("damaged: a storage with more than a storage has")
         _, storage, key, _, numel, *view = pid
-        is_named = isinstance(key, str | int) and isinstance(storage, Global)
-        if not self.record_of or not is_named or type(numel) is not int or numel < 0:
+        is_named = isinstance(storage, Global) and isinstance(key, str | int)
+        is_sized = type(numel) is int and 0 <= numel < 1 << 63
+        if not (self.record_of and is_named and is_sized) or len(key := str(key)) > _MAX_NAME:
             raise CheckpointError("damaged: a storage without a name, a type, a length or a place")
         dtype = _STORAGES.get(storage.rpartition(".")[2])
         if dtype is None or any(view):  # quantized, or a view as torch 0.3 saved it
             return Inert(storage)
-        return self.record_of(str(key), DTYPES[dtype].size, numel), dtype
+        return Storage(self.record_of(key, DTYPES[dtype].size, numel), dtype)
 
     def _instantiate(self, cls: Any, args: Any) -> None:
         self.append(self._call(cls, args))
@@ -142,12 +236,12 @@ class InertUnpickler(pickle._Unpickler):
     def _call(self, func: Any, args: Any) -> Any:
         if func == "torch._tensor._rebuild_from_type_v2":
             func, _cls, args, _state = args
-        if func == "collections.OrderedDict" and args:
-            self._num_copied += len(args[0])
-            if self._num_copied > _MAX_COPIED:
-                raise CheckpointError("damaged: its dicts hold more than any checkpoint does")
         known = _CALLS.get(func) if isinstance(func, Global) else None
-        return known(*args) if known else Inert(func, args)
+        if not known or len(args) > _MAX_ARGUMENTS:
+            return Inert(func, args)
+        if known is Dict and args:  # Python 2 gave it a list
+            self.spend(len(args[0]))
+        return known(*args)
 
     def _newobj_ex(self) -> None:
         self.stack.pop()  # keyword arguments
@@ -159,6 +253,8 @@ class InertUnpickler(pickle._Unpickler):
             target.state = state
         elif isinstance(target, Dict) and isinstance(state, dict):
             target.metadata = state.get("_metadata")
+            for entry in target.metadata.values() if isinstance(target.metadata, dict) else ():
+                self.spend(32 + 8 * len(entry))
 
     def _empty_dict(self) -> None:
         self.append(Dict())
@@ -167,6 +263,10 @@ class InertUnpickler(pickle._Unpickler):
         items = self.pop_mark()
         self.append(Dict(zip(items[::2], items[1::2], strict=True)))
 
+    def _frame(self) -> None:
+        self._file.read(8)  # its length, which says nothing about the objects in it
+
+    dispatch[pickle.FRAME[0]] = _frame
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _reduce
     dispatch[pickle.NEWOBJ_EX[0]] = _newobj_ex
     dispatch[pickle.BUILD[0]] = _build
@@ -181,9 +281,9 @@ class InertUnpickler(pickle._Unpickler):
 
 
 @parsing("its pickle")
-def unpickle(file: Any, record_of: RecordOf | None = None) -> Any:
+def unpickle(file: Any, record_of: RecordOf | None = None, budget: Budget | None = None) -> Any:
     """Return the next object of an open file as dicts, lists, numbers, Tensors and Inerts.
 
     Without `record_of` there may be no tensors in it.
     """
-    return InertUnpickler(file, record_of).load()
+    return InertUnpickler(file, record_of, budget).load()

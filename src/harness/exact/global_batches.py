@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from harness.data.batches import Shares, SplitBatches
+from harness.data.identity import identity_of
 from harness.data.measuring import WatchedLoader
 from harness.data.randomness import kept_generators, mix, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
@@ -42,8 +43,10 @@ class GlobalBatches(pl.Callback):
         self.start = (0, 0)  # epoch, and step in it, at which training begins
         self.loaded: list[dict[str, Any]] = []  # what the checkpoint knows of each loader
         self.sharing: list[Shares] = []  # of the loaders that train
+        self.identities: list[int | None] = []  # of their data, in the first process
         self.weight = 1.0
         self.next_batch = 0
+        self.batches_per_step = 1
         self.has_trained = False
         self.denominators: Denominators | None = None
         self.undeclared: UndeclaredMeans | None = None
@@ -59,14 +62,28 @@ class GlobalBatches(pl.Callback):
                 name = f"{type(source).__name__}.{method}"
                 setattr(source, method, partial(shared_loaders, self, trainer, split, name, make))
 
-    def begin(self, loaders: Any) -> None:
-        """Let the loaders that train begin where the run was stopped.
+    def begin(self, trainer: pl.Trainer, loaders: Any) -> None:
+        """Let the loaders that train begin where the run was stopped; tell of other data.
 
         Raises:
             UserError: if the remaining batches would differ.
         """
         # A loader that was not taken over is no DataLoader of a kind that can be in a run.
-        self.sharing = [s for s in map(shares_of, leaves(loaders)) if s is not None]
+        known = [loader for loader in leaves(loaders) if shares_of(loader) is not None]
+        self.sharing = [s for s in map(shares_of, known) if s is not None]
+        self.identities = [
+            identity_of(getattr(loader, "dataset", None)) if trainer.is_global_zero else None
+            for loader in known
+        ]
+        before = [one.get("data") for one in self.loaded]  # older checkpoints have none
+        if any(
+            one and now and one != now for one, now in zip(before, self.identities, strict=False)
+        ):
+            log.warning(
+                "The training data seem to have changed since the checkpoint was written, and from "
+                "here on the run trains on others.\nGo back to the data that it began with, or "
+                "leave out resume= to start another run."
+            )
         for sharing in self.sharing:
             sharing.start_at(*self.start)
         for sharing, saved in zip(self.sharing, self.loaded, strict=False):
@@ -105,6 +122,7 @@ class GlobalBatches(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let losses say what they are means over."""
+        self.batches_per_step = int(trainer.accumulate_grad_batches)  # of which a batch was split
         self.denominators = Denominators(trainer, lambda: self.weight)
         self.denominators.start()
         is_shared = trainer.world_size * int(trainer.accumulate_grad_batches) > 1
@@ -192,9 +210,9 @@ class GlobalBatches(pl.Callback):
     ) -> None:
         """Add what is needed to read on from here."""
         saved: list[dict[str, Any]] = []
-        epoch, step = position_in(checkpoint, trainer.accumulate_grad_batches)
-        for sharing in self.sharing:
-            entry: dict[str, Any] = {"settings": sharing.settings()}
+        epoch, step = position_in(checkpoint, self.batches_per_step)
+        for sharing, identity in zip(self.sharing, self.identities, strict=True):
+            entry: dict[str, Any] = {"settings": sharing.settings(), "data": identity}
             if isinstance(sharing, SharedBatchSampler):
                 is_drawn = sharing.running == epoch and len(sharing.sums) > step + 1
                 entry["sum"] = sharing.sums[step + 1] if is_drawn else None
@@ -234,7 +252,7 @@ def shared_loaders(
         return None  # Lightning tells
     loaders = share(made, trainer, split, name, callback.seed)
     if split == "train":
-        callback.begin(loaders)
+        callback.begin(trainer, loaders)
         callback.seed_moving(trainer, loaders)
     return loaders
 

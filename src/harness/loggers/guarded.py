@@ -6,11 +6,12 @@ from pytorch_lightning.loggers import Logger
 log = logging.getLogger(__name__)
 
 CALLS = ["log_hyperparams", "log_metrics", "log_graph", "save", "after_save_checkpoint", "finalize"]
+CALLS += ["write_all"]  # of the harness's own loggers
 
 
 def guarded(logger: Logger) -> Logger:
     """Let a logger that fails cost a run its curves in that logger, and not its result."""
-    for name in CALLS:
+    for name in (name for name in CALLS if hasattr(logger, name)):
         setattr(logger, name, Guarded(logger, name))
     return logger
 
@@ -32,6 +33,8 @@ class Guarded:
         except Exception as error:
             if not self.has_failed:
                 name = f"{type(self.logger).__name__}.{self.name}"
-                log.warning("%s has failed, and the run goes on: %s", name, error)
+                # TensorBoard's call says of a full disk that a number is not supported.
+                reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
+                log.warning("%s has failed, and the run goes on: %s", name, reason)
                 log.info("The traceback:", exc_info=error)
             self.has_failed = True

@@ -1,6 +1,8 @@
 import csv
 import io
+import os
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ class MetricsTable(Logger):
         super().__init__()
         self.path = Path(path)
         self.rows: list[dict[str, Any]] = []  # not yet in the file
+        self.contents = no_contents()  # what this run has written
         self.written = time.monotonic()
 
     @property
@@ -68,28 +71,31 @@ class MetricsTable(Logger):
         self._write(self.rows)
         self.rows = []
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
-        if not rows:
+    def _write(self, new: list[dict[str, Any]]) -> None:
+        if not new:
             return
+        rows = [{name: str(v) for name, v in row.items() if v is not None} for row in new]
         old: list[str] = []
         if self.path.exists():
             with self.path.open(newline="") as file:
                 old = next(csv.reader(file), [])
         columns = list(dict.fromkeys(name for row in [old or ["step"], *rows] for name in row))
-        text = io.StringIO(newline="")
-        table = csv.DictWriter(text, columns)
         if columns == old:
-            table.writerows(rows)
-            with self.path.open("a", newline="") as file:
-                file.write(text.getvalue())
-            return
-        # A new column changes the rows above it, which happens in the first epochs only.
-        table.writeheader()
-        if old:
-            with self.path.open(newline="") as file:
-                table.writerows(csv.DictReader(file))
-        table.writerows(rows)
-        write_durably(self.path, text.getvalue().encode())
+            size = self.path.stat().st_size
+            try:
+                with self.path.open("a", newline="") as file:
+                    csv.DictWriter(file, columns).writerows(rows)
+            except OSError:  # a full disk: all rows are written where there is room again
+                os.truncate(self.path, size)
+                raise
+        else:  # This changes the rows above it, which happens in the first epochs only.
+            above: list[Any] = []
+            if old:
+                with self.path.open(newline="") as file:
+                    above = list(csv.DictReader(file))
+            write_durably(self.path, text_of(columns, [*above, *rows]))
+        self.contents["columns"] = list(dict.fromkeys([*self.contents["columns"], *columns]))
+        self.contents["rows"] += [key_of(row) for row in rows]
 
 
 def read(path: Path) -> list[dict[str, float]]:
@@ -101,3 +107,54 @@ def read(path: Path) -> list[dict[str, float]]:
             {name: float(value) for name, value in row.items() if value}
             for row in csv.DictReader(file)
         ]
+
+
+def no_contents() -> dict[str, Any]:
+    """What a checkpoint records of a table without rows.
+
+    Of each row it gets the step and a checksum, which stay the same where a column is added.
+    """
+    return {"columns": [], "rows": []}
+
+
+def key_of(row: dict[str, str]) -> tuple[float | None, int]:
+    """The step of a row, and a checksum of its cells that are not empty, in any order."""
+    return number(row.get("step", "")), zlib.crc32(repr(sorted(row.items())).encode())
+
+
+def number(text: str) -> float | None:
+    """A cell's number, or ``None`` where it holds none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def lines_of(path: Path) -> list[list[str]]:
+    """The cells of each line of a table, which may be damaged, or missing."""
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    return [cells_of(line.removesuffix("\r")) for line in text.replace("\0", "").split("\n")]
+
+
+def cells_of(line: str) -> list[str]:
+    """The cells of one line; none where it cannot be read."""
+    if '"' not in line:
+        return line.split(",")
+    try:
+        return next(csv.reader([line]))
+    except csv.Error:
+        return []
+
+
+def row_of(columns: list[str], cells: list[str]) -> dict[str, str]:
+    """The cells of a row that are not empty."""
+    return {name: cell for name, cell in zip(columns, cells, strict=False) if cell}
+
+
+def text_of(columns: list[str], rows: list[dict[str, str]]) -> bytes:
+    """A whole table."""
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, columns, extrasaction="ignore")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue().encode()

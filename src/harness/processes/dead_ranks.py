@@ -1,5 +1,4 @@
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,14 +9,14 @@ import pytorch_lightning as pl
 
 from harness.errors import TrainingError
 from harness.processes import leaving
-from harness.processes.leaving import AgreedExit, die_with_parent
+from harness.processes.launch import is_rank_of_a_run
+from harness.processes.leaving import AgreedExit
 from harness.processes.peers import Peers
 from harness.upstream.processes import replace_process_observer
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2  # before the processes are connected
-connected = threading.Event()  # set when ``Peers`` connects the processes and notices an end
 
 
 class DeadRanks(pl.Callback):
@@ -30,24 +29,24 @@ class DeadRanks(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Connect the processes."""
-        is_spawned = multiprocessing.parent_process() is not None
-        if is_spawned:
-            die_with_parent()
+        leaving.arm()  # torch has chosen a signal of its own for processes that it has spawned
         if trainer.world_size == 1:
             return
         self.teardown()
         address = trainer.strategy.cluster_environment.main_address  # type: ignore[attr-defined]
         broadcast = trainer.strategy.broadcast
         self.peers = Peers(trainer.global_rank, trainer.world_size, address, broadcast)
-        connected.set()
-        if not is_spawned:  # the parent is the first process, whose end its connection tells
-            die_with_parent(0)
+        leaving.connected.set()
+        if is_rank_of_a_run():  # the parent is the first process, whose end its connection tells
+            leaving.arm(0)
 
     def teardown(self, *_: Any, **__: Any) -> None:
         """Say goodbye to the others."""
         if self.peers is not None:
             self.peers.close()
             self.peers = None
+            if is_rank_of_a_run():
+                leaving.arm(signal.SIGKILL)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -61,7 +60,7 @@ class DeadRanks(pl.Callback):
 
 def observe_start() -> None:
     """Let Lightning start this observer instead of its own."""
-    connected.clear()
+    leaving.connected.clear()
     replace_process_observer(
         lambda processes: threading.Thread(target=observe, args=(processes,), daemon=True).start()
     )
@@ -73,7 +72,7 @@ def observe(processes: list[subprocess.Popen[bytes]]) -> None:
     Args:
         processes: those of the ranks after this one, in their order.
     """
-    while not connected.wait(POLL_SECONDS):
+    while not leaving.connected.wait(POLL_SECONDS):
         for local_rank, process in enumerate(processes, start=1):
             if status := process.poll():
                 rank = int(os.environ.get("NODE_RANK", "0")) * (len(processes) + 1) + local_rank

@@ -6,19 +6,77 @@ them, such as a program that a callback starts, is none of them and forgets what
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.processes.launcher import launcher
+
 # "<pid of the run's first process>:<the run's folder>", for the processes that Lightning starts.
 RANK_OF = "HARNESS_RANK_OF"
-# The folder of a job; the job takes it out of its environment when it starts.
+# "<pid>:<the folder of a job>"; the job takes it out of its environment when it starts.
 JOB = "HARNESS_JOB"
+# "<pid>:", while strategy=ddp_spawn spawns the processes of a run.
+SPAWNED_BY = "HARNESS_SPAWNED_BY"
 # What launchers tell the processes of one run.
 OF_LAUNCHERS = re.compile(
     "RANK|(LOCAL|NODE|GROUP)_RANK|(LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
     "|ROLE_.*|TORCHELASTIC_.*|SLURM_.*|HARNESS_.*"
 )
+
+
+def follow_launcher() -> None:
+    """Let this process end when the one ends that has started it as a part of a run.
+
+    To be called first of all: what follows takes seconds, in which that one may end. Whoever a
+    person has started follows nobody, and Slurm ends the processes of its jobs itself.
+    """
+    if sys.platform != "linux":
+        return
+    told = {
+        name: int(os.environ.get(name, "").partition(":")[0] or 0)
+        for name in (SPAWNED_BY, RANK_OF, JOB)
+    }
+    pid = told[SPAWNED_BY] or (told[RANK_OF] if is_rank_of_a_run() else told[JOB])
+    if not pid and not told[RANK_OF] and "TORCHELASTIC_RUN_ID" in os.environ:
+        pid = os.getppid()  # asked once: torchrun may end between two looks
+        if is_adopter(pid):
+            said = "torchrun, which has started this process, has ended."
+            print(f"{said} If there was none: unset TORCHELASTIC_RUN_ID.", file=sys.stderr)
+            os._exit(1)
+    if not pid or (pid != os.getppid() and is_alive(pid)):
+        return  # a program that has inherited the variables
+    # What a notebook or a script of one's own does without:
+    from harness.processes import leaving, screen_loss
+
+    leaving.follow(pid)
+    if told[SPAWNED_BY]:
+        leaving.answer_signals()  # torch has a signal tell it, which Python answers late
+        screen_loss.outlive_screen()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine has not ended, as far as one can look."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def is_adopter(pid: int) -> bool:
+    """Whether this process's parent has adopted it, so that torchrun, which started it, is gone.
+
+    Torchrun has imported torch; a shell script between the two has inherited its variables.
+    """
+    parent = Path(f"/proc/{pid}")
+    try:
+        is_between = b"TORCHELASTIC_RUN_ID=" in (parent / "environ").read_bytes()
+        return not is_between and "libtorch" not in (parent / "maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # torchrun, which has ended meanwhile
+        return True
+    except OSError:  # another person's
+        return pid == 1
 
 
 def is_rank_of_a_run() -> bool:
@@ -53,46 +111,22 @@ def telling_ranks(run_dir: Path) -> Iterator[None]:
 
 def job_environment(run_dir: Path) -> dict[str, str]:
     """The environment of a process that computes one job."""
-    inherited = os.environ | {JOB: str(run_dir)}
+    inherited = os.environ | {JOB: f"{os.getpid()}:{run_dir}"}
     return {key: value for key, value in inherited.items() if key != "HYDRA_FULL_ERROR"}
 
 
 def job_that_this_is() -> Path | None:
     """The folder of the job that this process was started for."""
-    run_dir = os.environ.pop(JOB, None)
-    return None if run_dir is None else Path(run_dir)
+    _, _, run_dir = os.environ.pop(JOB, "").partition(":")
+    return Path(run_dir) if run_dir else None
 
 
 def global_rank() -> int:
     """This process's place among those of the run, from what its launcher has set; 0 if alone."""
-    for name in ("RANK", "SLURM_PROCID"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
+    if (known := launcher()).is_one_of_several:
+        return known.rank
+    if os.environ.get("RANK", "").isdigit():
+        return int(os.environ["RANK"])
     # Without a launcher, the first process of another node has LOCAL_RANK=0 as well.
     numbers = [os.environ.get(name, "") for name in ("LOCAL_RANK", "NODE_RANK")]
     return max(int(number) if number.isdigit() else 0 for number in numbers)
-
-
-def launcher_of_several() -> tuple[str, int]:
-    """The launcher that has started this process, and how many it has started; 1 if none did.
-
-    A batch script of Slurm is one process, whatever it has asked for.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return "torchrun", int(os.environ["WORLD_SIZE"])
-    if "SLURM_JOB_ID" in os.environ:
-        in_step = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-        return "srun", max(in_step, int(os.environ.get("SLURM_PROCID", "0")) + 1)
-    return "python", 1
-
-
-def num_processes_here() -> int:
-    """Processes of the run that a launcher has started on this machine; 1 if none did."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-    if "SLURM_JOB_ID" in os.environ:
-        # Of the step that srun has started, else of the job: "2(x3),1" is three times 2, then 1.
-        of_job = os.environ.get("SLURM_TASKS_PER_NODE", "1")
-        tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or of_job
-        return max(int(count.partition("(")[0]) for count in tasks.split(","))
-    return 1

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+log = logging.getLogger(__name__)
+
 received = 0  # the last signal that asked this process to leave, while a run noted them
 # A notebook's process is not the run's to end: what would end it is raised there.
 keeps_process = False
@@ -19,7 +21,12 @@ keeps_process = False
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # Set where another process of the run failed that is the first one, and tells why.
 first_has_failed = threading.Event()
+connected = threading.Event()  # set when ``Peers`` connects the processes and notices an end
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+# A process that is to save once its launcher has ended gets this long to reach a safe point.
+ORPHAN_SECONDS = 10.0
+followed = 0  # the process that this one must not outlive; 0 where there is none
+end_signal: int = signal.SIGKILL  # that tells this process of the other one's end
 # Functions that are called with the exit status before this process ends, to tell the others.
 FAREWELLS: set[Callable[[int], None]] = set()
 
@@ -51,19 +58,48 @@ def _answer(reader: socket.socket) -> None:
     while received := reader.recv(1):
         if signal.getsignal(received[0]) is unclaimed:
             leave(128 + received[0])
+        if followed and os.getppid() != followed:
+            log.warning("The process %d, which has started this one, has ended.", followed)
+            timer = threading.Timer(ORPHAN_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
 
 
-def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
-    """Let Linux's kernel end this process when its parent ends.
+def follow(pid: int) -> None:
+    """Let Linux's kernel kill this process when its parent ends, or end it if that has ended.
 
     Args:
-        signum: the signal that ends it; 0 lets it live.
-        parent: process that may have ended already, which the kernel does not tell any more.
+        pid: the parent. It must wait for this process in the thread that has started it: the
+            kernel takes that thread's end for the parent's.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
-        if parent not in (None, os.getppid()):
+    global followed
+    followed = pid
+    arm(signal.SIGKILL)
+
+
+def arm(signum: int | None = None) -> None:
+    """Choose the signal that follows on the end of the process that is followed, if one is.
+
+    Args:
+        signum: SIGTERM where there is something to save, 0 where another one watches, and
+            ``None`` sets the last one again, after a library has set its own.
+    """
+    global end_signal
+    end_signal = end_signal if signum is None else signum
+    if followed and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end_signal)
+        if os.getppid() != followed:  # the kernel does not tell any more
             os._exit(1)
+
+
+def follow_as_worker() -> None:
+    """Let a data worker end with its process; torch's own look takes seconds, or a sample.
+
+    Not where another thread than the main one has forked it: the kernel takes the end of that for
+    the process's.
+    """
+    if threading.main_thread().name == "MainThread":
+        follow(os.getppid())
 
 
 def leave(status: Any) -> NoReturn:

@@ -1,4 +1,5 @@
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -40,10 +41,13 @@ class Signals:
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()
+        leaving.arm(signal.SIGTERM)  # the others are told as well: they save together
         self.before = {signum: signal.signal(signum, self._note) for signum in ASKED_TO_LEAVE}
 
     def restore(self) -> None:
         """Give the signals back."""
+        if self.before:
+            leaving.arm(signal.SIGKILL)
         while self.before:
             signal.signal(*self.before.popitem())
         self.wait_for_step = False
@@ -78,3 +82,15 @@ def ignore_signals() -> None:
     """Let a data worker live until its process ends it, though a signal goes to the whole group."""
     for signum in ASKED_TO_LEAVE:
         signal.signal(signum, signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """Kill the data workers that are left at this process's end, where torch has not ended them.
+
+    An exception that has passed through a loader keeps it alive, and Python's own end would wait
+    for ever: it asks by SIGTERM.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises where a worker is killed
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

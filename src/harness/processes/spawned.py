@@ -12,6 +12,7 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from harness.errors import UserError
+from harness.processes.launch import SPAWNED_BY
 from harness.processes.leaving import ASKED_TO_LEAVE, leave
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def answering() -> Iterator[None]:
     # Its warning that the end of one process ends the others says nothing new.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     before: dict[int, Any] = {number: signal.signal(number, pass_on) for number in ASKED_TO_LEAVE}
+    os.environ[SPAWNED_BY] = f"{os.getpid()}:"
     try:
         yield
     except ProcessExitedException as error:
@@ -54,5 +56,6 @@ def answering() -> Iterator[None]:
             raise UserError(message.strip()) from error
         raise
     finally:
+        del os.environ[SPAWNED_BY]
         while before:
             signal.signal(*before.popitem())

@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric
 
 from harness.data.batches import Batch, GlobalBatchSampler
-from harness.data.randomness import GENERATORS, seed_generators
+from harness.data.randomness import seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves
 from harness.exact.sync_batch_norm import BATCH_NORMS
@@ -52,7 +52,6 @@ class Probe(pl.Callback):
     ) -> None:
         """Look, and leave: nothing of this process is worth anything afterwards."""
         facts: dict[str, Any] = {
-            "generators": list(generators(pl_module)),
             "automatic": pl_module.automatic_optimization,
             "place": str(definition(pl_module, "training_step") or ""),
         }
@@ -231,12 +230,3 @@ class Forward:
                     ]
                     found[f"{path} dim {moved[0]}" if moved else path] = None
         return list(found)
-
-
-def generators(module: nn.Module) -> Iterator[str]:
-    """The random generators that a module holds, which no checkpoint has."""
-    for path, part in module.named_modules():
-        for key, value in vars(part).items():
-            if isinstance(value, GENERATORS):
-                kind = f"{type(value).__module__}.{type(value).__name__}"
-                yield f"{path + '.' if path else ''}{key} ({kind})"

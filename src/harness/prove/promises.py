@@ -217,7 +217,7 @@ class Proving:
         if not found:
             return Verdict("resume", HOLDS, f"equal by bit; {at}")
         lost = forgotten(whole.records, resumed.records)
-        reason = reasons.of_resume(found, lost, self.probe.get("generators", []))
+        reason = reasons.of_resume(found, lost)
         return Verdict(
             "resume", BROKEN, f"{'; '.join(map(str, found))}; {at}", reason.why, reason.line
         )
@@ -244,7 +244,7 @@ class Proving:
         if found := self.compared(self.reference, resumed):
             said = f"{how.name}: {'; '.join(map(str, found))}"
             lost = forgotten(self.reference.records, resumed.records)
-            reason = reasons.of_resume(found, lost, self.probe.get("generators", []))
+            reason = reasons.of_resume(found, lost)
             return Verdict(name, BROKEN, said, reason.why, reason.line)
         far = max(distances(self.reference.records, resumed.records).values(), default=0.0)
         return Verdict(name, HOLDS, f"under {how.name}, largest difference {far:.1e}")

@@ -164,35 +164,19 @@ def _synced(metric: Departure, settings: dict[str, Any]) -> str:
     return f'self.log("{metric.name}", <value>{more})  # or a metric of torchmetrics'
 
 
-def of_resume(found: Sequence[Departure], forgotten: list[str], generators: list[str]) -> Reason:
+def of_resume(found: Sequence[Departure], forgotten: list[str]) -> Reason:
     """The likely reason why a run that was killed does not end as one that was not.
 
     Args:
         found: the first departure of each kind.
         forgotten: what had changed before the kill, and is not in the checkpoint.
-        generators: the random generators that the module holds.
     """
-    if generators:
-        return Reason(
-            BROKEN,
-            f"likely: {', '.join(generators)} begins anew, for no checkpoint has its state",
-            "torch.rand(...)  # and its like, without generator=: seeded anew for each step",
-        )
     if forgotten:
-        name = forgotten[0]
-        if name.startswith("len("):
-            owner = name[4:-1]
-            return Reason(
-                BROKEN,
-                f"likely: the list {owner} is kept from one epoch to the next, and no checkpoint "
-                "has it",
-                f"self.{owner}.clear()  # where an epoch ends; or keep it in a buffer",
-            )
-        leaf = name.rpartition(".")[2]
+        leaf = forgotten[0].removeprefix("len(").removesuffix(")").rpartition(".")[2]
         return Reason(
             BROKEN,
             f"likely: {', '.join(forgotten[:3])} changes in training and is not in the checkpoint",
-            f'self.register_buffer("{leaf}", ...)  # in __init__',
+            f'self.register_buffer("{leaf}", ...)  # in __init__; of a list, clear it each epoch',
         )
     if any(d.kind == "metric" for d in found) and not any(d.kind == "parameter" for d in found):
         return Reason(BROKEN, "likely: the module keeps from batch to batch what no checkpoint has")

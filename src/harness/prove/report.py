@@ -26,7 +26,15 @@ def prove_and_tell(options: Namespace, folder: Path) -> int:
     if options.json and not options.json.absolute().parent.is_dir():
         raise UserError(f"--json {options.json}: there is no such folder.")
     screen = Console(highlight=False, markup=False, soft_wrap=True)
-    with Console(stderr=True).status("starting") as status:  # seen on a terminal only
+    progress = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    with progress.status("starting") as status:  # seen on a terminal only
+
+        def tell(name: str) -> None:
+            if progress.is_terminal:
+                status.update(f"running: {name}")
+            else:
+                progress.print(f"running: {name}")
+
         proof = prove(
             options.overrides,
             folder.resolve(),
@@ -34,7 +42,7 @@ def prove_and_tell(options: Namespace, folder: Path) -> int:
             strategies=options.strategies.split(",") if options.strategies else STRATEGIES,
             precision=options.precision,
             timeout=options.timeout,
-            tell=lambda name: status.update(f"running: {name}"),
+            tell=tell,
         )
     show(proof, screen)
     if options.json:

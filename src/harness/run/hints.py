@@ -8,6 +8,10 @@ from torch import Tensor
 
 from harness.places import Raised, is_owners
 
+NO_SHARED_MEMORY = (
+    "Data workers pass batches by /dev/shm, which has no room: use data.num_workers=0, or give it "
+    "more, as with docker run --shm-size=8g."
+)
 # What torch says of a mistake and what mends it, by the owner's method that has made the mistake,
 # which is told where the exception has passed through none of the owner's lines.
 KNOWN = {
@@ -52,8 +56,10 @@ KNOWN = {
         "and classes at the top of a file.",
     },
     "": {
-        r"DataLoader worker \(pid.*exited unexpectedly": "The system has ended a data worker, most "
-        "often for want of memory: use fewer data.num_workers, or samples that take less.",
+        r"shared memory": NO_SHARED_MEMORY,
+        r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal: Killed)": "A data worker "
+        "has ended, most often for want of memory, or of room in /dev/shm (docker run "
+        "--shm-size=8g gives more): use fewer data.num_workers, or 0, or samples that take less.",
         r"on the same device": "Make tensors on self.device, or register them as buffers.",
     },
 }

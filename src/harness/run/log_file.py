@@ -1,11 +1,15 @@
 import logging
-import os
+import sys
+import threading
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytorch_lightning as pl
+
+from harness.files import FULL
 
 # Warnings that say nothing about the user's run.
 QUIET = (
@@ -17,10 +21,9 @@ QUIET = (
     r"The number of training batches .* is smaller than the logging interval",  # of small data
     r"You are using a custom batch sampler .* for prediction",  # the harness's own
     r"GPU available but not used",  # somebody has chosen the CPU
+    r"The `srun` command is available",  # the harness looks at Slurm itself
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
-# Lightning says this wherever Slurm is installed; inside of a job it is worth knowing.
-NOT_UNDER_SLURM = r"The `srun` command is available"
 # Warnings of what is a mistake.
 ERRORS = (r"`LightningModule.configure_optimizers` returned `None`",)
 ALWAYS = {"harness", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings"}
@@ -50,18 +53,18 @@ class LogFile(pl.Callback):
         """Direct the log records of this process; a second call changes nothing."""
         stop()  # of an earlier run in this process
         LogFile.latest = self.path
-        in_job = "SLURM_JOB_ID" in os.environ
-        for message in QUIET if in_job else (*QUIET, NOT_UNDER_SLURM):
+        for message in QUIET:
             warnings.filterwarnings("ignore", message)
         for message in ERRORS:
             warnings.filterwarnings("error", message)
         logging.captureWarnings(True)
+        threading.excepthook = show_of_thread
         screen = logging.StreamHandler()
         screen.setLevel(logging.WARNING)
         screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         handlers: list[logging.Handler] = [screen]
         if is_first_process:
-            file = logging.FileHandler(self.path, delay=True)
+            file = File(self.path, delay=True)
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             handlers.append(file)
         for name in ALWAYS | self.packages:
@@ -70,6 +73,31 @@ class LogFile(pl.Callback):
             logger.propagate = False
             logger.handlers = list(handlers)
             _directed.add(name)
+
+
+class File(logging.FileHandler):
+    """The log file, of which a full disk leaves lines out; the screen has what counts of them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line if there is room."""
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        """Show no traceback of a line that found no room."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Leave out what still waits for room."""
+        with suppress(OSError):
+            super().close()
+
+
+def show_of_thread(raised: threading.ExceptHookArgs) -> None:
+    """Show the traceback of a thread, but not that of a logger's which found no room."""
+    if not (isinstance(raised.exc_value, OSError) and raised.exc_value.errno in FULL):
+        threading.__excepthook__(raised)
 
 
 def write_traceback(error: BaseException) -> Path | None:

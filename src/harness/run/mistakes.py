@@ -16,12 +16,15 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError
+from torch.multiprocessing.spawn import ProcessRaisedException
 
+from harness import code_version
 from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
 from harness.places import Place, Raised, definition, is_harness, raised
-from harness.run import hints, log_file
+from harness.run import code_history, hints, log_file
 from harness.run.targets import targets
 
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
@@ -29,9 +32,15 @@ SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
 METHOD = re.compile(
     r"`(?:\w+\.)?(\w+_step|configure_optimizers|\w+_dataloader(?=\(\)|` must))(?:\(\))?`"
 )
+LOADER = "connectors/checkpoint_connector"
 BUILDER = "hydra/_internal/instantiate"
 FRAMEWORK = ("pytorch_lightning.", "torch.")  # whose modules' own files alone are an author's
+# What Lightning raises, while it cleans up, where loaders could not start.
+MASKING = "Please call `iter(combined_loader)` first"
+SEMAPHORES = "multiprocessing/synchronize.py"
 WORKER = re.compile(r"in DataLoader worker process (\d+)")
+# torch raises it from a signal's handler, in whichever line runs at that moment.
+KILLED = re.compile(r"DataLoader worker \(pid.*killed by signal")
 
 
 @contextmanager
@@ -53,8 +62,16 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
         if raised(error).owners or _method(error, _named(error)):
             raise
         raise UserError(str(error)) from error
-    except (TypeError, ValueError, RuntimeError) as error:
-        if cfg is not None and (message := _refused(raised(error), cfg)):
+    except ConfigAttributeError as error:
+        if raised(error).owners:
+            raise
+        raise UserError(
+            f"The config has no {error.full_key}: another version of the harness has written it.\n"
+            "Go back to that version, or leave out resume= to start another run."
+        ) from error
+    except (TypeError, ValueError, RuntimeError, LookupError, ProcessRaisedException) as error:
+        found = raised(error)
+        if cfg is not None and (message := _refused(found, cfg) or _not_loaded(found, cfg)):
             raise UserError(message) from error
         raise
 
@@ -67,14 +84,22 @@ def of_owner(error: BaseException) -> str | None:
     """
     if isinstance(error, TrainingError):
         return None
+    if MASKING in str(error) and error.__context__ is not None:
+        error = error.__context__
     found, hint, method = raised(error), "", ""
+    # The system keeps semaphores in shared memory.
+    is_semaphore = bool(found.places) and found.places[-1].file.endswith(SEMAPHORES)
+    if is_semaphore:
+        hint = hints.NO_SHARED_MEMORY
     for known, texts in hints.KNOWN.items():
         for text in texts:
             if not hint and re.search(text, found.message):
                 hint, method = texts[text], known
     if not method and isinstance(error, (MisconfigurationException, TypeError)):
         method = _named(error)
-    place = found.owners or _method(error, method) or _of_package(error, found)
+    place = None
+    if not is_semaphore and not KILLED.search(found.message):
+        place = found.owners or _method(error, method) or _of_package(error, found)
     if not place and not hint:
         return None
     if hint:  # the rest of what torch and Lightning say is advice for their own settings
@@ -134,6 +159,14 @@ def _refused(found: Raised, cfg: DictConfig) -> str | None:
             note = f" ({', '.join(texts)} is text)" if texts else ""
             return f"{key}: {found.message}{note}" + (f"\nIt was called at {by}." if by else "")
     return None
+
+
+def _not_loaded(found: Raised, cfg: DictConfig) -> str | None:
+    """Name the checkpoint of a run that goes on, where Lightning or torch refuse what it holds."""
+    if found.owners or not any(LOADER in place.file for place in found.places):
+        return None
+    now = code_version.running(code_history.named(cfg))
+    return code_history.refusal(Path(cfg.resume), found.message.rstrip(" .") + ".", now)
 
 
 def _named(error: BaseException) -> str:

@@ -7,17 +7,21 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import DictConfig, OmegaConf
 
+from harness.frozen_files import read_yaml
 from harness.watch.objective import DEFAULT
 from harness.watch.throughput import Throughput
 
+# In results.json where the best checkpoint was lost: what was tested are the last weights.
+LAST_WEIGHTS = "tested_last_weights"
 log = logging.getLogger(__name__)
 
 
 def chosen_objective(cfg: DictConfig) -> str | None:
     """The score that the command or a YAML file has chosen; ``None`` where it is the default."""
     typed = Path(cfg.run_dir, "overrides.yaml")
+    text = read_yaml(typed) if typed.exists() else "[]"
     # Values stay as they were typed: ${run_dir} is no word of this file.
-    words: Any = OmegaConf.to_container(OmegaConf.load(typed)) if typed.exists() else []
+    words: Any = OmegaConf.to_container(OmegaConf.create(text))
     is_typed = any(word.startswith("objective=") for word in words)
     objective: str | None = cfg.get("objective")
     return objective if is_typed or objective != DEFAULT else None

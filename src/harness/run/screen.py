@@ -16,6 +16,7 @@ from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
 from harness.exact.seeded_steps import dropouts
 from harness.places import shown
+from harness.run.results import LAST_WEIGHTS
 
 
 @rank_zero_only
@@ -26,15 +27,14 @@ def show_start(
     checkpoint: str | None = None,
 ) -> None:
     """Say what runs where, and which checkpoint it goes on from."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    is_known = not any(isinstance(p, UninitializedParameter) for p in trained)
+    is_known = not any(isinstance(p, UninitializedParameter) for p in model.parameters())
     num_processes = trainer.world_size
     processes = "one process" if num_processes == 1 else f"{num_processes} processes"
     rows = {
         "device": _device_name(trainer.strategy.root_device),
         "strategy": f"{type(trainer.strategy).__name__}, {processes}",
         "precision": str(trainer.precision),
-        "parameters": f"{sum(p.numel() for p in trained):,}" if is_known else "lazy",
+        "parameters": _num_parameters(model) if is_known else "lazy",
         "run folder": shown(trainer.default_root_dir),
     }
     if isinstance(data, DataModule):  # elsewhere the name may mean something else
@@ -56,6 +56,8 @@ def show_end(
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
     names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
     rows = {name: f"{metrics[name]:.4f}" for name in names}
+    if LAST_WEIGHTS in metrics:
+        rows["of"] = "the last weights: the best checkpoint is lost"
     if speed is not None:
         rows["speed"] = speed
     rows["results"] = shown(run_dir / "results.json")
@@ -91,6 +93,13 @@ def _differences(trainer: pl.Trainer, model: pl.LightningModule) -> str:
         return ""
     is_any = any(True for _ in dropouts(model, switch_off=False))
     return "dropout draws other masks" if is_any else ""
+
+
+def _num_parameters(model: pl.LightningModule) -> str:
+    """How many there are, and how many of them are trained where some are frozen."""
+    num = sum(p.numel() for p in model.parameters())
+    num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return f"{num:,}" if num == num_trained else f"{num:,}, of which {num_trained:,} are trained"
 
 
 def _device_name(device: torch.device) -> str:

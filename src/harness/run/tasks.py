@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,28 +19,30 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.strategies import DDPStrategy
 
-from harness.checkpoints.lookup import damage, link
-from harness.checkpoints.reading import read
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
-from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
-from harness.files import write_durably
+from harness.exact.unfrozen import Unfrozen
+from harness.frozen_files import write_json
 from harness.loggers.guarded import guarded
 from harness.loggers.rewind import rewind_logs
 from harness.processes import spawned
 from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
+from harness.processes.slurm import environments
 from harness.run import loaders, screen
+from harness.run.code_history import CodeHistory, telling_changes
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
-from harness.run.results import chosen_objective, scalars, speed
+from harness.run.results import LAST_WEIGHTS, chosen_objective, scalars, speed
 from harness.run.targets import check_kinds, check_targets
+from harness.run.weights import link_best, load_weights, verified
 from harness.upstream import processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective, explaining
@@ -53,7 +54,8 @@ log = logging.getLogger(__name__)
 
 def train(cfg: DictConfig) -> None:
     """Fit, test the best checkpoint, and write what came out."""
-    trainer, model, data = build(cfg)
+    with telling_changes(cfg, cfg.resume):
+        trainer, model, data = build(cfg)
     loaders.check_training(model, data)
     screen.show_start(trainer, model, data, cfg.resume)
     if cfg.resume is None and global_rank() == 0:
@@ -63,15 +65,17 @@ def train(cfg: DictConfig) -> None:
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
         # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
-        best = Path(getattr(trainer.checkpoint_callback, "best_model_path", "") or "none")
-        if best.is_file() and best.name != "best.ckpt" and trainer.is_global_zero:
-            link(best.with_name("best.ckpt"), best.name)
+        best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        has_best = bool(best) and link_best(trainer, Path(best))
         missing = loaders.no_test(model, data)
-        if cfg.test and missing and trainer.is_global_zero:
+        wants_test = cfg.get("test", True)  # older runs do not say
+        if wants_test and missing and trainer.is_global_zero:
             log.warning("No test: %s.", missing)
-        if missing is None and cfg.test and not trainer.interrupted:
-            if best.is_file():
-                load_weights(model, best)
+        if missing is None and wants_test and not trainer.interrupted:
+            if has_best:
+                load_weights(model, Path(best))
+            elif best:
+                metrics[LAST_WEIGHTS] = True
             seed(cfg)
             trainer.test(model, data, verbose=False)
             metrics |= scalars(trainer)
@@ -80,9 +84,10 @@ def train(cfg: DictConfig) -> None:
 
 def evaluate(cfg: DictConfig) -> None:
     """Test a checkpoint and write the metrics."""
-    trainer, model, data = build(cfg)
-    loaders.check_test(model, data)
-    load_weights(model, Path(cfg.checkpoint))
+    with telling_changes(cfg, cfg.checkpoint):
+        trainer, model, data = build(cfg)
+        loaders.check_test(model, data)
+        load_weights(model, Path(cfg.checkpoint))  # the command has verified it
     with user_errors(cfg):
         seed(cfg)
         trainer.test(model, data, verbose=False)
@@ -91,8 +96,9 @@ def evaluate(cfg: DictConfig) -> None:
 
 def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
-    trainer, model, data = build(cfg)
-    load_weights(model, Path(cfg.checkpoint))
+    with telling_changes(cfg, cfg.checkpoint):
+        trainer, model, data = build(cfg)
+        load_weights(model, Path(cfg.checkpoint))  # the command has verified it
     loaders.choose_prediction_loader(model, data)
     outputs = [Path(cfg.output), Path(cfg.output).with_suffix(".pt")]
     before = [path.stat() if path.exists() else None for path in outputs]
@@ -136,11 +142,14 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
-        # The position comes first: a safe point asks for the loaders as it is loaded.
-        own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *safe_points(cfg)]
+        # The position comes first: a safe point asks for the loaders as it is loaded. What may
+        # refuse a checkpoint comes before it too: it cuts the logs.
+        own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *code_history(cfg)]
         own += [
+            *safe_points(cfg),
             SeededSteps(cfg.seed),
             ExactEvaluation(),
+            Unfrozen(),
             DeadRanks(),
             Objective(chosen_objective(cfg)),
         ]
@@ -154,12 +163,13 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
             _convert_="all",
         )
-    check_processes(trainer)
     versions.check(trainer)
     observe_start()
     skip_empty_hooks(trainer)
-    if trainer.world_size == 1:  # each callback costs some microseconds in every step
-        trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
+    # Each callback costs some microseconds in every step.
+    idle: list[type[pl.Callback]] = [] if trainer.world_size > 1 else [Replicas]
+    idle += [] if isinstance(trainer.strategy, DDPStrategy) else [Unfrozen]
+    trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, tuple(idle))]
     return trainer, model, data
 
 
@@ -183,12 +193,12 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
 
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:
-    """The Trainer's arguments for what writes checkpoints and synchronises BatchNorm."""
-    checkpoint_io = DurableCheckpointIO(cfg.get("on_full_disk", "stop"))
+    """The Trainer's arguments for what writes checkpoints, finds ranks, synchronises BatchNorm."""
+    plugins: list[Any] = [DurableCheckpointIO(cfg.get("on_full_disk", "stop")), *environments()]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
-        return {"plugins": [checkpoint_io, SyncBatchNormAnywhere()], "sync_batchnorm": False}
-    return {"plugins": [checkpoint_io]}
+        return {"plugins": [*plugins, SyncBatchNormAnywhere()], "sync_batchnorm": False}
+    return {"plugins": plugins}
 
 
 def packages(cfg: DictConfig) -> set[str]:
@@ -197,20 +207,16 @@ def packages(cfg: DictConfig) -> set[str]:
     return named - {"torch"}  # which tells of its compiler's inner life
 
 
-def check_processes(trainer: pl.Trainer) -> None:
-    """Refuse to be one of several processes that would each train alone; dp looks itself."""
-    started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-    if started > 1 and trainer.world_size == 1:
-        raise UserError(
-            f"{started} processes were started, and each would train alone. Add strategy=ddp."
-        )
-
-
 def safe_points(cfg: DictConfig) -> list[pl.Callback]:
     """What writes checkpoints to go on from: in training, unless it is a dry run."""
     if "resume" not in cfg or cfg.checkpoint is None or cfg.trainer.fast_dev_run:
         return []
     return [SafePoint(Path(cfg.run_dir, "checkpoints"), **cfg.checkpoint)]
+
+
+def code_history(cfg: DictConfig) -> list[pl.Callback]:
+    """What keeps the code of a training: not of a dry run."""
+    return [] if "resume" not in cfg or cfg.trainer.fast_dev_run else [CodeHistory(cfg)]
 
 
 def make(node: DictConfig) -> Any:
@@ -230,33 +236,13 @@ def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str,
             logger.finalize("success")
 
 
-def load_weights(model: pl.LightningModule, path: Path) -> None:
-    """Load a checkpoint's weights into a model.
-
-    Raises:
-        UserError: if it is damaged, or they are not the model's.
-    """
-    try:
-        weights = read(path)["state_dict"]
-    except (RuntimeError, KeyError, UnpicklingError) as error:
-        if damaged := damage(path):
-            raise UserError(f"checkpoint={path} is damaged: {damaged}.") from error
-        raise UserError(f"checkpoint={path} is not a checkpoint of a training run.") from error
-    try:
-        model.load_state_dict(weights)
-    except (RuntimeError, TypeError) as error:
-        reason = str(error).strip().splitlines()
-        raise UserError(
-            f"checkpoint={path} does not fit the model: {' '.join(reason[:2])}\n"
-            "Leave out overrides of model.* that change the network."
-        ) from error
-
-
 def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
     """A run's module with the weights of a checkpoint, on the CPU, ready for evaluation."""
-    with user_errors():
-        model: pl.LightningModule = make(cfg.model)
-    load_weights(model, checkpoint)
+    with telling_changes(cfg, checkpoint):
+        with user_errors():
+            check_targets(OmegaConf.masked_copy(cfg, ["model"]))
+            model: pl.LightningModule = make(cfg.model)
+        load_weights(model, verified(checkpoint))
     return model.eval()
 
 
@@ -266,8 +252,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         for name in (name for name, value in metrics.items() if not math.isfinite(value)):
             log.warning("%s is %s.", name, metrics[name])
         log_hyperparameters(trainer, cfg, metrics)
-        results = json.dumps(metrics, indent=2) + "\n"
-        write_durably(Path(cfg.run_dir, "results.json"), results.encode())
+        write_json(Path(cfg.run_dir, "results.json"), json.dumps(metrics, indent=2) + "\n")
         has_test = not loaders.no_test(
             trainer.lightning_module, getattr(trainer, "datamodule", None)
         )

@@ -11,6 +11,14 @@ from omegaconf import OmegaConf
 
 from harness.errors import UserError
 from harness.machine import num_gpus
+from harness.processes.launcher import Launcher
+
+# What other launchers tell, such as mpirun.
+RANKS_OF_OTHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
 
 
 def device_indices(devices: Any) -> list[int] | None:
@@ -46,10 +54,15 @@ def runs_program_again(trainer: Any) -> bool:
     """Whether Lightning starts the further processes by running the same program once more."""
     if strategy_name(trainer) in ("DataParallelStrategy", "DDP2Strategy"):
         return False
-    strategy = str(trainer.strategy).lower()
-    if "spawn" in strategy or "fork" in strategy:
+    if is_spawning(trainer):
         return False
-    return "ddp" in strategy or num_processes(trainer) > 1
+    return "ddp" in str(trainer.strategy).lower() or num_processes(trainer) > 1
+
+
+def is_spawning(trainer: Any) -> bool:
+    """Whether Python's multiprocessing starts the processes."""
+    strategy = str(trainer.strategy).lower()
+    return "spawn" in strategy or "fork" in strategy
 
 
 def check_one_node(num_nodes: int) -> None:
@@ -59,6 +72,67 @@ def check_one_node(num_nodes: int) -> None:
             f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
             "Use strategy=ddp2 for one process per node, or strategy=ddp for one process "
             "per device."
+        )
+
+
+def check_launcher(trainer: Any, known: Launcher) -> None:
+    """Refuse a strategy that would not make one run of the processes that were started."""
+    if known.name == "python":
+        _check_alone(int(trainer.num_nodes))
+        return
+    started = f"{known.name} has started {known.num_processes} process"
+    started += "es" if known.is_one_of_several else ""
+    per_node, where = num_processes(trainer) // int(trainer.num_nodes), "on each machine"
+    name = strategy_name(trainer)
+    if int(trainer.num_nodes) != known.num_nodes:
+        machines = f"{known.num_nodes} machine{'s' if known.num_nodes > 1 else ''}"
+        raise UserError(
+            f"trainer.num_nodes={trainer.num_nodes}, but {known.name} runs on {machines}.\n"
+            "Leave out trainer.num_nodes: it is taken from there."
+        )
+    if name == "DDP2Strategy" and known.num_here > 1:
+        raise UserError(
+            f"strategy=ddp2 drives all devices of a machine from one process, and {known.name} has "
+            f"started {known.num_here} on this one.\n"
+            "Use torchrun --nproc-per-node=1 or srun --ntasks-per-node=1, or strategy=ddp."
+        )
+    is_alone = trainer.strategy == "auto" or (
+        num_processes(trainer) == 1 and name != "DDP2Strategy"
+    )
+    if known.is_one_of_several and is_alone:
+        raise UserError(
+            f"{started}, and with this strategy each would train alone.\n"
+            "Add strategy=ddp, or strategy=ddp2 for one process on each machine."
+        )
+    if known.is_one_of_several and is_spawning(trainer):
+        raise UserError(f"{started}, and this strategy starts its own. Use strategy=ddp.")
+    if known.num_here * known.num_nodes != known.num_processes:
+        raise UserError(f"{started}, not as many {where}. Start the same number {where}.")
+    if per_node != known.num_here:
+        raise UserError(
+            f"trainer.devices={trainer.devices}, but {known.name} has started {known.num_here} "
+            f"process{'es' if known.num_here > 1 else ''} {where}.\n"
+            f"Leave out trainer.devices: it is taken from there. Or use torchrun "
+            f"--nproc-per-node={per_node} or srun --ntasks-per-node={per_node}."
+        )
+
+
+def _check_alone(num_nodes: int) -> None:
+    """Refuse to be one of several processes that nobody has told how to find each other."""
+    for rank, size in RANKS_OF_OTHERS:
+        if rank in os.environ and os.environ.get(size, "").isdigit() and int(os.environ[size]) > 1:
+            raise UserError(
+                f"{rank}={os.environ[rank]} and {size}={os.environ[size]} are set, but neither by "
+                "torchrun nor by srun: each process would train alone.\n"
+                "Start them with torchrun or srun, or leave the variables out."
+            )
+    node = os.environ.get("NODE_RANK", "")
+    if num_nodes > 1:
+        check_addresses(num_nodes)
+    elif node.isdigit() and int(node) > 0:
+        raise UserError(
+            f"NODE_RANK={node} is set, but trainer.num_nodes=1: each machine would train alone.\n"
+            "Add trainer.num_nodes=<number of machines>, or leave the variable out."
         )
 
 

@@ -29,7 +29,7 @@ PRIVATE = {
     "torchmetrics:SumMetric()": "_update_count _computed metric_state merge_state",
     "pytorch_lightning.trainer.connectors.logger_connector.result": "_ResultMetric _Metadata _Sync",
     "harness.upstream.logged_values:example()": "is_tensor has_reset value cumulated_batch_size "
-    "_update_count _forward_cache _computed",
+    "_update_count _forward_cache _computed _defaults",
     "harness.upstream.logged_values:example().meta": "_sync metric_attribute on_epoch reduce_fx "
     "is_max_reduction is_mean_reduction is_min_reduction is_sum_reduction fx name",
     "harness.upstream.logged_values:example().meta.sync": "should rank_zero_only op _should",
@@ -69,7 +69,7 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
     assert trainer._results is not None
     return {
         "metrics": {
-            name: {"state": copied(metric.metric_state), "num_updates": metric._update_count}
+            name: metric_counts(metric)
             for name, metric in _metrics(trainer)
             if metric.update_called
         },
@@ -93,7 +93,7 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     device = trainer.strategy.root_device
     for name, metric in _metrics(trainer) if takes_all else ():
         if name in mine["metrics"]:
-            _restore_metric(metric, mine["metrics"][name], device)
+            restore_metric(metric, mine["metrics"][name], device)
             for other in others:
                 if name in other["metrics"]:
                     metric.merge_state(copied(other["metrics"][name]["state"], device))
@@ -123,7 +123,13 @@ def _metrics(trainer: pl.Trainer) -> list[tuple[str, Metric]]:
     return [(name, module) for name, module in modules.items() if isinstance(module, Metric)]
 
 
-def _restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
+def metric_counts(metric: Metric) -> dict[str, Any]:
+    """What a metric has counted."""
+    return {"state": copied(metric.metric_state), "num_updates": metric._update_count}
+
+
+def restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
+    """Let it have counted what another one had."""
     for name, value in copied(saved["state"], device).items():
         setattr(metric, name, value)
     metric._update_count = saved["num_updates"]
@@ -146,6 +152,7 @@ def _logged_state(logged: Any) -> dict[str, Any]:
     }
     if logged.is_tensor:
         state["value"] = copied(logged.value)
+        state["default"] = copied(logged._defaults["value"])  # the precision of later sums
         if meta.is_mean_reduction:
             state["num_samples"] = copied(logged.cumulated_batch_size)
     return state
@@ -168,6 +175,9 @@ def _restore_logged(
             elif meta.on_epoch:
                 value = value + other["value"]
                 num_samples = None if num_samples is None else num_samples + other["num_samples"]
+        if "default" in state:  # older checkpoints do not say
+            logged._defaults["value"] = state["default"]
+            logged.reset()
         if takes_all:
             logged.value = value
             if num_samples is not None:

@@ -82,7 +82,10 @@ class Picture(pl.Callback):
             log.warning("%s is not drawn: %s", type(self).__name__, error)
         for logger in trainer.loggers if figure is not None else []:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure(self.name, figure, trainer.global_step)
+                try:
+                    logger.experiment.add_figure(self.name, figure, trainer.global_step)
+                except OSError as error:  # a full disk
+                    log.warning("%s is not kept: %s", type(self).__name__, error)
 
     def _try(self, function: Any, *arguments: Any) -> Any:
         """Call the subclass; after its first error, no more until the next test."""

@@ -31,8 +31,8 @@ class Replicas(pl.Callback):
     tells.
 
     Args:
-        every_n_steps: check before training, after the first batch, after as many steps, and at
-            the end; ``null`` leaves out those in between.
+        every_n_steps: check before training, after the first batch, after as many steps, before a
+            checkpoint to go on from, and at the end; ``null`` leaves out those by number.
     """
 
     def __init__(self, every_n_steps: int | None = 1000) -> None:
@@ -62,6 +62,13 @@ class Replicas(pl.Callback):
         every = self.every_n_steps
         is_due = trainer.global_step // every > self.checked_step // every
         if self.is_watching and (is_due or not self.has_checked):
+            self.check(trainer, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Check what a run would go on from, before it is written; called in every process."""
+        if self.is_watching and "safe_point" in checkpoint:
             self.check(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

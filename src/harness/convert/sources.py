@@ -1,0 +1,168 @@
+"""What a path stands for: a file, a folder that is one checkpoint, or the shards of an index.
+
+Hugging Face's sharded files have an index beside them, `*.safetensors.index.json` or
+`*.bin.index.json`, whose `weight_map` says in which of the files each tensor is.
+"""
+
+import json
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+
+from .foreign import quoted
+from .tensors import CheckpointError, parsing
+
+SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
+_INDEX = re.compile(r"\.(safetensors|bin|pt|pth|ckpt)\.index(\.\w+)?\.json$")
+_SHARD = re.compile(r"-\d+-of-(?!0*1\b)\d+")  # one of one is the whole
+_RANK = re.compile(r"^(consolidated\.|mp_rank_)\d+")  # of Llama, of Megatron
+MAX_INDEX = 100_000_000  # bytes
+
+
+def is_checkpoint_folder(path: Path) -> bool:
+    """Whether a folder as a whole is one checkpoint, be it of a kind that is refused."""
+    has_index = (path / ".metadata").is_file() or (path / "latest").is_file()
+    return has_index or any(path.glob("*zero_pp_rank*")) or bool(indexes(path))
+
+
+def is_index(path: Path) -> bool:
+    """Whether a file is the index of shards beside it."""
+    return bool(_INDEX.search(path.name))
+
+
+def indexes(folder: Path) -> list[Path]:
+    """Return the indexes of shards in a folder, those of safetensors before others."""
+    paths = (path for path in folder.glob("*.json") if is_index(path) and path.is_file())
+    return sorted(paths, key=lambda path: path.name.partition(".")[2], reverse=True)
+
+
+def whole(source: str | Path) -> Path:
+    """Return the path of the whole checkpoint: for a shard its index, where that lies beside it.
+
+    A path such as `.` or `..` becomes another that ends in a name.
+    """
+    path = Path(source)
+    path = path if path.name not in ("", "..") else path.resolve()
+    if path.is_file() and not is_index(path):
+        for index in indexes(path.parent):
+            with index.open("rb") as file:
+                if json.dumps(path.name).encode() in file.read(MAX_INDEX):
+                    return index
+    return path
+
+
+def refuse_part(path: Path) -> None:
+    """Raise a CheckpointError for a file that is one of several, and cannot be joined from here."""
+    what = ""
+    if path.suffix == ".distcp":
+        folder = quoted(path.parent)
+        what = f"a part of a distributed checkpoint; convert its folder, {folder}"
+    elif path.is_file() and not is_index(path) and _SHARD.search(path.name):
+        what = (
+            "one of the shards of a network, whose index (*.index.json) is not beside it; "
+            "copy that and all shards into one folder, and convert the folder"
+        )
+    for part in (path, path.parent):
+        others = _RANK.sub(r"\1*", part.name)
+        if others != part.name and len(list(part.resolve().parent.glob(others))) > 1:
+            what = (
+                f"one of the parts {others} into which a network was split; "
+                "join them with a script of the project that wrote them"
+            )
+    if what:
+        raise CheckpointError(f"{path}: {what}")
+
+
+def read_index(index: Path, text: bytes, read: Callable[[Path], Any]) -> dict[str, Any]:
+    """Return the tensors of all shards, which `read` opens, held against the text of the index.
+
+    Raises:
+        CheckpointError: a shard is missing, or does not hold the names that the index says.
+    """
+    with parsing(index.name):
+        places: dict[str, str] = json.loads(text)["weight_map"]
+        files = sorted(set(places.values()))
+    if not files or any(Path(file).name != file or is_index(Path(file)) for file in files):
+        raise CheckpointError(f"damaged: {index.name} names no shards beside it")
+    if missing := [file for file in files if not (index.parent / file).is_file()]:
+        raise CheckpointError(
+            f"of the {len(files)} shards that {index.name} names {len(missing)} are missing, the "
+            f"first is {missing[0]}; copy or download them again"
+        )
+    root: OrderedDict[str, Any] = OrderedDict()
+    for file in files:
+        try:
+            shard = read(index.parent / file)
+        except CheckpointError as error:
+            raise CheckpointError(f"{file}: {error}") from error
+        if not isinstance(shard, dict):
+            raise CheckpointError(f"damaged: {file} is not a shard")
+        for name in shard:
+            if places.get(name) != file:
+                said = f"is in {places[name]}" if name in places else "is nowhere"
+                by = f"by {index.name} it {said}"
+                raise CheckpointError(f"damaged: {name} is in {file}, and {by}")
+        root.update(shard)
+    if lost := next((name for name in places if name not in root), None):
+        raise CheckpointError(f"damaged: {lost} is not in {places[lost]}, as {index.name} says")
+    return root
+
+
+def stem_of(source: Path) -> str:
+    """Return the name without a checkpoint's suffix; the dots in `loss=0.12` are no suffix."""
+    name = _INDEX.sub("", source.name)
+    return source.stem if name == source.name and source.suffix in SUFFIXES else name
+
+
+def default_output(source: Path, is_alone: bool = True) -> Path:
+    """Return where the weights go if nobody says; `x.pt` beside `x.ckpt` is not alone."""
+    return source.with_name(f"{stem_of(source) if is_alone else source.name}.weights.pt")
+
+
+def jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
+    """Pair each checkpoint with its output; a folder stands for the checkpoints below it.
+
+    Raises:
+        UserError: an output is also an input, or that of two.
+    """
+    found: list[Path] = []
+    for source in map(whole, sources):
+        is_search = source.is_dir() and not is_checkpoint_folder(source)
+        found += (_below(source) if is_search else []) or [source]
+    found = list({path.absolute(): path for path in found}.values())
+    counts = Counter(map(default_output, found))
+    inputs = {path.stat()[1:3]: path for path in found if path.exists()}  # by inode and device
+    pairs: list[tuple[Path, Path]] = []
+    owners: dict[Path, Path] = {}
+    for source in found:
+        # Of x.ckpt and x.pt each keeps its whole name.
+        target = default_output(source, is_alone=counts[default_output(source)] == 1)
+        if output:
+            target = Path(output.replace("{stem}", stem_of(source)))
+        if (owner := owners.setdefault(target.resolve(), source)) is not source:
+            hint = f"-o '{{stem}}{target.suffix}' gives each its own"
+            raise UserError(
+                f"{target} would be written more than once, for {owner} and for {source}; "
+                + ("convert one at a time" if output and "{stem}" in output else hint)
+            )
+        if target.exists() and inputs.get(target.stat()[1:3], source) is not source:
+            raise UserError(f"{target}, for {source}, is also an input; name another output")
+        pairs.append((source, target))
+    return pairs
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return the checkpoints below a folder, without what this command wrote beside them."""
+    folders = {path for path in folder.rglob("*") if path.is_dir() and is_checkpoint_folder(path)}
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if (path.is_file() and path.suffix in SUFFIXES) or path in folders
+        if folders.isdisjoint(path.parents)
+    ]
+    outputs = {default_output(path, is_alone) for path in paths for is_alone in (True, False)}
+    return [path for path in paths if path not in outputs]

@@ -1,0 +1,91 @@
+"""Files that must stay what a run has written: damage to them must not become a setting.
+
+Imports nothing but the standard library: every part of the harness may use it.
+"""
+
+import zlib
+from pathlib import Path
+
+from harness.errors import UserError
+from harness.files import write_durably
+
+FIRST = "# Frozen with the run. crc32 of the lines below: {:08x}\n"
+LAST = "# Frozen with the run. This is the last line.\n"
+MARK = b"rozen with the run"
+STARTED = "# started "  # begins a line of overrides.yaml
+
+
+def write_yaml(path: Path, text: str) -> None:
+    """Write YAML between two comments, the first of which has a checksum."""
+    below = text.encode() + LAST.encode()
+    write_durably(path, FIRST.format(zlib.crc32(below)).encode() + below)
+
+
+def write_again(path: Path, data: bytes) -> None:
+    """Bring back what a file had; one of an older version gets its checksum."""
+    if MARK in data:
+        write_durably(path, data)
+    else:
+        write_yaml(path, data.decode())
+
+
+def read_yaml(path: Path) -> str:
+    """What ``write_yaml`` has written; a run of an older version has neither comment.
+
+    Where one of them is damaged, the other is there.
+
+    Raises:
+        UserError: if it is not what was written.
+        OSError, ValueError: if it cannot be read, or is no text.
+    """
+    data = path.read_bytes()
+    first, _, below = data.partition(b"\n")
+    is_whole = first + b"\n" == FIRST.format(zlib.crc32(below)).encode()
+    if not is_whole and (MARK in data or not is_older(path)):
+        raise UserError(
+            f"{path} is not what was frozen with the run: it was damaged, or edited.\n"
+            "Bring it back from a copy. Another setting belongs in the command; what may not "
+            "change there,\nsuch as a learning rate, belongs to another run: leave out resume=."
+        )
+    return data.decode()
+
+
+def is_older(path: Path) -> bool:
+    """Whether a file without both comments may be that of a version which wrote none.
+
+    Such a version noted no start and kept no code; a run of it that has gone on has code by now.
+    """
+    words = path.with_name("overrides.yaml")
+    typed = words.read_bytes() if words.is_file() else b""
+    is_new = MARK in typed or STARTED.encode() in typed
+    return not is_new and (path == words or not path.with_name("code").is_dir())
+
+
+def write_json(path: Path, text: str) -> None:
+    """Write JSON, which has no comments, with its checksum in a hidden file beside it."""
+    data = text.encode()
+    # In this order: what is there afterwards has its checksum, whenever the power goes.
+    path.unlink(missing_ok=True)
+    write_durably(checksum_of(path), f"{zlib.crc32(data):08x}\n".encode())
+    write_durably(path, data)
+
+
+def read_json(path: Path) -> bytes:
+    """What ``write_json`` has written; a file without a checksum is read as it is.
+
+    Raises:
+        UserError: if it is not what was written.
+        OSError: if it cannot be read.
+    """
+    data, checksum = path.read_bytes(), checksum_of(path)
+    if checksum.exists() and checksum.read_bytes() != f"{zlib.crc32(data):08x}\n".encode():
+        raise UserError(
+            f"{path} is not what the run has written: it was damaged, or edited.\n"
+            f"metrics.csv has the run's numbers. If the edit is to count, remove {checksum}."
+        )
+    return data
+
+
+def checksum_of(path: Path) -> Path:
+    """Where the checksum of a file of JSON is."""
+    return path.with_name(f".{path.name}.crc32")

@@ -1,0 +1,147 @@
+"""TensorBoard's files: records that have checksums of their own, with an event in each."""
+
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+PREFIX = "events.out.tfevents."
+LENGTH = struct.Struct("<Q")  # a record is a length with its checksum, data, another checksum
+CHECKSUM = struct.Struct("<I")
+HEAD = LENGTH.size + CHECKSUM.size
+PIECE_BYTES = 2**20
+
+
+class Record(NamedTuple):
+    """A whole record of a file."""
+
+    start: int  # of its bytes in the file
+    end: int
+    raw: bytes
+    event: Any
+
+
+def read_events(path: Path) -> list[Record]:
+    """All whole records of a file. After damage, the next one is searched for."""
+    data = path.read_bytes()
+    found = []
+    start = 0
+    while start + HEAD < len(data):
+        if record := whole_record(data, start):
+            found.append(record)
+            start = record.end
+        else:
+            start += 1
+    return found
+
+
+def whole_record(data: bytes, start: int) -> Record | None:
+    """The record that begins at a place, if both of its checksums hold."""
+    (size,) = LENGTH.unpack_from(data, start)
+    end = start + HEAD + size + CHECKSUM.size
+    if size == 0 or end > len(data) or not is_head(data, start):
+        return None
+    body = data[start + HEAD : end - CHECKSUM.size]
+    try:
+        event = Event.FromString(body)
+    except DecodeError:
+        return None
+    (checksum,) = CHECKSUM.unpack_from(data, end - CHECKSUM.size)
+    return Record(start, end, data[start:end], event) if checksum == masked_crc32c(body) else None
+
+
+def is_head(data: bytes, start: int) -> bool:
+    """Whether a length stands at a place, with its checksum."""
+    (checksum,) = CHECKSUM.unpack_from(data, start + LENGTH.size)
+    return bool(checksum == masked_crc32c(data[start : start + LENGTH.size]))
+
+
+def record_of(event: Any) -> Record:
+    """The record of an event, which is in no file yet."""
+    body = event.SerializeToString()
+    length = LENGTH.pack(len(body))
+    head, tail = CHECKSUM.pack(masked_crc32c(length)), CHECKSUM.pack(masked_crc32c(body))
+    return Record(0, 0, length + head + body + tail, event)
+
+
+def first_event(wall_time: float) -> Any:
+    """The event that every file begins with."""
+    return Event(wall_time=wall_time, file_version="brain.Event:2")
+
+
+def scalar_event(wall_time: float, step: int, tag: str, value: float) -> Any:
+    """An event as torch's ``SummaryWriter.add_scalar`` writes it."""
+    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+    return Event(wall_time=wall_time, step=step, summary=summary)
+
+
+def scalars(event: Any) -> dict[str, float]:
+    """The numbers in an event by their tags, as far as ``add_scalar`` has written them."""
+    return {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
+
+
+def count_values(events: Iterable[Any], num_values: dict[str, Any]) -> dict[str, Any]:
+    """Count what events hold: values by their tags, others by a word such as ``graph_def``.
+
+    What is logged twice in a row counts once, as the epoch does, which comes with every metric.
+
+    Args:
+        events: to count.
+        num_values: counts of those before, each with a checksum of the last value; is changed.
+    """
+    for event in events:
+        kind = event.WhichOneof("what")
+        found = [(value.tag, value) for value in event.summary.value]
+        if kind not in (None, "summary", "file_version"):
+            found = [(kind, event)]
+        for tag, value in found:
+            checksum = zlib.crc32(value.SerializeToString(), event.step & 0xFFFFFFFF)
+            num, last = num_values.get(tag, (0, None))
+            num_values[tag] = (num + (checksum != last), checksum)
+    return num_values
+
+
+def unread(name: str) -> dict[str, Any]:
+    """The state of a file of which nothing has been read: see ``read_on``."""
+    return {"name": name, "length": 0, "crc32": 0, "values": {}}
+
+
+def read_on(state: dict[str, Any], path: Path) -> None:
+    """Take what was written since the last call into a file's state.
+
+    Args:
+        state: ``length`` in bytes, their ``crc32``, and ``values``: see ``count_values``.
+        path: of the file, whose last record may still be incomplete.
+    """
+    with path.open("rb") as file:
+        file.seek(state["length"])
+        data = file.read()
+    events, end = [], 0
+    while end + HEAD <= len(data):
+        if not is_head(data, end):  # it was damaged already: the resume says so
+            end = len(data)
+            break
+        following = end + HEAD + LENGTH.unpack_from(data, end)[0] + CHECKSUM.size
+        if following > len(data):
+            break
+        events.append(Event.FromString(data[end + HEAD : following - CHECKSUM.size]))
+        end = following
+    state["length"] += end
+    state["crc32"] = zlib.crc32(data[:end], state["crc32"])
+    count_values(events, state["values"])
+
+
+def begins_as(path: Path, state: dict[str, Any]) -> bool:
+    """Whether the bytes that a state tells of are those at the beginning of a file."""
+    left, crc32 = state["length"], 0
+    with path.open("rb") as file:
+        while left and (piece := file.read(min(left, PIECE_BYTES))):
+            left -= len(piece)
+            crc32 = zlib.crc32(piece, crc32)
+    return bool(left == 0 and crc32 == state["crc32"])

@@ -1,0 +1,498 @@
+"""Modules, callbacks and data whose Python attributes decide what a run comes to."""
+
+import argparse
+import copy
+import enum
+import itertools
+import random
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from project.data.synthetic import Synthetic
+
+
+class Module(pl.LightningModule):
+    """Scales its loss by what ``look`` has gathered of the losses before, and logs it."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.3)
+        self.head = nn.Linear(8, 10)
+        self.make()
+
+    def make(self) -> None:
+        """Make the attributes."""
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        """What the attributes come to, now that they know of another loss."""
+        return 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.drop(self.norm(self.backbone(inputs)).relu()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        scale = torch.as_tensor(self.look(loss.detach(), batch_idx), dtype=torch.float32)
+        self.log("state", scale, on_step=True, on_epoch=True)
+        return loss * (1 + 0.5 * scale.tanh())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", F.cross_entropy(self(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class StepOutputs(Module):
+    """The idiom of Lightning's documentation."""
+
+    def make(self) -> None:
+        self.training_step_outputs: list[Tensor] = []
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.training_step_outputs.append(loss)
+        return torch.stack(self.training_step_outputs).sum()
+
+    def on_train_epoch_end(self) -> None:
+        self.log("fit/loss", torch.stack(self.training_step_outputs).mean())
+        self.training_step_outputs.clear()
+
+
+class ResetAtStart(StepOutputs):
+    """The list is another one in every epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        self.training_step_outputs = []
+
+    def on_train_epoch_end(self) -> None:
+        self.log("fit/loss", torch.stack(self.training_step_outputs).mean())
+
+
+class ManyOutputs(Module):
+    """More tensors than are written one by one."""
+
+    def make(self) -> None:
+        self.outputs: list[Tensor] = []
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.outputs += [loss * i for i in range(20)] if batch_idx else [loss.expand(2, 1)] * 20
+        return sum(t.sum() for t in self.outputs) / 100
+
+
+class Numbers(Module):
+    def make(self) -> None:
+        self.best, self.beta, self.num_seen, self.text = float("inf"), 1.0, 0, ""
+        self.is_warm, self.last = False, None
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        before = (self.last or 0.0) + len(self.text) + self.is_warm
+        self.best = min(self.best, loss.item())
+        self.beta *= 0.9
+        self.num_seen += 3
+        self.is_warm, self.last, self.text = self.num_seen > 12, loss.item(), "ab" * batch_idx
+        return before + self.best * self.beta + 0.01 * self.num_seen
+
+
+class Containers(Module):
+    def make(self) -> None:
+        self.recent: deque[Any] = deque(maxlen=3)
+        self.seen: set[int] = set()
+        self.by_kind: Any = defaultdict(list)
+        self.counts: Counter[str] = Counter()
+        self.ordered: OrderedDict[str, Any] = OrderedDict(a=1.0, b=(0.0, [0.0]))
+        self.pair: tuple[Any, ...] = (0.0, [])
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        value = loss.item()
+        self.recent.append(value)
+        self.seen.add(int(1e6 * value))
+        self.by_kind[batch_idx % 2, "kind"].append(value)
+        self.counts[f"{batch_idx}"] += 1
+        self.ordered["a"] += value
+        self.ordered.move_to_end("a")
+        self.pair[1].append(value)
+        self.pair = (self.pair[0] + value, self.pair[1])
+        first = next(iter(self.ordered.values()))
+        sums = [sum(v) for v in self.by_kind.values()]
+        found = len(self.seen) + self.counts.total() + sum(self.pair[1]) + self.pair[0]
+        return 0.1 * (
+            sum(self.recent) + found + sum(sums) + (first[0] if type(first) is tuple else 1)
+        )
+
+
+class MemoryBank(Module):
+    """Tensors in dicts, and one that is rebound in every step."""
+
+    def make(self) -> None:
+        self.bank: dict[Any, Tensor] = {"sum": torch.zeros(3)}
+        self.centre = self.start = torch.zeros(())
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.bank["sum"] += loss
+        self.bank[batch_idx] = self.backbone[1].weight[:2, :3].clone() * loss  # has a graph
+        self.bank[batch_idx] = self.bank[batch_idx].detach()
+        self.centre = 0.9 * self.centre + 0.1 * loss
+        return self.centre + self.start + sum(t.sum() for t in self.bank.values())
+
+
+class Arrays(Module):
+    """A buffer of what has happened, as in reinforcement learning."""
+
+    def make(self) -> None:
+        self.replay, self.place = np.zeros((6, 2), np.float32), np.int64(0)
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.replay[self.place % 6] = [loss.item(), batch_idx]
+        self.place += 1
+        return self.replay.mean() + 0.01 * self.place
+
+
+class Generators(Module):
+    def make(self) -> None:
+        self.torch_rng = torch.Generator().manual_seed(1)
+        self.rng, self.old = np.random.default_rng(1), np.random.RandomState(1)
+        self.python = {"rng": random.Random(1)}
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        drawn = torch.rand((), generator=self.torch_rng) + self.rng.random()
+        return drawn + self.old.standard_normal() + self.python["rng"].random()
+
+
+class AverageMeter:
+    """The class that everybody writes."""
+
+    def __init__(self) -> None:
+        self.sum, self.count, self.parts = 0.0, 0, [0.0]
+
+    def update(self, value: float) -> float:
+        self.sum, self.count = self.sum + value, self.count + 1
+        self.parts.append(value)
+        return self.sum / self.count + sum(self.parts)
+
+
+class Slotted:
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+
+@dataclass
+class History:
+    values: list[float] = field(default_factory=list)
+    parent: Any = None
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+
+
+class Phase(enum.Enum):
+    FIRST = 0.1
+    SECOND = 0.7
+
+
+class Tree(list[Any]):
+    depth = 0
+
+
+class Objects(Module):
+    def make(self) -> None:
+        self.meter = self.same_meter = AverageMeter()
+        self.meters: dict[str, AverageMeter] = {}
+        self.slotted, self.history, self.phase = Slotted(), History(parent=self), Phase.FIRST
+        self.point, self.space = Point(0.0, 0.0), argparse.Namespace(total=0.0)
+        self.tree: Any = Tree()
+        self.history.values.append(0.0)
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        value = loss.item()
+        self.meters.setdefault(str(batch_idx), AverageMeter()).update(value)
+        self.slotted.total += value
+        self.history.values.append(value)
+        self.phase = Phase.SECOND if self.global_step % 4 > 1 else Phase.FIRST
+        self.point = Point(self.point.y, value)
+        self.space.total += value
+        self.tree.append(value)
+        self.tree.depth += 1
+        sums = [self.point.x, self.phase.value, self.slotted.total, self.same_meter.update(value)]
+        assert self.history.parent is self
+        assert self.meter is self.same_meter
+        sums += [m.update(0.1) for m in self.meters.values()] + self.history.values
+        return 0.05 * (sum(sums) + self.space.total + sum(self.tree) + self.tree.depth)
+
+
+class Shadow:
+    """An average of the weights, with a ``state_dict`` and no ``nn.Module``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.shadow = {k: v.detach().clone() for k, v in module.named_parameters()}
+        self.parameters, self.num_updates = list(module.parameters()), 0
+
+    def update(self) -> Tensor:
+        self.num_updates += 1
+        for old, new in zip(self.shadow.values(), self.parameters, strict=True):
+            old.lerp_(new.detach(), 0.5)
+        return sum(t.square().sum() for t in self.shadow.values()) + 0.01 * self.num_updates
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow, "num_updates": self.num_updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_updates = state["num_updates"]
+        for name, value in state["shadow"].items():
+            self.shadow[name].copy_(value)
+
+
+class EmaHelper(Module):
+    def make(self) -> None:
+        self.ema = Shadow(self.backbone)
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        return self.ema.update() / 10
+
+
+class AnchorOfStart(Module):
+    """The weights that a run begins with, which a resumed run would take at another time."""
+
+    def on_fit_start(self) -> None:
+        self.anchor = copy.deepcopy(dict(self.head.named_parameters()))
+        self.ema = [Shadow(self.head)]
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        apart = [(self.anchor[k] - p).square().sum() for k, p in self.head.named_parameters()]
+        return sum(apart).detach() + self.ema[0].update() / 10
+
+
+class HiddenNetwork(Module):
+    """A teacher, a metric and an optimizer that the module does not register."""
+
+    def make(self) -> None:
+        torch.manual_seed(3)
+        self.hidden = [nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1)), MeanMetric()]
+        self.optimizer = torch.optim.Adam(self.hidden[0].parameters(), lr=0.1)
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        network, metric = self.hidden
+        output = network(self.head.weight.detach()).sum() * loss
+        (output + network[0].weight.sum()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        network[1].eps *= 1.5
+        metric.update(output.detach())
+        return metric.compute() / 10
+
+
+class Modes(Module):
+    """Freezes and unfreezes, and sets modes and rates of layers, as training goes on."""
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.norm.train(self.global_step % 3 != 1)
+        self.norm.momentum *= 0.9
+        self.drop.p = 0.05 * (1 + self.global_step % 5)
+        self.head.bias.requires_grad_(self.global_step % 4 < 2)
+        return 0.0
+
+
+class Unfreezes(Module):
+    def make(self) -> None:
+        self.backbone.requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.backbone.requires_grad_(True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class HiddenBuffer(Module):
+    def make(self) -> None:
+        self.register_buffer("running", torch.zeros(2), persistent=False)
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.running = 0.5 * self.running + loss
+        return self.running.sum()
+
+
+class ReadsOwnKey(Module):
+    """Saves one list itself, and clears it where an epoch begins; the other is kept for it."""
+
+    def make(self) -> None:
+        self.mine: list[float] = []
+        self.other: list[float] = []
+
+    def on_train_epoch_start(self) -> None:
+        self.mine = []
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.mine.append(loss.item())
+        self.other.append(loss.item())
+        return sum(self.mine) + 0.1 * sum(self.other)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["mine"] = list(self.mine)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.mine = checkpoint["mine"]
+
+
+class Changing(Module):
+    """Attributes that come, go, and go back to what they were."""
+
+    def make(self) -> None:
+        self.first_loss, self.is_first = None, False
+
+    def on_train_start(self) -> None:
+        self.is_first = True
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        found = float(self.is_first) + (0.3 if hasattr(self, "first_loss") else 0.0)
+        found += len(getattr(self, "new", []))
+        if self.is_first:
+            del self.first_loss
+            self.new = [self]
+        self.new.append(self)
+        self.is_first = False
+        return 0.1 * found
+
+
+class SanityChecked(Module):
+    """A score that the check before training has had a part in."""
+
+    def make(self) -> None:
+        self.scores: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.scores.append(F.cross_entropy(self(batch[0]), batch[1]).item())
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        return sum(self.scores) / 10
+
+
+class Harder(Module):
+    """Sets how hard the data are, in every step."""
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.trainer.datamodule.noise_level += 0.01  # type: ignore[attr-defined]
+        return 0.0
+
+
+class Recorder(pl.Callback):
+    """A user's callback without ``state_dict``, which tells the data set of the epoch."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.mean, self.rate = MeanMetric(), 0.0
+        self.lock = threading.Lock()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.rate = 0.1 * trainer.current_epoch
+        pl_module.drop.p = 0.2 + self.rate
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data.datasets["train"].shift = self.rate
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *_: Any
+    ) -> None:
+        self.losses.append(outputs["loss"].item())
+        self.mean.update(outputs["loss"].detach())
+        with torch.no_grad():
+            pl_module.head.bias.mul_(1 - 0.01 * sum(self.losses) * self.rate)
+        pl_module.log("callback", self.mean.compute())
+
+
+class Data(Synthetic):
+    """Is made harder from outside."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.noise_level = 0.0
+
+    def make_dataset(self, split: str) -> Any:
+        return Shifted(super().make_dataset(split), self)
+
+
+class MovingData(Data):
+    """Changes while a batch is moved."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.noise_level += 0.01
+        return batch
+
+
+class Shifted(torch.utils.data.Dataset[Any]):
+    def __init__(self, dataset: Any, data: Data) -> None:
+        self.dataset, self.data, self.shift = dataset, data, 0.0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.dataset.__getitems__([index])
+        return x[0] + self.shift + self.data.noise_level, y[0]
+
+
+class CannotBeKept(Module):
+    """Holds what no checkpoint can, beside what nobody misses."""
+
+    def make(self) -> None:
+        self.function: Any = F.relu
+        self.lock, self.path, self.large = threading.Lock(), Path("a"), torch.zeros(())
+        self.partial = partial(F.leaky_relu, negative_slope=0.1)
+
+    def on_train_start(self) -> None:
+        self.stream = itertools.count()
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.function = lambda x: x + 1
+        self.lock = threading.Lock()
+        self.large = torch.ones(2**19)  # 2 MB
+        return 0.1 * next(self.stream)
+
+
+class HeldTwice(Module):
+    """Holds its last losses, and all of them."""
+
+    def make(self) -> None:
+        for i in range(6):
+            setattr(self, f"last_{i}", None)
+            setattr(self, f"all_{i}", [])
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        for i in range(6):
+            noted = loss + i
+            setattr(self, f"last_{i}", noted)
+            getattr(self, f"all_{i}").extend([loss.clone(), noted])
+        return 0.0
+
+
+class PerProcess(Module):
+    """What one process has seen, what all of them know, and what hooks at the start have found."""
+
+    def make(self) -> None:
+        self.losses: list[float] = []
+        self.num_steps, self.world, self.rng = 0, 0, random.Random()
+
+    def on_train_start(self) -> None:
+        self.world = self.trainer.world_size
+        self.rng.seed(self.global_rank)
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.losses.append(loss.item() + self.rng.random())
+        self.num_steps += 1
+        return 0.1 * sum(self.losses) / len(self.losses) + 0.01 * self.num_steps + self.world

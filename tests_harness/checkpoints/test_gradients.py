@@ -1,0 +1,74 @@
+"""Gradients that wait for a later step; resumed runs are in resume_sweep, "gradients that wait"."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from harness.checkpoints import gradients
+
+
+class ByHand(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = nn.Linear(2, 1)
+
+
+class Clears(ByHand):
+    """Clears gradients when it wants to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = True
+
+    def optimizer_zero_grad(self, *_: Any) -> None:
+        pass
+
+
+def trainer_of(module: pl.LightningModule, num_processes: int = 1) -> Any:
+    return SimpleNamespace(lightning_module=module, world_size=num_processes, global_rank=0)
+
+
+@pytest.mark.parametrize("kind", [ByHand, Clears])
+def test_gradients_that_lightning_does_not_clear_come_back(kind: type[ByHand]) -> None:
+    module, later = kind(), kind()
+    module.net(torch.ones(3, 2)).sum().backward()
+    module.net.bias.grad = None
+    saved = gradients.waiting(trainer_of(module))
+    gradients.put_back(trainer_of(later), saved)
+    assert later.net.weight.grad.tolist() == [[3.0, 3.0]]
+    assert later.net.bias.grad is None
+
+
+def test_gradients_of_lightnings_own_steps_take_no_room() -> None:
+    module = ByHand()
+    module.automatic_optimization = True
+    module.net(torch.ones(3, 2)).sum().backward()
+    assert gradients.waiting(trainer_of(module)) == []
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_each_process_keeps_its_own_where_they_differ(
+    is_equal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ByHand()
+    module.net(torch.ones(1, 2)).sum().backward()
+
+    def gather(trainer: Any, value: Any, group: Any) -> list[Any]:
+        if any(isinstance(each, torch.Tensor) for each in value.values()):
+            return [value, {"net.weight": torch.full((1, 2), 3.0)}]
+        return [value, value if is_equal else {}]  # the sums
+
+    monkeypatch.setattr(gradients, "gather", gather)
+    saved = gradients.waiting(trainer_of(module, 2))
+    assert len(saved) == (1 if is_equal else 2)
+    gradients.put_back(trainer_of(module, 2), saved)
+    assert module.net.weight.grad.tolist() == [[1.0, 1.0]]
+    # Each of another number of processes takes the mean, which their mean will be.
+    gradients.put_back(trainer_of(module, 3), saved)
+    assert module.net.weight.grad.tolist() == [[1.0, 1.0] if is_equal else [2.0, 2.0]]
+    assert module.net.bias.grad.tolist() == [1.0 if is_equal else 0.5]

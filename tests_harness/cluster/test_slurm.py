@@ -1,0 +1,209 @@
+"""What a real Slurm of two nodes starts is one run, in one folder, that goes on after a restart."""
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests_harness.cluster import slurm as cluster
+from tests_harness.cluster.runs import (
+    NUM_STEPS,
+    TRACEBACK,
+    WORDS,
+    config,
+    finished,
+    num_steps,
+    run_folders,
+    where,
+)
+from tests_harness.cluster.slurm import Slurm
+from tests_harness.conftest import ROOT
+
+TWO = ("--nodes=2", "--ntasks-per-node=1")
+ON_TWO = f"srun --kill-on-bad-exit=1 {' '.join(TWO)} {sys.executable} train.py"
+ON_ONE = f"srun --kill-on-bad-exit=1 --nodes=1 --ntasks=1 {sys.executable} train.py"
+NOT_LOST = 2  # steps that two attempts may both have done: none was saved, or one was traced twice
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A cluster for the tests of this file."""
+    if reason := cluster.missing():
+        pytest.skip(reason)
+    started = Slurm(tmp_path_factory.mktemp("slurm"))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def slurm(session: Slurm) -> Iterator[Slurm]:
+    """A cluster that has no jobs."""
+    session.wait_until_idle()
+    yield session
+    session.clear()
+
+
+def words(folder: Path, *more: str, seconds_per_batch: float = 0.0) -> list[str]:
+    return [*WORDS, *where(folder, seconds_per_batch), *more]
+
+
+def line(*parts: str) -> str:
+    return " ".join(parts)
+
+
+def check_said(status: int, screen: str, folder: Path, *says: str) -> None:
+    """Fail unless a command was refused in a sentence, and no folder is left."""
+    assert status != 0, screen
+    assert TRACEBACK not in screen, screen
+    for text in says:
+        assert re.search(text, screen), f"{text} is not in:\n{screen}"
+    assert run_folders(folder) == [], screen
+
+
+@pytest.mark.parametrize("name", ["train", "bash"])
+def test_tasks_of_srun_are_one_run(name: str, slurm: Slurm, tmp_path: Path) -> None:
+    started = slurm.srun(words(tmp_path, "strategy=ddp"), *TWO, f"--job-name={name}")
+    assert started.wait() == 0, started.screen()
+    assert started.screen().count("DDPStrategy, 2 processes") == 1, started.screen()  # not two runs
+    assert len(run_folders(tmp_path)) == 1
+    assert finished(tmp_path) == run_folders(tmp_path)
+
+
+def test_tasks_without_a_strategy_are_never_two_trainings(slurm: Slurm, tmp_path: Path) -> None:
+    started = slurm.srun(words(tmp_path), *TWO)
+    check_said(started.wait(), started.screen(), tmp_path, "strategy=ddp")
+
+
+@pytest.mark.parametrize(
+    ("options", "typed", "says"),
+    [
+        (TWO, "trainer.devices=2", "devices=2"),
+        (TWO, "trainer.num_nodes=1", "num_nodes=1"),
+        (("--nodes=1", "--ntasks-per-node=2"), "trainer.num_nodes=2", "num_nodes=2"),
+    ],
+    ids=["tasks", "too few nodes", "too many nodes"],
+)
+def test_what_is_typed_and_disagrees_with_srun_is_refused(
+    options: tuple[str, ...], typed: str, says: str, slurm: Slurm, tmp_path: Path
+) -> None:
+    started = slurm.srun(words(tmp_path, "strategy=ddp", typed), *options)
+    check_said(started.wait(), started.screen(), tmp_path, says)
+
+
+def test_sweep_under_srun_is_refused_with_the_line_to_type(slurm: Slurm, tmp_path: Path) -> None:
+    started = slurm.srun(words(tmp_path, "-m", "seed=1,2"), *TWO)
+    check_said(started.wait(), started.screen(), tmp_path, r"Use python train.py .*-m")
+
+
+def test_each_step_of_a_job_has_a_folder(slurm: Slurm, tmp_path: Path) -> None:
+    run = line(ON_TWO, *words(tmp_path), "strategy=ddp trainer.devices=1 trainer.num_nodes=2")
+    job = slurm.submit(f"{run} seed=1\n{run} seed=2", options=TWO)
+    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
+    assert sorted(config(run_dir).seed for run_dir in finished(tmp_path)) == [1, 2]
+
+
+def test_job_that_is_requeued_goes_on_by_itself(slurm: Slurm, tmp_path: Path) -> None:
+    """Without resume=auto: the launcher announces the restart."""
+    run = words(
+        tmp_path, "strategy=ddp trainer.devices=1 trainer.num_nodes=2", seconds_per_batch=0.5
+    )
+    job = slurm.submit(line(ON_TWO, *run), options=(*TWO, "--requeue"))
+    slurm.wait_until(job, lambda: num_steps(tmp_path) >= 4)
+    slurm.ask("scontrol", "requeue", job)
+    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
+    (run_dir,) = run_folders(tmp_path)
+    assert finished(tmp_path) == [run_dir]
+    assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
+
+
+def test_task_of_an_array_resumes_its_own_run(slurm: Slurm, tmp_path: Path) -> None:
+    """Both are put back in the queue; the second of them has begun later."""
+    run = words(tmp_path, "resume=auto", "seed=$SLURM_ARRAY_TASK_ID")
+    trace = "+callbacks.trace._target_=tests_harness.faults.trace.Trace"
+    trace += f" +callbacks.trace.folder={tmp_path}/task_$SLURM_ARRAY_TASK_ID/trace"
+    trace += " +callbacks.trace.seconds_per_batch=0.5"
+    job = slurm.submit(line(ON_ONE, *run, trace), options=["--array=1-2", "--requeue"])
+    tasks = [tmp_path / f"task_{number}" for number in (1, 2)]
+    slurm.wait_until(f"{job}_1", lambda: min(map(num_steps, tasks)) >= 4)
+    for number in (1, 2):
+        slurm.ask("scontrol", "requeue", f"{job}_{number}")
+    for number in (1, 2):
+        assert slurm.wait(f"{job}_{number}") == "COMPLETED", slurm.screen(f"{job}_{number}")
+    assert sorted(config(run_dir).seed for run_dir in finished(tmp_path)) == [1, 2]
+    assert len(run_folders(tmp_path)) == 2
+    assert max(map(num_steps, tasks)) <= NUM_STEPS + NOT_LOST
+
+
+def shown_script(folder: Path) -> Path:
+    """scripts/slurm/train.sbatch, edited in its three places for this cluster."""
+    text = (ROOT / "scripts" / "slurm" / "train.sbatch").read_text()
+    edits = {
+        "--account=yours --partition=main --time=24:00:00 --signal=USR1@300": "--partition=main",
+        "--nodes=1 --ntasks-per-node=4 --gpus-per-node=4 --cpus-per-task=8": " ".join(TWO),
+        "train=(python ": f"train=({sys.executable} ",
+        "--output=slurm-%j.txt": "",
+    }
+    for before, after in edits.items():
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    path = folder / "train.sbatch"
+    path.write_text(text)
+    return path
+
+
+ON_BOTH = ("trainer.devices=1", "trainer.num_nodes=2", "resume=auto")
+
+
+@pytest.mark.parametrize("signum", ["USR1", "TERM"])
+def test_script_puts_a_job_back_that_was_asked_to_leave(
+    signum: str, slurm: Slurm, tmp_path: Path
+) -> None:
+    """As Slurm asks before the end of the time, and where a job is preempted."""
+    run = words(tmp_path, *ON_BOTH, seconds_per_batch=0.5)
+    job = slurm.submit(shown_script(tmp_path), *run)
+    slurm.wait_until(job, lambda: num_steps(tmp_path) >= 4)
+    slurm.ask("scancel", f"--signal={signum}", job)
+    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
+    assert slurm.about(job)["Restarts"] == "1"
+    assert finished(tmp_path) == run_folders(tmp_path)
+    assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
+
+
+def test_script_leaves_a_cancelled_job_cancelled(slurm: Slurm, tmp_path: Path) -> None:
+    job = slurm.submit(shown_script(tmp_path), *words(tmp_path, *ON_BOTH, seconds_per_batch=0.5))
+    slurm.wait_until(job, lambda: num_steps(tmp_path) >= 2)
+    slurm.ask("scancel", job)
+    assert slurm.wait(job) == "CANCELLED"
+    slurm.wait_until_idle()
+    assert slurm.state(job) == "CANCELLED"
+    assert slurm.about(job)["Restarts"] == "0"
+
+
+def test_script_is_as_short_as_the_page_says() -> None:
+    lines = (ROOT / "scripts" / "slurm" / "train.sbatch").read_text().splitlines()
+    assert len([text for text in lines if text]) <= 20
+
+
+def test_nobody_of_a_cancelled_job_lives_on(slurm: Slurm, tmp_path: Path) -> None:
+    started = slurm.srun(
+        words(tmp_path, "strategy=ddp", "trainer.devices=1", "trainer.num_nodes=2",
+              seconds_per_batch=0.5),
+        *TWO,
+    )  # fmt: skip
+    started.wait_until(lambda: num_steps(tmp_path) >= 2)
+    started.send(signal.SIGKILL)  # the terminal's srun, as when a login node dies
+    slurm.ask("scancel", "--user=root")
+    slurm.wait_until_idle()
+    marks = [host.pids() for host in slurm.network.hosts]
+    names = [_command(pid) for pids in marks for pid in pids]
+    assert not [name for name in names if "train.py" in name]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

@@ -1,0 +1,247 @@
+"""Files that ask for more time or memory than they have bytes, each of about a given size.
+
+`FILES` maps a name to a function of (folder, size in bytes, random.Random) that returns the path.
+"""
+
+import io
+import json
+import math
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from .hostile_folders import FOLDERS
+from .hostile_pickles import PICKLES
+from .hostile_values import VALUES, Maker, Random
+from .opcodes import (
+    DICT,
+    REBUILD,
+    beside,
+    dumped,
+    get,
+    legacy,
+    plain,
+    program,
+    put,
+    repeated,
+    storage,
+    tensor,
+    zipped,
+)
+
+
+def views(n: int, rng: Random, shape: object, stride: object, numel: int, step: int = 1) -> bytes:
+    """Many views of one storage, each a little further on."""
+    head = (
+        storage(numel=numel) + put(7) + b"0" + plain(shape) + put(8) + b"0" + plain(stride) + put(9)
+    )
+    head += b"0" + REBUILD + put(6) + b"0" + DICT
+    entries = (
+        b"\x8c\x3c%060x" % i
+        + get(6)
+        + b"("
+        + get(7)
+        + dumped(i * step)
+        + get(8)
+        + get(9)
+        + b"\x89NtR"
+        for i in range(n // 81 + 1)
+    )
+    return b"\x80\x04" + head + b"".join(entries) + b"u."
+
+
+def expanded(folder: Path, n: int, rng: Random) -> Path:
+    numel = rng.choice([1 << 29, 1 << 62])
+    return zipped(folder / "a", b"\x80\x02" + DICT + dumped("a") + tensor((numel,), (0,)) + b"u.")
+
+
+def expanded_columns(folder: Path, n: int, rng: Random) -> Path:
+    data = views(100, rng, (1 << 30, 2), (0, 3), 16)
+    return zipped(folder / "a", data, {"0": bytes(64)})
+
+
+def viewed(kind: str) -> Callable[[Path, int, Random], Path]:
+    def make(folder: Path, n: int, rng: Random) -> Path:
+        num = n // 81 + 1
+        numel = max(n // 8, 4 * num, 1000)  # as large as the pickle
+        shape, stride, step = {
+            "dense": ((numel - num,), (1,), 1),
+            "gapped": (((numel - num) // 2,), (2,), 1),
+            "sparse": ((4,), ((numel - num) // 4,), 1),
+            "overlapping": ((numel // 4, numel // 4), (1, 1), 1),
+            "expanded_gaps": ((1 << 20, (numel - num) // 2), (0, 2), 1),
+            "axes": ((2,) * 60, (0,) * 50 + tuple((numel - num) // 20 for _ in range(10)), 1),
+        }[kind]
+        return zipped(
+            folder / "a", views(n, rng, shape, stride, numel, step), {"0": bytes(4 * numel)}
+        )
+
+    return make
+
+
+def overlapping_entries(folder: Path, n: int, rng: Random) -> Path:
+    """A zip of which many entries are one region of the file."""
+    num = n // 120 + 2
+    weights = b"".join(
+        dumped(f"{i:x}") + tensor((1,), (1,), 0, storage(str(i), n // 4)) for i in range(num)
+    )
+    path = zipped(folder / "a", b"\x80\x02" + DICT + weights + b"u.", {"0": bytes(n // 4 * 4)})
+    with zipfile.ZipFile(path, "a") as archive:
+        infos = {info.filename: info for info in archive.infolist()}
+        for i in range(1, num):
+            info = zipfile.ZipInfo(f"archive/data/{i}")
+            first = infos["archive/data/0"]
+            info.header_offset, info.CRC = first.header_offset, first.CRC
+            info.file_size = info.compress_size = first.file_size
+            archive.filelist.append(info)
+        archive.filelist.sort(key=lambda info: info.filename)
+        archive._didModify = True
+    return path
+
+
+def many_entries(folder: Path, n: int, rng: Random) -> Path:
+    path = folder / "a"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", program(b"N"))
+        archive.writestr("a/data/0", bytes(16))
+        first = archive.filelist[-1]
+        for i in range(n // 52):
+            info = zipfile.ZipInfo(f"a/{i:x}")
+            info.header_offset, info.CRC = first.header_offset, 0
+            info.file_size = info.compress_size = 0
+            archive.filelist.append(info)
+        archive._didModify = True
+    return path
+
+
+def sparse_pickle(folder: Path, n: int, rng: Random) -> Path:
+    """A data.pkl of which the disk holds next to nothing, within one text or after it."""
+    size, path = 500_000_000, folder / "a"
+    head = b"\x80\x04\x8e" + struct.pack("<Q", size - rng.choice([40, 400, 4000, size // 2]))
+    with zipfile.ZipFile(path, "w") as archive:
+        position = archive.fp.tell()
+        info = zipfile.ZipInfo("a/data.pkl")
+        info.file_size = info.compress_size = size
+        info.header_offset, info.CRC = position, 0  # no entry has a checksum
+        archive.fp.write(info.FileHeader(True) + head)
+        archive.fp.seek(size - len(head), io.SEEK_CUR)
+        archive.fp.write(b"0N.")
+        archive.start_dir = archive.fp.tell()
+        archive.filelist.append(info)
+        archive._didModify = True
+    return path
+
+
+def sparse_directory(folder: Path, n: int, rng: Random) -> Path:
+    size = 500_000_000
+    with (folder / "a").open("wb") as file:
+        file.write(b"PK\3\4")
+        file.seek(size)
+        end = file.tell()
+        file.write(struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 9, 9, size - 4, 4))
+        file.write(struct.pack("<4sIQI", b"PK\6\7", 0, end, 1))
+        file.write(struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, *[0xFFFF] * 2, *[0xFFFFFFFF] * 2, 0))
+    return folder / "a"
+
+
+def sparse_legacy(folder: Path, n: int, rng: Random) -> Path:
+    path = legacy(folder / "a", program(b"N"))
+    content = path.read_bytes()
+    at = content.index(b"\x80\x02", 60)
+    size = 500_000_000
+    with path.open("wb") as file:
+        opcode = rng.choice([b"\x8e" + struct.pack("<Q", size - 1_000_000), b"c", b"V", b"I", b"L"])
+        file.write(content[:at] + b"\x80\x04" + opcode)
+        file.truncate(size)
+    return path
+
+
+def safetensors(path: Path, text: bytes, size: int | None = None) -> Path:
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text) if size is None else size) + text)
+        file.truncate(8 + (len(text) if size is None else size))
+    return path
+
+
+HEADERS: dict[str, Callable[[int], bytes]] = {
+    "json_lists": lambda n: b'{"__metadata__":[' + b"[]," * (n // 3) + b"1]}",
+    "json_dicts": lambda n: b'{"__metadata__":[' + b"{}," * (n // 3) + b"1]}",
+    "json_nested": lambda n: b'{"a":' + b"[" * n,
+    "json_number": lambda n: b'{"a":' + b"7" * n + b"}",
+    "json_shape": lambda n: (
+        b'{"a":{"dtype":"U8","data_offsets":[0,0],"shape":[' + b"1," * (n // 2) + b"0]}}"
+    ),
+    "json_sizes": lambda n: (
+        b'{"a":{"dtype":"U8","data_offsets":[0,0],"shape":['
+        + (b"7" * 4000 + b",") * (n // 4001)
+        + b"0]}}"
+    ),
+    "json_offsets": lambda n: json.dumps(
+        {str(i): {"data_offsets": [0] * math.isqrt(n)} for i in range(math.isqrt(n) // 4)}
+    ).encode(),
+    "json_tensors": lambda n: json.dumps(
+        {f"{i:x}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(n // 50)},
+        separators=(",", ":"),
+    ).encode(),
+    "json_names": lambda n: json.dumps(
+        {
+            "module." * 99 + str(i): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+            for i in range(n // 760 + 1)
+        }
+    ).encode(),
+}
+
+
+def in_container(
+    make: Maker, wrap: Callable[[bytes], bytes] = bytes
+) -> Callable[[Path, int, Random], Path]:
+    """The pickle in a zip, mostly, in a legacy file, or as .metadata."""
+
+    def made(folder: Path, n: int, rng: Random) -> Path:
+        data = wrap(make(n, rng))
+        container = rng.random()
+        if container < 0.7:
+            return zipped(folder / "a", data)
+        if container < 0.9:
+            return legacy(folder / "a", data)
+        (folder / "a").mkdir(exist_ok=True)
+        (folder / "a" / ".metadata").write_bytes(data)
+        return folder / "a"
+
+    return made
+
+
+def legacy_keys(kind: str) -> Callable[[Path, int, Random], Path]:
+    def make(folder: Path, n: int, rng: Random) -> Path:
+        head = dumped(10**4200 if kind == "integers" else "a" * min(n // 2, 60_000))
+        keys = head + put(8) + b"0](" + repeated(b"h\x08", n // 2) + b"e"
+        return legacy(folder / "a", program(b"N"), keys)
+
+    return make
+
+
+FILES: dict[str, Callable[[Path, int, Random], Path]] = {
+    **{name: in_container(make, program) for name, make in VALUES.items()},
+    **{f"{name}_beside": in_container(make, beside) for name, make in VALUES.items()},
+    **{name: in_container(make) for name, make in PICKLES.items()},
+    **FOLDERS,
+    **{
+        f"views_{kind}": viewed(kind)
+        for kind in ("dense", "gapped", "sparse", "overlapping", "expanded_gaps", "axes")
+    },
+    **{
+        name: (lambda folder, n, rng, make=make: safetensors(folder / "a", make(n)))
+        for name, make in HEADERS.items()
+    },
+    "json_sparse": lambda folder, n, rng: safetensors(folder / "a", b"{", 99_000_000),
+    "expanded": expanded,
+    "expanded_columns": expanded_columns,
+    "overlapping_entries": overlapping_entries,
+    "many_entries": many_entries,
+    "sparse_pickle": sparse_pickle,
+    "sparse_directory": sparse_directory,
+    "sparse_legacy": sparse_legacy,
+    "legacy_integers": legacy_keys("integers"),
+    "legacy_texts": legacy_keys("texts"),
+}

@@ -1,0 +1,117 @@
+"""Other data are told of where a run goes on; the same data in another place are not."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from harness import train
+from harness.data import identity
+from harness.data.identity import identity_of
+
+TOLD = "The training data seem to have changed"
+
+
+class Holds(Dataset[Any]):
+    """A data set with attributes."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+def tensors(change: float = 0) -> TensorDataset:
+    values = torch.arange(30.0).view(10, 3).t()  # not contiguous
+    values[1, 7] += change
+    return TensorDataset(values, torch.tensor([True, False, True]))
+
+
+KINDS: dict[str, Callable[[float], Any]] = {
+    "tensors": tensors,
+    "part of one": lambda change: Subset(tensors(change), [0, 2]),
+    "several": lambda change: ConcatDataset([tensors(), tensors(change)]),
+    "array": lambda change: Holds(rows=np.array([0.5, change])),
+    "tables": lambda change: Holds(
+        rows=[{"text": "a", "label": 1}, {"text": "b", "label": change}]
+    ),
+    "texts": lambda change: Holds(texts=["a", f"b{change}"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_changed_value_is_another_identity(kind: str) -> None:
+    make = KINDS[kind]
+    assert identity_of(make(0)) is not None
+    assert identity_of(make(0)) == identity_of(make(0))
+    assert identity_of(make(0)) != identity_of(make(1))
+
+
+def test_files_count_by_what_they_hold_and_not_by_place_or_time(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name in ("one.bin", "two.bin"):
+        (tmp_path / "a" / name).write_bytes(name.encode() * 1000)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    os.utime(tmp_path / "b" / "one.bin", (0, 0))
+
+    def found(folder: str) -> list[int | None]:
+        names = [str(tmp_path / folder / name) for name in ("one.bin", "two.bin")]
+        listed = [(name, k) for k, name in enumerate(names)]
+        return [identity_of(one) for one in (Holds(path=names[0]), Holds(samples=listed))]
+
+    before = found("a")
+    assert found("b") == before
+    changed = tmp_path / "b" / "one.bin"
+    changed.write_bytes(changed.read_bytes()[:-1] + b"!")
+    assert all(a != b for a, b in zip(before, found("b"), strict=True))
+
+
+def test_of_what_is_large_some_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOST_BYTES_OF_ARRAY", "MOST_BYTES_OF_FILE"):
+        monkeypatch.setattr(identity, name, 6400)
+    assert identity.blocks(10**6, 6400)[0] == (0, 100)
+    assert identity.blocks(10**6, 6400)[-1] == (10**6 - 100, 10**6)
+    values = np.zeros(10**6, np.uint8)
+    before = identity_of(Holds(values=values))
+    values[-1] = 1
+    assert identity_of(Holds(values=values)) != before
+
+
+def test_settings_of_a_data_set_are_no_data(tmp_path: Path) -> None:
+    assert identity_of(Holds(root=str(tmp_path), num_threads=3, lock=object())) is None
+
+
+def test_another_table_of_the_same_size_is_told(tmp_path: Path) -> None:
+    path, rows = tmp_path / "table.csv", np.random.default_rng(0).random((60, 11))
+
+    def write() -> None:
+        text = "\n".join(",".join(f"{x:.6f}" for x in row) for row in rows)
+        path.write_text(f"a,b,c,d,e,f,g,h,i,j,target\n{text}\n")
+
+    write()
+    words = (
+        "experiment=table", f"data.path={path}", "data.batch_size=16", "trainer.max_epochs=2",
+        "checkpoint.every_n_steps=1", "callbacks.progress_bar=null", "logger=none", "test=false",
+        f"output_dir={tmp_path}",
+    )  # fmt: skip
+    run = train(*words)
+
+    def go_on() -> str:
+        for file in ("results.json", "run.log"):
+            (run.folder / file).unlink()
+        newest = max(run.folder.glob("checkpoints/step_*.ckpt"), key=lambda p: int(p.stem[5:]))
+        newest.unlink()
+        train(f"resume={run.folder}")
+        return (run.folder / "run.log").read_text()
+
+    os.utime(path, (0, 0))
+    assert TOLD not in go_on()
+    size = path.stat().st_size
+    rows[5:50, 0] = rows[5:50, 0][::-1]
+    write()
+    assert path.stat().st_size == size
+    assert TOLD in go_on()

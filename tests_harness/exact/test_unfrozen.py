@@ -1,0 +1,85 @@
+"""Processes agree on what is trained, whatever is frozen and unfrozen; else no run goes on.
+
+That they end as one process does is shown by the cells of ``tests_harness/modules``.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from harness.checkpoints.lookup import by_step, link_newest
+from harness.exact import unfrozen
+from tests_harness.faults.run_folder import contents, differences
+from tests_harness.strategy_runs import execute, write_conf
+
+MODULES = "tests_harness.modules"
+DRIFT = "+callbacks.disturb"
+
+
+def train(folder: Path, module: str, *words: str) -> tuple[int, str, Path]:
+    """Train a module of ``unfrozen`` in two processes, five steps an epoch; all steps are kept."""
+    groups = {
+        "data": f"_target_: {MODULES}.data.Data\ndataset: Flowers\n",
+        "model": f"_target_: {MODULES}.unfrozen.{module}\n",
+    }
+    chosen = [*write_conf(folder, **groups), "name=run", "test=false"]
+    often = ("checkpoint.every_n_steps=1", "checkpoint.num_kept=100")
+    status, said = execute([*chosen, *often, *words], "ddp(2)", folder)
+    (run_dir,) = (folder / "run").iterdir()
+    return status, said, run_dir
+
+
+def steps(run_dir: Path) -> list[int]:
+    return [int(path.stem.rpartition("_")[2]) for path in by_step(run_dir / "checkpoints")]
+
+
+@pytest.mark.parametrize(("module", "at"), [("ByCallback", (7, 5, 4)), ("ByHooks", (11, 4, 3))])
+def test_a_run_goes_on_around_the_moment_of_unfreezing(
+    module: str, at: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Stopped before it, at it, behind it, and once more behind another one; equal by bit."""
+    status, said, run_dir = train(tmp_path, module)
+    assert status == 0, said
+    expected = contents(run_dir)
+    for step in at:
+        for path in by_step(run_dir / "checkpoints"):
+            if int(path.stem.rpartition("_")[2]) > step:
+                path.unlink()
+        link_newest(by_step(run_dir / "checkpoints")[-1])
+        (run_dir / "results.json").unlink()
+        status, said = execute([f"resume={run_dir}"], "ddp(2)", tmp_path)
+        assert status == 0, said
+        assert differences(expected, contents(run_dir)) == [], step
+
+
+@pytest.mark.parametrize("module", ["OnOneRank", "ByOneRank"])
+def test_what_one_process_unfreezes_alone_is_refused(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfrozen, "PATIENCE_SECONDS", 3.0)  # the runs are forks of this process
+    status, said, run_dir = train(tmp_path, module)
+    assert status == 1, said
+    name = {"OnOneRank": "net.0.bias", "ByOneRank": "net.0.weight"}[module]
+    assert said.count(f"Step 3: {name} was frozen or unfrozen on rank 0 alone") == 1
+    assert "Traceback" not in said
+    assert max(steps(run_dir)) == 3
+
+
+def test_no_checkpoint_holds_replicas_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: DDP is told nothing. The numbers of steps find it at the end alone."""
+    monkeypatch.setattr(unfrozen.Unfrozen, "setup", lambda *_: None)
+    status, said, run_dir = train(tmp_path, "ByCallback", "callbacks.replicas.every_n_steps=null")
+    assert status == 1, said
+    assert "Step 6: the replicas differ. net.0.weight on rank 1 is not that of rank 0" in said
+    assert max(steps(run_dir)) == 5  # of before it was unfrozen
+
+
+def test_a_replica_that_drifts_is_in_no_checkpoint(tmp_path: Path) -> None:
+    disturb = [f"{DRIFT}._target_=tests_harness.workers.disturb.Disturb", f"{DRIFT}.rank=1"]
+    disturb += [f"{DRIFT}.what=drift", f"{DRIFT}.name=net.2.bias", f"{DRIFT}.step=3"]
+    status, said, run_dir = train(tmp_path, "ByHooks", *disturb)
+    assert status == 1, said
+    assert "Step 4: the replicas differ. net.2.bias on rank 1" in said
+    assert max(steps(run_dir)) == 3

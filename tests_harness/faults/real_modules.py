@@ -1,0 +1,225 @@
+"""What real modules use, each as one run that is killed: a module, data, callbacks and settings."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests_harness.strategy_runs import write_conf
+
+MODULES, LOADERS = "tests_harness.modules", "tests_harness.loaders.zoo"
+OF_LIGHTNING = "pytorch_lightning.callbacks"
+STATE = f"{MODULES}.with_state"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A run of 40 steps, or fewer where the words say so."""
+
+    model: str
+    data: str = "data.Data"
+    dataset: str = "Flowers"
+    words: tuple[str, ...] = ()
+    num_processes: int = 1
+    is_double: bool = True
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a data worker can be killed."""
+        return any("num_workers=" in word for word in self.words)
+
+
+def callback(name: str, target: str, **arguments: object) -> tuple[str, ...]:
+    """The words that add a callback."""
+    words = (f"+callbacks.{name}.{key}={value}" for key, value in arguments.items())
+    return (f"+callbacks.{name}._target_={target}", *words)
+
+
+AVERAGE = callback("ema", f"{OF_LIGHTNING}.EMAWeightAveraging", decay=0.8)
+BEST_THREE = ("callbacks.checkpoint.save_top_k=3", "callbacks.checkpoint.filename='{step}'")
+WORKERS = ("+data.num_workers=2",)
+NOT_PERSISTENT = (*WORKERS, "+data.persistent_workers=false")
+OFTEN = ("trainer.val_check_interval=2",)
+
+# In double precision, and equal on any number of processes; AdamW would make steps of roundings.
+CHAINED = (
+    "EMA of Lightning, ddp",
+    "EMA in the module (teacher)",
+    "lists of validations, ddp",
+    "accumulation, mean_over",
+    "accumulated by hand, ddp",
+    "BatchNorm, sync_batchnorm",
+    "torchmetrics, with lists",
+    "graphs",
+)
+
+CONFIGURATIONS: dict[str, Configuration] = {
+    "GAN, manual": Configuration(
+        "several.Adversaries",
+        words=("trainer.strategy.find_unused_parameters=true",),
+        num_processes=2,
+    ),
+    "GAN, schedules, spectral norm": Configuration("with_state.ScheduledAdversaries"),
+    "EMA of Lightning": Configuration("classifiers.Dropout", words=(*AVERAGE, *OFTEN)),
+    "EMA of Lightning, ddp": Configuration(
+        "classifiers.Schedule", "data.OwnData", words=AVERAGE, num_processes=2
+    ),
+    "EMA in the module (teacher)": Configuration("comparing.Teacher", dataset="Views"),
+    "EMA in a callback": Configuration(
+        "classifiers.Classifier", words=callback("mine", f"{STATE}.KeptAverage")
+    ),
+    "queue (MoCo)": Configuration("comparing.QueueInStep", dataset="Views"),
+    "codebook (VQ)": Configuration("comparing.Codebook", dataset="Views"),
+    "best 3": Configuration("classifiers.Dropout", words=(*BEST_THREE, *OFTEN)),
+    "best 3, EMA, workers": Configuration(
+        "classifiers.Dropout", "data.OwnData", words=(*BEST_THREE, *AVERAGE, *OFTEN, *WORKERS)
+    ),
+    "lists of validations": Configuration(
+        "logged.Collected", words=(*OFTEN, "trainer.num_sanity_val_steps=2")
+    ),
+    "lists of validations, ddp": Configuration("logged.Collected", words=OFTEN, num_processes=2),
+    "lists of an epoch": Configuration("habits.EpochLoss"),
+    "state from batch to batch": Configuration("habits.Stateful", "data.DropsLast", "Scans"),
+    "a counter and a running mean": Configuration("with_state.Annealed"),
+    "a replay buffer": Configuration("with_state.Replay"),
+    "EMA in a callback without state_dict": Configuration(
+        "classifiers.Classifier", words=callback("mine", f"{STATE}.Average")
+    ),
+    "stream": Configuration(f"{LOADERS}.Module", f"{LOADERS}.Data", "stream in parts"),
+    "stream, workers, ddp": Configuration(
+        f"{LOADERS}.Module", f"{LOADERS}.Data", "stream in parts", WORKERS, 2
+    ),
+    "stream with state": Configuration(f"{LOADERS}.Module", f"{LOADERS}.Data", "stream with state"),
+    "plain loader, augmented, workers": Configuration(
+        f"{LOADERS}.Module", f"{LOADERS}.Data", "shuffled", WORKERS
+    ),
+    "several loaders, ddp": Configuration(
+        f"{LOADERS}.Module", f"{LOADERS}.Data", "several", num_processes=2
+    ),
+    "accumulation, mean_over": Configuration(
+        "declared.MaskedLanguage",
+        "data.OwnData",
+        "Sentences",
+        ("trainer.accumulate_grad_batches=2",),
+        2,
+    ),
+    "accumulated by hand, two optimizers": Configuration("several.AccumulatesByHand"),
+    "accumulated by hand, ddp": Configuration("several.AccumulatesByHand", num_processes=2),
+    "accumulation that grows": Configuration(
+        "classifiers.Dropout",
+        words=callback(
+            "grow", f"{OF_LIGHTNING}.GradientAccumulationScheduler", scheduling="{0: 1, 2: 2}"
+        ),
+    ),
+    "SAM": Configuration("several.SharpnessAware"),
+    "LBFGS": Configuration("several.Lbfgs"),
+    "ReduceLROnPlateau": Configuration("classifiers.Plateau", "data.OwnData", words=OFTEN),
+    "OneCycle, clipping": Configuration(
+        "classifiers.Schedule", words=("trainer.gradient_clip_val=0.1",)
+    ),
+    "warm-up and cosine, tokens": Configuration(
+        "with_state.WarmsUp", "data.OwnData", "Sentences", num_processes=2
+    ),
+    "rate by hand": Configuration("with_state.RateByHand"),
+    "BatchNorm": Configuration("classifiers.BatchNorm", words=OFTEN),
+    "BatchNorm, sync_batchnorm": Configuration(
+        "classifiers.BatchNorm", words=("trainer.sync_batchnorm=true",), num_processes=2
+    ),
+    "early stopping": Configuration(
+        "classifiers.Plateau",
+        words=(
+            *callback(
+                "stop",
+                f"{OF_LIGHTNING}.EarlyStopping",
+                monitor="val/loss",
+                patience=2,
+                min_delta=0.05,
+            ),
+            *OFTEN,
+        ),
+    ),
+    "torchmetrics, with lists": Configuration("classifiers.Metrics", "data.OwnData", words=OFTEN),
+    "the best so far": Configuration("with_state.BestMetrics", words=OFTEN),
+    "every kind of log and metric, ddp": Configuration(
+        "tests_harness.faults.plain_module.PlainModule",
+        "project.data.synthetic.Synthetic",
+        words=("+data.batch_size=250", "+data.noise=0.1", "+data.seed=1"),
+        num_processes=2,
+        is_double=False,
+    ),
+    "a callback with state": Configuration(
+        "tests_harness.faults.plain_module.PlainModule",
+        "project.data.synthetic.Synthetic",
+        words=(
+            "+data.batch_size=250",
+            "+data.seed=1",
+            *callback("recorder", "tests_harness.checkpoints.author.Recorder"),
+        ),
+        is_double=False,
+    ),
+    "bf16-mixed, workers": Configuration(
+        "tests_harness.faults.plain_module.PlainModule",
+        "project.data.synthetic.Synthetic",
+        words=(
+            "trainer.precision=bf16-mixed",
+            "+data.batch_size=250",
+            "+data.seed=1",
+            "+data.num_workers=2",
+            *OFTEN,
+        ),
+        is_double=False,
+    ),
+    "sequences, workers": Configuration(
+        "sequences.TotalLength", "data.OwnData", "Series", (*WORKERS, *OFTEN)
+    ),
+    "sequences, workers not persistent": Configuration(
+        "sequences.TotalLength", "data.OwnData", "Series", NOT_PERSISTENT
+    ),
+    "sequences, workers, ddp": Configuration(
+        "sequences.TotalLength", "data.OwnData", "Series", WORKERS, 2
+    ),
+    "noise in forward (VAE)": Configuration("habits.Autoencoder"),
+    "mixup": Configuration("habits.Mixup"),
+    "two validation loaders": Configuration(
+        "logged.TwoValidations",
+        "data.TwoValidations",
+        words=("objective=val/loss/dataloader_idx_0", "mode=min"),
+    ),
+    "graphs": Configuration("declared.Nodes", dataset="Graphs", num_processes=2),
+    "weights averaged at the end (SWA)": Configuration(
+        "classifiers.BatchNorm",
+        words=callback("swa", f"{OF_LIGHTNING}.StochasticWeightAveraging", swa_lrs=0.05),
+    ),
+    "a backbone that thaws": Configuration(
+        "with_state.Tunes", words=callback("thaw", f"{STATE}.Thaw")
+    ),
+    "a curriculum": Configuration(
+        "classifiers.Dropout",
+        "with_state.Curriculum",
+        words=("+trainer.reload_dataloaders_every_n_epochs=1",),
+    ),
+}
+
+
+def words(name: str, folder: Path, num_processes: int | None = None) -> list[str]:
+    """Write a configuration's YAML below a folder; the words of its command."""
+    chosen = CONFIGURATIONS[name]
+    num_processes = num_processes or chosen.num_processes
+
+    def target(path: str) -> str:
+        is_ours = path.startswith(("project.", "tests_harness."))
+        return f"_target_: {path if is_ours else f'{MODULES}.{path}'}\n"
+
+    data = target(chosen.data)
+    if chosen.data.startswith(LOADERS):
+        data += f"kind: {chosen.dataset}\n"
+    elif not chosen.data.startswith("project."):
+        data += f"dataset: {chosen.dataset}\n"
+    precision = ["trainer.precision=64-true"] if chosen.is_double else []
+    several = ["strategy=cpu"]
+    if num_processes > 1:
+        several = ["strategy=ddp", f"trainer.devices={num_processes}"]
+    return [
+        *write_conf(folder, data=data, model=target(chosen.model)),
+        *precision,
+        *several,
+        *chosen.words,
+    ]

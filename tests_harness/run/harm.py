@@ -1,0 +1,44 @@
+"""Damages the best checkpoint of a run between its training and its test."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+
+def flip(path: Path) -> None:
+    """Flip a bit of the exponent of a weight: torch loads it without a word."""
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        member = next(m for m in archive.infolist() if m.filename.endswith("/data/0"))
+        with archive.open(member) as opened:
+            opened.read(1)
+        file.seek(member.header_offset + 26)
+        num_name, num_extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
+    data[member.header_offset + 30 + num_name + num_extra + 3] ^= 64
+    path.write_bytes(data)
+
+
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "flipped bit": flip,
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-500]),
+    "empty": lambda path: path.write_bytes(b""),
+    "deleted": lambda path: path.unlink(missing_ok=True),
+    "a folder": to_folder,
+}
+
+
+class Harm(pl.Callback):
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            KINDS[self.kind](Path(trainer.checkpoint_callback.best_model_path))  # type: ignore[union-attr]

@@ -1,0 +1,160 @@
+"""Weights are verified before anything is computed with them."""
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Run, UserError, evaluate, load_run, predict, train
+from harness.checkpoints import lookup, writing
+from harness.command import resume
+from tests_harness.faults.fork_server import command
+from tests_harness.run.harm import KINDS, flip
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
+MODEL = "_target_: tests_harness.run.foreign.WithLoaders\n"
+HARM = ("+callbacks.harm._target_=tests_harness.run.harm.Harm",)
+MARK = "tested_last_weights"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """A training whose best weights, those of the largest loss, are its first."""
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "plain.yaml").write_text(MODEL)
+    return [
+        f"hydra.searchpath=[file://{tmp_path}/conf]", "model=plain", "data=null", "mode=max",
+        "objective=val_loss", "callbacks.progress_bar=null", "logger=none", "trainer.max_epochs=3",
+        "callbacks.learning_rate=null", f"output_dir={tmp_path}",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def run(words: list[str]) -> Run:
+    return train(*words)
+
+
+def loss_of(run: Run, name: str) -> float:
+    return evaluate(run.folder / "checkpoints" / name, "callbacks={}").results["test_loss"]
+
+
+def test_earlier_best_checkpoint_is_told_where_the_best_found_no_room(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, tried = writing.write, []
+
+    def write(file: Any, pieces: Any) -> None:
+        if "best" in Path(file.name).name:
+            tried.append(file.name)
+            if len(tried) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        original(file, pieces)
+
+    monkeypatch.setattr(writing, "write", write)
+    run = train(*words, "mode=min", "on_full_disk=continue")  # each epoch is better
+    assert len(tried) > 1
+    said = (run.folder / "run.log").read_text()
+    assert "best.ckpt is an earlier one, for the best found no room" in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
+    kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(*words, *HARM, f"+callbacks.harm.kind={kind}")
+    assert json.loads((run.folder / "results.json").read_text())[MARK] is True
+    assert run.results["test_loss"] == loss_of(run, "last.ckpt")
+    assert run.results["test_loss"] < loss_of(run, "step_3.ckpt")
+    screen = capsys.readouterr()
+    assert "the last weights: the best checkpoint is lost" in screen.out
+    log = (run.folder / "run.log").read_text()
+    for said in (screen.err, log):
+        assert "best.ckpt is lost: " in said
+        assert "The results are those of the last weights" in said
+    # Whoever asks for the best gets what was tested.
+    assert run.checkpoint.name == "last.ckpt"
+    assert run.model is not None
+    assert "(of the last weights)" in resume.finished(run.folder)
+
+
+def test_whole_best_checkpoint_is_tested_without_a_mark(run: Run) -> None:
+    assert run.results["test_loss"] == loss_of(run, "best.ckpt") > loss_of(run, "last.ckpt")
+    assert MARK not in run.results
+
+
+@pytest.mark.parametrize("kind", ["flipped bit", "deleted"])
+def test_lost_best_of_several_is_not_replaced_by_another(kind: str, words: list[str]) -> None:
+    """``best.ckpt`` may still be a link to what was the best before."""
+    words = [*words, "callbacks.checkpoint.save_top_k=2"]
+    run = train(*words)
+    name = run.folder / "checkpoints" / "best.ckpt"
+    assert name.is_symlink()
+    best, second = name.resolve(), *(set(name.parent.glob("best-*")) - {name.resolve()})
+    KINDS[kind](best)
+    lookup.link(name, second.name)
+    (run.folder / "results.json").unlink()
+    again = train(f"resume={run.folder}")
+    assert again.results[MARK]
+    assert again.checkpoint.name == "last.ckpt"
+
+
+def test_run_that_has_lost_its_best_takes_more_epochs(words: list[str]) -> None:
+    run = train(*words, *HARM, "+callbacks.harm.kind=deleted")
+    again = train(f"resume={run.folder}", "trainer.max_epochs=4")
+    assert again.results[MARK]  # none of the new ones is better than the one that is lost
+    assert again.results["test_loss"] == loss_of(again, "last.ckpt")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)])
+def test_all_processes_test_the_same_weights(strategy: str, words: list[str]) -> None:
+    on_two = (f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu")
+    harm = (*HARM, "+callbacks.harm.kind=flipped bit")
+    result = command("train.py", *words, *on_two, *harm)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("best.ckpt is lost") == 1
+    output_dir = Path(words[-1].partition("=")[2])
+    (folder,) = (output_dir / "default").iterdir()
+    assert load_run(folder).results["test_loss"] == pytest.approx(
+        loss_of(load_run(folder), "last.ckpt")
+    )
+
+
+USES: dict[str, Callable[[Path], object]] = {
+    "evaluate": lambda path: evaluate(path, "callbacks={}"),
+    "predict": predict,
+    "load_run": lambda path: load_run(path.parent.parent).model,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", ["flipped bit", "cut off", "empty"])
+def test_damaged_weights_are_refused(use: str, kind: str, run: Run) -> None:
+    path = run.folder / "checkpoints" / "best.ckpt"
+    USES[use](path)
+    KINDS[kind](path)
+    with pytest.raises(UserError, match=f"checkpoint={path} is .*damaged"):
+        USES[use](path)
+
+
+def test_file_without_checksums_is_not_called_damaged(run: Run) -> None:
+    path = run.folder / "checkpoints" / "best.ckpt"
+    saved = torch.load(path, weights_only=True)
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(saved, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert evaluate(path, "callbacks={}").results["test_loss"] == run.results["test_loss"]
+
+
+def test_flipped_bit_would_change_the_results(run: Run) -> None:
+    """Without a checksum nobody would notice it."""
+    path = run.folder / "checkpoints" / "best.ckpt"
+    before = torch.load(path, weights_only=True)["state_dict"]
+    flip(path)
+    after = torch.load(path, weights_only=True)["state_dict"]
+    assert any(not torch.equal(before[name], after[name]) for name in before)
