@@ -5,18 +5,17 @@ python -m tests_harness.cluster hosts slurm     some of them
 """
 
 import argparse
-import json
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests_harness import figures
 from tests_harness.cluster import hosts, slurm
-from tests_harness.cluster.long_hosts import Rows, host, link, skew
+from tests_harness.cluster.long_hosts import host, link, skew
 from tests_harness.cluster.long_hosts import hosts as both_hosts
 from tests_harness.cluster.long_slurm import slurm as of_slurm
 from tests_harness.cluster.submitit_sweep import sweep
+from tests_harness.figures import Rows
 
 CASES: dict[str, Callable[[Path], Rows]] = {
     "hosts": both_hosts,
@@ -39,22 +38,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - CASES.keys():
         parser.error(f"unknown: {', '.join(unknown)}. Choose from {', '.join(CASES)}.")
-    rows: Rows = {}
-    print("| case | outcome |\n|---|---|", flush=True)
-    for name in arguments.cases or CASES:
-        if reason := slurm.missing() if name in NEED_SLURM else hosts.missing():
-            sys.exit(f"{name}: {reason}")
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            found = CASES[name](Path(folder))
-        for case, (is_met, figures) in found.items():
-            print(f"| {case} | {'' if is_met else 'MISSED: '}{figures} |", flush=True)
-        print(f"<!-- {name}: {time.monotonic() - started:.0f} s -->", flush=True)
-        rows |= found
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
-    if not all(is_met for is_met, _ in rows.values()):
-        sys.exit("A bar was missed.")
+    figures.show("case", arguments.cases or CASES, case, arguments.json)
+
+
+def case(name: str, folder: Path) -> Rows:
+    if reason := slurm.missing() if name in NEED_SLURM else hosts.missing():
+        sys.exit(f"{name}: {reason}")
+    return CASES[name](folder)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from tests_harness.cluster.hosts import Network
 from tests_harness.cluster.runs import (
@@ -23,8 +22,8 @@ from tests_harness.cluster.runs import (
     where,
 )
 from tests_harness.cluster.test_torchrun import start
+from tests_harness.figures import Rows
 
-Rows: TypeAlias = dict[str, tuple[bool, str]]  # whether the bar is met, and the figures
 
 BAR = 1e-12  # of weights in double precision
 ALONE_SECONDS, BACK_SECONDS = 90.0, 60.0

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests_harness.cluster.long_hosts import BAR, Rows
+from tests_harness.cluster.long_hosts import BAR
 from tests_harness.cluster.runs import (
     NUM_STEPS,
     WORDS,
@@ -18,6 +18,7 @@ from tests_harness.cluster.runs import (
 )
 from tests_harness.cluster.slurm import Slurm
 from tests_harness.cluster.test_slurm import ON_BOTH, shown_script, words
+from tests_harness.figures import Rows
 
 NUM_EPOCHS = 5
 LONG = f"trainer.max_epochs={NUM_EPOCHS}"

@@ -369,9 +369,9 @@ def test_refused_command_leaves_the_run_as_it_was(
         raise UserError("The data are others.")
 
     monkeypatch.setattr(cli, "execute", refuse)
-    words = ["trainer.max_epochs=50"]
+    words = ["trainer.max_epochs=50", f"resume={folder}"]
     with pytest.raises(UserError, match="others"):
-        cli.go_on(compose_command("train", words), folder, program=())
+        cli.start(compose_command("train", words))
     (folder / run_folder.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -389,7 +389,7 @@ def test_finished_run_whose_end_was_not_saved_says_that_it_trains_again(
     point = {"step": 3, "each_rank": None if is_end else [{}]}
     torch.save({"safe_point": point}, folder / "checkpoints" / "step_3.ckpt")
     monkeypatch.setattr(cli, "execute", lambda *_: None)
-    cli.go_on(compose_command("train", ["trainer.max_epochs=50"]), folder, program=())
+    cli.start(compose_command("train", ["trainer.max_epochs=50", f"resume={folder}"]))
     said = capsys.readouterr().err
     assert (
         "goes on from step 3, and what it trained after that is trained again" in said

@@ -7,16 +7,14 @@ python -m tests_harness.faults modules --num 100      real modules, a few kills 
 """
 
 import argparse
-import json
 import random
 import signal
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
+import torch
+
+from tests_harness import figures
 from tests_harness.faults import (
     damage,
     full_disk,
@@ -27,8 +25,7 @@ from tests_harness.faults import (
     signals,
     writes,
 )
-
-Rows: TypeAlias = dict[str, tuple[bool, str]]  # whether the bar is met, and the figures
+from tests_harness.figures import Rows
 
 
 def sweep(folder: Path, options: argparse.Namespace) -> Rows:
@@ -266,21 +263,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.faults) - FAULTS.keys():
         parser.error(f"unknown: {', '.join(unknown)}. Choose from {', '.join(FAULTS)}.")
-    rows: Rows = {}
-    print("| fault | outcome |\n|---|---|", flush=True)
+    torch.set_num_threads(1)  # a fork has no other threads, and would wait for them
     # The sweep trains in this process, whose threads a fork would lack: the others come before.
-    for name in sorted(arguments.faults or FAULTS, key="sweep".__eq__):
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            found = FAULTS[name](Path(folder) / name, arguments)
-        for fault, outcome in found.items():
-            print(f"| {fault} | {'' if outcome[0] else 'MISSED: '}{outcome[1]} |", flush=True)
-        print(f"<!-- {name}: {time.monotonic() - started:.0f} s -->", flush=True)
-        rows |= found
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
-    if not all(is_met for is_met, _ in rows.values()):
-        sys.exit("A bar was missed.")
+    names = sorted(arguments.faults or FAULTS, key="sweep".__eq__)
+    figures.show(
+        "fault", names, lambda name, to: FAULTS[name](to / name, arguments), arguments.json
+    )
 
 
 if __name__ == "__main__":

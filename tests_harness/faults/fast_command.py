@@ -54,6 +54,9 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, signum)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
 
 class SubprocessModule:
     """Stands for the module that Lightning's launcher starts processes with."""
@@ -68,6 +71,7 @@ def run_command(arguments: list[str], env: dict[str, str]) -> None:
         os.environ.clear()
         os.environ.update(env)
         sys.argv = list(arguments)
+        sys.modules["__main__"].__spec__ = None  # as of a script: Lightning starts no `python -m`
         known = env.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [folder for folder in known if folder and folder not in sys.path]
         launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
@@ -97,6 +101,8 @@ def start(arguments: list[str], log: Path, env: dict[str, str] | None = None) ->
         descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        # Not pytest's, which write elsewhere.
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         run_command(["train.py", *arguments], dict(os.environ) | (env or {}))
     process = Forked.__new__(Forked)
     process.pid, process.returncode = pid, None
