@@ -24,7 +24,6 @@ from tests_harness.cluster.runs import (
 from tests_harness.cluster.test_torchrun import start
 from tests_harness.figures import Rows
 
-
 BAR = 1e-12  # of weights in double precision
 ALONE_SECONDS, BACK_SECONDS = 90.0, 60.0
 LONG = ("trainer.max_epochs=20", "checkpoint.every_n_steps=10")  # 400 steps
