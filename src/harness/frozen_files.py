@@ -45,7 +45,7 @@ def read_yaml(path: Path) -> str:
         raise UserError(
             f"{path} is not what was frozen with the run: it was damaged, or edited.\n"
             "Bring it back from a copy. Another setting belongs in the command; what may not "
-            "change there,\nsuch as a learning rate, belongs to another run: leave out resume=."
+            "change there,\nsuch as a learning rate, belongs to another run: use resume=null."
         )
     return data.decode()
 

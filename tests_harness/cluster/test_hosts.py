@@ -1,5 +1,6 @@
 """Two hosts train as one process does, or say in a sentence why they cannot."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests_harness.cluster.runs import (
     DDP,
     DDP2,
     TRACEBACK,
+    WORDS,
     alone,
     distance,
     run_folders,
@@ -47,6 +49,28 @@ def test_two_hosts_train_what_one_process_does(
     assert distance(run_dir, alone(network, folder)) <= 1e-12
 
 
+def test_two_hosts_evaluate_and_predict_what_one_process_does(
+    network: Network, folder: Path
+) -> None:
+    run_dir = alone(network, folder)
+    common = (f"checkpoint={run_dir}/checkpoints/best.ckpt", "trainer.accelerator=cpu")
+    found = []
+    for launcher, words in (((), ["strategy=cpu"]), (torchrun(), ["strategy=ddp"])):
+        there = folder / words[0]
+        hosts = network.hosts if launcher else network.hosts[:1]
+        for program, more in (
+            ("evaluate.py", ["trainer.precision=64-true"]),
+            ("predict.py", ["trainer.precision=64-true", f"output={there}/rows.csv"]),
+        ):
+            line = [*launcher, program, *common, *words, *more, f"output_dir={there}"]
+            started = [host.start(line) for host in hosts]
+            assert not any(wait_all(started)), screens(started)
+        (results,) = there.glob("evaluate/*/results.json")
+        found.append((json.loads(results.read_text()), (there / "rows.csv").read_text()))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-12)
+    assert found[1][1] == found[0][1]
+
+
 def test_nodes_are_taken_from_torchrun(network: Network, folder: Path) -> None:
     started = start_both(network, "strategy=ddp", "trainer.devices=1", *where(folder))
     assert wait_all(started) == [0, 0], screens(started)
@@ -80,8 +104,6 @@ def test_other_code_on_a_host_is_named(
 
 
 def _words(folder: Path, *words: str) -> list[str]:
-    from tests_harness.cluster.runs import WORDS
-
     return [*WORDS, *DDP, *where(folder), *words]
 
 
@@ -121,6 +143,32 @@ def test_outputs_that_are_not_shared_are_told_at_the_start(
     assert "host2 does not see" in screen, screen
     assert run_folders(folder) == before
     assert not list(own.rglob("*.ckpt"))
+
+
+@pytest.mark.parametrize("resume", ["null", "auto"])
+def test_data_that_a_host_lacks_end_both_and_nothing_is_lost(
+    resume: str, network: Network, folder: Path
+) -> None:
+    """The file is found to be absent after the processes have met, by one of them."""
+    data, empty = folder / "data", folder / "empty"
+    data.mkdir(), empty.mkdir()
+    rows = "".join(f"{number},{number % 7}\n" for number in range(200))
+    (data / "rows.csv").write_text(f"target,a\n{rows}")
+    table = ["experiment=table", f"data.path={data}/rows.csv", "model.net.in_features=1"]
+    table += ["trainer.accelerator=cpu", "trainer.max_epochs=1", "name=default", "resume=auto"]
+    words = [*torchrun(), "train.py", *table, *DDP, *where(folder)]
+    one, two = network.hosts
+    if resume == "auto":
+        first = [host.start(words) for host in network.hosts]
+        assert wait_all(first) == [0, 0], screens(first)
+        words.append("trainer.max_epochs=2")
+    before = {path: path.read_bytes() for path in folder.glob("outputs/*/*/results.json")}
+    started = [one.start(words), two.start(words, seen={data: empty})]
+    statuses, screen = wait_all(started), screens(started)
+    assert 0 not in statuses, screen
+    assert "rows.csv" in screen, screen
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(run_folders(folder)) == len(before), screen
 
 
 @pytest.mark.parametrize("missing", [0, 1])

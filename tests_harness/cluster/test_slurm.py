@@ -25,6 +25,10 @@ from tests_harness.conftest import ROOT
 TWO = ("--nodes=2", "--ntasks-per-node=1")
 ON_TWO = f"srun --kill-on-bad-exit=1 {' '.join(TWO)} {sys.executable} train.py"
 ON_ONE = f"srun --kill-on-bad-exit=1 --nodes=1 --ntasks=1 {sys.executable} train.py"
+TRACE = (
+    "+callbacks.trace._target_=tests_harness.faults.trace.Trace"
+    " +callbacks.trace.seconds_per_batch=0.5"
+)
 NOT_LOST = 2  # steps that two attempts may both have done: none was saved, or one was traced twice
 
 
@@ -119,12 +123,39 @@ def test_job_that_is_requeued_goes_on_by_itself(slurm: Slurm, tmp_path: Path) ->
     assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
 
 
+def test_steps_side_by_side_go_on_each_with_its_own_run(slurm: Slurm, tmp_path: Path) -> None:
+    """Slurm numbers them in the order of their start, which a restart may change."""
+    trace = f"{TRACE} +callbacks.trace.folder={tmp_path}/task_%d/trace"
+    step = f"srun --kill-on-bad-exit=1 --exact --nodes=1 --ntasks=1 {sys.executable} train.py"
+    lines = [line(step, *words(tmp_path), trace % seed, f"seed={seed} &") for seed in (1, 2)]
+    job = slurm.submit("\n".join([*lines, "wait"]), options=(*TWO, "--requeue"))
+    tasks = [tmp_path / f"task_{seed}" for seed in (1, 2)]
+    slurm.wait_until(job, lambda: min(map(num_steps, tasks)) >= 4)
+    slurm.ask("scontrol", "requeue", job)
+    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
+    assert sorted(config(run_dir).seed for run_dir in finished(tmp_path)) == [1, 2]
+    assert len(run_folders(tmp_path)) == 2
+    assert max(map(num_steps, tasks)) <= NUM_STEPS + NOT_LOST
+
+
+def test_batch_script_without_srun_is_one_process(slurm: Slurm, tmp_path: Path) -> None:
+    """Of however many tasks the job has room for; and it goes on after a restart."""
+    run = words(tmp_path, "strategy=ddp trainer.devices=2", seconds_per_batch=0.5)
+    job = slurm.submit(
+        line(sys.executable, "train.py", *run), options=("--nodes=1", "--ntasks=2", "--requeue")
+    )
+    slurm.wait_until(job, lambda: num_steps(tmp_path) >= 4)
+    slurm.ask("scontrol", "requeue", job)
+    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
+    assert finished(tmp_path) == run_folders(tmp_path)
+    assert len(run_folders(tmp_path)) == 1
+    assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
+
+
 def test_task_of_an_array_resumes_its_own_run(slurm: Slurm, tmp_path: Path) -> None:
     """Both are put back in the queue; the second of them has begun later."""
     run = words(tmp_path, "resume=auto", "seed=$SLURM_ARRAY_TASK_ID")
-    trace = "+callbacks.trace._target_=tests_harness.faults.trace.Trace"
-    trace += f" +callbacks.trace.folder={tmp_path}/task_$SLURM_ARRAY_TASK_ID/trace"
-    trace += " +callbacks.trace.seconds_per_batch=0.5"
+    trace = f"{TRACE} +callbacks.trace.folder={tmp_path}/task_$SLURM_ARRAY_TASK_ID/trace"
     job = slurm.submit(line(ON_ONE, *run, trace), options=["--array=1-2", "--requeue"])
     tasks = [tmp_path / f"task_{number}" for number in (1, 2)]
     slurm.wait_until(f"{job}_1", lambda: min(map(num_steps, tasks)) >= 4)
@@ -170,6 +201,25 @@ def test_script_puts_a_job_back_that_was_asked_to_leave(
     assert slurm.about(job)["Restarts"] == "1"
     assert finished(tmp_path) == run_folders(tmp_path)
     assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_script_puts_no_mistake_back(rank: int | None, slurm: Slurm, tmp_path: Path) -> None:
+    """The task that lives longer must not end by the signal that a preempted job gets."""
+    mistake = ["model=nope"]
+    if rank is not None:
+        mistake = ["+callbacks.disturb._target_=tests_harness.workers.disturb.Disturb"]
+        mistake += ["+callbacks.disturb.what=error", f"+callbacks.disturb.rank={rank}"]
+    late = "[[ $SLURM_PROCID == 1 ]] && sleep 3; exec"
+    script = shown_script(tmp_path)
+    script.write_text(
+        script.read_text().replace("train=(", f"train=(bash -c '{late} \"$@\"' - ", 1)
+    )
+    job = slurm.submit(script, *words(tmp_path, *ON_BOTH, *mistake))
+    assert slurm.wait(job) == "FAILED", slurm.screen(job)
+    slurm.wait_until_idle()
+    assert slurm.about(job)["Restarts"] == "0"
+    assert ("of a mistake" in slurm.screen(job)) == (rank is not None)
 
 
 def test_script_leaves_a_cancelled_job_cancelled(slurm: Slurm, tmp_path: Path) -> None:

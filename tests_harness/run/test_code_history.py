@@ -306,7 +306,7 @@ def test_checkpoint_that_does_not_fit_is_refused_with_what_has_changed(
     assert "step_3.ckpt does not fit what the code builds today: " in text
     assert reason in text
     assert f"{PACKAGE}/{file}. What trained it is in" in text
-    assert "leave out resume= to start another run" in text
+    assert "use resume=null to start another run" in text
     study.edit(file, change[::-1])
     assert "has changed" not in study.go_on(run)
 
@@ -386,7 +386,7 @@ def test_rate_that_the_optimizers_state_overrules_is_told_once(study: Study, run
     study.edit("model.py", ("lr=0.01", "lr=0.5"))
     said = study.go_on(run)
     assert "what it is built with now has no effect: lr=0.01 (now 0.5)" in said
-    assert "leave out resume=" in said
+    assert "use resume=null" in said
     assert "has no effect" not in study.go_on(run, 5)
 
 

@@ -11,7 +11,7 @@ class Disturb(pl.Callback):
     """
     Args:
         what: ``drift`` changes one number of a tensor by its last bit, in one process alone;
-            ``batch``, ``gradient`` puts a value that is not finite there.
+            ``batch``, ``gradient`` puts a value that is not finite there; ``error`` raises one.
         name: of the parameter or buffer.
         step: in which.
         rank: of the process.
@@ -36,6 +36,8 @@ class Disturb(pl.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
+        if self.what == "error" and self.is_now(trainer):
+            raise ValueError("of a mistake")
         if self.what == "drift" and self.is_now(trainer):
             tensors = dict([*pl_module.named_parameters(), *pl_module.named_buffers()])
             values = tensors[self.name].data.view(-1)

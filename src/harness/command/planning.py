@@ -75,8 +75,7 @@ def planned(command: Command, launchers: set[str], held: ExitStack, locks: bool)
                     print(resume.finished(run_dir))
                     return Plan(str(run_dir), goes_on=True, is_finished=True)
                 frozen.resume = resume.checkpoint(run_dir, frozen.get("resume"))
-                if launchers:
-                    run_folder.note_start(run_dir, launchers)
+                run_folder.note_start(run_dir, launchers)
                 if again := resume.trained_again(frozen, run_dir):
                     print(again, file=sys.stderr)
                 return Plan(str(run_dir), goes_on=True, checkpoint=frozen.resume)
@@ -95,8 +94,7 @@ def planned(command: Command, launchers: set[str], held: ExitStack, locks: bool)
     else:
         run_dir = run_folder.make(parent, launcher().job)
     lock(run_dir)
-    if launchers:
-        run_folder.note_start(run_dir, launchers)
+    run_folder.note_start(run_dir, launchers)
     return Plan(str(run_dir))
 
 

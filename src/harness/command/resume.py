@@ -55,7 +55,7 @@ def config(command: Command, run_dir: Path) -> DictConfig:
         words = "; ".join(difference(word, keys) for word, keys in refused.items())
         raise AnotherRunError(
             f"The run in {run_dir} would not go on as the same run with {words}.\n"
-            "Leave that out to go on with it, or leave out resume= to start another."
+            "Leave that out to go on with it, or use resume=null to start another."
         )
     # Of this start, whether it was typed or not.
     take(saved, composed, "trainer.num_nodes")
@@ -120,7 +120,7 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
     if path is None and had_some:
         raise UserError(
             f"The run in {run_dir} has had checkpoints, and none that is whole is left in "
-            f"{folder}.\nBring one back from a copy, or leave out resume= to start another run."
+            f"{folder}.\nBring one back from a copy, or use resume=null to start another run."
         )
     return None if path is None else str(path)
 
@@ -173,7 +173,7 @@ def finished(run_dir: Path) -> str:
     scores += " (of the last weights)" if "tested_last_weights" in results else ""
     return (
         f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
-        "Add trainer.max_epochs=<more> to train on, or leave out resume= to start another."
+        "Add trainer.max_epochs=<more> to train on, or use resume=null to start another."
     )
 
 

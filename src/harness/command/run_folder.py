@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
@@ -82,32 +82,26 @@ def locked(run_dir: Path) -> Iterator[None]:
         return
     end = time.monotonic() + (LOCK_SECONDS if launcher().num_restarts else 0.0)
     with (run_dir / LOCK).open("a+") as file:
-        try:
-            while not _is_locked(file, is_last=time.monotonic() >= end):
-                time.sleep(1.0)
-        except OSError as error:
-            if error.errno in HELD:
-                file.seek(0)
-                raise UserError(
-                    f"The run in {run_dir} is alive: {file.read().strip() or 'a process'} computes "
-                    "it.\nLet it end, or leave out resume= to start another."
-                ) from error
-            # Some network file systems have no locks.
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in HELD and time.monotonic() < end:
+                    time.sleep(1.0)
+                    continue
+                if error.errno in HELD:
+                    file.seek(0)
+                    who = file.read().strip() or "a process"
+                    raise UserError(
+                        f"The run in {run_dir} is alive: {who} computes it.\n"
+                        "Let it end, or use resume=null to start another."
+                    ) from error
+                # Some network file systems have no locks.
+            break
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
         yield
-
-
-def _is_locked(file: IO[str], is_last: bool) -> bool:
-    """Try to lock a file; whoever has the lock is an error at the last time."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if is_last or error.errno not in HELD:
-            raise
-        return False
-    return True
 
 
 def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:

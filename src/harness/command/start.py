@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +31,7 @@ from harness.processes.screen_loss import outlive_screen
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
 TELL_SECONDS = 1.0
-JOIN_MINUTES = 10.0  # of runs from before there was a setting
+JOIN_MINUTES = 10.0  # where conf/ is of before there was a setting
 
 
 class JobFailedError(UserError):
@@ -105,7 +105,7 @@ def tell_once(message: str, leaves_at_once: bool = False) -> NoReturn:
     if rank := launch.global_rank():
         if leaving.first_has_failed.wait(TELL_SECONDS):
             leave(1)
-        message = f"Rank {rank}: {message}"
+        message = message if message.startswith("Rank ") else f"Rank {rank}: {message}"
     if leaves_at_once:
         print(message, file=sys.stderr)
         leave(1)
@@ -145,7 +145,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
 
             plan = Plan(**meeting.decided(decide))
             run_dir = Path(plan.run_dir)
-            if plan.goes_on and plan.is_finished:
+            if plan.is_finished:
                 return run_dir
             held.enter_context(writable(run_dir))
             if plan.goes_on:
@@ -168,7 +168,14 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
                         run_folder.save_words(command.overrides, run_dir)
             if not plan.goes_on:
                 meeting.see(run_dir)
-            meeting.watch(leaves_store=bool(program))
+
+            def undo(failure: str) -> None:
+                with suppress(UserError), held:
+                    raise UserError(failure)
+                if not plan.goes_on and launch.global_rank() == 0:
+                    run_folder.remove_unused(run_dir)
+
+            meeting.watch(bool(program), undo)
             with job_callbacks(command, run_dir, start):
                 execute_in(run_dir, command.task, frozen, program)
     except JobFailedError:
@@ -183,7 +190,8 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
 @contextmanager
 def kept_if_refused(*paths: Path) -> Iterator[None]:
     """Give files back what was in them, should the command turn out to be a mistake."""
-    before = {path: path.read_bytes() for path in paths if path.exists()}
+    is_first = launch.global_rank() == 0  # the only one that writes them
+    before = {path: path.read_bytes() for path in paths if is_first and path.exists()}
     newest = paths[0].parent / "checkpoints" / NEWEST
     place = os.path.realpath(newest)
     try:
@@ -192,7 +200,7 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
         raise
     except UserError:
         # A run that has trained further is no longer what these files say.
-        if launch.global_rank() == 0 and os.path.realpath(newest) == place:
+        if os.path.realpath(newest) == place:
             for path, data in before.items():
                 if path.suffix == ".yaml":  # with a checksum, which an older version did not write
                     frozen_files.write_again(path, data)

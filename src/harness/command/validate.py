@@ -1,5 +1,6 @@
 """What Hydra accepts and no run can do, refused before torch is imported."""
 
+import math
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -79,8 +80,9 @@ def _check_numbers(cfg: DictConfig, rules: dict[str, Any]) -> None:
             shown = "null" if value is None else value
             word = ", or auto" if takes_auto else ""
             raise UserError(f"{key}={shown} must be a whole number, {least} or more{word}.")
-    minutes = cfg.get("join_minutes", 1)  # older runs have none
-    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or minutes <= 0:
+    minutes = cfg.get("join_minutes", 1)  # conf/ may be of before there was one
+    is_number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
+    if not is_number or not 0 < minutes < math.inf:
         raise UserError(f"join_minutes={minutes} must be a number of minutes, more than 0.")
     if cfg.seed >= 2**32:
         raise UserError(f"seed={cfg.seed} must be smaller than 2^32.")

@@ -44,7 +44,7 @@ def _files(conf: Path, lock: Path) -> Iterator[tuple[str, Path]]:
     folders = [sources] if package.is_relative_to(sources) else [sources, package]
     for folder in folders:
         for path in sorted(folder.rglob("*")):
-            is_made = path.suffix == ".pyc" or ".egg-info" in str(path)
+            is_made = "__pycache__" in path.parts or ".egg-info" in str(path)
             if path.is_file() and not is_made and path.stat().st_size <= LARGEST_FILE:
                 yield f"{folder.name}/{path.relative_to(folder)}", path
     for path in (Path(sys.argv[0]), lock):

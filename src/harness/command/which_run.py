@@ -125,6 +125,8 @@ def started(run_dir: Path) -> tuple[float, int]:
 def nothing_to_go_on_with(parent: Path) -> str:
     """Say that a new run starts, and which runs of other names there are."""
     said = f"There is no run in {parent} to go on with: a new one starts."
+    if launcher().task is not None and runs_in(parent):
+        return f"There is no run of this task of the array in {parent}: a new one starts."
     others = [run for folder in parent.parent.glob("*") for run in runs_in(folder)]
     if others:
         said += f"\nThe newest run of another name goes on with resume={max(others, key=started)}"

@@ -82,7 +82,7 @@ class GlobalBatches(pl.Callback):
             log.warning(
                 "The training data seem to have changed since the checkpoint was written, and from "
                 "here on the run trains on others.\nGo back to the data that it began with, or "
-                "leave out resume= to start another run."
+                "use resume=null to start another run."
             )
         for sharing in self.sharing:
             sharing.start_at(*self.start)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from harness.errors import UserError
+
 
 @dataclass(frozen=True)
 class Launcher:
@@ -52,13 +54,15 @@ class Launcher:
             host = host or first_of(os.environ.get("SLURM_STEP_NODELIST", ""))
             # Two steps of a job, and two jobs on a machine, get ports of their own.
             port = port or str(15000 + (job * 10 + step) % 10000)
+        if port and not port.isdigit():
+            raise UserError(f"MASTER_PORT={port} must be a number.")
         return host or "localhost", int(port or 29500)
 
 
 def launcher() -> Launcher:
     """Read the environment of this process."""
     env = os.environ
-    job, restarts = slurm_job(), _number("SLURM_RESTART_COUNT")
+    job, restarts = _slurm_job(), _number("SLURM_RESTART_COUNT")
     task = env.get("SLURM_ARRAY_TASK_ID")
     if "TORCHELASTIC_RUN_ID" in env:
         return Launcher(
@@ -69,7 +73,7 @@ def launcher() -> Launcher:
             num_here=_number("LOCAL_WORLD_SIZE", 1),
             num_nodes=_number("GROUP_WORLD_SIZE", 1),
             job=job,
-            agent=_parent(),
+            agent=_agent(),
             num_restarts=restarts,
             task=task,
         )
@@ -102,7 +106,7 @@ def first_of(nodes: str) -> str:
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", nodes).partition(",")[0]
 
 
-def slurm_job() -> str | None:
+def _slurm_job() -> str | None:
     """The job, with its task of an array and its step, but for the first."""
     env = os.environ
     if "SLURM_JOB_ID" not in env:
@@ -114,11 +118,15 @@ def slurm_job() -> str | None:
     return f"slurm_{job}" + (f".{step}" if step.isdigit() and step != "0" else "")
 
 
-def _parent() -> str | None:
-    """The process that has started this one, told from every other by its machine and its start."""
+def _agent() -> str | None:
+    """The torchrun of this process, told from every other by its machine and its start."""
+    pid = os.getppid()
     with suppress(OSError):
-        stat = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-        return f"torchrun_{socket.gethostname()}_{os.getppid()}_{stat[19]}"
+        while True:
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if b"TORCHELASTIC_RUN_ID=" not in Path(f"/proc/{pid}/environ").read_bytes():
+                return f"torchrun_{socket.gethostname()}_{pid}_{stat[19]}"
+            pid = int(stat[1])  # this one is a script between the two
     return None
 
 

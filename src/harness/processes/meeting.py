@@ -41,6 +41,7 @@ class Meeting:
         self.launchers = {name for name in (known.job, known.agent) if name}
         if self.is_alone:
             return
+        leaving.connected.clear()  # set by a run before, in this process
         self.messages = Messages(known, minutes * 60)
 
     def compare(self, mine: Mapping[str, Mapping[str, Any]]) -> None:
@@ -116,35 +117,40 @@ class Meeting:
             yield
         except Exception as error:
             if not self.is_alone and self.messages.round and not leaving.connected.is_set():
-                rank, host = self.known.rank, socket.gethostname()
-                said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}"
-                with suppress(RuntimeError):  # the store has ended
-                    self.messages.tell("failed", f"Rank {rank} on {host}: {said}" if rank else said)
+                said = str(error)
+                if not isinstance(error, UserError):
+                    said = f"{type(error).__name__}: {said}"
+                if not said.startswith("Rank "):
+                    said = f"Rank {self.known.rank} on {socket.gethostname()}: {said}"
+                with suppress(UserError, RuntimeError):  # the store has ended
+                    self.messages.tell("failed", said)
             raise
 
-    def watch(self, leaves_store: bool) -> None:
+    def watch(self, leaves_store: bool, undo: Callable[[str], None]) -> None:
         """Until all are connected, end this process where another one has failed.
 
         Args:
             leaves_store: whether this process only waits for a program, which takes the port.
+            undo: called before the end, with what has failed.
         """
         if self.is_alone:
             return
         if leaves_store:
             self.messages.close()
             return
-        threading.Thread(target=self._watch, name="meeting", daemon=True).start()
+        threading.Thread(target=self._watch, args=(undo,), name="meeting", daemon=True).start()
 
-    def _watch(self) -> None:
+    def _watch(self, undo: Callable[[str], None]) -> None:
         while not leaving.connected.wait(WATCH_SECONDS):
             try:
                 failure = self.messages.received("failed")
-            except RuntimeError:  # the store has ended
-                return
+            except RuntimeError:  # of the store
+                failure = "The process of rank 0 has ended."
             # Who has found the same tells it itself.
             if failure and not leaving.connected.wait(2 * WATCH_SECONDS):
                 if not self.known.local_rank:
                     print(failure, file=sys.stderr, flush=True)
+                undo(failure)
                 leaving.leave(1)
 
 
@@ -160,9 +166,11 @@ def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]
             if kind == "settings":
                 found.append(f"{name}={b} instead of {a}")
             elif kind == "versions":
-                found.append(f"{name} {b or 'not'} instead of {a or 'none'}")
+                found.append(f"{name} {b or 'none'} instead of {a or 'none'}")
+            elif a is None or b is None:
+                found.append(f"no {name}" if b is None else f"{name} besides")
             else:
-                found.append(f"no {name}" if b is None else f"another {name}")
+                found.append(f"another {name}")
     more = [f"{len(found) - NUM_SHOWN} more"] if len(found) > NUM_SHOWN else []
     return found[:NUM_SHOWN] + more
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.errors import UserError
 from harness.processes import leaving
@@ -22,6 +22,8 @@ from harness.processes.reachable import is_loopback
 SAY_SECONDS = 30.0  # of waiting, after which one is told for what
 READ_SECONDS = 5.0  # for which a failed process stays so that the others learn why
 POLL_SECONDS = 0.05
+
+T = TypeVar("T")
 
 
 class Messages:
@@ -72,17 +74,19 @@ class Messages:
         Each process shows a number of its own, and the first one answers it.
         """
         known, store = self.known, self.store
+        # Another step may take this port as well; torchruns that meet may be in two steps.
+        job = known.job if known.name == "srun" else None
 
         def hello(rank: int) -> str:
-            return f"harness/hello/{known.job}/{rank}"  # another job may take this port for its own
+            return f"harness/hello/{job}/{rank}"
 
         if known.rank > 0:
             mine = secrets.token_hex(8)
-            store.set(hello(known.rank), mine)
+            _asked(lambda: store.set(hello(known.rank), mine))
             answer = f"harness/answer/{mine}"
             self._until(lambda: store.check([answer]), lambda: f"rank 0 at {self._place()}")
-            self.round = store.get(answer).decode()
-            store.set(f"{self.round}/here/{known.rank}", "")
+            self.round = _asked(lambda: store.get(answer)).decode()
+            _asked(lambda: store.set(f"{self.round}/here/{known.rank}", ""))
             return
         self.round = f"harness/{secrets.token_hex(8)}"
         missing = set(range(1, known.num_processes))
@@ -108,31 +112,23 @@ class Messages:
             seconds = time.monotonic() - begun
             if seconds > min(self.seconds, SAY_SECONDS) and not is_told:
                 is_told = True
-                hint = self._hint()
                 print(
                     f"Rank {self.known.rank} on {socket.gethostname()} has waited {seconds:.0f} s "
-                    f"for {whom()}.{hint}",
+                    f"for {whom()}.{self._hint()}",
                     file=sys.stderr,
                     flush=True,
                 )
             if seconds > self.seconds:
                 raise UserError(
                     f"{whom()[0].upper()}{whom()[1:]} did not answer within join_minutes="
-                    f"{self.seconds / 60:g}.{self._hint()}"
+                    f"{self.seconds / 60:g}.{self._hint()}{_elastic_hint()}"
                 )
             time.sleep(POLL_SECONDS)
 
     def _hint(self) -> str:
         host, _ = self.known.address
-        if self.known.num_nodes == 1:
-            return ""
-        if self.known.rank and is_loopback(host):
+        if self.known.num_nodes > 1 and self.known.rank and is_loopback(host):
             return f"\nThis machine takes {host} for itself: see its /etc/hosts."
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return (
-                "\nA machine that comes back is taken in where torchrun was started with "
-                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
-            )
         return ""
 
     def _resolve(self) -> None:
@@ -158,7 +154,7 @@ class Messages:
 
     def set(self, key: str, value: Any) -> None:
         """Leave a message for whoever asks for it."""
-        self.store.set(f"{self.round}/{key}", json.dumps(value))
+        _asked(lambda: self.store.set(f"{self.round}/{key}", json.dumps(value)))
 
     def close(self) -> None:
         """Leave the place to another program."""
@@ -189,8 +185,11 @@ class Messages:
                     return True
             return False
 
-        rank = key.partition("/")[2] or 0
-        self._until(is_heard, lambda: f"rank {rank}")
+        rank = key.partition("/")[2]
+        first = (
+            "rank 0, which waits for others or looks at the run" if self.known.rank else "rank 0"
+        )
+        self._until(is_heard, lambda: f"rank {rank}" if rank else first)
         if key in found:
             return found[key]
         if self.known.local_rank:  # the first of each machine says it
@@ -208,8 +207,16 @@ class Messages:
         return value
 
 
-def _asked(is_done: Callable[[], bool]) -> bool:
+def _elastic_hint() -> str:
+    """What a machine that comes back has to be taken in."""
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0" or os.environ.get(name) == "1":
+        return ""
+    return f"\nA machine that comes back is taken in where torchrun was started with {name}=1."
+
+
+def _asked(ask: Callable[[], T]) -> T:
     try:
-        return is_done()
+        return ask()
     except RuntimeError as error:  # of the store
         raise UserError("The process of rank 0 has ended.") from error

@@ -123,7 +123,7 @@ def refusal(checkpoint: Path, reason: str, now: CodeVersion) -> str:
     lines = [f"{shown(checkpoint)} does not fit what the code builds today: {reason}"]
     lines += [said] if (said := change(checkpoint, now)) else []
     lines += [
-        "Go back to the code that trained it, or leave out resume= to start another run: "
+        "Go back to the code that trained it, or use resume=null to start another run: "
         "scripts/convert_checkpoint.py takes the weights along."
     ]
     return "\n".join(lines)
@@ -218,7 +218,7 @@ def tell_settings(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> No
     if changed:
         log.warning(
             "The optimizer goes on with the checkpoint's settings, and what it is built with now "
-            "has no effect: %s.\nStart another run for other settings: leave out resume=.",
+            "has no effect: %s.\nStart another run for other settings: use resume=null.",
             ", ".join(sorted(changed)),
         )
 

@@ -67,7 +67,7 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
             raise
         raise UserError(
             f"The config has no {error.full_key}: another version of the harness has written it.\n"
-            "Go back to that version, or leave out resume= to start another run."
+            "Go back to that version, or use resume=null to start another run."
         ) from error
     except (TypeError, ValueError, RuntimeError, LookupError, ProcessRaisedException) as error:
         found = raised(error)

@@ -97,12 +97,13 @@ def check_launcher(trainer: Any, known: Launcher) -> None:
             "Use torchrun --nproc-per-node=1 or srun --ntasks-per-node=1, or strategy=ddp."
         )
     is_alone = trainer.strategy == "auto" or (
-        num_processes(trainer) == 1 and name != "DDP2Strategy"
+        num_processes(trainer) == 1 and "ddp" not in name.lower()
     )
     if known.is_one_of_several and is_alone:
+        shell = " A shell of srun --pty needs --ntasks=1." if known.name == "srun" else ""
         raise UserError(
             f"{started}, and with this strategy each would train alone.\n"
-            "Add strategy=ddp, or strategy=ddp2 for one process on each machine."
+            f"Add strategy=ddp, or strategy=ddp2 for one process on each machine.{shell}"
         )
     if known.is_one_of_several and is_spawning(trainer):
         raise UserError(f"{started}, and this strategy starts its own. Use strategy=ddp.")
