@@ -8,18 +8,21 @@ import random
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
+from torchmetrics import MaxMetric, MeanMetric, MetricCollection, SumMetric
 
 from project.data.synthetic import Synthetic
+from tests_harness.checkpoints import author
 
 
 class Module(pl.LightningModule):
@@ -296,6 +299,30 @@ class HiddenNetwork(Module):
         return metric.compute() / 10
 
 
+class Centered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(1))
+        self.metric = MaxMetric()
+
+
+class HiddenParts(Module):
+    """Metrics inside of what is not registered, and a buffer that is bound anew in every step."""
+
+    def make(self) -> None:
+        self.hidden = [MetricCollection([MeanMetric(), SumMetric()]), Centered()]
+        self.meters: list[Any] = []  # of a class that this file does not name
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        metrics, network = self.hidden
+        network.center = 0.9 * network.center + loss
+        metrics.update(loss)
+        network.metric.update(loss)
+        self.meters.append(author.Meter(loss.item()))
+        known = sum(meter.value for meter in self.meters)
+        return 0.1 * (sum(metrics.compute().values()) + network.center.sum() + known)
+
+
 class Modes(Module):
     """Freezes and unfreezes, and sets modes and rates of layers, as training goes on."""
 
@@ -457,8 +484,11 @@ class CannotBeKept(Module):
 
     def on_train_start(self) -> None:
         self.stream = itertools.count()
+        self.nested: Any = defaultdict(lambda: defaultdict(lambda: 0))
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.nested["a"]["b"] += 1
+        self.zone = datetime.now(ZoneInfo("UTC"))
         self.function = lambda x: x + 1
         self.lock = threading.Lock()
         self.large = torch.ones(2**19)  # 2 MB

@@ -96,7 +96,7 @@ def test_what_cannot_be_kept_is_told_once_with_the_line_that_sets_it(tmp_path: P
     said = (tmp_path / "reference" / "run.log").read_text()
     assert said.count("Checkpoints lack") == 1
     line = next(line for line in said.splitlines() if "Checkpoints lack" in line)
-    for name in ("function", "large", "stream"):
+    for name in ("function", "large", "stream", "zone"):
         assert f"CannotBeKept.{name}, set in tests_harness/checkpoints/kept.py:" in line
     assert "more than 1 MB" in line
     assert "an iterator" in line
@@ -106,6 +106,7 @@ def test_what_cannot_be_kept_is_told_once_with_the_line_that_sets_it(tmp_path: P
     said = (tmp_path / "run" / "run.log").read_text()
     line = next(line for line in said.splitlines() if "as in a run that begins" in line)
     assert "CannotBeKept.stream" in line
+    assert "CannotBeKept.nested" in line  # the functions of what training has made are not known
 
 
 def test_what_changes_while_a_batch_is_moved_is_told(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_packed_values_are_plain_and_placed_as_they_were() -> None:
     torch.save(Packer({}, {}, 1e6).pack(cycle), file)
     file.seek(0)
     node = torch.load(file, weights_only=True)
-    made = Placer({}, torch.device("cpu"), []).place(node)
+    made = Placer({}, torch.device("cpu")).place(node)
     assert made["self"][0] is made
     assert made["self"][1] is made["losses"]
     assert made["self"][2] == {"#": "a key of its own"}
@@ -258,7 +259,7 @@ def test_packed_values_are_plain_and_placed_as_they_were() -> None:
 
 def test_checkpoint_names_no_code_that_is_run(tmp_path: Path) -> None:
     """Objects are of classes that the owner's modules have; nothing else is looked up."""
-    placer = Placer({}, torch.device("cpu"), [kept.Module()])
+    placer = Placer({}, torch.device("cpu"))
     node = {"#": "object", "class": "subprocess.Popen", "names": ["args"], "values": ["true"]}
     with pytest.raises(LostError, match="no subprocess"):
         placer.place(node)

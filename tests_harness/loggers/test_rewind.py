@@ -10,7 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from harness.loggers.event_files import read_events
 from harness.loggers.metrics_table import MetricsTable
-from harness.loggers.rewind import Logs, rewind_logs
+from harness.loggers.rewind import Logs
 from tests_harness.loggers.log_damage import OF_A_TABLE, OF_ANY_FILE, damage
 from tests_harness.loggers.logged_run import END, attempt, curves, table_of
 
@@ -328,7 +328,7 @@ class TestWithoutARecord:
     def test_table_keeps_the_rows_before_the_step(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.csv"
         path.write_text("step,loss\n0,3.5\n9,2.5\n10,1.5\n1")  # the last row was cut off
-        rewind_logs(tmp_path, 10)
+        Logs(tmp_path).rewind(None, 10)
         assert path.read_text().splitlines() == ["step,loss", "0,3.5", "9,2.5"]
         table = MetricsTable(path)
         table.log_metrics({"loss": 1.5}, 10)
@@ -341,13 +341,13 @@ class TestWithoutARecord:
     def test_damaged_rows_are_taken_out(self, tail: bytes, tmp_path: Path, caplog) -> None:
         path = tmp_path / "metrics.csv"
         path.write_bytes(b"step,loss\r\n0,3.5\r\n" + tail)
-        rewind_logs(tmp_path, 7)
+        Logs(tmp_path).rewind(None, 7)
         assert path.read_text().splitlines() == ["step,loss", "0,3.5"]
         assert "damaged rows were taken out" in caplog.text
 
     def test_table_that_has_lost_its_columns_is_set_aside(self, tmp_path: Path) -> None:
         (tmp_path / "metrics.csv").write_bytes(b"\0" * 100 + b"\n")
-        rewind_logs(tmp_path, 7)
+        Logs(tmp_path).rewind(None, 7)
         assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv.damaged"]
 
     @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ class TestWithoutARecord:
         (path,) = event_files(tmp_path)
         before = path.read_bytes()
         path.write_bytes(before + tail)
-        rewind_logs(tmp_path, END)
+        Logs(tmp_path).rewind(None, END)
         assert path.read_bytes() == before
 
     def test_damage_inside_is_told_and_what_is_behind_it_stays(
@@ -371,7 +371,7 @@ class TestWithoutARecord:
         before = curves(tmp_path)
         place = path.read_bytes().index(b"train/loss", 3000)
         path.write_bytes(path.read_bytes()[:place] + bytes(8) + path.read_bytes()[place + 8 :])
-        rewind_logs(tmp_path, END)
+        Logs(tmp_path).rewind(None, END)
         found = curves(tmp_path)
         assert "is damaged at 1 places" in caplog.text
         num_lost = [len(before[tag]) - len(found[tag]) for tag in before]
@@ -389,5 +389,5 @@ class TestWithoutARecord:
         assert mine.name.endswith(".mine")
 
     def test_no_logs_are_no_trouble(self, tmp_path: Path) -> None:
-        rewind_logs(tmp_path, 0)
+        Logs(tmp_path).rewind(None, 0)
         assert list(tmp_path.iterdir()) == []

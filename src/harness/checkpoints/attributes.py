@@ -101,13 +101,7 @@ class Attributes:
         }
 
     def put_back(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
-        """Put back what ``keep`` has kept.
-
-        Args:
-            trainer: of the run that goes on.
-            saved: by ``keep``.
-            is_last: whether it will not be put back again, and is told now.
-        """
+        """Put back what ``keep`` has kept; with `is_last` tell what is lost."""
         nodes, each = dict(saved["of_all"]), saved["of_each"]
         lost: dict[Name, str] = dict.fromkeys(saved["left"], "was not kept")
         if len(each) == trainer.world_size:
@@ -120,9 +114,8 @@ class Attributes:
             numbers = [n for n in saved["of_start"] if type(nodes.get(n)) in SCALARS]
             other = {n: f"was {nodes.pop(n)!r}" for n in numbers if n[0] not in (FLAGS, BUFFERS)}
         moved = self._moved(trainer)
-        objects = owners(trainer)
         known = {name: value for value, name in known_objects(trainer).values()}
-        placer = Placer(known, trainer.strategy.root_device, objects.values())
+        placer = Placer(known, trainer.strategy.root_device)
         for name, node in nodes.items():
             try:
                 set_value(trainer, placer, name, node)
@@ -205,13 +198,7 @@ def tell_lost(
 
 
 def tell_copied(trainer: pl.Trainer, saved: dict[str, Any], names: list[Name]) -> None:
-    """Say what each process of another number of them has got, as it may be counted twice.
-
-    Args:
-        trainer: of the run that goes on.
-        saved: by ``keep``.
-        names: what was put back.
-    """
+    """Say what each process of another number of them has got, as it may be counted twice."""
     before, now = saved["settings"][0], trainer.world_size
     if before == now:
         return

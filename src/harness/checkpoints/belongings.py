@@ -67,14 +67,9 @@ def inherited(kind: Any) -> frozenset[str]:
         names |= vars(make()).keys() - {"training"} if issubclass(kind, own) else set()
     for base in kind.__mro__:
         if package(base) in (*MACHINERY, "torch"):
-            found = {name for function in vars(base).values() for name in assigned(function)}
+            found = {name for method in vars(base).values() for name, _ in assignments(method)}
             names |= {n for n in found if package(base) != "torch" or n.startswith("_")}
     return frozenset(names)
-
-
-def assigned(function: Any) -> Iterator[str]:
-    """The names of attributes that a method assigns."""
-    yield from (name for name, _ in assignments(function))
 
 
 def assignments(function: Any) -> Iterator[tuple[str, Place]]:

@@ -25,9 +25,11 @@ class Summing(pickle.Pickler):
         return NotImplemented
 
 
-def content_of(array: Any) -> Any:
-    """The bytes of an array."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def content_of(value: Any) -> Any:
+    """The bytes of an array or a dense tensor, one after another."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 def tensor_sum(tensor: torch.Tensor) -> int:
@@ -36,8 +38,7 @@ def tensor_sum(tensor: torch.Tensor) -> int:
         file = BytesIO()
         torch.save(tensor, file)
         return zlib.crc32(file.getbuffer())
-    content: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return zlib.crc32(content)
+    return zlib.crc32(content_of(tensor).numpy())
 
 
 def rough_print(value: Any) -> Any:

@@ -21,9 +21,10 @@ from harness.checkpoints.belongings import (
     is_silent,
     named_attributes,
 )
+from harness.checkpoints.contents import odd_values
 from harness.checkpoints.unpickling import KINDS
 from harness.places import is_owners_class
-from harness.upstream.logged_values import metric_counts
+from harness.upstream.logged_values import metric_counts, metrics_in
 
 MOST_OBJECTS, MOST_DEPTH = 100_000, 60  # of one attribute
 MANY = 16  # tensors of a list that are written as one
@@ -115,16 +116,18 @@ class Packer:
         if isinstance(value, torch.Tensor):
             return self._note(value, self._tensor(value))
         if isinstance(value, (np.ndarray, np.generic)):
-            if value.dtype.hasobject or value.dtype.names or kind.__module__ != "numpy":
+            is_plain = kind is np.ndarray or isinstance(value, np.generic)
+            if not is_plain or value.dtype.hasobject or value.dtype.names:
                 return self._opaque(value)
             self._count(value.nbytes)
             return self._note(value, value)
         if isinstance(value, Enum):
             return {"#": "enum", "class": class_name(value), "name": value.name}
         if kind in PLAIN or isinstance(value, np.dtype):
-            return value
+            return self._opaque(value) if odd_values(value) else value
         if kind in GENERATORS:
-            node = {"#": "generator", "class": class_name(value)}
+            on_device = isinstance(value, torch.Generator) and value.device.type != "cpu"
+            node = {"#": "generator", "class": class_name(value), "is_on_device": on_device}
             return self._stated(value, node, generator_state(value))
         if isinstance(value, Metric):
             return self._stated(value, {"#": "metric"}, metric_counts(value))
@@ -271,7 +274,10 @@ def module_parts(module: nn.Module) -> dict[str, Any]:
     """What a network that no other one registers consists of."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     attributes = dict(named_attributes(module))
+    metrics = dict(metrics_in(module))
     return {
+        "metrics": list(metrics),
+        "counts": [metric_counts(metric) for metric in metrics.values()],
         "names": list(tensors),
         "tensors": list(tensors.values()),
         "paths": list(attributes),

@@ -1,9 +1,9 @@
 """What ``packing`` has made plain, put back into the objects of a run that goes on."""
 
+import builtins
 import random
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from harness.checkpoints.belongings import NAMESPACES, attributes_of, class_name
 from harness.checkpoints.packing import FACTORIES, MAPPINGS, SCALARS, SETS
 from harness.places import is_owners_class
-from harness.upstream.logged_values import restore_metric
+from harness.upstream.logged_values import metrics_in, restore_metric
 
 MISSING: Any = object()
 
@@ -26,22 +26,16 @@ class LostError(Exception):
 class Placer:
     """Makes values of what was packed; nothing in it names code that is run.
 
-    Objects are those that are there, or of classes that the owner's modules have.
+    Objects are those that are there, or of the owner's classes that are imported already.
 
     Args:
         known: what is only named, by name.
         device: of the tensors that were not on the CPU.
-        owners: objects whose modules are looked through for classes.
     """
 
-    def __init__(self, known: dict[str, Any], device: torch.device, owners: Iterable[Any]) -> None:
+    def __init__(self, known: dict[str, Any], device: torch.device) -> None:
         self.known, self.device = known, device
         self.made: dict[int, Any] = {}  # by the id of what was packed
-        self.classes: dict[str, type] = {f"{k.__module__}.{k.__qualname__}": k for k in NAMESPACES}
-        for name in {base.__module__ for owner in owners for base in type(owner).__mro__}:
-            for kind in vars(sys.modules[name]).values() if name in sys.modules else ():
-                if isinstance(kind, type) and is_owners_class(kind):
-                    self.classes[f"{kind.__module__}.{kind.__qualname__}"] = kind
 
     def place(self, node: Any, live: Any = MISSING, is_same: bool = False) -> Any:
         """The value of a node.
@@ -73,10 +67,8 @@ class Placer:
             if made is live:
                 made.clear()
                 (made.extend if kind is deque else made.update)(node)
-        elif kind is torch.Tensor:
-            made = filled(live, node) if is_same else node.clone()
-        elif kind is np.ndarray:
-            made = filled_array(live, node) if is_same else node.copy()
+        elif kind in (torch.Tensor, np.ndarray):
+            made = filled(live if is_same else MISSING, node)
         else:
             made = node
         self.made[id(node)] = made
@@ -108,22 +100,21 @@ class Placer:
         name = node["class"]
         if live is not MISSING and class_name(live) == name:
             return type(live)
-        if name not in self.classes:
+        module, _, attribute = name.rpartition(".")
+        kind: Any = vars(sys.modules.get(module, builtins)).get(attribute)
+        if kind not in NAMESPACES and not (isinstance(kind, type) and is_owners_class(kind)):
             raise LostError(f"no {name} is in sight")
-        return self.classes[name]
+        return kind
 
     def _generator(self, node: Any, live: Any, is_same: bool) -> Any:
         state = self.place(node["state"])
         if live is MISSING or class_name(live) != node["class"] or not is_same:
-            live = new_generator(node["class"], state, self.device)
-        if isinstance(live, torch.Generator):
-            live.set_state(state)
-        elif isinstance(live, np.random.Generator):
+            device = self.device if node.get("is_on_device") else torch.device("cpu")
+            live = new_generator(node["class"], state, device)
+        if isinstance(live, np.random.Generator):
             live.bit_generator.state = state
-        elif isinstance(live, np.random.RandomState):
-            live.set_state(state)
         else:
-            live.setstate(state)
+            (getattr(live, "setstate", None) or live.set_state)(state)
         return live
 
     def _metric(self, node: Any, live: Any, _: bool) -> Any:
@@ -135,7 +126,14 @@ class Placer:
             raise LostError("there is no network to fill")
         tensors = {**dict(live.named_parameters()), **dict(live.named_buffers())}
         for name, tensor in zip(node["names"], node["tensors"], strict=True):
-            self.place(tensor, tensors.get(name, MISSING))
+            there = tensors.get(name, MISSING)
+            made = self.place(tensor, there, is_same=True)
+            if made is not there:
+                path, _, leaf = name.rpartition(".")
+                setattr(live.get_submodule(path), leaf, made)
+        counted = dict(metrics_in(live))
+        for name, counts in zip(node["metrics"], node["counts"], strict=True):
+            restore_metric(counted[name], self.place(counts), self.device)
         for path, value in zip(node["paths"], node["values"], strict=True):
             owner, _, name = path.rpartition(".")
             self.set(live.get_submodule(owner), name, value)
@@ -147,8 +145,10 @@ class Placer:
         if is_same and there is live:
             made = live
         elif node.get("factory") is not None:
-            factory = getattr(there, "default_factory", None)
-            made = defaultdict(FACTORIES.get(node["factory"], factory))
+            factory = FACTORIES.get(node["factory"], getattr(there, "default_factory", None))
+            if factory is None:
+                raise LostError("nothing there has its default_factory")
+            made = defaultdict(factory)
         else:
             made = kind()
         self.made[id(node)] = made
@@ -238,40 +238,29 @@ def part(parts: Any, index: int) -> Any:
     return parts[index] if index < len(parts) else MISSING
 
 
-def filled(live: Any, data: torch.Tensor) -> Any:
-    """A tensor filled with other values, or a new one where it cannot be."""
-    fits = (
-        isinstance(live, torch.Tensor)
-        and (live.shape, live.dtype) == (data.shape, data.dtype)
-        and live.layout is torch.strided
-        and live.is_leaf
-        and not live.is_inference()
-    )
-    if not fits:
-        return data.clone()
+def filled(live: Any, data: Any) -> Any:
+    """A tensor or an array filled with other values, or a new one where it cannot be."""
+    is_tensor = isinstance(data, torch.Tensor)
+    fits = type(live) is np.ndarray and live.flags.writeable
+    if is_tensor:
+        fits = isinstance(live, torch.Tensor) and live.layout is torch.strided and live.is_leaf
+        fits = fits and not live.is_inference()
+    if not fits or (live.shape, live.dtype) != (data.shape, data.dtype):
+        return data.clone() if is_tensor else data.copy()
     with torch.no_grad():
-        live.copy_(data)
-    return live
-
-
-def filled_array(live: Any, data: Any) -> Any:
-    """As ``filled``, for an array."""
-    fits = type(live) is np.ndarray and (live.shape, live.dtype) == (data.shape, data.dtype)
-    if not fits or not live.flags.writeable:
-        return data.copy()
-    live[...] = data
+        live[...] = data
     return live
 
 
 def new_generator(name: str, state: Any, device: torch.device) -> Any:
     """A generator of a kind."""
-    match name.rpartition(".")[2]:
-        case "Random":
+    match name:
+        case "random.Random":
             return random.Random()
-        case "RandomState":
+        case "numpy.random.mtrand.RandomState":
             return np.random.RandomState()
-        case "Generator" if name.startswith("torch"):
-            return torch.Generator()
+        case "torch._C.Generator":
+            return torch.Generator(device)
     kinds = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
     if state["bit_generator"] not in kinds:
         raise LostError(f"a {state['bit_generator']} was made in training")

@@ -113,8 +113,9 @@ def started(run_dir: Path) -> tuple[float, int]:
     person or Slurm has named, by the file's time, which a copy need not have kept.
     """
     path = run_dir / "overrides.yaml"
-    with suppress(OSError, ValueError):
-        if line := re.search(f"^{frozen_files.STARTED}(.+)$", path.read_text(), re.MULTILINE):
+    with suppress(OSError, ValueError, UserError):  # of a damaged one the folder's name counts
+        text = frozen_files.read_yaml(path)
+        if line := re.search(f"^{frozen_files.STARTED}(.+)$", text, re.MULTILINE):
             return datetime.fromisoformat(line[1]).timestamp(), 0
     with suppress(ValueError, OverflowError):
         if name := FOLDER.fullmatch(run_dir.name):

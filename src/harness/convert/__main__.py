@@ -28,8 +28,7 @@ from typing import Any
 from harness.errors import UserError
 
 from .conversion import DTYPES, OUTPUTS, convert
-from .foreign import printable, quoted
-from .sources import SUFFIXES, is_checkpoint_folder, jobs
+from .sources import SUFFIXES, is_checkpoint_folder, jobs, printable, quoted
 from .tensors import CheckpointError
 
 
@@ -52,6 +51,9 @@ def run(packages: Sequence[str] = ()) -> None:
     except BrokenPipeError:  # as of `--list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
+    except OSError as error:  # as of `> /dev/full`
+        status = int(_failure(error)["status"])
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 
 

@@ -5,7 +5,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from .foreign import quoted
 from .names import NETWORKS, Names, is_average
 from .places import (
     Place,
@@ -22,6 +21,7 @@ from .places import (
     module_state,
     places_of,
 )
+from .sources import quoted
 from .tensors import Budget, CheckpointError, Tensor, parsing
 from .unpickle import Inert
 
@@ -47,9 +47,7 @@ class Chosen:
 
 
 @parsing("what it holds")
-def choose(
-    root: Any, key: str | None = None, ema: bool = True, budget: Budget | None = None
-) -> Chosen:
+def choose(root: Any, key: str | None, ema: bool, budget: Budget) -> Chosen:
     """Take the entry `key` (dotted where nested, "" for the whole), or what is usually weights.
 
     With `ema`, averaged weights are preferred.
@@ -64,7 +62,6 @@ def choose(
     if "ds_version" in entries and key is None:
         raise CheckpointError("a part of a DeepSpeed checkpoint; run its zero_to_fp32.py first")
     notes: list[str] = []
-    budget = budget or Budget()
     place = _usual(root, ema, notes, budget) if key is None else lookup(root, key)
     value = root if place is None else at(root, place)
     if place is None or not is_weights(value):
@@ -89,16 +86,9 @@ def choose(
         if other != place[depth]
     ]
     metadata = getattr(value, "metadata", None)
-    return Chosen(
-        {name: value for name, value in state.items() if value is not None},
-        name,
-        place,
-        is_lightning,
-        is_pickled,
-        rest,
-        metadata if isinstance(metadata, dict) else {},
-        notes,
-    )
+    metadata = metadata if isinstance(metadata, dict) else {}
+    state = {name: value for name, value in state.items() if value is not None}
+    return Chosen(state, name, place, is_lightning, is_pickled, rest, metadata, notes)
 
 
 def _usual(root: Any, ema: bool, notes: list[str], budget: Budget) -> Place | None:

@@ -9,12 +9,11 @@ from harness.errors import UserError
 from harness.files import replacing
 
 from .choose import Chosen, choose
-from .foreign import printable, quoted
 from .names import Names
 from .network import network_of
 from .places import holds_tensors, is_odd_tensor, key_for, places_of
 from .read import Checkpoint
-from .sources import default_output, refuse_part, stem_of, whole
+from .sources import default_output, printable, quoted, refuse_part, stem_of, whole
 from .stream import verify as verify_copy
 from .tensors import CheckpointError, Tensor, target_dtype
 from .write import write_pt, write_safetensors
@@ -123,14 +122,9 @@ def convert(
             chosen = choose(checkpoint.root, key, ema, checkpoint.budget)
             is_usual = verify and prefix == "auto" and key is None
             network, notes = network_of(source, packages) if is_usual else (None, [])
+            known, keeps = network.names if network else (), keep_module or chosen.is_exact
             names = Names(
-                chosen.state,
-                prefix,
-                chosen.is_lightning,
-                keep_module=keep_module or chosen.is_exact,
-                known=network.names if network else (),
-                ema=ema,
-                versions=chosen.metadata,
+                chosen.state, prefix, chosen.is_lightning, keeps, known, ema, chosen.metadata
             )
             tensors, entries, dropped = _select(chosen, names.new, dtype)
             report = Report(

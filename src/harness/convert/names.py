@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from .foreign import quoted
+from .sources import quoted
 from .tensors import CheckpointError
 
 NETWORKS = ("net", "model", "network")  # what a LightningModule usually calls its network
@@ -35,13 +35,10 @@ class Names:
     option that decides otherwise.
 
     Args:
-        names: as in the file.
         prefix: the network's place, or "auto": in a LightningModule `net`, `model`, `network` or
             its only child; otherwise the whole.
         is_lightning: whether the names begin at a LightningModule.
-        keep_module: leave all `module` segments alone.
         known: the network's own names, prefix included; a `module` in them stays.
-        ema: as for `choose`.
         versions: the `_metadata` of a state_dict; its whole numbers become `metadata`, by the new
             names. A wrapper's entry gives way to that of its module.
 

@@ -28,10 +28,10 @@ class Network(NamedTuple):
         """Raise a CheckpointError unless tensors of these names and shapes load strictly."""
         import torch
 
-        state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         try:
+            state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
             self.module.load_state_dict(state, strict=True, assign=True)
-        except RuntimeError as error:
+        except Exception as error:  # a class's own code can fail in any way
             lines = " ".join(str(error).split())[:300]
             raise CheckpointError(f"does not fit the network of config.yaml: {lines}") from error
 
@@ -56,10 +56,10 @@ def network_of(checkpoint: Path, packages: Collection[str]) -> tuple[Network | N
             module = _build(model[attribute], ("torch.nn", *packages))
         if not isinstance(module, torch.nn.Module):
             raise CheckpointError(f"its model.{attribute} is not a network")
+        return Network(module, {f"{attribute}.{name}" for name in module.state_dict()}), []
     except Exception as error:  # a class's own code can fail in any way
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         return None, [f"not held against the network of {config}: {reason}"]
-    return Network(module, {f"{attribute}.{name}" for name in module.state_dict()}), []
 
 
 def _read(config: Path) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from .foreign import quoted
+from .sources import quoted
 from .tensors import Budget, Tensor
 from .unpickle import Inert, Key
 

@@ -12,9 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from .foreign import foreign
 from .formats import Window, read_legacy, read_safetensors, read_zip
-from .sources import MAX_INDEX, indexes, is_checkpoint_folder, is_index, read_index
+from .sources import MAX_INDEX, foreign, indexes, is_checkpoint_folder, is_index, read_index
 from .tensors import DTYPES, Budget, CheckpointError, Tensor, parsing, row_major
 from .unpickle import unpickle
 
@@ -58,9 +57,10 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         """Raise if a file was written to or replaced since it was opened."""
         for path, (fd, before) in self._files.items():
-            for now in (os.fstat(fd), os.stat(path)):
-                if any(getattr(now, name) != getattr(before, name) for name in _IDENTITY):
-                    raise CheckpointError("changed while it was read; convert it again")
+            found = (os.fstat(fd), os.stat(path)) if os.path.exists(path) else ()
+            is_same = all(getattr(now, i) == getattr(before, i) for now in found for i in _IDENTITY)
+            if not found or not is_same:
+                raise CheckpointError("changed while it was read; convert it again")
 
     def is_read_from(self, path: Path) -> bool:
         """Whether a path is one of the files that are open."""

@@ -1,19 +1,22 @@
-"""What a path stands for: a file, a folder that is one checkpoint, or the shards of an index.
+"""What a path stands for: a file, a folder that is one checkpoint, the shards of an index.
 
 Hugging Face's sharded files have an index beside them, `*.safetensors.index.json` or
-`*.bin.index.json`, whose `weight_map` says in which of the files each tensor is.
+`*.bin.index.json`, whose `weight_map` says in which of the files each tensor is. Files that torch
+did not write get a name, and names in a file are made safe to print.
 """
 
 import json
+import os
 import re
+import shlex
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
 
-from .foreign import quoted
 from .tensors import CheckpointError, parsing
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
@@ -21,11 +24,29 @@ _INDEX = re.compile(r"\.(safetensors|bin|pt|pth|ckpt)\.index(\.\w+)?\.json$")
 _SHARD = re.compile(r"-\d+-of-(?!0*1\b)\d+")  # one of one is the whole
 _RANK = re.compile(r"^(consolidated\.|mp_rank_)\d+")  # of Llama, of Megatron
 MAX_INDEX = 100_000_000  # bytes
+_UNPACK = "packed with {}; unpack it first"
+_OTHER = "written by {}, not by torch"
+_STARTS = {
+    b"version https://git-lfs": "a Git LFS pointer to the file; git lfs pull downloads it",
+    b"\x1f\x8b": _UNPACK.format("gzip"),
+    b"BZh": _UNPACK.format("bzip2"),
+    b"\xfd7zXZ": _UNPACK.format("xz"),
+    b"\x28\xb5\x2f\xfd": _UNPACK.format("zstd"),
+    b"7z\xbc\xaf": _UNPACK.format("7-Zip"),
+    b"Rar!": _UNPACK.format("rar"),
+    b"PK\x05\x06": "an empty zip",
+    b"\x89HDF": "HDF5, " + _OTHER.format("Keras or h5py"),
+    b"GGUF": "GGUF, " + _OTHER.format("llama.cpp"),
+    b"\x93NUMPY": "an array, " + _OTHER.format("numpy.save"),
+}
+_HTML = re.compile(rb"\s*<(!doctype|html|head|\?xml)", re.IGNORECASE)
+_ONNX = re.compile(rb"\x08[\x01-\x14]([\x12\x3a\x42]|\x10)")  # ir_version, then the next field
+_TEXT = bytes({*range(32, 256), *b"\t\n\r"})
 
 
 def is_checkpoint_folder(path: Path) -> bool:
     """Whether a folder as a whole is one checkpoint, be it of a kind that is refused."""
-    has_index = (path / ".metadata").is_file() or (path / "latest").is_file()
+    has_index = os.path.isfile(path / ".metadata") or os.path.isfile(path / "latest")
     return has_index or any(path.glob("*zero_pp_rank*")) or bool(indexes(path))
 
 
@@ -36,7 +57,7 @@ def is_index(path: Path) -> bool:
 
 def indexes(folder: Path) -> list[Path]:
     """Return the indexes of shards in a folder, those of safetensors before others."""
-    paths = (path for path in folder.glob("*.json") if is_index(path) and path.is_file())
+    paths = (path for path in folder.glob("*.json") if is_index(path) and os.path.isfile(path))
     return sorted(paths, key=lambda path: path.name.partition(".")[2], reverse=True)
 
 
@@ -47,9 +68,9 @@ def whole(source: str | Path) -> Path:
     """
     path = Path(source)
     path = path if path.name not in ("", "..") else path.resolve()
-    if path.is_file() and not is_index(path):
+    if os.path.isfile(path) and not is_index(path):
         for index in indexes(path.parent):
-            with index.open("rb") as file:
+            with suppress(OSError), index.open("rb") as file:
                 if json.dumps(path.name).encode() in file.read(MAX_INDEX):
                     return index
     return path
@@ -61,7 +82,7 @@ def refuse_part(path: Path) -> None:
     if path.suffix == ".distcp":
         folder = quoted(path.parent)
         what = f"a part of a distributed checkpoint; convert its folder, {folder}"
-    elif path.is_file() and not is_index(path) and _SHARD.search(path.name):
+    elif os.path.isfile(path) and not is_index(path) and _SHARD.search(path.name):
         what = (
             "one of the shards of a network, whose index (*.index.json) is not beside it; "
             "copy that and all shards into one folder, and convert the folder"
@@ -131,11 +152,13 @@ def jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
     """
     found: list[Path] = []
     for source in map(whole, sources):
-        is_search = source.is_dir() and not is_checkpoint_folder(source)
+        is_search = os.path.isdir(source) and not is_checkpoint_folder(source)
         found += (_below(source) if is_search else []) or [source]
     found = list({path.absolute(): path for path in found}.values())
     counts = Counter(map(default_output, found))
-    inputs = {path.stat()[1:3]: path for path in found if path.exists()}  # by inode and device
+    inputs = {
+        path.stat()[1:3]: path for path in found if os.path.exists(path)
+    }  # by inode and device
     pairs: list[tuple[Path, Path]] = []
     owners: dict[Path, Path] = {}
     for source in found:
@@ -149,7 +172,7 @@ def jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
                 f"{target} would be written more than once, for {owner} and for {source}; "
                 + ("convert one at a time" if output and "{stem}" in output else hint)
             )
-        if target.exists() and inputs.get(target.stat()[1:3], source) is not source:
+        if os.path.exists(target) and inputs.get(target.stat()[1:3], source) is not source:
             raise UserError(f"{target}, for {source}, is also an input; name another output")
         pairs.append((source, target))
     return pairs
@@ -166,3 +189,42 @@ def _below(folder: Path) -> list[Path]:
     ]
     outputs = {default_output(path, is_alone) for path in paths for is_alone in (True, False)}
     return [path for path in paths if path not in outputs]
+
+
+def foreign(head: bytes, path: Path) -> str | None:
+    """Return what a file is that torch did not write, as far as its first 512 bytes tell."""
+    for start, what in _STARTS.items():
+        if head.startswith(start):
+            return what
+    if head.startswith(b"PK\x03\x04"):
+        first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+        is_keras = path.suffix == ".keras"
+        is_array = first.endswith(b".npy")
+        other = "numpy.savez" if is_array else "Keras" if is_keras else None
+        return f"a zip, {_OTHER.format(other)}" if other else None
+    if head[8:10] == b'{"':
+        return "a safetensors file that ends inside its header; copy it again"
+    if head[257:262] == b"ustar":
+        return _UNPACK.format("tar")
+    if _HTML.match(head):
+        return "a web page: its download failed or asks for a login"
+    if path.suffix == ".onnx" or _ONNX.match(head):
+        return "an ONNX model, " + _OTHER.format("an exporter")
+    if head[4:8] == b"TFL3" or path.suffix in (".pb", ".tflite"):
+        return "a model " + _OTHER.format("TensorFlow")
+    if head[:1] != b"\x80" and not head.translate(None, _TEXT):
+        return "a JSON file" if head.lstrip()[:1] in (b"{", b"[") else "a text file"
+    return None
+
+
+def printable(text: str) -> str:
+    """Return the text in one line, with what a terminal would obey escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def quoted(text: object) -> str:
+    """Return the text as one word of a command, to be typed or pasted into a shell."""
+    word = str(text)
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + printable(word.replace("\\", "\\\\").replace("'", "\\'")) + "'"

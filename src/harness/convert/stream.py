@@ -77,7 +77,7 @@ def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) 
         stated = old.stated_crc if copy.dtype == old.dtype else None
         if stated is None:
             partly_read.update(dict.fromkeys(old.records, name))
-        if not copy.whole_record:
+        if copy.stated_crc is None:
             partly_read.update(dict.fromkeys(copy.records, name))
         expected = _crc32(stream(old, copy.dtype)) if stated is None else stated
         actual = _crc32(stream(copy, copy.dtype))
@@ -91,7 +91,7 @@ def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) 
 
 def check(record: Record, name: str) -> None:
     """Raise a CheckpointError unless a record matches its checksum, if the file states one."""
-    if record.crc not in (None, _crc32(read(record, 0, record.num_bytes))):
+    if record.crc is not None and record.crc != _crc32(read(record, 0, record.num_bytes)):
         raise CheckpointError(f"damaged: {name} does not match its checksum; copy the file again")
 
 
@@ -151,18 +151,15 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
         block, is_filled = np.empty(sizes, element), np.zeros(sizes, bool)
         for position, shard in shards:
             # Where the block and the shard overlap, per axis and counted in the whole tensor.
-            lows = [max(a, p) for a, p in zip(first, position, strict=True)]
-            ends = zip(first, sizes, position, shard.shape, strict=True)
-            highs = [min(a + n, p + m) for a, n, p, m in ends]
-            if all(low < high for low, high in zip(lows, highs, strict=True)):
-                bounds = zip(first, lows, highs, strict=True)
-                inside: Any = [slice(low - a, high - a) for a, low, high in bounds]
-                steps = zip(lows, position, shard.stride, strict=True)
-                offset = shard.offset + sum((low - p) * step for low, p, step in steps)
-                if is_filled[(*inside, ...)].any():
+            lows = np.maximum(first, position)
+            highs = np.minimum(np.add(first, sizes), np.add(position, shard.shape))
+            if (lows < highs).all():
+                inside: Any = (*map(slice, lows - first, highs - first), ...)
+                offset = shard.offset + int(np.dot(lows - position, shard.stride))
+                if is_filled[inside].any():
                     raise CheckpointError(_NO_TILES)
-                is_filled[(*inside, ...)] = True
-                _fill(block[(*inside, ...)], shard.record, offset, shard.stride)
+                is_filled[inside] = True
+                _fill(block[inside], shard.record, offset, shard.stride)
         if not is_filled.all():
             raise CheckpointError(_NO_TILES)
         flat = block.reshape(-1)

@@ -180,15 +180,11 @@ class Tensor:
         return (in_order and not (self.load_shards or self.negate)) or not self.numel
 
     @property
-    def whole_record(self) -> Record | None:
-        """The record, if the tensor's bytes are all of it in the same order."""
-        plain = self.record and self.is_plain and self.num_bytes == self.record.num_bytes
-        return self.record if plain else None
-
-    @property
     def stated_crc(self) -> int | None:
         """The checksum of exactly the tensor's bytes, where the file states it."""
-        return self.whole_record.crc if self.whole_record else None
+        record = self.record
+        is_whole = record and self.is_plain and self.num_bytes == record.num_bytes
+        return record.crc if record and is_whole else None
 
     @property
     def records(self) -> list[Record]:

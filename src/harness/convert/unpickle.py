@@ -256,21 +256,15 @@ class InertUnpickler(pickle._Unpickler):
             for entry in target.metadata.values() if isinstance(target.metadata, dict) else ():
                 self.spend(32 + 8 * len(entry))
 
-    def _empty_dict(self) -> None:
-        self.append(Dict())
-
     def _dict(self) -> None:
         items = self.pop_mark()
         self.append(Dict(zip(items[::2], items[1::2], strict=True)))
 
-    def _frame(self) -> None:
-        self._file.read(8)  # its length, which says nothing about the objects in it
-
-    dispatch[pickle.FRAME[0]] = _frame
+    dispatch[pickle.FRAME[0]] = lambda self: self._file.read(8)  # a length, which says nothing
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _reduce
     dispatch[pickle.NEWOBJ_EX[0]] = _newobj_ex
     dispatch[pickle.BUILD[0]] = _build
-    dispatch[pickle.EMPTY_DICT[0]] = _empty_dict
+    dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(Dict())
     dispatch[pickle.DICT[0]] = _dict
     # Sets are read as lists: nothing in them is hashed.
     dispatch[pickle.EMPTY_SET[0]] = dispatch[pickle.EMPTY_LIST[0]]

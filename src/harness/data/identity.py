@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from harness.checkpoints.fingerprints import content_of
+
 # Of each array and each file as much is read, and of all of a data set's.
 MOST_BYTES_OF_ARRAY, MOST_BYTES_OF_ARRAYS = 2**28, 2**29
 MOST_BYTES_OF_FILE, MOST_BYTES_OF_FILES = 2**24, 2**26
@@ -59,17 +61,10 @@ class Reader:
             yield from self.file(value, is_item)
         elif isinstance(value, torch.Tensor):
             if value.layout is torch.strided and not value.is_quantized and not value.is_meta:
-                yield f"{value.dtype} {tuple(value.shape)}".encode()
-                is_small = value.nbytes <= MOST_BYTES_OF_ARRAY
-                # To flatten what is not contiguous copies it.
-                if value.numel() and (is_small or value.is_contiguous()):
-                    yield from self.array(value.detach().contiguous().view(-1).view(torch.uint8))
+                yield from self.numbers(value, value.is_contiguous())
         elif isinstance(value, np.ndarray):
             if not value.dtype.hasobject:
-                yield f"{value.dtype} {value.shape}".encode()
-                is_small = value.nbytes <= MOST_BYTES_OF_ARRAY
-                if value.nbytes and (is_small or value.flags.c_contiguous):
-                    yield from self.array(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+                yield from self.numbers(value, value.flags.c_contiguous)
         elif isinstance(value, (list, tuple, dict, Dataset)):
             self.seen[id(value)] = value
             is_table = not isinstance(value, Dataset)
@@ -100,8 +95,13 @@ class Reader:
         elif is_item and isinstance(name, str):
             yield (path.name if os.path.isdir(path) else name).encode(errors="surrogateescape")
 
-    def array(self, flat: Any) -> Iterator[Any]:
-        """The bytes of an array or a tensor, or some of each part of it."""
+    def numbers(self, value: Any, is_flat: bool) -> Iterator[Any]:
+        """The shape of an array or a tensor, and its bytes, or some of each part of them."""
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        # To flatten what is not contiguous copies it.
+        if not value.nbytes or not (is_flat or value.nbytes <= MOST_BYTES_OF_ARRAY):
+            return
+        flat = content_of(value)
         most = min(MOST_BYTES_OF_ARRAY, self.array_bytes_left)
         self.array_bytes_left -= min(len(flat), most)
         for start, end in blocks(len(flat), most) if most else []:

@@ -3,13 +3,14 @@
 import struct
 import zlib
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 PREFIX = "events.out.tfevents."
 LENGTH = struct.Struct("<Q")  # a record is a length with its checksum, data, another checksum
@@ -62,23 +63,11 @@ def is_head(data: bytes, start: int) -> bool:
     return bool(checksum == masked_crc32c(data[start : start + LENGTH.size]))
 
 
-def record_of(event: Any) -> Record:
+def record_of(**event: Any) -> Record:
     """The record of an event, which is in no file yet."""
-    body = event.SerializeToString()
-    length = LENGTH.pack(len(body))
-    head, tail = CHECKSUM.pack(masked_crc32c(length)), CHECKSUM.pack(masked_crc32c(body))
-    return Record(0, 0, length + head + body + tail, event)
-
-
-def first_event(wall_time: float) -> Any:
-    """The event that every file begins with."""
-    return Event(wall_time=wall_time, file_version="brain.Event:2")
-
-
-def scalar_event(wall_time: float, step: int, tag: str, value: float) -> Any:
-    """An event as torch's ``SummaryWriter.add_scalar`` writes it."""
-    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-    return Event(wall_time=wall_time, step=step, summary=summary)
+    made, file = Event(**event), BytesIO()
+    RecordWriter(file).write(made.SerializeToString())
+    return Record(0, 0, file.getvalue(), made)
 
 
 def scalars(event: Any) -> dict[str, float]:
@@ -124,16 +113,18 @@ def read_on(state: dict[str, Any], path: Path) -> None:
         data = file.read()
     events, end = [], 0
     while end + HEAD <= len(data):
-        if not is_head(data, end):  # it was damaged already: the resume says so
-            end = len(data)
+        size, is_damaged = LENGTH.unpack_from(data, end)[0], not is_head(data, end)
+        if not is_damaged and end + HEAD + size + CHECKSUM.size > len(data):
             break
-        following = end + HEAD + LENGTH.unpack_from(data, end)[0] + CHECKSUM.size
-        if following > len(data):
+        record = whole_record(data, end)
+        if record is None:  # no sum will hold, and the resume brings back what can be
+            state["crc32"], end = -1, len(data)
             break
-        events.append(Event.FromString(data[end + HEAD : following - CHECKSUM.size]))
-        end = following
+        events.append(record.event)
+        end = record.end
     state["length"] += end
-    state["crc32"] = zlib.crc32(data[:end], state["crc32"])
+    if state["crc32"] >= 0:
+        state["crc32"] = zlib.crc32(data[:end], state["crc32"])
     count_values(events, state["values"])
 
 

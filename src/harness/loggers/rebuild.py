@@ -179,8 +179,8 @@ def bring_back_events(rows: Rows, files: list[File]) -> None:
         if file.records:
             wall_time = file.records[0].event.wall_time
         if not any(record.event.HasField("file_version") for record in file.records[:1]):
-            first = event_files.first_event(wall_time)
-            file.records.insert(0, event_files.record_of(first))
+            first = event_files.record_of(wall_time=wall_time, file_version="brain.Event:2")
+            file.records.insert(0, first)
         there = event_files.count_values((record.event for record in file.records), {})
         for tag, (num, _) in file.state["values"].items():
             absent[nth][tag] = num - there.get(tag, (0, None))[0]
@@ -197,9 +197,10 @@ def bring_back_events(rows: Rows, files: list[File]) -> None:
         # Into the next file that has lost a value of this tag.
         for nth in range(here[0], len(files)):
             if absent[nth][tag] > 0:
-                event = event_files.scalar_event(wall_time, step, tag, value)
+                summary = {"value": [{"tag": tag, "simple_value": value}]}  # as add_scalar's
+                record = event_files.record_of(wall_time=wall_time, step=step, summary=summary)
                 here = here if here[0] == nth else (nth, 0)
-                put_behind[here].append(event_files.record_of(event))
+                put_behind[here].append(record)
                 absent[nth][tag] -= 1
                 num_back[nth] += 1
                 break

@@ -30,11 +30,6 @@ from harness.loggers.rebuild import File, bring_back_events, bring_back_rows
 log = logging.getLogger(__name__)
 
 
-def rewind_logs(run_dir: Path, step: int) -> None:
-    """Take out what a run has logged at ``step`` and later, where no checkpoint tells of it."""
-    Logs(run_dir).rewind(None, step)
-
-
 class Logs:
     """A run's ``metrics.csv`` and files of TensorBoard; make it before the loggers open theirs.
 

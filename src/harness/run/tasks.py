@@ -30,7 +30,7 @@ from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.exact.unfrozen import Unfrozen
 from harness.frozen_files import write_json
 from harness.loggers.guarded import guarded
-from harness.loggers.rewind import rewind_logs
+from harness.loggers.rewind import Logs
 from harness.processes import spawned
 from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
@@ -59,7 +59,7 @@ def train(cfg: DictConfig) -> None:
     loaders.check_training(model, data)
     screen.show_start(trainer, model, data, cfg.resume)
     if cfg.resume is None and global_rank() == 0:
-        rewind_logs(Path(cfg.run_dir), 0)  # of a start that came to no checkpoint
+        Logs(Path(cfg.run_dir)).rewind(None, 0)  # of a start that came to no checkpoint
     with user_errors(cfg), leaving_together(trainer), explaining(trainer):
         seed(cfg)
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)

@@ -70,7 +70,7 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
     return {
         "metrics": {
             name: metric_counts(metric)
-            for name, metric in _metrics(trainer)
+            for name, metric in metrics_in(trainer.lightning_module)
             if metric.update_called
         },
         "logged": {key: _logged_state(logged) for key, logged in trainer._results.items()},
@@ -91,7 +91,7 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     connector, results = trainer._logger_connector, trainer._results
     assert results is not None
     device = trainer.strategy.root_device
-    for name, metric in _metrics(trainer) if takes_all else ():
+    for name, metric in metrics_in(trainer.lightning_module) if takes_all else ():
         if name in mine["metrics"]:
             restore_metric(metric, mine["metrics"][name], device)
             for other in others:
@@ -114,9 +114,9 @@ def copied(value: Any, device: torch.device | str = "cpu") -> Any:
     return [copied(item, device) for item in value] if isinstance(value, list) else value
 
 
-def _metrics(trainer: pl.Trainer) -> list[tuple[str, Metric]]:
-    """The module's metrics by name; those of a collection brought up to date first."""
-    modules = dict(trainer.lightning_module.named_modules())
+def metrics_in(network: Any) -> list[tuple[str, Metric]]:
+    """A module's metrics by name; those of a collection brought up to date first."""
+    modules = dict(network.named_modules())
     for module in modules.values():
         if isinstance(module, MetricCollection):
             module.items()  # members of a compute group share the first one's counts from now on
