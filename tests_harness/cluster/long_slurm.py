@@ -17,7 +17,7 @@ from tests_harness.cluster.runs import (
     where,
 )
 from tests_harness.cluster.slurm import Slurm
-from tests_harness.cluster.test_slurm import ON_BOTH, shown_script, words
+from tests_harness.cluster.test_slurm import ON_BOTH, TRACE, array_script, shown_script, words
 from tests_harness.figures import Rows
 
 NUM_EPOCHS = 5
@@ -127,14 +127,8 @@ def node_dead(cluster: Slurm, folder: Path) -> tuple[bool, str]:
 
 def array(cluster: Slurm, folder: Path) -> tuple[bool, str]:
     """Four seeds, each of them signalled, and put back in the queue by the script."""
-    trace = "+callbacks.trace._target_=tests_harness.faults.trace.Trace"
-    script = shown_script(folder)
-    text = script.read_text().replace("--nodes=2 --ntasks-per-node=1", "--nodes=1 --ntasks=1")
-    place = f"+callbacks.trace.folder={folder}/task_$SLURM_ARRAY_TASK_ID/trace"
-    text = text.replace('"$@")', f'"{place}" "$@")').replace("strategy=ddp", "strategy=cpu")
-    script.write_text(text)
-    run = [*WORDS, *where(folder), trace, "+callbacks.trace.seconds_per_batch=1.5", LONG]
-    job = cluster.submit(script, *run, options=["--array=1-4"])
+    run = [*WORDS, *where(folder), *TRACE.split(), LONG]
+    job = cluster.submit(array_script(folder), *run, options=["--array=1-4"])
     tasks = {number: folder / f"task_{number}" for number in range(1, 5)}
     for number, task in tasks.items():
         cluster.wait_until(f"{job}_{number}", lambda task=task: num_steps(task) >= 8)

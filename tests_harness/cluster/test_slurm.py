@@ -185,6 +185,30 @@ def shown_script(folder: Path) -> Path:
     return path
 
 
+def array_script(folder: Path) -> Path:
+    """The same for an array of small jobs; each task has a trace in a folder of its own."""
+    path = shown_script(folder)
+    text = path.read_text().replace("--nodes=2 --ntasks-per-node=1", "--nodes=1 --ntasks=1")
+    place = f"+callbacks.trace.folder={folder}/task_$SLURM_ARRAY_TASK_ID/trace"
+    text = text.replace('"$@")', f'"{place}" "$@")').replace("strategy=ddp", "strategy=cpu")
+    path.write_text(text)
+    return path
+
+
+def test_script_puts_each_task_of_an_array_back_alone(slurm: Slurm, tmp_path: Path) -> None:
+    """Also the last one, whose number is that of the array."""
+    run = [*WORDS, *where(tmp_path), *TRACE.split()]
+    job = slurm.submit(array_script(tmp_path), *run, options=["--array=1-2"])
+    tasks = {number: tmp_path / f"task_{number}" for number in (1, 2)}
+    slurm.wait_until(f"{job}_2", lambda: min(map(num_steps, tasks.values())) >= 2)
+    slurm.ask("scancel", "--signal=USR1", f"{job}_2")
+    states = [slurm.wait(f"{job}_{number}") for number in tasks]
+    assert states == ["COMPLETED", "COMPLETED"], slurm.screen(f"{job}_2")
+    assert [slurm.about(f"{job}_{number}")["Restarts"] for number in tasks] == ["0", "1"]
+    assert sorted(config(run_dir).seed for run_dir in finished(tmp_path)) == [1, 2]
+    assert max(map(num_steps, tasks.values())) <= NUM_STEPS + NOT_LOST
+
+
 ON_BOTH = ("trainer.devices=1", "trainer.num_nodes=2", "resume=auto")
 
 
@@ -234,7 +258,8 @@ def test_script_leaves_a_cancelled_job_cancelled(slurm: Slurm, tmp_path: Path) -
 
 def test_script_is_as_short_as_the_page_says() -> None:
     lines = (ROOT / "scripts" / "slurm" / "train.sbatch").read_text().splitlines()
-    assert len([text for text in lines if text]) <= 20
+    comments = [text for text in lines if text.startswith("#") and "SBATCH --" not in text]
+    assert len([text for text in lines if text]) - len(comments) <= 15
 
 
 def test_nobody_of_a_cancelled_job_lives_on(slurm: Slurm, tmp_path: Path) -> None:

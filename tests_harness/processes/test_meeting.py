@@ -128,6 +128,7 @@ def test_failure_before_all_are_connected_ends_those_that_wait(
     meet: Meet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left: list[int] = []
+    undone: list[str] = []
 
     def leave(status: int) -> None:
         left.append(status)
@@ -138,7 +139,7 @@ def test_failure_before_all_are_connected_ends_those_that_wait(
     leaving.connected.clear()
 
     def do(one: Meeting, rank: int) -> None:
-        one.watch(leaves_store=False)
+        one.watch(False, undone.append)
         if rank == 1:
             raise UserError("No data here.")
 
@@ -148,6 +149,7 @@ def test_failure_before_all_are_connected_ends_those_that_wait(
         time.sleep(0.01)
     leaving.connected.set()
     assert left == [1, 1]
+    assert len(undone) == 2
     assert "No data here." in capfd.readouterr().err
 
 

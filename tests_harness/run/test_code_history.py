@@ -390,6 +390,19 @@ def test_rate_that_the_optimizers_state_overrules_is_told_once(study: Study, run
     assert "has no effect" not in study.go_on(run, 5)
 
 
+OPTIMIZERS = [name for name, kind in vars(torch.optim).items() if isinstance(kind, type)]
+
+
+@pytest.mark.parametrize("name", sorted({*OPTIMIZERS} - {"Optimizer", "SparseAdam", "Muon"}))
+def test_every_optimizer_of_torch_goes_on(name: str, study: Study) -> None:
+    study.edit("model.py", ("optim.Adam(", f"optim.{name}("))
+    run = train(*study.words)
+    before = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    study.go_on(run)
+    after = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
 def test_config_that_does_not_say_whether_to_test_does(study: Study, run: Run) -> None:
     saved = OmegaConf.load(run.folder / "config.yaml")
     saved.pop("test")

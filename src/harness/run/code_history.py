@@ -238,8 +238,11 @@ def misfit(loaded: dict[str, Any], trainer: pl.Trainer) -> str | None:
             return f"it has {loaded[kind]} {kind}, and configure_optimizers gives {today}."
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
-            if missing := [name for name in optimizer.defaults if name not in group]:
-                return f"it has no {', '.join(missing)} for {type(optimizer).__name__}."
+            # The one torch adds itself as any state is loaded.
+            if missing := [
+                n for n in optimizer.defaults if n not in group and n != "differentiable"
+            ]:
+                return f"it has no {', '.join(sorted(missing))} for {type(optimizer).__name__}."
     known = {name for name, _ in trainer.lightning_module.named_parameters()}
     for before, today_names in zip(loaded["optimized"] or [], optimized(trainer), strict=False):
         for name, other in zip(before, today_names, strict=False):
