@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.checkpoints.lookup import by_step, link_newest
-from tests_harness.faults.run_folder import contents, differences
+from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.modules.classifiers import Classifier
 from tests_harness.strategy_runs import SAME, execute, farthest, outcome, write_conf
 
@@ -60,11 +59,7 @@ def test_run_that_goes_on_evaluates_what_it_would_have(step: int, tmp_path: Path
     """Its workers are new ones, and to start them torch draws a number."""
     _, run_dir = train(tmp_path / "run", "cpu", "data.num_workers=2")
     expected = contents(run_dir)
-    for path in by_step(run_dir / "checkpoints"):
-        if int(path.stem.rpartition("_")[2]) > step:
-            path.unlink()
-    link_newest(by_step(run_dir / "checkpoints")[-1])
-    (run_dir / "results.json").unlink()
+    leave_at(run_dir, step)
     status, said = execute([f"resume={run_dir}"], "cpu", tmp_path)
     assert status == 0, said
     assert differences(expected, contents(run_dir)) == []

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.checkpoints.lookup import by_step, link_newest
+from harness.checkpoints.lookup import by_step
 from harness.exact import unfrozen
-from tests_harness.faults.run_folder import contents, differences
+from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.strategy_runs import execute, write_conf
 
 MODULES = "tests_harness.modules"
@@ -42,11 +42,7 @@ def test_a_run_goes_on_around_the_moment_of_unfreezing(
     assert status == 0, said
     expected = contents(run_dir)
     for step in at:
-        for path in by_step(run_dir / "checkpoints"):
-            if int(path.stem.rpartition("_")[2]) > step:
-                path.unlink()
-        link_newest(by_step(run_dir / "checkpoints")[-1])
-        (run_dir / "results.json").unlink()
+        leave_at(run_dir, step)
         status, said = execute([f"resume={run_dir}"], "ddp(2)", tmp_path)
         assert status == 0, said
         assert differences(expected, contents(run_dir)) == [], step

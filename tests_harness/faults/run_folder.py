@@ -10,8 +10,18 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
 
+from harness.checkpoints.lookup import by_step, link_newest
 from harness.checkpoints.reading import read
 from harness.checkpoints.stand_in import StandIn
+
+
+def leave_at(run_dir: Path, step: int) -> None:
+    """Make of a finished run one that was stopped after a step."""
+    for path in by_step(run_dir / "checkpoints"):
+        if int(path.stem.rpartition("_")[2]) > step:
+            path.unlink()
+    link_newest(by_step(run_dir / "checkpoints")[-1])
+    (run_dir / "results.json").unlink(missing_ok=True)
 
 
 def contents(run_dir: Path) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from .tensors import DTYPES, Budget, CheckpointError, Tensor, parsing, row_major
 from .unpickle import unpickle
 
 Shard = tuple[tuple[int, ...], Tensor]
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # the position of its first element, its sizes
 _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 _MAX_DEPTH = 64  # of names and of shapes in .metadata
 

@@ -5,7 +5,6 @@ import random
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 
 T = TypeVar("T")
 GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
-UNSEARCHED = (torch.Tensor, np.ndarray, type, str, ModuleType)  # for generators
 END = object()  # what an iterator gives when nothing is left
 
 
