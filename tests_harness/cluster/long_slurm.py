@@ -120,8 +120,10 @@ def node_dead(cluster: Slurm, folder: Path) -> tuple[bool, str]:
     job = _job(cluster, folder, more=["checkpoint.every_n_steps=5"])
     cluster.wait_until(job, lambda: num_steps(folder) >= 12)
     cluster.network.hosts[1].kill()
-    time.sleep(5)
+    # Slurm misses it after SlurmdTimeout, and takes it back as a person brings it back.
+    cluster.wait_until(job, lambda: cluster.about(job).get("Restarts") == "1")
     cluster.start_node(2)
+    cluster.ask("scontrol", "update", "NodeName=host2", "State=RESUME")
     return _ended(cluster, folder, job, num_lost=6)
 
 
