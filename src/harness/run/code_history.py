@@ -202,7 +202,11 @@ def optimizer_settings(trainer: pl.Trainer) -> list[dict[str, Any]]:
     """What each optimizer is built with, such as its learning rate: numbers and the like."""
     plain = (bool, int, float, str, type(None))
     return [
-        {name: value for name, value in optimizer.defaults.items() if type(value) in plain}
+        {
+            name: value
+            for name, value in optimizer.defaults.items()
+            if type(value) in plain and name in optimizer.param_groups[0]  # torch adds others later
+        }
         for optimizer in trainer.optimizers
     ]
 
@@ -242,7 +246,7 @@ def misfit(loaded: dict[str, Any], trainer: pl.Trainer) -> str | None:
             if missing := [
                 n for n in optimizer.defaults if n not in group and n != "differentiable"
             ]:
-                return f"it has no {', '.join(sorted(missing))} for {type(optimizer).__name__}."
+                return f"it has no {', '.join(missing)} for {type(optimizer).__name__}."
     known = {name for name, _ in trainer.lightning_module.named_parameters()}
     for before, today_names in zip(loaded["optimized"] or [], optimized(trainer), strict=False):
         for name, other in zip(before, today_names, strict=False):
