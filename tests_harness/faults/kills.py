@@ -101,7 +101,11 @@ def same_run(folder: Path, reference: Path) -> list[str]:
                     state.pop("dirpath", None)
         return found
 
-    return differences(of(reference), of(folder))
+    ours, theirs = of(folder), of(reference)
+    # Which of the earlier steps are kept depends on when the run was stopped.
+    extra = {name for name in ours.keys() ^ theirs.keys() if name.startswith("step_")}
+    both = ({n: v for n, v in found.items() if n not in extra} for found in (theirs, ours))
+    return differences(*both)
 
 
 def trial(

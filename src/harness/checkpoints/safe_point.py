@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import GradientAccumulationScheduler, WeightAveraging
+from pytorch_lightning.callbacks import (
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 
 from harness.checkpoints import gradients, lookup
 from harness.checkpoints.attributes import Attributes
@@ -117,7 +121,8 @@ class SafePoint(pl.Callback):
             is_inside = self.loaded["each_rank"] is not None
             if is_inside:
                 callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-                hook, of_epochs = "on_train_epoch_start", GradientAccumulationScheduler
+                hook = "on_train_epoch_start"
+                of_epochs = (GradientAccumulationScheduler, StochasticWeightAveraging)
                 heard = [c for c in callbacks if is_written(c, hook) or isinstance(c, of_epochs)]
                 resume_states.begin_epoch(trainer, heard)
             self._put_attributes_back(trainer, is_last=not is_inside)

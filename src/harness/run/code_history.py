@@ -238,7 +238,12 @@ def misfit(loaded: dict[str, Any], trainer: pl.Trainer) -> str | None:
         ("optimizers", len(trainer.optimizers)),
         ("schedulers", len(trainer.lr_scheduler_configs)),
     ):
-        if today != loaded[kind]:
+        # This callback gives a scheduler of its own later.
+        is_open = kind == "schedulers" and any(
+            isinstance(c, pl.callbacks.StochasticWeightAveraging)
+            for c in trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+        )
+        if today != loaded[kind] and not is_open:
             return f"it has {loaded[kind]} {kind}, and configure_optimizers gives {today}."
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
