@@ -11,6 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from harness.command import start as cli
 from harness.command import yaml_files
+from harness.command.compose import compose_command
+from harness.errors import UserError
 from harness.processes import leaving, peers
 from harness.testing import command as typed
 from tests_harness.conftest import ROOT
@@ -271,6 +273,33 @@ YAML_MISTAKES = {
     "key without its group": ("lr: 3\n", 2, "Did you mean model.optimizer.lr?"),
     "misspelt setting": ("checkpoint:\n  every_n_step: 3\n", 3, "checkpoint.every_n_steps?"),
 }
+
+
+# Whole files, and what is said of them.
+DEFAULTS_MISTAKES = {
+    "no package": ("defaults:\n  - override /data: synthetic\n", "# @package _global_"),
+    "no override": (f"{HEADER}defaults:\n  - /model: mlp\n", "- override /model: <choice>"),
+    "one without override": (
+        f"{HEADER}defaults:\n  - override /data: synthetic\n  - model: mlp\n",
+        "experiment/mine.yaml: write - override /model: mlp",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS_MISTAKES)
+def test_mistake_in_an_experiments_defaults_is_explained(name: str, experiment: Path) -> None:
+    text, hint = DEFAULTS_MISTAKES[name]
+    experiment.write_text(text)
+    with pytest.raises(UserError) as said:
+        compose_command("train", ["experiment=mine"], experiment.parents[1])
+    assert hint in str(said.value)
+    assert len(str(said.value).splitlines()) == 1
+
+
+def test_no_rule_is_taken_for_a_misspelt_key() -> None:
+    with pytest.raises(UserError, match="There is no key data") as said:
+        compose_command("train", ["data=none", "+data.x=1", "data.num_workers=2"])
+    assert "rules." not in str(said.value)
 
 
 @pytest.fixture

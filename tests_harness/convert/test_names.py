@@ -90,6 +90,14 @@ def test_in_a_lightning_module_the_network_is_found() -> None:
     assert len(renamed("generator.a", "critic.a", is_lightning=True)) == 2
 
 
+def test_a_network_of_another_name_beside_a_buffer_is_said() -> None:
+    names = Names(["body.a.weight", "body.b", "class_weights"], is_lightning=True)
+    assert [*names.new] == ["body.a.weight", "body.b", "class_weights"]
+    (note,) = names.notes
+    assert note.startswith("all but class_weights lie below body; --prefix body")
+    assert Names(["body.a.weight", "head.a.weight", "b"], is_lightning=True).notes == []
+
+
 def test_outside_lightning_nothing_but_wrappers_is_stripped() -> None:
     assert renamed("model.a", "model.b") == {"model.a": "model.a", "model.b": "model.b"}
 

@@ -199,9 +199,7 @@ def test_a_model_that_is_itself_the_network_is_said_not_to_be_built(tmp_path: Pa
     path = run_with(nn.Linear(3, 2), LINEAR, tmp_path)
     (tmp_path / "run" / "config.yaml").write_text("model: {num_features: 3}")
     (note,) = convert(path, tmp_path / "out.pt").notes
-    assert note.endswith(
-        "config.yaml: its model is the network itself, and only a model.net is built"
-    )
+    assert note.endswith("config.yaml: only a model's net, model, network is built")
 
 
 class Partly(nn.Module):

@@ -32,6 +32,38 @@ def test_busy_process_leaves_with_the_signals_status(signum: signal.Signals) -> 
         assert process.wait(300) == 128 + signum
 
 
+DEAF = BUSY.replace(
+    "print(",
+    "import signal, sys\n"
+    "leaving.DEAF_SECONDS = float(sys.argv[1])\n"
+    "for signum in leaving.ASKED_TO_LEAVE: signal.signal(signum, print)  # as a run's handler\n"
+    "print(",
+)
+
+
+@pytest.mark.parametrize(
+    ("signums", "seconds"),
+    [((signal.SIGTERM,), 0.5), ((signal.SIGINT, signal.SIGINT), 1000)],
+    ids=["once, after a while", "twice"],
+)
+def test_run_whose_step_does_not_end_leaves(
+    signums: tuple[signal.Signals, ...], seconds: float
+) -> None:
+    """As where another process never comes to a collective operation."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DEAF, str(seconds)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for signum in signums:
+            process.send_signal(signum)
+            time.sleep(2.0)
+        assert process.wait(300) == 128 + signums[0]
+        assert process.stderr is not None
+        assert "left without saving" in process.stderr.read()
+
+
 @pytest.fixture
 def heeds_ctrl_c() -> Iterator[None]:
     """What a shell starts with ``&`` ignores SIGINT, and so would all that the tests start."""

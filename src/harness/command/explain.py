@@ -51,9 +51,17 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
             f"The value of {key} has characters with a meaning of their own.\n"
             f"Write it in two pairs of quotes: '{key}=\"{quoted}\"'."
         )
-    if group := re.match(r"Multiple values for (\w+)\.", str(error)):
-        return f"{group[1]} is chosen already: write {group[1]}=<choice>, without a plus sign."
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    if group := re.match(r"Multiple values for (\w+)\.", text):
+        return (
+            f"{group[1]} is chosen already: write {group[1]}=<choice>, without a plus sign; in a "
+            f"YAML file - override /{group[1]}: <choice>."
+        )
+    if found := re.match(r"In '?([\w/]+)'?: Could not override '\w+@\w+\.", text):
+        return f"{found[1]}.yaml: its first line must be # @package _global_."
+    if found := re.match(r"In '?([\w/]+)'?: Override .* before '(?:\w+/)*(\w+)\S*: (\w+)'", text):
+        return f"{found[1]}.yaml: write - override /{found[2]}: {found[3]}"
+    lines = [line for line in text.splitlines() if line.strip()]
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {lines[0]}"
     return "\n".join(lines[:2])
@@ -108,7 +116,8 @@ def _unknown_key(key: str, config_name: str, overrides: list[str], conf: Path) -
 
 def nearest(key: str, config_name: str, overrides: list[str], conf: Path) -> str:
     """Ask whether a key that is not there should be one that is."""
-    keys = [known for known in known_keys(config_name, overrides, conf) if known != key]
+    known = known_keys(config_name, overrides, conf)
+    keys = [name for name in known if name != key and not name.startswith("rules.")]
     leaf = key.rpartition(".")[2]
     same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
     if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text

@@ -106,6 +106,13 @@ class Names:
         if network is None and len(groups) == 1:
             network = next(iter(groups))
         if network is None or () in groups[network]:
+            deep = [name for name, inside in groups.items() if () not in inside]
+            if network is None and len(deep) == 1:
+                others = ", ".join(sorted(groups.keys() - set(deep))[:_MAX_NOTES])
+                self.notes.append(
+                    f"all but {others} lie below {deep[0]}; --prefix {quoted(deep[0])} takes that "
+                    "network alone"
+                )
             return
         wanted = groups.pop(network)
         self._prefix = [network]

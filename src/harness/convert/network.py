@@ -50,7 +50,7 @@ def network_of(checkpoint: Path, packages: Collection[str]) -> tuple[Network | N
         model = _read(config)["model"]
         attribute = next((name for name in NETWORKS if name in model), None)
         if attribute is None:
-            raise CheckpointError("its model is the network itself, and only a model.net is built")
+            raise CheckpointError(f"only a model's {', '.join(NETWORKS)} is built")
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = _build(model[attribute], ("torch.nn", *packages))

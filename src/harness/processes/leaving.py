@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
@@ -25,6 +26,9 @@ connected = threading.Event()  # set when ``Peers`` connects the processes and n
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 # A process that is to save once its launcher has ended gets this long to reach a safe point.
 ORPHAN_SECONDS = 10.0
+# A main thread that waits in torch hears no signal: of another process that will not come, perhaps.
+DEAF_SECONDS = 60.0
+heard_time = 0.0  # when a run's handler has last heard one
 followed = 0  # the process that this one must not outlive; 0 where there is none
 end_signal: int = signal.SIGKILL  # that tells this process of the other one's end
 # Functions that are called with the exit status before this process ends, to tell the others.
@@ -55,14 +59,34 @@ def unclaimed(signum: int, frame: FrameType | None) -> None:
 
 
 def _answer(reader: socket.socket) -> None:
+    last_time = 0.0
     while received := reader.recv(1):
         if signal.getsignal(received[0]) is unclaimed:
             leave(128 + received[0])
+        now = time.monotonic()
+        is_second = heard_time < last_time - 1
+        last_time = now
+        if received[0] in ASKED_TO_LEAVE:
+            seconds = 1.0 if is_second else DEAF_SECONDS
+            deaf = threading.Timer(seconds, _leave_if_deaf, (received[0], now))
+            deaf.daemon = True
+            deaf.start()
         if followed and os.getppid() != followed:
             log.warning("The process %d, which has started this one, has ended.", followed)
             timer = threading.Timer(ORPHAN_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
+
+
+def _leave_if_deaf(signum: int, asked_time: float) -> None:
+    """Leave for the main thread where it has not heard a signal since."""
+    if heard_time < asked_time - 1 and signal.getsignal(signum) is not unclaimed:
+        log.warning(
+            "%s: left without saving, as the step does not end: another process may be missing in "
+            "a collective operation. The run goes on from its last checkpoint.",
+            signal.Signals(signum).name,
+        )
+        leave(128 + signum)
 
 
 def follow(pid: int) -> None:

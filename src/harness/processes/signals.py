@@ -58,7 +58,7 @@ class Signals:
             return  # a worker that has just been forked
         is_second = signum == signal.SIGINT and self.received == signal.SIGINT
         self.received, self.received_time = signum, time.monotonic()
-        leaving.received = signum
+        leaving.received, leaving.heard_time = signum, self.received_time
         if is_second or not self.wait_for_step:
             leave(128 + signum)
         later = threading.Timer(PATIENCE_SECONDS, self.leave_if_late)

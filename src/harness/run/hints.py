@@ -33,6 +33,8 @@ KNOWN = {
         "ddp.",
         r"modified by an inplace operation": "What backward needs was changed in place after it "
         "was used: give the loss a copy (self.queue.clone()), or change it in on_train_batch_end.",
+        r"returning None in distributed training": "Every process must return a loss: one without "
+        "samples that count returns a loss of zero, such as 0.0 * loss.",
         r"mark a variable ready only once": "A parameter got its gradient in parts, most often by "
         "reentrant checkpointing: write torch.utils.checkpoint.checkpoint(..., "
         "use_reentrant=False).",
