@@ -58,7 +58,8 @@ def is_older(path: Path) -> bool:
     words = path.with_name("overrides.yaml")
     typed = words.read_bytes() if words.is_file() else b""
     is_new = MARK in typed or STARTED.encode() in typed
-    return not is_new and (path == words or not path.with_name("code").is_dir())
+    is_list = typed.startswith((b"- ", b"[]"))  # as it wrote
+    return not is_new and (is_list if path == words else not path.with_name("code").is_dir())
 
 
 def write_json(path: Path, text: str) -> None:

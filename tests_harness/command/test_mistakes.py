@@ -30,6 +30,7 @@ MISTAKES = {
     "unquoted text": ("name=cnn(2)", "'name=\"cnn(2)\"'"),
     "text for a number": ("data.batch_size=many", "data.batch_size takes a number"),
     "no value": ("data.batch_size=", "data.batch_size takes a number"),
+    "the run's own folder": ("run_dir=here", "use output_dir="),
     "number with a fraction": ("data.batch_size=1.5", "must be a whole number, 1 or more"),
     "nothing for a number": ("data.batch_size=null", "must be a whole number, 1 or more"),
     "seed too large": ("seed=99999999999", "smaller than 2^32"),

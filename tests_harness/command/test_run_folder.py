@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests_harness.loggers.log_damage import OF_A_TABLE, damage
 KINDS = [kind for kind in OF_A_TABLE if kind != "a column deleted"]
 HOLDER = """
 import sys, time
+import threading
 from pathlib import Path
 from harness.command import run_folder
 with run_folder.locked(Path(sys.argv[1])):
@@ -127,9 +129,27 @@ def test_edited_words_of_a_run_are_refused(tmp_path: Path) -> None:
     path.write_text("".join(edited.splitlines(keepends=True)[1:-1]))
     with pytest.raises(UserError, match=r"overrides.yaml is not what was frozen"):
         run_folder.load_words(tmp_path)
-    path.write_text(edited)
-    with pytest.raises(UserError, match=r"overrides.yaml is not what was frozen"):
-        run_folder.load_words(tmp_path)
+    for text in (edited, "", "\0" * len(edited)):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"overrides.yaml is not what was frozen"):
+            run_folder.load_words(tmp_path)
+
+
+def test_commands_choose_a_run_one_after_another(tmp_path: Path) -> None:
+    """Else each of several with resume=auto would find none, and begin one."""
+    chosen: list[int] = []
+
+    def choose() -> None:
+        with run_folder.choosing(tmp_path / "outputs"):
+            chosen.append(len(chosen))
+
+    with run_folder.choosing(tmp_path / "outputs"):
+        other = threading.Thread(target=choose)
+        other.start()
+        other.join(0.3)
+        assert chosen == []
+    other.join(60)
+    assert chosen == [0]
 
 
 def test_damaged_results_are_refused(tmp_path: Path) -> None:
@@ -165,6 +185,7 @@ def test_run_that_begins_is_nobody_elses_to_go_on_with(
     assert f"The run in {run_dir} is alive" in others[0].stderr
     assert sorted(path.name for path in run_dir.iterdir()) == [
         ".lock",
+        ".starts",
         "config.yaml",
         "overrides.yaml",
     ]

@@ -64,6 +64,15 @@ def shared_entries(n: int, rng: Random) -> bytes:
     return b"\x80\x02" + shared + put(9) + b"0" + DICT + entries + dumped("a") + tensor() + b"u."
 
 
+def shared_states(n: int, rng: Random) -> bytes:
+    """Objects whose attributes are one dict."""
+    state = (
+        DICT + b"".join(dumped(f"{i:x}") + b"N" for i in range(n // 22 + 1)) + b"u" + put(8) + b"0"
+    )
+    objects = (name_of("my.Object") + b")\x81" + get(8) + b"b") * (n // 30 + 1)
+    return b"\x80\x02" + state + b"(" + objects + b"l."
+
+
 def shared_odd_dicts(n: int, rng: Random) -> bytes:
     """Entries that are one dict of an unknown class."""
     items = b"".join(dumped(f"{i:x}") + b"N" for i in range(n // 22 + 1))
@@ -98,6 +107,7 @@ def metadata_of_state(n: int, rng: Random) -> bytes:
 
 
 PICKLES: dict[str, Maker] = {
+    "shared_states": shared_states,
     "names_of_modules": names_of_modules,
     "deep_names": deep_names,
     "dots": dots,

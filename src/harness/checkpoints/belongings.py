@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 from inspect import getattr_static
@@ -97,8 +98,20 @@ def own_attributes(owner: Any) -> dict[str, Any]:
     states = owner.metric_state if isinstance(owner, Metric) else ()
     return {
         name: value
-        for name, value in vars(owner).items()
+        for name, value in (shared_containers(kind) | vars(owner)).items()
         if name not in hidden and name not in states and not is_method(owner, name, value)
+    }
+
+
+@lru_cache
+def shared_containers(kind: Any) -> dict[str, Any]:
+    """The lists, dicts and the like that an author's class has for all its objects."""
+    bases = [base for base in kind.__mro__[::-1] if package(base) not in (*MACHINERY, "torch")]
+    return {
+        name: value
+        for base in bases
+        for name, value in vars(base).items()
+        if isinstance(value, (list, dict, set, deque, bytearray)) and not name.startswith("__")
     }
 
 

@@ -177,7 +177,7 @@ def refusal(odd: Odd, owner: Any, method: str) -> str:
     no_way_on = " Or train without checkpoints to go on from: checkpoint=null."
     return (
         f"{odd} {why}, so that no run could go on from this checkpoint.\nLet {saves} give numbers, "
-        f"text, lists, dicts, tensors or NumPy arrays instead.{'' if odd.error else no_way_on}"
+        f"text, lists, dicts, tensors or arrays of numbers instead.{'' if odd.error else no_way_on}"
     )
 
 

@@ -117,10 +117,15 @@ class Packer:
             return self._note(value, self._tensor(value))
         if isinstance(value, (np.ndarray, np.generic)):
             is_plain = kind is np.ndarray or isinstance(value, np.generic)
-            if not is_plain or value.dtype.hasobject or value.dtype.names:
+            if not is_plain or value.dtype.hasobject:
                 return self._opaque(value)
+            if value.dtype.names:
+                raise UnkeptError("an array of structures")
             self._count(value.nbytes)
             return self._note(value, value)
+        if kind is bytearray:
+            self._count(len(value))
+            return self._note(value, {"#": "bytearray", "data": bytes(value)})
         if isinstance(value, Enum):
             return {"#": "enum", "class": class_name(value), "name": value.name}
         if kind in PLAIN or isinstance(value, np.dtype):

@@ -11,7 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness.checkpoints.belongings import NAMESPACES, attributes_of, class_name
+from harness.checkpoints.belongings import (
+    NAMESPACES,
+    attributes_of,
+    class_name,
+    shared_containers,
+)
 from harness.checkpoints.packing import FACTORIES, MAPPINGS, SCALARS, SETS
 from harness.places import is_owners_class
 from harness.upstream.logged_values import metrics_in, restore_metric
@@ -198,6 +203,11 @@ class Placer:
         live[:] = tensors
         return live
 
+    def _bytearray(self, node: Any, live: Any, is_same: bool) -> Any:
+        made = live if is_same and type(live) is bytearray else bytearray()
+        made[:] = node["data"]
+        return made
+
     def _stateful(self, node: Any, live: Any, _: bool) -> Any:
         if live is MISSING or not hasattr(live, "load_state_dict"):
             raise LostError("there is no object that loads its state")
@@ -225,7 +235,8 @@ class Placer:
 
     def set(self, owner: Any, name: str, node: Any) -> None:
         """Set an attribute."""
-        before = vars(owner).get(name, MISSING)
+        kind: Any = type(owner)
+        before = (shared_containers(kind) | vars(owner)).get(name, MISSING)
         if before is MISSING and type(node) is dict and node.get("#") == "silent":
             return
         made = self.place(node, before)

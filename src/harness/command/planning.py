@@ -43,13 +43,16 @@ class Plan:
     checkpoint: str | None = None
 
 
-def planned(command: Command, launchers: set[str], held: ExitStack, locks: bool) -> Plan:
+def planned(
+    command: Command, launchers: set[str], held: ExitStack, chosen: ExitStack, locks: bool
+) -> Plan:
     """Choose a run's folder, and keep other commands from it.
 
     Args:
         command: checked.
         launchers: of all processes of the run.
         held: keeps the lock.
+        chosen: keeps other commands from choosing, until this one's run is to be seen.
         locks: whether this process computes the run; else its program locks it.
 
     Raises:
@@ -67,6 +70,8 @@ def planned(command: Command, launchers: set[str], held: ExitStack, locks: bool)
         parent = Path(cfg.output_dir or trained, command.task)
     else:
         parent = Path(cfg.output_dir, cfg.name)
+        if cfg.resume == "auto":
+            chosen.enter_context(run_folder.choosing(parent))
         if run_dir := which_run.find(command, launchers):
             try:
                 lock(run_dir)

@@ -58,6 +58,20 @@ def make(parent: Path, stem: str | None = None) -> Path:
 
 
 @contextmanager
+def choosing(parent: Path) -> Iterator[None]:
+    """Wait until no other command of this machine or disk chooses a run of a folder."""
+    with _making(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no such locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextmanager
 def _making(parent: Path) -> Iterator[None]:
     try:
         yield

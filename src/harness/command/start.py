@@ -134,14 +134,14 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
     meeting = Meeting(known_of(cfg.trainer), cfg.get("join_minutes", JOIN_MINUTES))
     try:
-        with meeting.telling_failure(), ExitStack() as held:
+        with meeting.telling_failure(), ExitStack() as held, ExitStack() as chosen:
             if not meeting.is_alone:
                 from harness.command.what_counts import what_counts  # asked for by few
 
                 meeting.compare(what_counts(command))
 
             def decide() -> dict[str, Any]:
-                return asdict(planned(command, meeting.launchers, held, not program))
+                return asdict(planned(command, meeting.launchers, held, chosen, not program))
 
             plan = Plan(**meeting.decided(decide))
             run_dir = Path(plan.run_dir)
@@ -166,6 +166,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
                     run_folder.save_config(frozen, run_dir)
                     if not plan.goes_on:
                         run_folder.save_words(command.overrides, run_dir)
+            chosen.close()
             if not plan.goes_on:
                 meeting.see(run_dir)
 

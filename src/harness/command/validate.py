@@ -66,6 +66,8 @@ def check(command: Command) -> None:
     _check_clipping(cfg)
     if task != "train":
         _check_checkpoint(Path(cfg.checkpoint))
+    if any(override.startswith("run_dir=") for override in overrides):
+        raise UserError("run_dir is set by the run: use output_dir=<folder> and name=<name>.")
     if any(override.startswith("output=") for override in overrides):
         _check_output(Path(cfg.output))
 

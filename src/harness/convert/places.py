@@ -20,6 +20,11 @@ def places_of(root: Any, start: Place = ()) -> dict[Place, Any]:
     found: dict[Place, Any] = {}
     todo, seen = [(start, root)], {id(root)}
     for place, value in todo:
+        if isinstance(value, Inert) and not is_module(value):
+            content = value.items or value.state
+            if id(content) in seen:
+                continue  # of several objects with one state the first will do
+            seen.add(id(content))
         is_optimizer = isinstance(value, dict) and not _MOMENTS.isdisjoint(value)
         if is_weights(value) and not is_optimizer:
             found[place] = value

@@ -167,6 +167,7 @@ def jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
         if output:
             target = Path(output.replace("{stem}", stem_of(source)))
         if (owner := owners.setdefault(target.resolve(), source)) is not source:
+            refuse_part(source)
             hint = f"-o '{{stem}}{target.suffix}' gives each its own"
             raise UserError(
                 f"{target} would be written more than once, for {owner} and for {source}; "

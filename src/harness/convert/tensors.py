@@ -122,6 +122,7 @@ class Tensor:
             self.shape, self.stride = tuple(self.shape), tuple(self.stride)
             numbers = (*self.shape, *self.stride, self.offset)
             is_odd = any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers)
+            is_odd = is_odd or self.num_bytes >= 1 << 63
         if is_odd:
             raise CheckpointError("a tensor's shape, stride or offset makes no sense")
         if self.record and (self.offset + self.span) * self.itemsize > self.record.num_bytes:

@@ -6,7 +6,7 @@ from pickle import UnpicklingError
 
 import pytorch_lightning as pl
 
-from harness.checkpoints.lookup import NEWEST, damage, link
+from harness.checkpoints.lookup import damage, link
 from harness.checkpoints.reading import read, unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import UserError
@@ -58,25 +58,18 @@ def link_best(trainer: pl.Trainer, best: Path) -> bool:
     reason = None
     if trainer.is_global_zero:
         name = best.with_name(BEST)
-        reason = unreadable(best) if best.is_file() else "it is not there any more"
+        writer = trainer.strategy.checkpoint_io
+        has_no_room = isinstance(writer, DurableCheckpointIO) and best in writer.not_written
+        absent = "it found no room" if has_no_room else "it is not there any more"
+        reason = unreadable(best) if best.is_file() else absent
         if reason is not None:
-            log.error(
-                "%s is lost: %s.\nThe results are those of the last weights, %s.",
-                best,
-                reason,
-                NEWEST,
-            )
+            log.error("%s is lost: %s.\nThe results are those of the last weights.", best, reason)
             if best.exists():
                 best.replace(best.with_name(f"{best.name}.damaged"))
             name.unlink(missing_ok=True)  # it may name another one's weights
         elif best != name:
             link(name, best.name)
-        writer = trainer.strategy.checkpoint_io
-        if (
-            reason is None
-            and isinstance(writer, DurableCheckpointIO)
-            and best in writer.not_written
-        ):
+        if reason is None and has_no_room:
             log.warning(
                 "%s is an earlier one, for the best found no room. The results are those of the "
                 "earlier one.",

@@ -80,6 +80,15 @@ def check_launcher(trainer: Any, known: Launcher) -> None:
     if known.name == "python":
         _check_alone(int(trainer.num_nodes))
         return
+    num_tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
+    is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"  # later some may be missing
+    if known.name == "torchrun" and is_first and num_tasks > known.num_nodes:
+        raise UserError(
+            f"srun has started {num_tasks} torchruns, and this one trains with "
+            f"{known.num_nodes} of them: there would be several trainings.\n"
+            "Use srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --rdzv-backend=c10d "
+            "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=<first machine>:29400."
+        )
     started = f"{known.name} has started {known.num_processes} process"
     started += "es" if known.is_one_of_several else ""
     per_node, where = num_processes(trainer) // int(trainer.num_nodes), "on each machine"

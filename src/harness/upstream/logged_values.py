@@ -136,6 +136,23 @@ def restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) 
     metric._computed = None
 
 
+class Restored(result._Metadata):
+    """How a value was logged before a restart.
+
+    Lightning compares that with how it is logged next, and takes ``sync_dist=True`` of one process
+    for nothing: where their number has changed, what is logged next counts.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, result._Metadata):
+            return NotImplemented
+        self.sync.should = other.sync.should
+        names = [field.name for field in dataclasses.fields(result._Metadata)]
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # as of every dataclass that is compared
+
+
 def _logged_state(logged: Any) -> dict[str, Any]:
     meta = logged.meta
     names = [field.name for field in dataclasses.fields(meta)]
@@ -164,8 +181,9 @@ def _restore_logged(
     reduce_fx = state["reduce_fx"]
     if state.get("is_builtin"):  # older checkpoints do not say
         reduce_fx = getattr(builtins, reduce_fx)
-    meta = result._Metadata(reduce_fx=reduce_fx, **state["meta"])
+    meta = Restored(reduce_fx=reduce_fx, **state["meta"])
     meta.sync = result._Sync(fn=trainer.strategy.reduce, **state["sync"])
+    meta.sync.should &= trainer.world_size > 1
     logged = result._ResultMetric(meta, state["is_tensor"])
     if logged.is_tensor:
         value, num_samples = state["value"], state.get("num_samples")
