@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,13 +57,13 @@ def test_two_hosts_evaluate_and_predict_what_one_process_does(
     common = (f"checkpoint={run_dir}/checkpoints/best.ckpt", "trainer.accelerator=cpu")
     found = []
     for launcher, words in (((), ["strategy=cpu"]), (torchrun(), ["strategy=ddp"])):
-        there = folder / words[0]
+        there = folder / words[0].partition("=")[2]
         hosts = network.hosts if launcher else network.hosts[:1]
         for program, more in (
             ("evaluate.py", ["trainer.precision=64-true"]),
             ("predict.py", ["trainer.precision=64-true", f"output={there}/rows.csv"]),
         ):
-            line = [*launcher, program, *common, *words, *more, f"output_dir={there}"]
+            line = [*(launcher or [sys.executable]), program, *common, *words, *more, f"output_dir={there}"]
             started = [host.start(line) for host in hosts]
             assert not any(wait_all(started)), screens(started)
         (results,) = there.glob("evaluate/*/results.json")

@@ -372,7 +372,8 @@ def test_refused_command_leaves_the_run_as_it_was(
     words = ["trainer.max_epochs=50", f"resume={folder}"]
     with pytest.raises(UserError, match="others"):
         cli.start(compose_command("train", words))
-    (folder / run_folder.LOCK).unlink()
+    for name in (run_folder.LOCK, run_folder.STARTS):
+        (folder / name).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
