@@ -195,11 +195,8 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
     before = {path: path.read_bytes() for path in paths if is_first and path.exists()}
     newest = paths[0].parent / "checkpoints" / NEWEST
     place = os.path.realpath(newest)
-    try:
-        yield
-    except JobFailedError:
-        raise
-    except UserError:
+
+    def give_back(*_: Any) -> None:
         # A run that has trained further is no longer what these files say.
         if os.path.realpath(newest) == place:
             for path, data in before.items():
@@ -207,7 +204,17 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
                     frozen_files.write_again(path, data)
                 else:
                     write_durably(path, data)
+
+    leaving.FAREWELLS.add(give_back)  # where another process has failed
+    try:
+        yield
+    except JobFailedError:
         raise
+    except UserError:
+        give_back()
+        raise
+    finally:
+        leaving.FAREWELLS.discard(give_back)
 
 
 def execute_in(run_dir: Path, task: str, frozen: DictConfig, program: Sequence[str]) -> None:
