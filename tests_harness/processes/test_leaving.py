@@ -36,6 +36,7 @@ DEAF = BUSY.replace(
     "print(",
     "import signal, sys\n"
     "leaving.DEAF_SECONDS = float(sys.argv[1])\n"
+    "leaving.noting = print if len(sys.argv) == 2 else None\n"
     "for signum in leaving.ASKED_TO_LEAVE: signal.signal(signum, print)  # as a run's handler\n"
     "print(",
 )
@@ -62,6 +63,36 @@ def test_run_whose_step_does_not_end_leaves(
         assert process.wait(300) == 128 + signums[0]
         assert process.stderr is not None
         assert "left without saving" in process.stderr.read()
+
+
+def test_signal_that_an_author_handles_ends_no_run() -> None:
+    """Nor do several of them: whoever has a handler decides what a signal does."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DEAF, "0.5", "author"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)
+        assert process.poll() is None
+        process.kill()
+
+
+@pytest.mark.parametrize(("signum", "seconds"), [(signal.SIGTERM, 1.0), (signal.SIGINT, 0.2)])
+def test_signal_that_comes_twice_waits_for_the_step(signum: signal.Signals, seconds: float) -> None:
+    """From Slurm and from torchrun: the step may end, and be saved."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DEAF, "1000"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(2):
+            process.send_signal(signum)
+            time.sleep(seconds)
+        time.sleep(2.0)
+        assert process.poll() is None
+        process.kill()
 
 
 @pytest.fixture

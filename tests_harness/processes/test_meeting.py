@@ -128,7 +128,7 @@ def test_failure_before_all_are_connected_ends_those_that_wait(
     meet: Meet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left: list[int] = []
-    undone: list[str] = []
+    undone: list[int] = []
 
     def leave(status: int) -> None:
         left.append(status)
@@ -139,7 +139,7 @@ def test_failure_before_all_are_connected_ends_those_that_wait(
     leaving.connected.clear()
 
     def do(one: Meeting, rank: int) -> None:
-        one.watch(False, undone.append)
+        one.watch(False, lambda: undone.append(rank))
         if rank == 1:
             raise UserError("No data here.")
 

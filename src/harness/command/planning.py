@@ -73,6 +73,7 @@ def planned(
         if cfg.resume == "auto":
             chosen.enter_context(run_folder.choosing(parent))
         if run_dir := which_run.find(command, launchers):
+            chosen.close()  # that run's lock may be waited for
             try:
                 lock(run_dir)
                 frozen = resume.config(command, run_dir)

@@ -170,9 +170,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
             if not plan.goes_on:
                 meeting.see(run_dir)
 
-            def undo(failure: str) -> None:
-                with suppress(UserError), held:
-                    raise UserError(failure)
+            def undo() -> None:
                 if not plan.goes_on and launch.global_rank() == 0:
                     run_folder.remove_unused(run_dir)
 
@@ -196,7 +194,7 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
     newest = paths[0].parent / "checkpoints" / NEWEST
     place = os.path.realpath(newest)
 
-    def give_back(*_: Any) -> None:
+    def give_back() -> None:
         # A run that has trained further is no longer what these files say.
         if os.path.realpath(newest) == place:
             for path, data in before.items():
@@ -205,7 +203,12 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
                 else:
                     write_durably(path, data)
 
-    leaving.FAREWELLS.add(give_back)  # where another process has failed
+    def part(status: int) -> None:
+        """Where another process has failed; a full disk keeps nobody from leaving."""
+        with suppress(OSError):
+            give_back()
+
+    leaving.FAREWELLS.add(part)
     try:
         yield
     except JobFailedError:
@@ -214,7 +217,7 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
         give_back()
         raise
     finally:
-        leaving.FAREWELLS.discard(give_back)
+        leaving.FAREWELLS.discard(part)
 
 
 def execute_in(run_dir: Path, task: str, frozen: DictConfig, program: Sequence[str]) -> None:

@@ -28,7 +28,8 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl
 ORPHAN_SECONDS = 10.0
 # A main thread that waits in torch hears no signal: of another process that will not come, perhaps.
 DEAF_SECONDS = 60.0
-heard_time = 0.0  # when a run's handler has last heard one
+noting: Any = object()  # the handler of a run, which finishes its step first
+heard_time = 0.0  # when it has last heard one
 followed = 0  # the process that this one must not outlive; 0 where there is none
 end_signal: int = signal.SIGKILL  # that tells this process of the other one's end
 # Functions that are called with the exit status before this process ends, to tell the others.
@@ -63,11 +64,12 @@ def _answer(reader: socket.socket) -> None:
     while received := reader.recv(1):
         if signal.getsignal(received[0]) is unclaimed:
             leave(128 + received[0])
-        now = time.monotonic()
-        is_second = heard_time < last_time - 1
-        last_time = now
-        if received[0] in ASKED_TO_LEAVE:
-            seconds = 1.0 if is_second else DEAF_SECONDS
+        if signal.getsignal(received[0]) == noting:  # an author's own handler is left alone
+            now = time.monotonic()
+            # Torchrun passes on what a terminal or Slurm has sent to all: that is no second one.
+            is_second = heard_time < last_time - 1 and now - last_time > 0.5
+            last_time = now
+            seconds = 1.0 if is_second and received[0] == signal.SIGINT else DEAF_SECONDS
             deaf = threading.Timer(seconds, _leave_if_deaf, (received[0], now))
             deaf.daemon = True
             deaf.start()
@@ -80,7 +82,7 @@ def _answer(reader: socket.socket) -> None:
 
 def _leave_if_deaf(signum: int, asked_time: float) -> None:
     """Leave for the main thread where it has not heard a signal since."""
-    if heard_time < asked_time - 1 and signal.getsignal(signum) is not unclaimed:
+    if heard_time < asked_time - 1 and signal.getsignal(signum) == noting:
         log.warning(
             "%s: left without saving, as the step does not end: another process may be missing in "
             "a collective operation. The run goes on from its last checkpoint.",

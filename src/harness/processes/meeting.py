@@ -126,12 +126,12 @@ class Meeting:
                     self.messages.tell("failed", said)
             raise
 
-    def watch(self, leaves_store: bool, undo: Callable[[str], None]) -> None:
+    def watch(self, leaves_store: bool, undo: Callable[[], None]) -> None:
         """Until all are connected, end this process where another one has failed.
 
         Args:
             leaves_store: whether this process only waits for a program, which takes the port.
-            undo: called before the end, with what has failed.
+            undo: called before the end.
         """
         if self.is_alone:
             return
@@ -140,7 +140,7 @@ class Meeting:
             return
         threading.Thread(target=self._watch, args=(undo,), name="meeting", daemon=True).start()
 
-    def _watch(self, undo: Callable[[str], None]) -> None:
+    def _watch(self, undo: Callable[[], None]) -> None:
         while not leaving.connected.wait(WATCH_SECONDS):
             try:
                 failure = self.messages.received("failed")
@@ -150,7 +150,7 @@ class Meeting:
             if failure and not leaving.connected.wait(2 * WATCH_SECONDS):
                 if not self.known.local_rank:
                     print(failure, file=sys.stderr, flush=True)
-                undo(failure)
+                undo()
                 leaving.leave(1)
 
 

@@ -41,6 +41,7 @@ class Signals:
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()
+        leaving.noting = self._note
         leaving.arm(signal.SIGTERM)  # the others are told as well: they save together
         self.before = {signum: signal.signal(signum, self._note) for signum in ASKED_TO_LEAVE}
 
