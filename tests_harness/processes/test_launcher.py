@@ -50,6 +50,10 @@ def told(monkeypatch: pytest.MonkeyPatch):
         (BATCH | {"SLURM_RESTART_COUNT": "2"}, Launcher(num_restarts=2, job="slurm_12")),
         (SRUN | TORCHRUN, Launcher("torchrun", 3, 1, 4, 2, 2, "slurm_12")),
         (
+            SRUN | TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"},
+            Launcher("torchrun", 3, 1, 4, 2, 2, "slurm_12", num_torchruns=4),
+        ),
+        (
             {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
             Launcher("srun", 1, 0, 2, 2, 1, "slurm_1"),
         ),
@@ -63,6 +67,7 @@ def told(monkeypatch: pytest.MonkeyPatch):
         "array",
         "requeued",
         "torchrun in srun",
+        "torchrun in srun for the first time",
         "srun whose variables are passed on in part",
     ],
 )
@@ -122,6 +127,11 @@ DDP, DDP2, DP = (
         (Launcher("srun", num_processes=3, num_here=2, num_nodes=2),
          DDP | {"devices": 2, "num_nodes": 2}, "Start the same number on each machine"),
         (Launcher("torchrun"), DDP | {"devices": 2}, "has started 1 process on each machine"),
+        (
+            Launcher("torchrun", num_processes=2, num_here=2, num_torchruns=2),
+            DDP | {"devices": 2},
+            "srun has started 2 torchruns",
+        ),
     ],
 )  # fmt: skip
 def test_what_disagrees_with_the_launcher_is_a_sentence(

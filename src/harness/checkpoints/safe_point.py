@@ -202,9 +202,7 @@ class SafePoint(pl.Callback):
         """Give the signals back."""
         self.signals.restore()
 
-    def on_exception(self, *_: Any) -> None:
-        """Give the signals back."""
-        self.signals.restore()
+    on_exception = teardown
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -33,7 +33,7 @@ class SeededSteps(pl.Callback):
         self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def _start_evaluation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._seed(pl_module, trainer.global_step * trainer.validating, -1)
+        self._seed_evaluation(trainer, pl_module)
 
     on_validation_start = on_test_start = on_predict_start = _start_evaluation
 
@@ -46,10 +46,16 @@ class SeededSteps(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         place = batch_idx * trainer.world_size + trainer.global_rank
-        # A test draws the same at the end of a training and afterwards.
-        self._seed(pl_module, trainer.global_step * trainer.validating, dataloader_idx, place)
+        self._seed_evaluation(trainer, pl_module, dataloader_idx, place)
 
     on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _start_batch
+
+    def _seed_evaluation(
+        self, trainer: pl.Trainer, module: pl.LightningModule, *place: int
+    ) -> None:
+        # A test draws the same at the end of a training and afterwards; and what no batch of
+        # training draws.
+        self._seed(module, -1, trainer.global_step * trainer.validating, *place)
 
     def _seed(self, module: pl.LightningModule, *numbers: int) -> None:
         seed = mix(self.seed, *numbers)

@@ -27,6 +27,8 @@ class Launcher:
         agent: this machine's torchrun, which may start its processes again.
         num_restarts: how often Slurm has started this job before.
         task: this one's number in an array of Slurm's.
+        num_torchruns: that srun has started with this process's; 1 where it has started none, and
+            after a restart by torchrun, when some may be missing.
     """
 
     name: str = "python"
@@ -39,6 +41,7 @@ class Launcher:
     agent: str | None = None
     num_restarts: int = 0
     task: str | None = None
+    num_torchruns: int = 1
 
     @property
     def is_one_of_several(self) -> bool:
@@ -63,6 +66,7 @@ def launcher() -> Launcher:
     """Read the environment of this process."""
     env = os.environ
     job, restarts = _slurm_job(), _number("SLURM_RESTART_COUNT")
+    num_tasks = _number("SLURM_STEP_NUM_TASKS", 1)
     task = env.get("SLURM_ARRAY_TASK_ID")
     if "TORCHELASTIC_RUN_ID" in env:
         return Launcher(
@@ -74,10 +78,11 @@ def launcher() -> Launcher:
             num_nodes=_number("GROUP_WORLD_SIZE", 1),
             job=job,
             agent=_agent(),
+            num_torchruns=1 if _number("TORCHELASTIC_RESTART_COUNT") else num_tasks,
             num_restarts=restarts,
             task=task,
         )
-    if (num_tasks := _number("SLURM_STEP_NUM_TASKS")) > 1:
+    if num_tasks > 1:
         tasks = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(num_tasks)))
         return Launcher(
             name="srun",

@@ -234,23 +234,18 @@ def misfit(loaded: dict[str, Any], trainer: pl.Trainer) -> str | None:
         loaded: see ``CodeHistory.on_load_checkpoint``.
         trainer: has taken what it could.
     """
-    for kind, today in (
-        ("optimizers", len(trainer.optimizers)),
-        ("schedulers", len(trainer.lr_scheduler_configs)),
-    ):
-        # This callback gives a scheduler of its own later.
-        is_open = kind == "schedulers" and any(
-            isinstance(c, pl.callbacks.StochasticWeightAveraging)
-            for c in trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-        )
-        if today != loaded[kind] and not is_open:
+    counts = {"optimizers": len(trainer.optimizers)}
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+    # This one gives a scheduler of its own later.
+    if not any(isinstance(c, pl.callbacks.StochasticWeightAveraging) for c in callbacks):
+        counts["schedulers"] = len(trainer.lr_scheduler_configs)
+    for kind, today in counts.items():
+        if today != loaded[kind]:
             return f"it has {loaded[kind]} {kind}, and configure_optimizers gives {today}."
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
-            # The one torch adds itself as any state is loaded.
-            if missing := [
-                n for n in optimizer.defaults if n not in group and n != "differentiable"
-            ]:
+            there = {*group, "differentiable"}  # which torch adds as any state is loaded
+            if missing := [name for name in optimizer.defaults if name not in there]:
                 return f"it has no {', '.join(missing)} for {type(optimizer).__name__}."
     known = {name for name, _ in trainer.lightning_module.named_parameters()}
     for before, today_names in zip(loaded["optimized"] or [], optimized(trainer), strict=False):

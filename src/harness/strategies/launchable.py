@@ -13,6 +13,7 @@ from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.processes.launcher import Launcher
 
+OF_A_SHELL = " A shell of srun --pty needs --ntasks=1."
 # What other launchers tell, such as mpirun.
 RANKS_OF_OTHERS = (
     ("RANK", "WORLD_SIZE"),
@@ -80,14 +81,12 @@ def check_launcher(trainer: Any, known: Launcher) -> None:
     if known.name == "python":
         _check_alone(int(trainer.num_nodes))
         return
-    num_tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
-    is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"  # later some may be missing
-    if known.name == "torchrun" and is_first and num_tasks > known.num_nodes:
+    if known.num_torchruns > known.num_nodes:
         raise UserError(
-            f"srun has started {num_tasks} torchruns, and this one trains with "
+            f"srun has started {known.num_torchruns} torchruns, and this one trains with "
             f"{known.num_nodes} of them: there would be several trainings.\n"
             "Use srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --rdzv-backend=c10d "
-            "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=<first machine>:29400."
+            f"--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=<first machine>:29400.{OF_A_SHELL}"
         )
     started = f"{known.name} has started {known.num_processes} process"
     started += "es" if known.is_one_of_several else ""
@@ -109,7 +108,7 @@ def check_launcher(trainer: Any, known: Launcher) -> None:
         num_processes(trainer) == 1 and "ddp" not in name.lower()
     )
     if known.is_one_of_several and is_alone:
-        shell = " A shell of srun --pty needs --ntasks=1." if known.name == "srun" else ""
+        shell = OF_A_SHELL if known.name == "srun" else ""
         raise UserError(
             f"{started}, and with this strategy each would train alone.\n"
             f"Add strategy=ddp, or strategy=ddp2 for one process on each machine.{shell}"
