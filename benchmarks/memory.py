@@ -84,7 +84,7 @@ def private_bytes(pid: str) -> int:
 def measure(target: str, num_images: int) -> dict[str, float]:
     """Train for one epoch in this process; MiB of the process, and of its largest worker."""
     watch = WorkerMemory()
-    settings = ["callbacks=none", "logger=none", "checkpoint=null"]
+    settings = ["watch=none", "logger=none", "checkpoint=null"]
     data = {"_target_": target, "num_workers": 2}
     sizes = num_images, 100, 1
     overhead.quietly(partial(overhead.through_project, "mlp", *sizes, settings, watch, **data))

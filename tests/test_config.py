@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from harness.data.facts import fill_in
+from harness.run.making import make
 from harness.run.targets import check_targets
-from harness.run.tasks import make
 
 CONF = Path(__file__).parents[1] / "conf"
 DEFAULTS = (CONF / "train.yaml").read_text()
@@ -43,8 +44,8 @@ def test_experiment_builds_its_data_and_its_model(choice: str, make_cfg) -> None
     if OmegaConf.missing_keys(cfg.data or {}) or OmegaConf.missing_keys(cfg.model):
         pytest.skip("some of its values are for the command line")
     try:
-        if cfg.data is not None:  # or the module has its own loaders
-            make(cfg.data)
+        data = None if cfg.data is None else make(cfg.data)  # or the module has its own loaders
+        fill_in(cfg, data)
         make(cfg.model)
     except Exception as error:
         if isinstance(error.__cause__ or error, OSError):

@@ -184,7 +184,7 @@ def test_best_checkpoint_is_tested(make_cfg, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_logged_loss_is_that_of_the_steps_since_the_last(make_cfg) -> None:
     cfg = make_cfg(
-        "data=synthetic", "model=mlp", "callbacks=none", "trainer.max_epochs=1", "test=false"
+        "data=synthetic", "model=mlp", "watch=none", "trainer.max_epochs=1", "test=false"
     )
     cfg.trainer.log_every_n_steps, cfg.trainer.enable_progress_bar = 1, False
     trainer, model, data = run.build(cfg)
@@ -258,7 +258,7 @@ def test_same_seed_gives_the_same_weights(make_cfg) -> None:
         cfg = make_cfg(
             "data=synthetic",
             "model=mlp",
-            "callbacks=none",
+            "watch=none",
             "logger=none",
             f"seed={seed}",
             "test=false",

@@ -20,6 +20,7 @@ from harness.data.datamodule import DataModule
 from harness.errors import UserError
 from harness.run import log_file as run_log
 from harness.run import tasks as run
+from harness.run.making import make
 from harness.run.mistakes import user_errors
 from harness.strategies.launchable import device_indices, num_processes, strategy_name
 
@@ -54,7 +55,7 @@ def choose_workers(cfg: Any) -> int:
     """
     num_ranks = num_processes(cfg.trainer)
     with user_errors():
-        data = own_data(None if cfg.data is None else run.make(cfg.data), "workers")
+        data = own_data(None if cfg.data is None else make(cfg.data), "workers")
         return int(data.choose_workers("train", num_ranks, cfg.trainer.num_nodes))
 
 

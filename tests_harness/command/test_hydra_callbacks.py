@@ -151,7 +151,7 @@ def test_a_run_from_python_calls_them_too(executed: list[DictConfig], tmp_path: 
 
 
 PICKLED = "+hydra.callbacks.pickle._target_=hydra.experimental.callbacks.PickleJobInfoCallback"
-TINY = ["seed=3", "data=synthetic", "model=mlp", "trainer.max_epochs=1", "callbacks=none"]
+TINY = ["seed=3", "data=synthetic", "model=mlp", "trainer.max_epochs=1", "watch=none"]
 
 
 @pytest.mark.parametrize("flags", [[], ["-m"]])

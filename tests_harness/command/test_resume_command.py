@@ -285,7 +285,7 @@ def test_the_same_experiment_goes_on_with_what_was_changed_at_its_start(
     assert go_on(folder, plain_experiment).trainer.devices == 2  # equal in all that counts
 
 
-@pytest.mark.parametrize("word", ["model=cnn", "callbacks=none", "logger=none"])
+@pytest.mark.parametrize("word", ["model=cnn", "watch=none", "logger=none"])
 def test_refusal_of_a_group_is_short(word: str, saved_run: Callable[..., Path]) -> None:
     folder = saved_run("model=mlp")
     with pytest.raises(UserError, match=rf"with {word}: .* and \d+ more\.\n") as refused:

@@ -328,7 +328,7 @@ def line_of(text: str, path: Path) -> int:
 
 def train(make_cfg: Callable[..., DictConfig], **settings: object) -> str:
     """Train as a command does, and return what it would tell of an exception."""
-    cfg = make_cfg("data=synthetic", "callbacks=none", "logger=none", "strategy=cpu")
+    cfg = make_cfg("data=synthetic", "watch=none", "logger=none", "strategy=cpu")
     cfg.trainer.max_epochs, cfg.trainer.enable_progress_bar, cfg.checkpoint = 1, False, None
     cfg.data, cfg.model = {"_target_": "mine.Data"}, {"_target_": "mine.Model"}
     cfg.callbacks = {"watcher": {"_target_": "mine.Watcher"}}
@@ -453,7 +453,7 @@ def run_mine(tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str
     return command(
         "train.py",
         *("~model", "+model._target_=mine.Model", "~data", "+data._target_=mine.Data"),
-        *("+data.batch_size=8", "callbacks=none", "logger=none", "strategy=cpu"),
+        *("+data.batch_size=8", "watch=none", "logger=none", "strategy=cpu"),
         *("trainer.enable_progress_bar=false", f"output_dir={tmp_path / 'out'}", *overrides),
         environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )

@@ -41,7 +41,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def failure(make_cfg: Callable[..., DictConfig], model: str) -> Exception:
     """What training raises."""
-    cfg = make_cfg("data=synthetic", "callbacks=none", "logger=none", "strategy=cpu")
+    cfg = make_cfg("data=synthetic", "watch=none", "logger=none", "strategy=cpu")
     OmegaConf.set_struct(cfg, False)
     cfg.trainer.max_epochs, cfg.trainer.enable_progress_bar, cfg.checkpoint = 1, False, None
     cfg.callbacks, cfg.model = {}, {"_target_": model}

@@ -18,7 +18,7 @@ def test_a_run_ends_as_on_one_device(strategy, make_cfg):
         "data=synthetic",
         "model=mlp",
         "trainer.max_epochs=2",
-        "callbacks=none",
+        "watch=none",
         "logger=none",
     ]
     settings += ["trainer.enable_progress_bar=false"]

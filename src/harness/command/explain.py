@@ -98,6 +98,8 @@ def _unknown_choice(error: MissingConfigException) -> str:
         return f"There is no conf/{choice}.yaml."
     if group == "strategy" and choice in OLD_STRATEGIES:
         return f"strategy={choice} is a name of Lightning 1. Use strategy={OLD_STRATEGIES[choice]}."
+    if group == "callbacks" and choice in ("none", "default"):
+        return f"callbacks={choice} is watch={choice} today: callbacks=[...] adds to what watches."
     return (
         f"{group}={choice}: there is no conf/{group}/{choice}.yaml."
         f"{_did_you_mean(choice, options, prefix=f'{group}=')}\n"

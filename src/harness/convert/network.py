@@ -7,6 +7,7 @@ is imported, and nothing else is called.
 
 import functools
 import importlib
+import json
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -53,7 +54,8 @@ def network_of(checkpoint: Path, packages: Collection[str]) -> tuple[Network | N
             raise CheckpointError(f"only a model's {', '.join(NETWORKS)} is built")
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = _build(model[attribute], ("torch.nn", *packages))
+            node = _filled(model[attribute], config.with_name("data.json"))
+            module = _build(node, ("torch.nn", *packages))
         if not isinstance(module, torch.nn.Module):
             raise CheckpointError(f"its model.{attribute} is not a network")
         return Network(module, {f"{attribute}.{name}" for name in module.state_dict()}), []
@@ -75,9 +77,20 @@ def _read(config: Path) -> Any:
     return yaml.safe_load(text)
 
 
+def _filled(node: Any, facts: Path) -> Any:
+    """Return a node with the settings that its run has taken from the data."""
+    text = json.dumps(node)
+    if '"from_data.' not in text or not facts.is_file():
+        return node
+    known = json.loads(facts.read_bytes()) if facts.stat().st_size <= _MAX_CONFIG else {}
+    for name, value in known.items():
+        text = text.replace(f'"from_data.{name}"', json.dumps(value))
+    return json.loads(text)
+
+
 def _build(node: Any, packages: Collection[str]) -> Any:
     """Return a node's value, with a network for each `_target_` in it."""
-    if isinstance(node, str) and "${" in node:
+    if isinstance(node, str) and ("${" in node or node.startswith("from_data.")):
         raise CheckpointError("config.yaml holds interpolations")
     if isinstance(node, list):
         return [_build(value, packages) for value in node]

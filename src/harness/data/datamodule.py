@@ -68,6 +68,26 @@ class DataModule(pl.LightningDataModule):
         self.augment = augment
         self.seed = seed
         self.datasets: dict[str, Dataset[Any]] = {}
+        self._facts: dict[str, Any] | None = None
+
+    def learn(self) -> dict[str, Any]:
+        """What is to be known before a model is built: sizes, names of classes, scales.
+
+        Values are plain, as JSON has them. A run keeps them, and its checkpoints are used with
+        what its training has learnt. Settings such as ``from_data.num_classes`` take them.
+        """
+        return {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``learn`` has found, here or as the run was trained."""
+        if self._facts is None:
+            self._facts = self.learn()
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
 
     @abstractmethod
     def make_dataset(self, split: str) -> Dataset[Any]:

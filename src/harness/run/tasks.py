@@ -23,6 +23,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
+from harness.data import facts
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
@@ -39,6 +40,7 @@ from harness.processes.slurm import environments
 from harness.run import loaders, screen
 from harness.run.code_history import CodeHistory, telling_changes
 from harness.run.log_file import LogFile
+from harness.run.making import made_data, make
 from harness.run.mistakes import user_errors
 from harness.run.results import LAST_WEIGHTS, chosen_objective, scalars, speed
 from harness.run.targets import check_kinds, check_targets
@@ -137,7 +139,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             "This torch cannot use the GPUs, and computes on the CPU: see scripts/doctor.py."
         )
     with user_errors():
-        data = None if cfg.data is None else make(cfg.data)
+        data = made_data(cfg)
         model = make(cfg.model)
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
@@ -219,11 +221,6 @@ def code_history(cfg: DictConfig) -> list[pl.Callback]:
     return [] if "resume" not in cfg or cfg.trainer.fast_dev_run else [CodeHistory(cfg)]
 
 
-def make(node: DictConfig) -> Any:
-    """Build one object of plain values."""
-    return instantiate(node, _convert_="all")
-
-
 def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Fill TensorBoard's page of hyper-parameters: what the run was made of and what it reached."""
     shown = OmegaConf.masked_copy(cfg, ["seed", "data", "model", "trainer"])
@@ -240,7 +237,9 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
     """A run's module with the weights of a checkpoint, on the CPU, ready for evaluation."""
     with telling_changes(cfg, checkpoint):
         with user_errors():
-            check_targets(OmegaConf.masked_copy(cfg, ["model"]))
+            cfg = OmegaConf.masked_copy(cfg, ["model"])
+            check_targets(cfg)
+            facts.fill_in(cfg, None, checkpoint.resolve().parent.parent)
             model: pl.LightningModule = make(cfg.model)
         load_weights(model, verified(checkpoint))
     return model.eval()

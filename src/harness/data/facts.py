@@ -1,0 +1,91 @@
+"""What data teaches before training: sizes that a model needs, scales, names of classes.
+
+A setting ``from_data.num_classes`` takes the fact of that name, or the data module's attribute. A
+training writes its facts into its folder, as ``data.json``; whoever goes on with the run, or uses
+its checkpoints, gets them from there.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness import frozen_files
+from harness.data.datamodule import DataModule
+from harness.errors import UserError
+
+FILE = "data.json"
+TAKEN = "from_data."
+
+
+def hand_over(data: Any, run_dir: Path) -> None:
+    """Give a data module what the training of a run has learnt."""
+    if isinstance(data, DataModule) and (run_dir / FILE).is_file():
+        data.facts = known(run_dir)
+
+
+def known(run_dir: Path) -> dict[str, Any]:
+    """The facts of a run; empty where it has none.
+
+    Raises:
+        UserError: if they were damaged or edited.
+    """
+    try:
+        found: dict[str, Any] = json.loads(frozen_files.read_json(run_dir / FILE))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def filled(node: Any, data: Any, facts: dict[str, Any], key: str) -> tuple[Any, dict[str, Any]]:
+    """A config with its ``from_data`` settings filled in, and these by their names.
+
+    Args:
+        node: a resolved config of the model or of callbacks.
+        data: the data module; ``None`` where the model has the loaders, or where ``facts`` do.
+        facts: what is known beside its attributes.
+        key: of ``node``, for messages.
+
+    Raises:
+        UserError: if the data does not have what is asked for.
+    """
+    taken: dict[str, Any] = {}
+
+    def fill(value: Any, place: str) -> Any:
+        if isinstance(value, dict):
+            return {name: fill(child, f"{place}.{name}") for name, child in value.items()}
+        if isinstance(value, list):
+            return [fill(child, f"{place}[{i}]") for i, child in enumerate(value)]
+        if not (isinstance(value, str) and value.startswith(TAKEN)):
+            return value
+        name = value.removeprefix(TAKEN)
+        found: Any = facts[name] if name in facts else getattr(data, name, None)
+        found = found.tolist() if hasattr(found, "tolist") else found  # of NumPy or torch
+        if found is None:
+            kind = "There is no data module" if data is None else f"{type(data).__name__} has none"
+            raise UserError(f"{place}={value}: {kind}. Set it: {place}=<value>.")
+        taken[name] = found
+        return found
+
+    whole = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    return OmegaConf.create(fill(whole, key)), taken
+
+
+def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str, Any]:
+    """Fill in what a config takes from the data, in place.
+
+    Args:
+        cfg: a resolved config of a command.
+        data: the data module, or ``None``.
+        run_dir: of the training, whose facts count where the data module knows none.
+
+    Returns:
+        What is to be kept with the run.
+    """
+    facts = dict(data.facts) if isinstance(data, DataModule) else known(run_dir) if run_dir else {}
+    for key in ("model", "callbacks"):
+        if cfg.get(key) is not None:
+            cfg[key], taken = filled(cfg[key], data, facts, key)
+            facts |= taken
+    return facts

@@ -1,0 +1,38 @@
+"""Objects of what a config names; what the data teaches is filled in between."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from harness.data import facts
+from harness.frozen_files import write_json
+from harness.processes.launch import global_rank
+
+
+def make(node: DictConfig) -> Any:
+    """Build one object of plain values."""
+    return instantiate(node, _convert_="all")
+
+
+def made_data(cfg: DictConfig) -> Any:
+    """Build the data module, and fill in what the config takes from it.
+
+    A run that begins keeps what its data taught; what uses a run afterwards gets it back.
+    """
+    data = None if cfg.data is None else make(cfg.data)
+    begins = "resume" in cfg and cfg.resume is None
+    run_dir = training_folder(cfg)
+    if not begins:
+        facts.hand_over(data, run_dir)
+    found = facts.fill_in(cfg, data, None if begins else run_dir)
+    if begins and found and global_rank() == 0:
+        write_json(run_dir / facts.FILE, json.dumps(found, indent=2) + "\n")
+    return data
+
+
+def training_folder(cfg: DictConfig) -> Path:
+    """The folder of the run that trains, or that has written the checkpoint."""
+    return Path(cfg.run_dir) if "resume" in cfg else Path(cfg.checkpoint).resolve().parent.parent
