@@ -1,0 +1,241 @@
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.errors import UserError
+from harness.processes.launch import global_rank
+from harness.tables.cache import Arrays, cached, identity
+from harness.tables.columns import CATEGORY, encoded, learn_columns
+from harness.tables.reading import check_columns, read_table
+from harness.tables.rows import Rows, SplitRows, scale_of
+from harness.tables.targets import learn_classes, target_classes, target_numbers
+
+if TYPE_CHECKING:
+    import polars as pl
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # of what is cached: another one lets it be made anew
+MISSING = ("NA", "N/A", "nan", "NaN", "null", "?")
+
+
+class Table(SplitRows):
+    """A CSV or parquet file with a column to predict from the others.
+
+    A batch is one matrix (B, F) of 32 bits with its targets (B,). Its columns are numbers, scaled
+    to mean 0 and deviation 1 over the training rows, with 0 where one is missing; then a mark for
+    each column that has missing numbers in training; then codes of categories, from 1, and 0 where
+    one is missing or unknown. Truth values and dates count as numbers. All of it is learnt from the
+    training rows, and kept with the run: new rows are predicted without them.
+
+    Args:
+        file: the table; ``None`` takes one of scikit-learn's: 442 diabetes patients (Efron et al.,
+            "Least Angle Regression", Annals of Statistics 2004), or for classes 569 tumours
+            (Street et al., "Nuclear feature extraction for breast tumor diagnosis", 1993).
+        target: the column to predict.
+        classes: whether it names classes; else it holds numbers, and keeps their units.
+        ignore: columns to leave out.
+        features: the columns to predict from; ``None`` takes all others.
+        categories: columns of numbers that are names, such as postal codes.
+        missing: texts of a CSV that stand for no value.
+        missing_targets: ``"refuse"`` rows without a target, or ``"drop"`` them.
+        unknown: a category that the training rows do not have is told and has the ``"code"`` 0, or
+            is ``"refuse"``d.
+        separator: of a CSV; ``None`` takes a comma, or in ``.tsv`` a tabulator.
+        predict_file: rows to predict on, without the target; ``None`` predicts on the test rows.
+        cache_dir: where large tables are kept as arrays.
+        cache_megabytes: from which size of the file on; ``None`` reads it at each start.
+        **kwargs: see ``SplitRows``.
+    """
+
+    def __init__(
+        self,
+        file: str | None = None,
+        target: str = "target",
+        classes: bool = False,
+        ignore: Sequence[str] = (),
+        features: Sequence[str] | None = None,
+        categories: Sequence[str] = (),
+        missing: Sequence[str] = MISSING,
+        missing_targets: Literal["refuse", "drop"] = "refuse",
+        unknown: Literal["code", "refuse"] = "code",
+        separator: str | None = None,
+        predict_file: str | None = None,
+        cache_dir: str = ".cache",
+        cache_megabytes: float | None = 16,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.file, self.target, self.classes = file, target, classes
+        self.ignore, self.categories = several(ignore), several(categories)
+        self.features = None if features is None else several(features)
+        self.missing, self.separator = several(missing), separator
+        self.drops_missing_targets = missing_targets == "drop"
+        self.refuses_unknown = unknown == "refuse"
+        self.predict_file = predict_file
+        self.cache_dir, self.cache_megabytes = Path(cache_dir, "tables"), cache_megabytes
+
+    def learn(self) -> dict[str, Any]:
+        """Sizes, scales and categories of the training rows."""
+        settings = [self.target, self.classes, self.ignore, self.features, self.categories]
+        settings += [self.val_fraction, self.test_fraction, self.split_seed, self.fold]
+        facts = self._cached([*settings, self.num_folds], ["facts"], self._learn)["facts"]
+        found: dict[str, Any] = json.loads(facts.tobytes())
+        if global_rank() == 0:
+            line = summary(self.file or "scikit-learn's table", found)
+            log.info("%s", line)
+            print(line, flush=True)
+        return found
+
+    def make_dataset(self, split: str) -> Rows:
+        """The rows of one split."""
+        if split == "predict" and self.predict_file is not None:
+            names = [column["name"] for column in self.facts["columns"]]
+            table = self._read("data.predict_file", self.predict_file, names)
+            with told_of(f"data.predict_file={self.predict_file}"):
+                return Rows(encoded(table, self.facts["columns"], self.refuses_unknown))
+        positions = self.split_rows["test" if split == "predict" else split]
+        return Rows(self.arrays["inputs"], self.arrays["targets"], positions)
+
+    def targets_of_rows(self) -> tuple[NDArray[Any], list[str] | None]:
+        """See ``SplitRows``."""
+        return self.arrays["targets"], self.facts.get("class_names")
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """All rows' ``inputs`` (N, F) and ``targets`` (N,)."""
+        learnt = {name: self.facts.get(name) for name in ("columns", "class_names")}
+        names = ["inputs", "targets"]
+        found = self._cached([learnt, self.target, self.refuses_unknown], names, self._encode)
+        self.__dict__.pop("table", None)  # its texts, which nobody needs any more
+        return found
+
+    @cached_property
+    def table(self) -> "pl.DataFrame":
+        """The file as it stands there, without the columns that are left out."""
+        if self.file is None:
+            return bundled(self.classes)
+        named = [*self.ignore, *self.categories, *(self.features or ()), self.target]
+        table = self._read("data.file", self.file, named)
+        chosen = [name for name in self.features or table.columns if name not in self.ignore]
+        chosen = [name for name in chosen if name != self.target]
+        if not chosen or self.target in self.ignore:
+            raise UserError(
+                f"data.file={self.file} has no column left to predict {self.target} from.\n"
+                "Look at data.ignore, data.features and data.target."
+            )
+        return table.select([*chosen, self.target])
+
+    def _read(self, key: str, path: str, names: Sequence[str]) -> "pl.DataFrame":
+        table = read_table(key, path, self.missing, self.separator)
+        check_columns(key, path, names, table.columns)
+        return table
+
+    def _cached(self, key: list[Any], names: list[str], make: Callable[[], Arrays]) -> Arrays:
+        """What is made of the file; of a large one, made once and kept."""
+        if not self.is_large:
+            return make()
+        of_file = [VERSION, identity(str(self.file)), self.missing, self.separator]
+        return cached(self.cache_dir, [*of_file, self.drops_missing_targets, *key], names, make)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the file is worth to be cached; one that is not there is told as it is read."""
+        if self.file is None or self.cache_megabytes is None or not Path(self.file).is_file():
+            return False
+        return Path(self.file).stat().st_size >= self.cache_megabytes * 1e6
+
+    def _learn(self) -> Arrays:
+        with told_of(f"data.file={self.file}"):
+            facts = learn_classes(self.table[self.target]) if self.classes else {}
+            targets = self._targets(facts.get("class_names"))
+            train = self.split(targets, facts.get("class_names"))["train"]
+            if not self.classes:
+                facts |= scale_of(targets[train])
+            columns = learn_columns(self.table.drop(self.target), train, self.categories)
+        categories = [column for column in columns if column["kind"] == CATEGORY]
+        num_marks = sum(column.get("marks_missing", False) for column in columns)
+        facts |= {
+            "num_rows": len(targets),
+            "in_features": len(columns) + num_marks,
+            "num_numbers": len(columns) + num_marks - len(categories),
+            "cardinalities": [len(column["values"]) + 1 for column in categories],
+            "columns": columns,
+        }
+        return {"facts": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)}
+
+    def _encode(self) -> Arrays:
+        with told_of(f"data.file={self.file}"):
+            targets = self._targets(self.facts.get("class_names"))
+            inputs = encoded(self.table, self.facts["columns"], self.refuses_unknown)
+        return {"inputs": inputs, "targets": targets}
+
+    def _targets(self, class_names: list[str] | None) -> NDArray[Any]:
+        """Each row's class or number; -1 or NaN where it has none."""
+        column = self.table[self.target]
+        targets: NDArray[Any]
+        if class_names is None:
+            targets = target_numbers(column)
+            is_missing = np.isnan(targets)
+        else:
+            targets = target_classes(column, class_names)
+            is_missing = targets < 0
+        if is_missing.all():
+            raise UserError(f"data.target={self.target} has no value in any row.")
+        if is_missing.any() and not self.drops_missing_targets:
+            raise UserError(
+                f"data.target={self.target} has no value in {is_missing.sum():,} of "
+                f"{len(targets):,} rows, the first of them row {is_missing.argmax() + 1}.\n"
+                "Leave these rows out with data.missing_targets=drop."
+            )
+        return targets
+
+
+def bundled(classes: bool) -> "pl.DataFrame":
+    """A table that comes with scikit-learn."""
+    import polars as pl
+    from sklearn.datasets import load_breast_cancer, load_diabetes
+
+    data = load_breast_cancer() if classes else load_diabetes(scaled=False)
+    columns = dict(zip(map(str, data.feature_names), data.data.T, strict=True))
+    return pl.DataFrame(
+        columns | {"target": data.target_names[data.target] if classes else data.target}
+    )
+
+
+def several(names: Sequence[str]) -> list[str]:
+    """A list of names; ``data.ignore=id`` means ``[id]``."""
+    return [names] if isinstance(names, str) else [str(name) for name in names]
+
+
+@contextmanager
+def told_of(source: str) -> Iterator[None]:
+    """Say where the table that holds a mistake comes from."""
+    try:
+        yield
+    except UserError as error:
+        if str(error).startswith("data."):
+            raise
+        raise UserError(f"{source}: {error}") from error
+
+
+def summary(source: str, facts: dict[str, Any]) -> str:
+    """What was found in a table, in a line or two."""
+    categories = [column for column in facts["columns"] if column["kind"] == CATEGORY]
+    num_numbers = len(facts["columns"]) - len(categories)
+    line = f"{source}: {facts['num_rows']:,} rows, {num_numbers} columns of numbers"
+    if categories:
+        sizes = [f"{column['name']} ({len(column['values'])})" for column in categories]
+        line += f", categories {', '.join(sizes[:10])}{', ...' if len(sizes) > 10 else ''}"
+    if "class_names" in facts:
+        counts = zip(facts["class_names"], facts["class_counts"], strict=True)
+        shown = [f"{name} ({count:,})" for name, count in counts]
+        line += f"; classes {', '.join(shown[:10])}{', ...' if len(shown) > 10 else ''}"
+    return line
