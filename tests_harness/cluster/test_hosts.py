@@ -162,7 +162,7 @@ def test_data_that_a_host_lacks_end_both_and_no_results_are_lost(
     data.mkdir(), empty.mkdir()
     rows = "".join(f"{number},{number % 7}\n" for number in range(200))
     (data / "rows.csv").write_text(f"target,a\n{rows}")
-    table = ["experiment=table", f"data.path={data}/rows.csv", "model.net.in_features=1"]
+    table = ["experiment=table", f"data.file={data}/rows.csv"]
     table += ["trainer.accelerator=cpu", "trainer.max_epochs=1", "name=default", "resume=auto"]
     words = [*torchrun(), "train.py", *table, *DDP, *where(folder)]
     one, two = network.hosts

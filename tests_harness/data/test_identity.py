@@ -94,7 +94,7 @@ def test_another_table_of_the_same_size_is_told(tmp_path: Path) -> None:
 
     write()
     words = (
-        "experiment=table", f"data.path={path}", "data.batch_size=16", "trainer.max_epochs=2",
+        "experiment=table", f"data.file={path}", "data.batch_size=16", "trainer.max_epochs=2",
         "checkpoint.every_n_steps=1", "callbacks.progress_bar=null", "logger=none", "test=false",
         f"output_dir={tmp_path}",
     )  # fmt: skip

@@ -25,6 +25,8 @@ OLD_NAMES = {
     "checkpoint_callback": "callbacks.checkpoint=null to switch it off",
     "progress_bar_refresh_rate": "callbacks.progress_bar.refresh_rate=<steps>",
 }
+# Settings that earlier versions have called otherwise.
+MOVED = {"data.path": "data.file"}
 OLD_STRATEGIES = {
     "ddp_cpu": "ddp with trainer.accelerator=cpu",
     "single_device": "auto",
@@ -110,6 +112,8 @@ def _unknown_choice(error: MissingConfigException) -> str:
 def _unknown_key(key: str, config_name: str, overrides: list[str], conf: Path) -> str:
     if key.rpartition(".")[2] in OLD_NAMES:
         return old_name(key)
+    if key in MOVED:
+        return f"{key} is called {MOVED[key]} today: use {MOVED[key]}=<value>."
     if config_name != "train" and key in ("data", "model"):
         return f"{key}={{...}}: the {key} is that of the checkpoint's run. Leave it out."
     hint = nearest(key, config_name, overrides, conf)

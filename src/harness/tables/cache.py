@@ -67,7 +67,7 @@ def _mapped(paths: Mapping[str, Path]) -> Arrays | None:
     """The arrays, or ``None`` where one is not there, or was cut off by a failing disk."""
     try:
         return {name: np.load(path, mmap_mode="r") for name, path in paths.items()}
-    except (FileNotFoundError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError):
         return None
 
 

@@ -110,11 +110,13 @@ def learn_columns(
         seen = values[train]
         seen, is_missing = seen[~np.isnan(seen)], np.isnan(seen)
         changes = len(seen) > 0 and seen.min() < seen.max()
+        # Sums of a number that never changes are off by some bits, which scaling would blow up.
+        mean = seen.mean() if changes else seen[0] if len(seen) else 0.0
         learnt.append(
             {
                 "name": column.name,
                 "kind": kind,
-                "mean": float(seen.mean()) if len(seen) else 0.0,
+                "mean": float(mean),
                 "std": float(seen.std()) if changes else 1.0,
                 "marks_missing": bool(is_missing.any()),
             }
@@ -140,7 +142,7 @@ def _check_category(texts: "pl.Series", present: "pl.Series") -> None:
         others = present.filter(~are_numbers)
         row = texts.index_of(others[0])
         raise UserError(
-            f"column {name} holds numbers, and in {len(others):,} rows other texts, such as "
+            f"column {name} holds numbers, and {len(others):,} others, the first of them "
             f"{others[0]!r} in row {row + 1 if row is not None else '?'}.\n"
             f"Count it as missing: data.missing=['{others[0]}']. Or take all as categories: "
             f"data.categories=[{name}]."

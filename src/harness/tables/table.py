@@ -73,6 +73,8 @@ class Table(SplitRows):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_choice("missing_targets", missing_targets, "refuse", "drop")
+        check_choice("unknown", unknown, "code", "refuse")
         self.file, self.target, self.classes = file, target, classes
         self.ignore, self.categories = several(ignore), several(categories)
         self.features = None if features is None else several(features)
@@ -213,6 +215,12 @@ def bundled(classes: bool) -> "pl.DataFrame":
 def several(names: Sequence[str]) -> list[str]:
     """A list of names; ``data.ignore=id`` means ``[id]``."""
     return [names] if isinstance(names, str) else [str(name) for name in names]
+
+
+def check_choice(name: str, value: Any, *choices: str) -> None:
+    """Refuse a word that means nothing."""
+    if value not in choices:
+        raise UserError(f"data.{name}={value}: use {' or '.join(choices)}.")
 
 
 @contextmanager
