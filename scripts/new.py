@@ -3,7 +3,7 @@
     python scripts/new.py model NAME              a network for the classifier
     python scripts/new.py module NAME             a LightningModule of your own
     python scripts/new.py data NAME               a data set, read sample by sample
-    python scripts/new.py data NAME --csv FILE    a table of numbers with a header
+    python scripts/new.py data NAME --csv FILE    a table with a header; its last column is the target
     python scripts/new.py experiment NAME         a choice of data, model and settings
 
 Each comes with its YAML file, and with a test that you keep. Nothing has to be registered: a file's
@@ -16,13 +16,13 @@ import builtins
 import csv
 import json
 import keyword
-import math
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).resolve().with_suffix("")
+MOST_CLASSES = 10  # whole numbers with more values than these are amounts
 # What Python, YAML or Hydra reads as something else than a name.
 WORDS = {*keyword.kwlist, "null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf"}
 
@@ -44,18 +44,16 @@ def main() -> None:
     run = f"python train.py {group}={name}"
     words = {"NAME": name, "CLASS": class_name(name), "PACKAGE": package()}
     if arguments.csv:
-        columns, numbers = read_columns(arguments.csv)
-        features = [name for name in numbers if name != columns[-1]]
-        left_out = [name for name in columns[:-1] if name not in features]
-        if left_out:
-            print(f"left out, as not every row has a number: {', '.join(left_out)}")
-        num_features = str(len(features))
+        columns, are_classes = read_columns(arguments.csv)
         table = Path(arguments.csv).resolve()
         table = table.relative_to(ROOT) if table.is_relative_to(ROOT) else table
         words |= {"PATH": json.dumps(str(table)), "TARGET": json.dumps(columns[-1])}
-        words |= {"COLUMNS": ", ".join(columns), "NUM_FEATURES": num_features}
-        words["FEATURES"] = json.dumps(features) if left_out else "null"
-        run += f" model=regressor model.net.in_features={num_features}"
+        words |= {"COLUMNS": ", ".join(columns), "CLASSES": json.dumps(are_classes)}
+        words["MODEL"] = "table_mlp" if are_classes else "table_regressor"
+        print(
+            f"{columns[-1]} holds {'classes' if are_classes else 'numbers'}: data.classes says so"
+        )
+        run += f" model={words['MODEL']}"
         kind = "csv"
     files = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}
     folder = "data" if group == "data" else "models"
@@ -106,33 +104,32 @@ def package() -> str:
     return found.pop()
 
 
-def read_columns(path: str) -> tuple[list[str], list[str]]:
-    """The names of a table's columns, and of those that hold a number in every row."""
+def read_columns(path: str) -> tuple[list[str], bool]:
+    """The names of a table's columns, and whether the last one holds classes."""
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            columns = list(rows.fieldnames or [])
-            numbers = set(columns)
-            for row in rows:
-                numbers -= {name for name in numbers if not is_number(row[name])}
+            rows = csv.reader(file)
+            columns = [name.strip() for name in next(rows, [])]
+            targets = [row[-1].strip() for row in rows if row]
     except (OSError, UnicodeDecodeError) as error:
         sys.exit(f"--csv {path} cannot be read: {error}.")
     if len(columns) < 2:
         sys.exit(f"--csv {path} must begin with the names of two columns or more, and commas.")
-    if columns[-1] not in numbers or len(numbers) < 2:
-        sys.exit(
-            f"--csv {path}: its last column, the target, and one before it must be numbers. "
-            f"Numbers are in {', '.join(sorted(numbers)) or 'none'}."
-        )
-    return columns, [name for name in columns if name in numbers]
+    if not any(targets):
+        sys.exit(f"--csv {path}: its last column, {columns[-1]}, is the target, and is empty.")
+    known = {target for target in targets if target}
+    are_whole = all(target.lstrip("+-").isdecimal() for target in known)
+    are_few = len(known) <= min(MOST_CLASSES, len(targets) / 3)
+    return columns, (are_whole and are_few) or not any(map(is_number, known))
 
 
-def is_number(text: str | None) -> bool:
-    """Whether a cell holds a finite number."""
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number."""
     try:
-        return math.isfinite(float(text or ""))
+        float(text)
     except ValueError:
         return False
+    return True
 
 
 def filled(text: str, words: dict[str, str]) -> str:

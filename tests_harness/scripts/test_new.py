@@ -13,7 +13,9 @@ from tests_harness.conftest import ROOT
 
 KINDS = {kind: (kind,) for kind in ("experiment", "model", "module", "data")} | {"csv": ("data",)}
 CSV = {"csv": ("--csv", "houses.csv")}
-PLACEHOLDER = re.compile(r"(?<![A-Z])(NAME|CLASS|PACKAGE|PATH|TARGET|COLUMNS)(?![A-Z])")
+PLACEHOLDER = re.compile(
+    r"(?<![A-Z])(NAME|CLASS|PACKAGE|PATH|TARGET|COLUMNS|CLASSES|MODEL)(?![A-Z])"
+)
 NEVER_COPIED = (".git", ".venv", "outputs", "build", "*.egg-info", "__pycache__", ".*_cache")
 
 
@@ -97,15 +99,21 @@ def test_a_table_trains_as_the_printed_command_says(repository: Path) -> None:
     assert "test/mae" in trained.stdout
 
 
-def test_columns_that_are_no_numbers_are_left_out(repository: Path) -> None:
-    (repository / "city.csv").write_text(
-        "id,city,size,price\n1,Rome,70,1.5\n2,Oslo,,2\n3,Bonn,60,3\n"
-    )
-    written = run(repository, "scripts/new.py", "data", "city", "--csv", "city.csv")
-    assert "left out, as not every row has a number: city, size" in written.stdout
-    yaml = (repository / "conf" / "data" / "city.yaml").read_text()
-    assert 'features: ["id"]' in yaml
-    assert "model.net.in_features=1" in written.stdout
+@pytest.mark.parametrize(
+    ("targets", "model"),
+    [
+        (["cat", "dog", ""], "table_mlp"),
+        (["0", "1", "2"], "table_mlp"),
+        (["0.5", "1", "2"], "table_regressor"),
+        (list(map(str, range(30))), "table_regressor"),
+    ],
+)
+def test_the_last_column_decides_the_model(targets: list[str], model: str, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("city,y\n" + "".join(f"Rome,{target}\n" for target in targets * 4))
+    columns, are_classes = new.read_columns(str(table))
+    assert columns == ["city", "y"]
+    assert are_classes is (model == "table_mlp")
 
 
 @pytest.mark.parametrize(
