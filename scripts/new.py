@@ -3,7 +3,7 @@
     python scripts/new.py model NAME              a network for the classifier
     python scripts/new.py module NAME             a LightningModule of your own
     python scripts/new.py data NAME               a data set, read sample by sample
-    python scripts/new.py data NAME --csv FILE    a table with a header; its last column is the target
+    python scripts/new.py data NAME --csv FILE    a table; its last column is the target
     python scripts/new.py experiment NAME         a choice of data, model and settings
 
 Each comes with its YAML file, and with a test that you keep. Nothing has to be registered: a file's
@@ -48,11 +48,9 @@ def main() -> None:
         table = Path(arguments.csv).resolve()
         table = table.relative_to(ROOT) if table.is_relative_to(ROOT) else table
         words |= {"PATH": json.dumps(str(table)), "TARGET": json.dumps(columns[-1])}
-        words |= {"COLUMNS": ", ".join(columns), "CLASSES": json.dumps(are_classes)}
+        words |= {"COLUMNS": ", ".join(columns), "TRUTH": json.dumps(are_classes)}
         words["MODEL"] = "table_mlp" if are_classes else "table_regressor"
-        print(
-            f"{columns[-1]} holds {'classes' if are_classes else 'numbers'}: data.classes says so"
-        )
+        print(f"target {columns[-1]}: {'classes' if are_classes else 'numbers'}")
         run += f" model={words['MODEL']}"
         kind = "csv"
     files = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}

@@ -13,9 +13,8 @@ from tests_harness.conftest import ROOT
 
 KINDS = {kind: (kind,) for kind in ("experiment", "model", "module", "data")} | {"csv": ("data",)}
 CSV = {"csv": ("--csv", "houses.csv")}
-PLACEHOLDER = re.compile(
-    r"(?<![A-Z])(NAME|CLASS|PACKAGE|PATH|TARGET|COLUMNS|CLASSES|MODEL)(?![A-Z])"
-)
+WORDS = "NAME|CLASS|PACKAGE|PATH|TARGET|COLUMNS|TRUTH|MODEL"
+PLACEHOLDER = re.compile(rf"(?<![A-Z])({WORDS})(?![A-Z])")
 NEVER_COPIED = (".git", ".venv", "outputs", "build", "*.egg-info", "__pycache__", ".*_cache")
 
 
