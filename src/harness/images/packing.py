@@ -1,0 +1,183 @@
+"""Decode many files at once: in processes that import no torch, with a bar that tells how fast."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from harness.errors import UserError
+from harness.images.finding import Files
+from harness.machine.limits import usable_cores
+from harness.processes.launch import OF_LAUNCHERS
+
+GROUP = 32  # files that a process is given at once
+
+
+def decode_all(
+    files: Files, side: int, channels: int, pixels: Path | None, what: str
+) -> dict[int, str]:
+    """Decode every file once.
+
+    Args:
+        files: what to decode.
+        side: of the squares that images become.
+        channels: 1 or 3.
+        pixels: a file that gets the N images, one after another; ``None`` keeps nothing.
+        what: is done, for the progress bar.
+
+    Returns:
+        The positions of files that cannot be read, with the reason of each.
+
+    Raises:
+        OSError: if the disk is full.
+        UserError: if a process is ended from outside, as where memory runs out.
+    """
+    num_files = len(files.names)
+    groups = range(0, num_files, GROUP)
+    num_workers = min(usable_cores(), len(groups))
+    settings = {"root": str(files.root.absolute()), "side": side, "channels": channels}
+    settings["pixels"] = pixels and str(pixels)
+    unreadable: dict[int, str] = {}
+    started = time.monotonic()
+    with (
+        workers(num_workers, settings) as idle,
+        synced_meanwhile(pixels),
+        ThreadPoolExecutor(num_workers) as pool,
+        progress(what, num_files) as advance,
+    ):
+
+        def decode_group(first: int) -> tuple[int, dict[str, Any]]:
+            names = files.names[first : first + GROUP]
+            worker = idle.get()
+            try:
+                return len(names), ask(worker, first, names)
+            finally:
+                idle.put(worker)
+
+        try:
+            for num, answer in pool.map(decode_group, groups):
+                if errno := answer["errno"]:
+                    raise OSError(errno, os.strerror(errno))
+                unreadable |= {int(row): text for row, text in answer["unreadable"].items()}
+                advance(num)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    seconds = time.monotonic() - started
+    print(f"{what}: {num_files:,} files, {num_files / seconds:,.0f} per second", flush=True)
+    return unreadable
+
+
+def ask(worker: "subprocess.Popen[str]", first: int, names: list[str]) -> dict[str, Any]:
+    """Let a process decode some files."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    answer = ""
+    with suppress(BrokenPipeError):
+        print(json.dumps([first, names]), file=worker.stdin, flush=True)
+        answer = worker.stdout.readline()
+    if not answer:
+        status = worker.wait()
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        raise UserError(
+            f"A process that decodes images was ended ({how}), among {names[0]} and the "
+            f"{len(names) - 1} files after it.\nSIGKILL often means that memory ran out."
+        )
+    decoded: dict[str, Any] = json.loads(answer)
+    return decoded
+
+
+@contextmanager
+def workers(
+    num_workers: int, settings: dict[str, Any]
+) -> Iterator["queue.SimpleQueue[subprocess.Popen[str]]"]:
+    """Processes that wait for files; they end with the block, and with this process."""
+    # Not as data workers are: a fork of a process with torch's threads may hang, and a spawned
+    # process would run a user's script again. They are none of a run's ranks either.
+    environment = {k: v for k, v in os.environ.items() if not OF_LAUNCHERS.fullmatch(k)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-m", "harness.images.packing_worker"]
+    started: list[subprocess.Popen[str]] = []
+    idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+    try:
+        for _ in range(num_workers):
+            started.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+        for worker in started:
+            assert worker.stdin is not None
+            with suppress(BrokenPipeError):  # it has ended, which is told when it is asked
+                print(json.dumps(settings), file=worker.stdin, flush=True)
+            idle.put(worker)
+        yield idle
+    finally:
+        for worker in started:
+            worker.kill()
+        for worker in started:
+            with suppress(BrokenPipeError):
+                worker.communicate()
+
+
+@contextmanager
+def synced_meanwhile(path: Path | None) -> Iterator[None]:
+    """Let the disk write a file while it grows, so that little is left to wait for at its end."""
+    if path is None:
+        yield
+        return
+    is_over = threading.Event()
+
+    def sync_often() -> None:
+        with path.open("rb+") as file:
+            while not is_over.wait(0.2):
+                with suppress(OSError):  # who writes, tells
+                    os.fsync(file.fileno())
+
+    thread = threading.Thread(target=sync_often, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@contextmanager
+def progress(what: str, num_files: int) -> Iterator[Any]:
+    """A bar on a terminal; elsewhere only the line at the end."""
+    console = Console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]} files/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        bar = bars.add_task(what, total=num_files, speed="")
+
+        def advance(num: int) -> None:
+            bars.advance(bar, num)
+            speed = bars.tasks[0].speed
+            bars.update(bar, speed=f"{speed:,.0f}" if speed else "")
+
+        yield advance
