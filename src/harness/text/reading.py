@@ -59,14 +59,15 @@ def cut(source: Source, shares: list[float]) -> list[Source]:
 
 
 def _line_start(source: Source, position: int) -> int:
-    """The next line's beginning, or the next character's where it is far."""
+    """Where the first line from there on begins, or the first character where that is far."""
+    position = max(position, source.start + 1)
     with source.path.open("rb") as file:
-        file.seek(position)
-        near = file.read(max(4, min(4096, (source.end - source.start) // 100)))
-    place = near.find(b"\n") + 1
-    while not place and near and near[:1][0] & 0xC0 == 0x80:  # inside of a character of UTF-8
-        position, near = position + 1, near[1:]
-    return min(position + place, source.end)
+        file.seek(position - 1)
+        near = file.read(max(5, min(4096, (source.end - source.start) // 100)))
+    num_further = near.find(b"\n")
+    if num_further < 0:
+        num_further = next((i for i, byte in enumerate(near[1:]) if byte & 0xC0 != 0x80), 0)
+    return min(position + num_further, source.end)
 
 
 def pieces(source: Source, cuts_lines: bool) -> Iterator[bytes]:

@@ -121,11 +121,11 @@ class LineWindows(BatchedDataset):
         labels[begins[of_line] + places] = found
         is_ended = num_labels > self.sizes[lines]
         labels[(begins + num_labels - 1)[is_ended]] = self.end_id
-        labels = labels.reshape(-1, self.length)
-        inputs = np.full_like(labels, self.end_id)
+        windowed = torch.from_numpy(labels).view(-1, self.length)
         # The input is the label before, and the one that ends a line begins the next.
-        inputs[:, 1:] = np.where(labels[:, :-1] == IGNORED, self.end_id, labels[:, :-1])
-        return torch.from_numpy(inputs), torch.from_numpy(labels)
+        inputs = windowed.roll(1, dims=1)
+        inputs[:, 0] = self.end_id
+        return inputs.masked_fill_(inputs == IGNORED, self.end_id), windowed
 
 
 def line_places(tokens: Tokens) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

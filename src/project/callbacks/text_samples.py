@@ -1,5 +1,6 @@
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -37,9 +38,7 @@ class TextSamples(pl.Callback):
         self.temperature, self.seed = temperature, seed
         self.has_failed = False
 
-    def on_validation_epoch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> None:
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write a text."""
         if not trainer.is_global_zero or trainer.sanity_checking or self.has_failed:
             return
@@ -52,20 +51,22 @@ class TextSamples(pl.Callback):
 
     def text(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """The prompt, and what the network writes."""
-        data = trainer.datamodule
+        data = trainer.datamodule  # type: ignore[attr-defined]  # set untyped
         # A window of one shape is compiled once. What is behind the text is not looked at.
         ids = data.prompt(self.prompt)[-data.facts["length"] :]
         window = torch.full((1, data.facts["length"]), data.facts["pad_id"])
         window[0, : len(ids)] = torch.tensor(ids)
+        net: Any = pl_module.net
         found = continued(
-            pl_module.net,
+            net,
             window.to(pl_module.device),
             torch.tensor([len(ids)], device=pl_module.device),
             self.num_tokens,
             self.temperature,
             torch.Generator().manual_seed(self.seed),
         )
-        return self.prompt + data.decode(found[0].tolist())
+        text: str = self.prompt + data.decode(found[0].tolist())
+        return text
 
     def keep(self, text: str, trainer: pl.Trainer) -> None:
         """Write a file, and a text into TensorBoard."""

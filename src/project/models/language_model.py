@@ -50,7 +50,7 @@ class LanguageModel(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Refuse a network that knows fewer tokens than the data has."""
-        facts = getattr(self.trainer.datamodule, "facts", {})
+        facts = getattr(self.trainer.datamodule, "facts", {})  # type: ignore[attr-defined]  # set untyped
         needed, known = facts.get("vocab_size", 0), getattr(self.net, "vocab_size", math.inf)
         if needed > known:
             raise UserError(
@@ -112,7 +112,7 @@ class LanguageModel(pl.LightningModule):
         loss = losses.sum(dim=1) / num_tokens
         columns: dict[str, Any] = {"tokens": num_tokens, "loss": loss, "perplexity": loss.exp()}
         if self.num_continued:
-            data = self.trainer.datamodule
+            data = self.trainer.datamodule  # type: ignore[attr-defined]
             # A text without the label that ends it.
             lengths = num_tokens.clamp(max=tokens.shape[1])
             found = continued(self.net, tokens, lengths, self.num_continued)
@@ -126,9 +126,10 @@ class LanguageModel(pl.LightningModule):
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """The loss of each token, shape (B, T), and 0 where the label is ignored."""
-    return F.cross_entropy(
-        logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
+    return losses.view_as(labels)
 
 
 @torch.no_grad()

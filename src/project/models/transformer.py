@@ -20,6 +20,8 @@ class Transformer(nn.Module):
             -1 for none. Attention takes a mask then, and its fastest kernels do not.
     """
 
+    rotation: Tensor
+
     def __init__(
         self,
         vocab_size: int,
@@ -101,7 +103,8 @@ class Layer(nn.Module):
             is_causal=mask is None,
         )
         x = x + self.drop(self.attention_out(attended.transpose(1, 2).flatten(2)))
-        return x + self.drop(self.mlp_out(F.gelu(self.mlp_in(self.norm2(x)))))
+        x = x + self.drop(self.mlp_out(F.gelu(self.mlp_in(self.norm2(x)))))
+        return x
 
 
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:
