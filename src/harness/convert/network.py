@@ -17,6 +17,7 @@ from .names import NETWORKS
 from .tensors import CheckpointError
 
 _MAX_CONFIG = 100_000  # characters; a run's config has some 5,000
+_MAX_FACTS = 100_000_000  # bytes; a large tokenizer is among them
 
 
 class Network(NamedTuple):
@@ -82,7 +83,7 @@ def _filled(node: Any, facts: Path) -> Any:
     text = json.dumps(node)
     if '"from_data.' not in text or not facts.is_file():
         return node
-    known = json.loads(facts.read_bytes()) if facts.stat().st_size <= _MAX_CONFIG else {}
+    known = json.loads(facts.read_bytes()) if facts.stat().st_size <= _MAX_FACTS else {}
     for name, value in known.items():
         text = text.replace(f'"from_data.{name}"', json.dumps(value))
     return json.loads(text)

@@ -1,0 +1,141 @@
+"""Windows of token ids: a batch has inputs and, at each place, the token that comes next.
+
+Both have the shape (B, length). What is padded has the label -100, and stands at the end, where a
+network that looks back alone never sees it.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.data.batches import Batch, BatchedDataset
+from harness.data.randomness import uniform
+from harness.text.cache import Tokens
+
+IGNORED = -100  # the label that torch's losses leave out
+
+
+class CorpusWindows(BatchedDataset):
+    """A text cut into blocks: each of its tokens but the first is the label of one place.
+
+    The last block is padded. With ``moves`` the text is a ring that each epoch cuts elsewhere.
+
+    Args:
+        tokens: of the text, at least two.
+        length: tokens of a window.
+        pad_id: the input that fills up the last block.
+        moves: whether the blocks begin at other tokens in each epoch.
+        seed: decides, with the epoch, at which.
+    """
+
+    def __init__(
+        self, tokens: Tokens, length: int, pad_id: int, moves: bool = False, seed: int = 0
+    ) -> None:
+        self.tokens, self.length, self.pad_id = tokens, length, pad_id
+        self.files = tokens.files
+        self.moves, self.seed = moves, seed
+        self.num_labels = len(tokens.ids) - 1
+
+    def __len__(self) -> int:
+        return -(-self.num_labels // self.length)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """Read inputs and labels of shape (B, length)."""
+        ids, length, num_labels = self.tokens.ids, self.length, self.num_labels
+        firsts = np.asarray(indices) * length
+        sizes = np.minimum(length, num_labels - firsts)
+        if self.moves:
+            epoch = indices.epoch if isinstance(indices, Batch) else 0
+            firsts += int(uniform(self.seed, epoch, [0], 1)[0, 0] * num_labels)
+            firsts %= num_labels
+        inputs = np.full((len(firsts), length), self.pad_id, np.int64)
+        labels = np.full((len(firsts), length), IGNORED, np.int64)
+        is_whole = (sizes == length) & (firsts + length <= num_labels)
+        if is_whole.any():
+            found = sliding_window_view(ids, length + 1)[firsts[is_whole]]  # (b, length + 1)
+            inputs[is_whole], labels[is_whole] = found[:, :-1], found[:, 1:]
+        for row in np.flatnonzero(~is_whole):  # two of an epoch: the last, and across the ends
+            places = (firsts[row] + np.arange(sizes[row])) % num_labels
+            inputs[row, : sizes[row]], labels[row, : sizes[row]] = ids[places], ids[places + 1]
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+class LineWindows(BatchedDataset):
+    """A window for each line, or for as many whole lines as it holds.
+
+    A line begins with ``end_id`` as input and ends with it as label. Of one that is too long the
+    first ``length`` labels are kept.
+
+    Args:
+        tokens: of all lines.
+        lines: positions of those to take, shape (N,).
+        length: tokens of a window.
+        end_id: stands before and after each line, and fills up a window.
+        packing: put lines that follow each other into one window while they fit.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        lines: NDArray[np.int64],
+        length: int,
+        end_id: int,
+        packing: bool = False,
+    ) -> None:
+        self.tokens, self.length, self.end_id = tokens, length, end_id
+        self.files = tokens.files
+        starts, sizes = line_places(tokens)
+        self.starts, self.sizes = starts[lines], sizes[lines]
+        self.num_labels = np.minimum(self.sizes + 1, length)
+        self.labels_before = np.cumsum(self.num_labels) - self.num_labels
+        # Window w holds the lines from bounds[w] to bounds[w + 1].
+        self.bounds = np.arange(len(lines) + 1)
+        if packing:
+            ends = self.labels_before + self.num_labels
+            following = np.searchsorted(ends, self.labels_before + length, side="right").tolist()
+            bounds = [0]
+            while bounds[-1] < len(lines):
+                bounds.append(following[bounds[-1]])
+            self.bounds = np.array(bounds)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """Read inputs and labels of shape (B, length)."""
+        windows = np.asarray(indices)
+        firsts, num_lines = self.bounds[windows], np.diff(self.bounds)[windows]
+        rows, places = ranges(num_lines)
+        lines = firsts[rows] + places
+        num_labels = self.num_labels[lines]
+        # Where the labels of each line begin in the batch, which is flat until the end.
+        begins = rows * self.length + (self.labels_before[lines] - self.labels_before[firsts][rows])
+        of_line, places = ranges(num_labels)
+        labels = np.full(len(windows) * self.length, IGNORED, np.int64)
+        # Behind a line's tokens something is read, and replaced below.
+        found = self.tokens.ids.take(self.starts[lines][of_line] + places, mode="clip")
+        labels[begins[of_line] + places] = found
+        is_ended = num_labels > self.sizes[lines]
+        labels[(begins + num_labels - 1)[is_ended]] = self.end_id
+        windowed = torch.from_numpy(labels).view(-1, self.length)
+        # The input is the label before, and the one that ends a line begins the next.
+        inputs = windowed.roll(1, dims=1)
+        inputs[:, 0] = self.end_id
+        return inputs.masked_fill_(inputs == IGNORED, self.end_id), windowed
+
+
+def line_places(tokens: Tokens) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each line begins in the ids, and how many it has."""
+    assert tokens.ends is not None
+    sizes = np.diff(tokens.ends, prepend=0)
+    return tokens.ends - sizes, sizes
+
+
+def ranges(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Count up to each size: ``[2, 3]`` gives ``[0, 0, 1, 1, 1]`` and ``[0, 1, 0, 1, 2]``."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return owner, np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]

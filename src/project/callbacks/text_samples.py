@@ -1,0 +1,79 @@
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from project.models.language_model import continued
+
+log = logging.getLogger(__name__)
+
+
+class TextSamples(pl.Callback):
+    """Let a language model write after each validation, in the first process.
+
+    The text goes into TensorBoard and into a file of its own; the same run writes the same. It
+    draws from a generator of its own, so that training takes no notice, and what goes wrong here
+    is told once and costs the run nothing.
+
+    Args:
+        folder: of the texts, a file for each step.
+        prompt: what it goes on with; empty lets it begin.
+        num_tokens: how many it writes.
+        temperature: 0 takes the likeliest token; 1 draws as the network says.
+        seed: of its generator.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        prompt: str = "",
+        num_tokens: int = 200,
+        temperature: float = 0.8,
+        seed: int = 0,
+    ) -> None:
+        self.folder, self.prompt, self.num_tokens = Path(folder), prompt, num_tokens
+        self.temperature, self.seed = temperature, seed
+        self.has_failed = False
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write a text."""
+        if not trainer.is_global_zero or trainer.sanity_checking or self.has_failed:
+            return
+        try:
+            self.keep(self.text(trainer, pl_module), trainer)
+        except Exception as error:
+            self.has_failed = True
+            log.warning("No more text samples: %s: %s", type(error).__name__, error)
+            log.info("TextSamples has failed", exc_info=True)
+
+    def text(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
+        """The prompt, and what the network writes."""
+        data = trainer.datamodule  # type: ignore[attr-defined]  # set untyped
+        # A window of one shape is compiled once. What is behind the text is not looked at.
+        ids = data.prompt(self.prompt)[-data.facts["length"] :]
+        window = torch.full((1, data.facts["length"]), data.facts["pad_id"])
+        window[0, : len(ids)] = torch.tensor(ids)
+        net: Any = pl_module.net
+        found = continued(
+            net,
+            window.to(pl_module.device),
+            torch.tensor([len(ids)], device=pl_module.device),
+            self.num_tokens,
+            self.temperature,
+            torch.Generator().manual_seed(self.seed),
+        )
+        text: str = self.prompt + data.decode(found[0].tolist())
+        return text
+
+    def keep(self, text: str, trainer: pl.Trainer) -> None:
+        """Write a file, and a text into TensorBoard."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # A run that goes on writes those after its checkpoint again.
+        (self.folder / f"step_{trainer.global_step:07d}.txt").write_text(text, encoding="utf-8")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                indented = "    " + text.replace("\n", "\n    ")  # as code, in Markdown
+                logger.experiment.add_text("samples", indented, trainer.global_step)

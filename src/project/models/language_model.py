@@ -1,0 +1,170 @@
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness import Mean, UserError, build_optimizers, is_logged, mean_over
+
+IGNORED = -100  # the label of padding
+
+
+class LanguageModel(pl.LightningModule):
+    """Train a network to predict the next token of a text.
+
+    Losses are means over tokens, in nats. A batch has inputs and labels of shape (B, T), of which
+    a label of -100 counts nowhere.
+
+    Args:
+        net: maps tokens (B, T) to logits (B, T, vocab_size), each of what comes next.
+        optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
+        scheduler: called with the optimizer; see ``build_optimizers``.
+        scheduler_interval: whether the scheduler advances after each step or each epoch.
+        scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
+        bytes_per_token: how much text a token is; with it models of other tokens compare.
+        num_continued: tokens by which a prediction continues each text; 0 only scores it.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[..., Optimizer],
+        scheduler: Callable[..., Any] | None = None,
+        scheduler_interval: Literal["step", "epoch"] = "step",
+        scheduler_monitor: str = "val/loss",
+        bytes_per_token: float | None = None,
+        num_continued: int = 0,
+    ) -> None:
+        super().__init__()
+        # Only plain values: a checkpoint must load where this code does not exist.
+        self.save_hyperparameters("bytes_per_token")
+        self.net = net
+        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
+        self.bytes_per_token, self.num_continued = bytes_per_token, num_continued
+        self.train_loss, self.val_loss, self.test_loss = Mean(), Mean(), Mean()
+
+    def setup(self, stage: str) -> None:
+        """Refuse a network that knows fewer tokens than the data has."""
+        facts = getattr(self.trainer.datamodule, "facts", {})  # type: ignore[attr-defined]  # set untyped
+        needed, known = facts.get("vocab_size", 0), getattr(self.net, "vocab_size", math.inf)
+        if needed > known:
+            raise UserError(
+                f"model.net.vocab_size={known}, and the text has tokens up to {needed - 1}.\n"
+                "Use model.net.vocab_size=from_data.vocab_size."
+            )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (B, T) to logits (B, T, vocab_size)."""
+        logits: Tensor = self.net(tokens)
+        return logits
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the mean loss of the batch's tokens."""
+        tokens, labels = batch
+        num_tokens = (labels != IGNORED).sum()
+        loss = mean_over(token_losses(self(tokens), labels).sum() / num_tokens, num_tokens)
+        self.train_loss.update(loss.detach(), num_tokens)
+        if is_logged(self, batch_idx):
+            # The mean since the last time, over the tokens of all processes.
+            self.log("train/loss", self.train_loss.compute(), prog_bar=True)
+            self.train_loss.reset()
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Count one batch."""
+        self._evaluate(batch, self.val_loss)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the scores over all tokens of all processes."""
+        self._log_scores("val", self.val_loss)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Count one batch."""
+        self._evaluate(batch, self.test_loss)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the scores over all tokens of all processes."""
+        self._log_scores("test", self.test_loss)
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], mean_loss: Mean) -> None:
+        tokens, labels = batch
+        num_tokens = (labels != IGNORED).sum()
+        mean_loss.update(token_losses(self(tokens), labels).sum() / num_tokens, num_tokens)
+
+    def _log_scores(self, split: str, mean_loss: Mean) -> None:
+        loss = mean_loss.compute()  # of all processes
+        self.log(f"{split}/loss", loss, prog_bar=True)
+        self.log(f"{split}/perplexity", loss.exp())
+        if self.bytes_per_token is not None:
+            self.log(f"{split}/bits_per_byte", loss / math.log(2) / self.bytes_per_token)
+        mean_loss.reset()
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+        """Return columns of a table with one row per text, and how it may go on."""
+        tokens, labels = batch
+        losses = token_losses(self(tokens), labels)  # (B, T)
+        num_tokens = (labels != IGNORED).sum(dim=1)
+        loss = losses.sum(dim=1) / num_tokens
+        columns: dict[str, Any] = {"tokens": num_tokens, "loss": loss, "perplexity": loss.exp()}
+        if self.num_continued:
+            data = self.trainer.datamodule  # type: ignore[attr-defined]
+            # A text without the label that ends it.
+            lengths = num_tokens.clamp(max=tokens.shape[1])
+            found = continued(self.net, tokens, lengths, self.num_continued)
+            columns["continuation"] = [data.decode(ids) for ids in found.tolist()]
+        return columns
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer and the scheduler from what the configuration gave."""
+        return build_optimizers(self, self.make_optimizer, self.make_scheduler, **self.schedule)
+
+
+def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each token, shape (B, T), and 0 where the label is ignored."""
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return losses.view_as(labels)
+
+
+@torch.no_grad()
+def continued(
+    net: nn.Module,
+    tokens: Tensor,
+    lengths: Tensor,
+    num_tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Let a network go on with texts, one token after another.
+
+    Args:
+        net: maps tokens (B, T) to logits (B, T, vocab_size).
+        tokens: windows whose rows begin with a text, shape (B, T).
+        lengths: tokens of each text, from 1 to T, shape (B,).
+        num_tokens: how many are added; a full window leaves out its first ones.
+        temperature: 0 takes the likeliest; 1 draws as the network says.
+        generator: draws, on the CPU.
+
+    Returns:
+        Shape (B, num_tokens).
+    """
+    rows, found = torch.arange(len(tokens), device=tokens.device), []
+    for _ in range(num_tokens):
+        logits = net(tokens)[rows, lengths - 1].float()  # (B, vocab_size)
+        if temperature:
+            shares = (logits / temperature).softmax(dim=1).cpu()
+            drawn = torch.multinomial(shares, 1, generator=generator)[:, 0].to(tokens.device)
+        else:
+            drawn = logits.argmax(dim=1)
+        is_full = lengths == tokens.shape[1]
+        tokens = torch.where(is_full[:, None], tokens.roll(-1, dims=1), tokens)
+        lengths = torch.where(is_full, lengths, lengths + 1)
+        tokens = tokens.index_put((rows, lengths - 1), drawn)
+        found.append(drawn)
+    return torch.stack(found, dim=1)

@@ -1,0 +1,121 @@
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from harness import UserError, evaluate, load_run, predict, train
+from project.models.language_model import LanguageModel, continued, token_losses
+from project.models.transformer import Transformer
+
+SMALL = ("model.net.width=16", "model.net.num_layers=1", "model.net.num_heads=2")
+BRIEF = ("strategy=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=2")
+BRIEF += ("trainer.limit_val_batches=1", "trainer.limit_test_batches=1", "data.length=32")
+
+
+def network(**settings) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(11, 12, width=16, num_layers=2, num_heads=2, **settings).eval()
+
+
+@pytest.mark.parametrize("separator", [-1, 10])
+def test_token_looks_back_alone(separator: int) -> None:
+    net, tokens = network(separator=separator), torch.randint(10, (2, 12))
+    other = tokens.clone()
+    other[:, 7:] = (other[:, 7:] + 1) % 10
+    one, two = net(tokens), net(other)
+    torch.testing.assert_close(one[:, :7], two[:, :7])
+    assert not torch.allclose(one[:, 7:], two[:, 7:])
+
+
+def test_packed_texts_do_not_see_each_other() -> None:
+    net = network(separator=10)
+    first, second = torch.tensor([[10, 1, 2, 3, 4]]), torch.tensor([[10, 5, 6]])
+    packed = net(torch.cat([first, second], dim=1))
+    torch.testing.assert_close(packed[:, :5], net(first))
+    torch.testing.assert_close(packed[:, 5:], net(second))  # positions are relative
+
+
+def test_positions_count() -> None:
+    logits = network()(torch.tensor([[1, 2, 3, 4], [2, 1, 3, 4]]))
+    assert not torch.allclose(logits[0, -1], logits[1, -1])
+
+
+def test_padding_counts_nowhere() -> None:
+    logits, labels = torch.randn(2, 4, 11), torch.tensor([[1, 2, -100, -100], [3, 4, 5, 6]])
+    losses = token_losses(logits, labels)
+    assert losses[0, 2:].tolist() == [0, 0]
+    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels)
+    torch.testing.assert_close(losses.sum() / 6, expected)
+
+
+class Successor(torch.nn.Module):
+    """Knows that 3 follows 2, of ten numbers."""
+
+    def forward(self, tokens):
+        return 50 * torch.nn.functional.one_hot((tokens + 1) % 10, 10).float()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_go_on_also_beyond_the_window(temperature: float) -> None:
+    tokens = torch.tensor([[4, 5, 0, 0], [7, 0, 0, 0], [1, 2, 3, 4]])
+    found = continued(Successor(), tokens, torch.tensor([2, 1, 4]), 5, temperature)
+    assert found.tolist() == [[6, 7, 8, 9, 0], [8, 9, 0, 1, 2], [5, 6, 7, 8, 9]]
+    assert tokens.tolist()[0] == [4, 5, 0, 0]
+
+
+def test_too_long_an_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="13 tokens do not fit into length=12"):
+        network()(torch.zeros(1, 13, dtype=torch.long))
+
+
+def test_fewer_tokens_than_the_text_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"vocab_size=100, and the text has tokens up to 256"):
+        train("experiment=text", *BRIEF, "model.net.vocab_size=100", f"output_dir={tmp_path}")
+
+
+def test_run_writes_samples_and_scores_and_continues_lines(tmp_path: Path) -> None:
+    words = ("experiment=text", *BRIEF, *SMALL, f"output_dir={tmp_path}")
+    run = train(*words, "trainer.max_epochs=2", "data.unit=lines", "data.packing=true")
+    assert {"test/loss", "test/perplexity", "test/bits_per_byte"} <= run.results.keys()
+    assert evaluate(run.checkpoint).results["test/loss"] == run.results["test/loss"]
+    assert len(list((run.folder / "samples").iterdir())) == 2
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "table.csv"
+    prompts.write_text("the cat\n\nsome dogs see\n")
+    settings = (f"data.predict_file={prompts}", "model.num_continued=5", f"output={output}")
+    predict(run.checkpoint, *settings)
+    header, *rows = output.read_text().splitlines()
+    assert header == "sample,tokens,loss,perplexity,continuation"
+    assert [row.split(",")[1] for row in rows if row[:2] in ("0,", "1,", "2,")] == ["8", "1", "14"]
+    assert load_run(run.folder).model(torch.zeros(1, 3, dtype=torch.long)).shape == (1, 3, 257)
+
+
+def test_samples_take_nothing_from_training_and_cost_no_run(tmp_path: Path) -> None:
+    words = ("experiment=text", *BRIEF, *SMALL, "model.net.dropout=0.1")
+    found = []
+    for name, extra in (
+        ("with", ()),
+        ("again", ()),
+        ("without", ("callbacks.text_samples=null",)),
+        ("failing", ("callbacks.text_samples.num_tokens=-1",)),
+    ):
+        run = train(*words, *extra, f"output_dir={tmp_path}", f"name={name}")
+        found.append(run)
+    for run in found[1:]:
+        assert run.results["test/loss"] == found[0].results["test/loss"]
+    texts = [next((run.folder / "samples").iterdir()).read_text() for run in found[:2]]
+    assert texts[0] == texts[1]
+    assert "No more text samples" in (found[3].folder / "run.log").read_text()
+
+
+def test_network_learns_what_follows() -> None:
+    model = LanguageModel(network(), partial(SGD, lr=0.5))
+    tokens = torch.arange(13).remainder(11).expand(4, 13)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(60):
+        loss = token_losses(model(tokens[:, :-1]), tokens[:, 1:]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
