@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from harness.exact.denominators import mean_over
     from harness.exact.mean import Mean, is_logged
     from harness.optimizers import build_optimizers
+    from harness.parameter_groups import parameter_groups
     from harness.watch.picture import Picture
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "load_run",
     "main",
     "mean_over",
+    "parameter_groups",
     "predict",
     "train",
     "uniform",
@@ -84,6 +86,7 @@ _MODULES = {
     "load_run": "command.from_python",
     "main": "command.start",
     "mean_over": "exact.denominators",
+    "parameter_groups": "parameter_groups",
     "predict": "command.from_python",
     "train": "command.from_python",
     "uniform": "data.randomness",
