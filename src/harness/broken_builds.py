@@ -56,7 +56,7 @@ def blame(package: str, reason: str) -> tuple[str, str]:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:  # a folder of that name on the path
         return f"{package} cannot be imported ({reason})", f"Type pip uninstall {package}."
-    matches = (re.match(r"torch\s*\(?==\s*([\w.+]+)", text) for text in requires)
+    matches = (re.match(r"torch\s*\(?(?:==|>=|~=)\s*([\w.+]+)", text) for text in requires)
     needed = next((match[1] for match in matches if match), None)
     built = f"was built for torch {needed}" if needed else "was built for another torch"
     if needed and needed == torch.partition("+")[0]:

@@ -95,9 +95,10 @@ def layers(module: nn.Module) -> list[tuple[str, list[str]]]:
             is_whole = isinstance(child, CONTAINERS) or 2 * sum(sizes.values()) > total
             if not inside:
                 continue
-            if is_whole and any(True for _ in child.children()):
+            has_children = any(True for _ in child.children())
+            if is_whole and has_children:
                 walk(child, f"{place}{name}.")
-            elif "Norm" in type(child).__name__ and len(found) > first:
+            elif "Norm" in type(child).__name__ and not has_children and len(found) > first:
                 found[-1][1].extend(inside)
             else:
                 found.append((f"{place}{name}", inside))
