@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.broken_builds import explained_imports
 from harness.errors import UserError
 
 
@@ -22,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prove, print a table, and return the exit status."""
     options = _parser().parse_intermixed_args(arguments)
     try:
-        from harness.prove import report
+        with explained_imports():
+            from harness.prove import report
 
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return report.prove_and_tell(options, options.keep or Path(folder))

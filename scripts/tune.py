@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.broken_builds import explained_imports
 from harness.errors import UserError
 
 
@@ -21,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Tune what the arguments name and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        with explained_imports():
+            options.run(options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1

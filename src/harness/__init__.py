@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from harness.broken_builds import explained_imports
 from harness.processes.launch import follow_launcher
 from harness.upstream import lightning_name
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from harness.exact.denominators import mean_over
     from harness.exact.mean import Mean, is_logged
     from harness.optimizers import build_optimizers
+    from harness.parameter_groups import parameter_groups
     from harness.watch.picture import Picture
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "load_run",
     "main",
     "mean_over",
+    "parameter_groups",
     "predict",
     "train",
     "uniform",
@@ -84,6 +87,7 @@ _MODULES = {
     "load_run": "command.from_python",
     "main": "command.start",
     "mean_over": "exact.denominators",
+    "parameter_groups": "parameter_groups",
     "predict": "command.from_python",
     "train": "command.from_python",
     "uniform": "data.randomness",
@@ -96,7 +100,7 @@ lightning_name.install()  # early: whoever imports lightning.pytorch gets pytorc
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"harness has no {name}; it has {', '.join(__all__)}.")
-    with interruptible(name == "main"):
+    with interruptible(name == "main"), explained_imports():
         value = globals()[name] = getattr(import_module(f"harness.{_MODULES[name]}"), name)
     return value
 

@@ -93,7 +93,7 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
     if not (conf / f"{task}.yaml").is_file():
         raise UserError(f"conf={conf}: there is no {task}.yaml. Give the folder of the configs.")
     refuse_numbers_of_gpus(words)
-    words = with_choices_for_null(task, words)
+    words = as_hydra_reads(task, words)
     if task != "train":
         words = with_training_config(words)
     with explained(task, words, conf):
@@ -129,7 +129,7 @@ def first_words(task: str, words: list[str], conf: Path) -> list[str]:
     is_run = task == "train" and bool(names.get("resume")) and (folder / "overrides.yaml").is_file()
     if not is_run or names.keys() & groups(conf) - {"strategy"}:
         return []
-    first = with_choices_for_null(task, run_folder.load_words(folder))
+    first = as_hydra_reads(task, run_folder.load_words(folder))
     return [word for word in first if word.lstrip("+~").partition("=")[0] not in names]
 
 
@@ -179,10 +179,28 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
     )
 
 
-def with_choices_for_null(task: str, words: Sequence[str]) -> list[str]:
-    """``data=null`` as the choice of a file, which is all that Hydra takes for a group."""
-    is_null = {"data=null"} if task == "train" else set()  # elsewhere the data is no group
-    return ["data=none" if word in is_null else word for word in words]
+def as_hydra_reads(task: str, words: Sequence[str]) -> list[str]:
+    """Words of a command as Hydra takes them: the short ones that it has no notion of, in full.
+
+    ``data=null`` chooses a file, which is all that Hydra takes for a group; ``init=<path>`` sets
+    the path below ``init``.
+    """
+    if task != "train":  # elsewhere the data is no group, and nothing begins
+        return list(words)
+    return [_init_path("data=none" if word == "data=null" else word) for word in words]
+
+
+def _init_path(word: str) -> str:
+    key, _, value = word.partition("=")
+    if key not in ("init", "init.path") or value.startswith("{"):
+        return word
+    is_plain = value[:1] in ("'", '"') or not any(sign in value for sign in "= ()[]{}:")
+    return f"init.path={value}" if is_plain else f"init.path={in_quotes(value)}"
+
+
+def in_quotes(value: str) -> str:
+    """A value with signs that have a meaning for Hydra, such as ``=`` in a file's name."""
+    return "'{}'".format(value.replace("'", "\\'"))
 
 
 def groups(conf: Path) -> set[str]:
@@ -210,7 +228,7 @@ def with_training_config(overrides: list[str]) -> list[str]:
             is_quoted = value[:1] in ("'", '"') and value[-1:] == value[:1]
             checkpoint = value[1:-1] if is_quoted else value
             # Hydra wants quotes around names like epoch=3.ckpt.
-            word = "checkpoint='{}'".format(checkpoint.replace("'", "\\'"))
+            word = f"checkpoint={in_quotes(checkpoint)}"
         words.append(word)
     file = run_folder.config_of_checkpoint(Path(checkpoint)) if checkpoint else None
     store_training_config(file)

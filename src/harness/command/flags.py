@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from harness.command import run_folder
 from harness.command.compose import (
     Command,
+    as_hydra_reads,
     explained,
-    with_choices_for_null,
     with_training_config,
 )
 from harness.command.explain import refuse_numbers_of_gpus
@@ -80,7 +80,7 @@ def let_hydra_answer(
     if {"-m", "--multirun", MULTIRUN} & {*words}:
         refuse_sweep_of_ranks(program, words)
     refuse_numbers_of_gpus(words)
-    words = with_choices_for_null(task, words)
+    words = as_hydra_reads(task, words)
     if task != "train":
         words = with_training_config(words)
     sys.argv[1:] = words

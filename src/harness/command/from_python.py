@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from harness.broken_builds import explained_imports
 from harness.command import run_folder
 from harness.command.compose import Command, compose_command
 from harness.command.hydra_job import run_callbacks
@@ -67,7 +68,8 @@ class Run:
         Raises:
             UserError: if the run has no checkpoint.
         """
-        from harness.run import tasks
+        with explained_imports():
+            from harness.run import tasks
 
         return tasks.load_model(self.config, run_folder.best_checkpoint(self.folder))
 

@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from harness.command import resume, run_folder, which_run
 from harness.command.compose import Command
+from harness.command.validate import check_init
 from harness.errors import UserError
 from harness.files import FULL
 from harness.processes.launcher import Launcher, launcher
@@ -92,6 +93,14 @@ def planned(
                 held.close()
         elif cfg.resume == "auto":
             said = which_run.nothing_to_go_on_with(parent)
+    if command.task == "train":
+        cfg.resume = None
+        try:
+            check_init(cfg)
+        except UserError:
+            with suppress(OSError):  # it has runs
+                parent.rmdir()
+            raise
     if said:
         print(said)
     if command.sweep_dir:

@@ -41,10 +41,12 @@ def config(command: Command, run_dir: Path) -> DictConfig:
     composed = run_folder.freeze(command.cfg, run_dir)
     may_change, may_grow = tuple(command.rules["may_change"]), command.rules["may_grow"]
     refused: dict[str, list[str]] = {}
+    ours, theirs = flat(composed), flat(saved)  # keys may have dots in them, as names of parts
     for key, word in sorted(
         asked_for(command, composed, saved, run_folder.load_words(run_dir)).items()
     ):
-        asked, was = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
+        asked = ours[key] if key in ours else OmegaConf.select(composed, key)
+        was = theirs[key] if key in theirs else OmegaConf.select(saved, key)
         if asked == was or is_below(key, NOT_COMPARED):
             continue
         if is_below(key, may_change) or (key in may_grow and is_more(key, asked, was)):

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from omegaconf import DictConfig
 
 from harness import frozen_files
+from harness.broken_builds import explained_imports
 from harness.checkpoints.lookup import NEWEST
 from harness.command import gpus, resume, run_folder, validate
 from harness.command.compose import Command, compose_command, explained
@@ -248,6 +249,7 @@ def execute(task: str, frozen: DictConfig) -> None:
     cfg = run_folder.resolved(frozen)
     if not launch.is_rank_of_a_run():  # else the first process has chosen for this one
         gpus.choose(cfg)
-    from harness.run import tasks  # torch and Lightning; seconds
+    with explained_imports():
+        from harness.run import tasks  # torch and Lightning; seconds
 
     getattr(tasks, task)(cfg)

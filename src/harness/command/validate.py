@@ -15,6 +15,7 @@ from harness.command.explain import OLD_NAMES, old_name
 from harness.command.yaml_files import NEEDED
 from harness.data.batch_size import check_batch_size
 from harness.errors import UserError
+from harness.init.settings import file_of, settings
 from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 from harness.strategies import launchable
@@ -55,6 +56,7 @@ def check(command: Command) -> None:
     _check_numbers(cfg, command.rules)
     _check_choices(cfg, command.rules)
     if task == "train":
+        check_init(cfg)
         _check_names(cfg)
         _check_objective(cfg, overrides)
         if cfg.resume is not None and cfg.checkpoint is None:
@@ -70,6 +72,16 @@ def check(command: Command) -> None:
         raise UserError("run_dir is set by the run: use output_dir=<folder> and name=<name>.")
     if any(override.startswith("output=") for override in overrides):
         _check_output(Path(cfg.output))
+
+
+def check_init(cfg: DictConfig) -> None:
+    """Refuse what a run cannot begin with; one that goes on has no use for the file any more."""
+    node = cfg.get("init")
+    init = settings(
+        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    )
+    if init.path is not None and cfg.resume is None:
+        file_of(init.path)
 
 
 def _check_numbers(cfg: DictConfig, rules: dict[str, Any]) -> None:

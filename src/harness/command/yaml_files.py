@@ -67,6 +67,10 @@ def check_experiments(task: str, overrides: list[str], conf: Path) -> None:
                     f"{shown(path)}:{line}: there are no keys below {name}.\n"
                     "Indent them, and write each as key: value, with a space after the colon."
                 )
+            if name == "init" and isinstance(value, yaml.ScalarNode) and not _is_null(value):
+                raise UserError(
+                    f"{shown(path)}:{line}: init has keys. Write init: {{path: {value.value}}}"
+                )
             if name not in names and not _is_read(name, conf):
                 _refuse(path, line, name, overrides, conf)
             settings = _keys(known[name][1]) if name in known else {}

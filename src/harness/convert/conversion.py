@@ -20,7 +20,7 @@ from .write import write_pt, write_safetensors
 
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
 OUTPUTS = tuple(_WRITERS)  # the suffixes
-_LEAST_LIMIT = 100_000_000  # bytes that any file may lead to
+LEAST_LIMIT = 100_000_000  # bytes that any file may lead to
 DTYPES = ("keep", "float32", "float16", "bfloat16")
 
 
@@ -126,7 +126,7 @@ def convert(
             names = Names(
                 chosen.state, prefix, chosen.is_lightning, keeps, known, ema, chosen.metadata
             )
-            tensors, entries, dropped = _select(chosen, names.new, dtype)
+            tensors, entries, dropped = select(chosen, names.new, dtype)
             report = Report(
                 str(source),
                 str(output),
@@ -142,7 +142,7 @@ def convert(
             if dry_run:
                 return report
             with replacing(output, is_forced=force) as file:
-                most = _LEAST_LIMIT + max_expansion * checkpoint.num_bytes
+                most = LEAST_LIMIT + max_expansion * checkpoint.num_bytes
                 _WRITERS[output.suffix](file, tensors, dtype, names.metadata, most)
                 file.flush()
                 if verify:
@@ -183,7 +183,7 @@ def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> Non
         raise UserError(f"{output} exists; --force replaces it.")
 
 
-def _select(
+def select(
     chosen: Chosen, new_names: Mapping[str, str], dtype: str
 ) -> tuple[dict[str, Tensor], dict[str, Entry], list[str]]:
     """Return the network's tensors, what is known of each, and what else there was, in words."""

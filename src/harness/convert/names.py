@@ -17,7 +17,7 @@ _AVERAGE = re.compile(
 )
 _COPY = re.compile(r"(?<![a-z])(teacher|target|momentum|mean)(?![a-z])")  # others, perhaps
 # Names that only wrappers use: torch.compile, FSDP, activation checkpointing, Fabric.
-_PRIVATE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 _MAX_DEPTH = 100  # segments of a name
 _MAX_NOTES = 3
 _NO_ACCIDENT = 3  # names
@@ -178,7 +178,7 @@ def _parts(name: str) -> MarkedPath:
     *modules, leaf = name.split(".", _MAX_DEPTH)
     if len(modules) == _MAX_DEPTH:
         raise CheckpointError(f"damaged: it holds names of more than {_MAX_DEPTH} parts")
-    return [*(part for part in modules if part not in _PRIVATE), leaf]
+    return [*(part for part in modules if part not in WRAPPERS), leaf]
 
 
 def _stripped(path: MarkedPath) -> Path:

@@ -3,12 +3,16 @@
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from harness.broken_builds import PACKAGES, blame
 from harness.doctor.report import Section
 from harness.machine.limits import cpu_quota, usable_cores
 from harness.machine.nvml import gib
@@ -75,4 +79,21 @@ def versions() -> Section:
                 f"{name} {version} is installed, and tested are {bounds}",
                 f'Install it: pip install "{name}{bounds}"',
             )
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
+            section.text += f"\n{name} {version}"
+            section.values[name] = version
+            if reason := import_error(name):
+                section.broken(*blame(name, reason))
     return section
+
+
+def import_error(package: str) -> str:
+    """Why a package cannot be imported, which is tried in a process of its own; empty if it can."""
+    command = [sys.executable, "-c", f"import torch, {package}"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    if tried.returncode == 0:
+        return ""
+    said = tried.stderr.strip().splitlines()
+    return said[-1] if said else f"exit status {tried.returncode}"

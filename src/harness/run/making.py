@@ -4,12 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from harness.data import facts
 from harness.frozen_files import write_json
+from harness.init.freezing import Freezing
+from harness.init.settings import settings
+from harness.init.weights import start_from
 from harness.processes.launch import global_rank
+from harness.run import screen
 
 
 def make(node: DictConfig) -> Any:
@@ -31,6 +36,24 @@ def made_data(cfg: DictConfig) -> Any:
     if begins and found and global_rank() == 0:
         write_json(run_dir / facts.FILE, json.dumps(found, indent=2) + "\n")
     return data
+
+
+def made_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
+    """Build the module as training begins with it, and the callback that keeps parts frozen.
+
+    A run that begins loads the weights that it starts from. What uses a run afterwards, or goes on
+    with it, has its checkpoints.
+    """
+    model = make(cfg.model)
+    if "resume" not in cfg or not isinstance(model, pl.LightningModule):
+        return model, []
+    init = settings(OmegaConf.to_container(cfg.init) if cfg.get("init") is not None else None)
+    if init.path is not None and cfg.resume is None:
+        screen.show_weights(start_from(model, init))
+    freezing = [Freezing(init.freeze, init.unfreeze_at_epoch)] if init.freeze else []
+    for callback in freezing:
+        callback.freeze(model)
+    return model, [*freezing]
 
 
 def training_folder(cfg: DictConfig) -> Path:

@@ -1,5 +1,6 @@
 """What a person reads on the screen at the start and at the end of a run."""
 
+import logging
 import os
 import platform
 import sys
@@ -15,8 +16,11 @@ from torch.nn.parameter import UninitializedParameter
 from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
 from harness.exact.seeded_steps import dropouts
+from harness.init.weights import Started
 from harness.places import shown
 from harness.run.results import LAST_WEIGHTS
+
+log = logging.getLogger(__name__)
 
 
 @rank_zero_only
@@ -71,6 +75,13 @@ def show_end(
         convert = f"{_program('python')} scripts/convert_checkpoint.py"
         rows["weights only"] = f"{convert} {shown(checkpoint)}"
     _print_table(rows)
+
+
+@rank_zero_only
+def show_weights(started: Started) -> None:
+    """Say which weights a run starts from, and what of them fits; the log file has all names."""
+    _print_table(started.rows)
+    log.info("\n".join(started.lines))
 
 
 def show_predictions(path: Path) -> None:

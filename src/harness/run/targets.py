@@ -16,6 +16,7 @@ from torch import nn
 from harness.errors import UserError
 from harness.upstream import lightning_name
 
+EXTRAS = {"timm": "timm", "tokenizers": "text"}  # of pyproject.toml, by the package they bring
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
@@ -68,6 +69,8 @@ def find(key: str, target: str) -> Any:
                 # Something inside of the user's module: not a typo here.
                 raise InstantiationException(f"{target}\nfull_key: {key}") from failed
             hint = f" There is no module {missing}."
+            if missing in EXTRAS:
+                hint = f" Install it: pip install -e '.[{EXTRAS[missing]}]'."
         else:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {module_name}.{close[0]}?" if close else ""

@@ -40,7 +40,7 @@ from harness.processes.slurm import environments
 from harness.run import loaders, screen
 from harness.run.code_history import CodeHistory, telling_changes
 from harness.run.log_file import LogFile
-from harness.run.making import made_data, make
+from harness.run.making import made_data, made_model, make
 from harness.run.mistakes import user_errors
 from harness.run.results import LAST_WEIGHTS, chosen_objective, scalars, speed
 from harness.run.targets import check_kinds, check_targets
@@ -140,7 +140,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         )
     with user_errors():
         data = made_data(cfg)
-        model = make(cfg.model)
+        model, freezing = made_model(cfg)
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
@@ -148,6 +148,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         # refuse a checkpoint comes before it too: it cuts the logs.
         own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *code_history(cfg)]
         own += [
+            *freezing,
             *safe_points(cfg),
             SeededSteps(cfg.seed),
             ExactEvaluation(),

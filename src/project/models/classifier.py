@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -21,6 +21,7 @@ class Classifier(pl.LightningModule):
         scheduler: called with the optimizer; see ``build_optimizers``.
         scheduler_interval: whether the scheduler advances after each step or each epoch.
         scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
+        groups: learning rates of parts, and weight decay; see ``harness.parameter_groups``.
         num_classes: classes from 0 to ``num_classes - 1``.
         class_weights: factor of each class in the loss; ``None`` counts all the same.
         label_smoothing: share of the target spread over all classes.
@@ -36,6 +37,7 @@ class Classifier(pl.LightningModule):
         scheduler: Callable[..., Any] | None = None,
         scheduler_interval: Literal["step", "epoch"] = "step",
         scheduler_monitor: str = "val/loss",
+        groups: Mapping[str, Any] | None = None,
         num_classes: int = 10,
         class_weights: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
@@ -49,6 +51,7 @@ class Classifier(pl.LightningModule):
         self.net = net
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
+        self.groups = groups
         self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
         # A buffer moves with the module; a plain tensor would stay on the CPU.
         weights = None if class_weights is None else torch.tensor(class_weights)
@@ -142,7 +145,9 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        return build_optimizers(self, self.make_optimizer, self.make_scheduler, **self.schedule)
+        return build_optimizers(
+            self, self.make_optimizer, self.make_scheduler, groups=self.groups, **self.schedule
+        )
 
 
 def metrics(num_classes: int) -> MetricCollection:

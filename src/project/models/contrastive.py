@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -31,6 +31,7 @@ class Contrastive(pl.LightningModule):
         max_angle: views are turned by up to this many degrees each way.
         max_shift: views are moved by up to this share of the image's side each way.
         max_zoom: views are scaled by up to this share each way.
+        groups: learning rates of parts, and weight decay; see ``harness.parameter_groups``.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class Contrastive(pl.LightningModule):
         max_angle: float = 15.0,
         max_shift: float = 0.15,
         max_zoom: float = 0.2,
+        groups: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["net", "optimizer"])
-        self.net, self.make_optimizer = net, optimizer
+        self.save_hyperparameters(ignore=["net", "optimizer", "groups"])
+        self.net, self.make_optimizer, self.groups = net, optimizer, groups
         self.probe = nn.Linear(num_features, num_classes)
         self.temperature = temperature
         self.max_angle, self.max_shift, self.max_zoom = max_angle, max_shift, max_zoom
@@ -111,7 +113,7 @@ class Contrastive(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer from what the configuration gave."""
-        return build_optimizers(self, self.make_optimizer)
+        return build_optimizers(self, self.make_optimizer, groups=self.groups)
 
 
 def info_nce(embeddings: Tensor, temperature: float) -> Tensor:

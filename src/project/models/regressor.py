@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -23,6 +23,7 @@ class Regressor(pl.LightningModule):
         scheduler: called with the optimizer; see ``build_optimizers``.
         scheduler_interval: whether the scheduler advances after each step or each epoch.
         scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
+        groups: learning rates of parts, and weight decay; see ``harness.parameter_groups``.
     """
 
     target_mean: Tensor
@@ -36,11 +37,13 @@ class Regressor(pl.LightningModule):
         scheduler: Callable[..., Any] | None = None,
         scheduler_interval: Literal["step", "epoch"] = "step",
         scheduler_monitor: str = "val/loss",
+        groups: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.net, self.loss = net, loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
+        self.groups = groups
         # Buffers are part of a checkpoint: predictions need no training data.
         self.register_buffer("target_mean", torch.tensor(0.0))
         self.register_buffer("target_std", torch.tensor(1.0))
@@ -103,4 +106,6 @@ class Regressor(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        return build_optimizers(self, self.make_optimizer, self.make_scheduler, **self.schedule)
+        return build_optimizers(
+            self, self.make_optimizer, self.make_scheduler, groups=self.groups, **self.schedule
+        )

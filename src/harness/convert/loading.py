@@ -1,0 +1,149 @@
+"""Weights of a checkpoint as tensors in memory: what there is, is known before it is read."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import UserError
+
+from .choose import choose
+from .conversion import LEAST_LIMIT, select
+from .names import Names
+from .read import Checkpoint
+from .sources import printable, refuse_part, whole
+from .stream import check, stream
+from .tensors import CheckpointError, Record, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Weights:
+    """The weights in an open checkpoint, by the names that the bare network has for them."""
+
+    kind: str  # the file's format
+    key: str  # the entry of the file that holds them, in words
+    tensors: dict[str, Tensor]  # types and shapes; no byte of theirs is read
+    sources: dict[str, str]  # their names in the file
+    dropped: list[str]  # what else the file holds
+    notes: list[str]  # what a user should know besides
+    num_bytes: int  # of the file
+    _read: dict[Any, "torch.Tensor"] = field(default_factory=dict)
+    _checked: set[Record] = field(default_factory=set)
+
+    def read(self, names: Iterable[str]) -> dict[str, "torch.Tensor"]:
+        """Read some of them, each byte once; names of the same weights share their memory.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for name in names:
+            view = self.tensors[name].view
+            if view not in self._read:
+                try:
+                    self._read[view] = self._one(self.tensors[name], name)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{name}: {error}") from error
+            found[name] = self._read[view]
+        return found
+
+    def _one(self, tensor: Tensor, name: str) -> "torch.Tensor":
+        import torch
+
+        value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        flat: Any = value.reshape(-1)  # the same memory
+        buffer = memoryview(flat.view(torch.uint8).numpy() if tensor.numel else b"")
+        position, crc = 0, 0
+        for chunk in stream(tensor, tensor.dtype):
+            buffer[position : position + len(chunk)] = chunk
+            position += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+        if tensor.stated_crc is None:
+            for record in {*tensor.records} - self._checked:
+                check(record, name)
+                self._checked.add(record)
+        elif crc != tensor.stated_crc:
+            raise CheckpointError("damaged: it does not match its checksum; copy the file again")
+        return value
+
+
+@contextmanager
+def opened(
+    source: str | Path,
+    *,
+    key: str | None = None,
+    prefix: str = "auto",
+    ema: bool = True,
+    keep_module: bool = False,
+) -> Iterator[Weights]:
+    """Open a checkpoint and find its weights; arguments as of ``convert``.
+
+    Raises:
+        UserError: there is no such file.
+        CheckpointError: it is none, is damaged, holds no weights without doubt, or changed
+            while the block read it.
+    """
+    source = whole(source)
+    if not source.exists():
+        raise UserError(f"{source} does not exist.")
+    refuse_part(source)
+    try:
+        with Checkpoint(source) as checkpoint:
+            chosen = choose(checkpoint.root, key, ema, checkpoint.budget)
+            keeps = keep_module or chosen.is_exact
+            names = Names(
+                chosen.state, prefix, chosen.is_lightning, keeps, (), ema, chosen.metadata
+            )
+            tensors, entries, dropped = select(chosen, names.new, "keep")
+            yield Weights(
+                checkpoint.kind,
+                chosen.key,
+                tensors,
+                {name: entry.source for name, entry in entries.items()},
+                chosen.rest + dropped,
+                chosen.notes + names.notes,
+                checkpoint.num_bytes,
+            )
+            checkpoint.check_unchanged()
+    except CheckpointError as error:
+        raise CheckpointError(printable(f"{source}: {error}")) from error
+
+
+def load(
+    source: str | Path,
+    *,
+    key: str | None = None,
+    prefix: str = "auto",
+    ema: bool = True,
+    keep_module: bool = False,
+    max_expansion: float = 16,
+) -> dict[str, "torch.Tensor"]:
+    """Read the weights of a checkpoint as a plain state_dict of CPU tensors, and write nothing.
+
+    Nothing in the file is executed. Memory is taken once for the weights.
+
+    Args:
+        source: as of ``convert``, and so are the other arguments.
+        key: the entry of the file to take.
+        prefix: the submodule that is the network.
+        ema: prefer averaged weights where there are some.
+        keep_module: a child of the network is called ``module``.
+        max_expansion: how many times larger than the file the weights may be, besides 100 MB.
+
+    Raises:
+        UserError: there is no such file.
+        CheckpointError: it cannot be read.
+    """
+    with opened(source, key=key, prefix=prefix, ema=ema, keep_module=keep_module) as weights:
+        views = {tensor.view: tensor.num_bytes for tensor in weights.tensors.values()}
+        if sum(views.values()) > LEAST_LIMIT + max_expansion * weights.num_bytes:
+            raise CheckpointError(
+                f"{sum(views.values()) / 1e9:,.1f} GB would be made of it, which its size does not "
+                "explain (expanded views?)"
+            )
+        return weights.read(weights.tensors)

@@ -1,0 +1,191 @@
+"""Start from the weights of a checkpoint: what fits is loaded, what does not is listed."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytorch_lightning as pl
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from harness.convert.loading import Weights, opened
+from harness.convert.tensors import CheckpointError
+from harness.convert.tensors import Tensor as Stored
+from harness.errors import UserError
+from harness.init.fitting import Fit, fitted, tensors_of, typed_map, with_beginning
+from harness.init.parts import bare, is_below, places, shown, tops
+from harness.init.settings import AUTO, Init, file_of
+
+# The converter names its command's options.
+OPTIONS = {
+    "--key ": "init.key=",
+    "--prefix ": "init.prefix=",
+    "--no-ema": "init.ema=false",
+    " convert ": " give ",
+}
+MAX_PARTS = 4  # that a message offers to leave out
+
+
+@dataclass
+class Started:
+    """What a run has started from: ``rows`` for the screen, and ``lines`` for the log."""
+
+    rows: dict[str, str]
+    lines: list[str]
+
+
+def start_from(module: pl.LightningModule, init: Init) -> Started:
+    """Load a checkpoint's weights into the part of a module that they fit.
+
+    Raises:
+        UserError: if they cannot be read, or do not fit as they must; nothing is loaded then.
+    """
+    assert init.path is not None
+    path = file_of(init.path)
+    own = tensors_of(module)
+    # Only with a child of that name can `module` be something else than a wrapper's.
+    has_module = any("module" in name.split(".") for name in own)
+    try:
+        with ExitStack() as files:
+            tried: list[tuple[Weights, Fit]] = []
+            for keeps in (False, True)[: 1 + has_module]:
+                reading = opened(
+                    path, key=init.key, prefix=init.prefix, ema=init.ema, keep_module=keeps
+                )
+                weights = files.enter_context(reading)
+                tried.append((weights, fitted(weights.tensors, own, init)))
+            weights, fit = max(tried, key=lambda pair: (len(pair[1].taken), -len(pair[1].rest)))
+            check(fit, weights, own, init)
+            values = weights.read(fit.taken.values())
+    except CheckpointError as error:
+        raise UserError(f"init.path={_in_words_of_init(str(error))}") from error
+    actual = {bare(name): name for name in module.state_dict()}
+    state = {actual[name]: values[there] for name, there in fit.taken.items()}
+    try:
+        module.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # of a module that checks more than shapes
+        reason = " ".join(str(error).split())
+        raise UserError(f"init.path={path} does not fit {fit.place}: {reason}") from error
+    return told(path, fit, weights)
+
+
+def check(fit: Fit, weights: Weights, own: Mapping[str, Tensor], init: Init) -> None:
+    """Refuse weights that do not fit.
+
+    Raises:
+        UserError: says what, and what to type.
+    """
+    if not fit.taken:
+        here, there = shown(tops(places(own))), shown(tops(places(weights.tensors)))
+        raise UserError(
+            f"init.path={init.path}: none of its {len(weights.tensors)} tensors fits "
+            f"{'the module' if init.into == AUTO else fit.place}.\n"
+            f"The file has {there}; the module has {here}.\n{_alignment(weights.tensors, own)}"
+        )
+    if not init.strict or not fit.rest:
+        return
+    parts = _parts_of(fit.rest, fit)
+    said = [f"Type init.strict=false to start {fit.place} from what fits."]
+    if len(parts) <= MAX_PARTS:
+        left_out = ",".join([*init.leave_out, *parts])
+        said = [f"Type init.leave_out=[{left_out}] to go without these, or init.strict=false."]
+    if new_name := _new_name(fit, weights, own):
+        said = [f"Type init.map={typed_map({**init.map, **new_name})} if these are the same."]
+    total = len(fit.taken) + len(fit.misshaped) + len(fit.missing)
+    raise UserError(
+        f"init.path={init.path}: {len(fit.taken)} of the {total} tensors of {fit.place} fit. "
+        f"{'; '.join(_faults(fit))}.\n{' '.join(said)}"
+    )
+
+
+def told(path: Path, fit: Fit, weights: Weights) -> Started:
+    """What is said of weights that were loaded."""
+    num = len(fit.taken) + len(fit.misshaped) + len(fit.missing)
+    rows = {"starts from": f"{path} ({weights.kind})"}
+    rows["fits"] = f"{len(fit.taken)} of {num} tensors of {fit.place}"
+    if fit.cast:
+        rows["fits"] += "".join(f", {n} cast from {a} to {b}" for (a, b), n in fit.cast.items())
+    if fit.rest:
+        rows["does not fit"] = "; ".join(_faults(fit))
+    if fit.left_out:
+        rows["left out"] = shown(fit.left_out)
+    notes = [_in_words_of_init(note) for note in weights.notes if "--keep-module" not in note]
+    notes += [f"init.into={place} would take them as well" for place in fit.elsewhere]
+    if notes:
+        rows["note"] = "; ".join(notes[:3])
+    lines = [f"{name}: {value}" for name, value in rows.items()]
+    lines += [f"took {name} <- {weights.sources[there]}" for name, there in fit.taken.items()]
+    lines += [f"another shape: {name} {what}" for name, what in fit.misshaped.items()]
+    lines += [f"not in the file: {name}" for name in fit.missing]
+    lines += [f"only in the file: {name}" for name in fit.unexpected]
+    lines += [f"left out: {name}" for name in fit.left_out]
+    lines += [f"the file holds besides: {', '.join(weights.dropped)}"] if weights.dropped else []
+    return Started(rows, lines)
+
+
+def _faults(fit: Fit) -> list[str]:
+    """What does not fit, in three lists of a few names each."""
+    misshaped = [f"{name} {what}" for name, what in fit.misshaped.items()]
+    kinds = {
+        "of another shape": misshaped,
+        "not in the file": fit.missing,
+        "only in the file": fit.unexpected,
+    }
+    return [f"{len(names)} {kind}: {shown(names, 3)}" for kind, names in kinds.items() if names]
+
+
+def _parts_of(names: Iterable[str], fit: Fit) -> list[str]:
+    """The largest parts that the names are in, and in which nothing fits."""
+    taken = places(fit.taken)
+    parts: dict[str, None] = {}
+    for name in names:
+        parts[next(place for place in places([name]) if place not in taken)] = None
+    return list(parts)
+
+
+def _new_name(fit: Fit, weights: Weights, own: Mapping[str, Tensor]) -> dict[str, str]:
+    """A renaming that would make all of it fit, if there is one."""
+    missing = _parts_of(fit.missing, fit)
+    unexpected = _parts_of(fit.unexpected, fit)
+    if fit.misshaped or len(missing) != 1 or len(unexpected) != 1:
+        return {}
+    start = len(fit.into) + 1 if fit.into else 0
+    old, new = unexpected[0][start:], missing[0][start:]
+    there = {
+        with_beginning(name, old, new): tensor.shape
+        for name, tensor in weights.tensors.items()
+        if is_below(name, [old])
+    }
+    here = {name[start:]: tuple(own[name].shape) for name in fit.missing}
+    return {old: new} if there == here else {}
+
+
+def _alignment(theirs: Mapping[str, Stored], own: Mapping[str, Tensor]) -> str:
+    """What to type where the file's names begin with more, or with something else."""
+    ends: defaultdict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    for name, value in own.items():
+        pieces = name.split(".")
+        shape = () if is_lazy(value) else tuple(value.shape)
+        for depth in range(len(pieces)):
+            ends[".".join(pieces[depth:]), shape].append(".".join(pieces[:depth]))
+    votes: Counter[tuple[str, str]] = Counter()
+    for name, tensor in theirs.items():
+        pieces = name.split(".")
+        for depth in range(1, len(pieces)):
+            for place in ends.get((".".join(pieces[depth:]), tuple(tensor.shape)), ()):
+                votes[".".join(pieces[:depth]), place] += 1
+    if not votes:
+        return (
+            "Is it of another network? init.map={old: new} renames, init.key=<entry> takes others."
+        )
+    (prefix, place), num = votes.most_common(1)[0]
+    into = f" init.into={place}" if place else ""
+    return f"With init.prefix={prefix}{into} {num} of them fit."
+
+
+def _in_words_of_init(text: str) -> str:
+    for option, setting in OPTIONS.items():
+        text = text.replace(option, setting)
+    return text
