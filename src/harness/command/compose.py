@@ -186,8 +186,8 @@ def with_choices_for_null(task: str, words: Sequence[str]) -> list[str]:
 
 
 def groups(conf: Path) -> set[str]:
-    """The choices that a command has: the folders of config files."""
-    return {path.name for path in conf.iterdir() if path.is_dir()}
+    """The choices that a command has: the folders of config files, also inside of one another."""
+    return {path.relative_to(conf).as_posix() for path in conf.rglob("*") if path.is_dir()}
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:

@@ -212,13 +212,14 @@ def _check_devices(cfg: DictConfig) -> None:
 
 
 def _check_clipping(cfg: DictConfig) -> None:
-    """Refuse what Lightning would refuse at the first step."""
+    """Refuse what Lightning would refuse at the first step; bf16 needs no gradient scaler."""
     clip, precision = cfg.trainer.get("gradient_clip_val"), cfg.trainer.get("precision")
     is_fused = OmegaConf.select(cfg, "model.optimizer.fused", default=False)
-    if clip and is_fused and str(precision).endswith("-mixed"):
+    if clip and is_fused and str(precision) in ("16-mixed", "16"):
         raise UserError(
             f"trainer.gradient_clip_val={clip} with trainer.precision={precision} needs gradients "
-            "that a fused optimizer does not show.\nAdd model.optimizer.fused=false."
+            "that a fused optimizer does not show.\nAdd model.optimizer.fused=false, or use "
+            "trainer.precision=bf16-mixed."
         )
 
 

@@ -45,7 +45,7 @@ from harness.run.mistakes import user_errors
 from harness.run.results import LAST_WEIGHTS, chosen_objective, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights, verified
-from harness.upstream import processes, versions
+from harness.upstream import clipping, processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective, explaining
 from harness.watch.replicas import Replicas
@@ -168,6 +168,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     versions.check(trainer)
     observe_start()
     skip_empty_hooks(trainer)
+    clipping.allow_without_scaler(trainer)
     # Each callback costs some microseconds in every step.
     idle: list[type[pl.Callback]] = [] if trainer.world_size > 1 else [Replicas]
     idle += [] if isinstance(trainer.strategy, DDPStrategy) else [Unfrozen]
