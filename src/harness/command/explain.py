@@ -65,7 +65,7 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
         )
     if found := re.match(r"Could not override '(\w+)/(\w+)'", text):
         return (
-            f"{found[1]}/{found[2]}: the {found[1]} of this command has no choice of a {found[2]}.\n"
+            f"{found[1]}/{found[2]}: the chosen {found[1]} has no choice of a {found[2]}.\n"
             f"Its YAML offers one with the line - {found[2]}: <choice> in its defaults."
         )
     if found := re.match(r"In '?([\w/]+)'?: Could not override '\w+@\w+\.", text):
