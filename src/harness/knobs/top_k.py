@@ -24,7 +24,8 @@ class TopK(ModelCheckpoint):
 
     def link_best(self, trainer: pl.Trainer) -> None:
         """Let ``best.ckpt`` be the best that a full disk has left room for."""
-        best = Path(self.best_model_path)
-        name = best.with_name("best.ckpt")
-        if trainer.is_global_zero and best.is_file() and best.resolve() != name.resolve():
-            link(name, best.name)
+        best = Path(self.best_model_path)  # "" before the first
+        if trainer.is_global_zero and best.is_file():
+            name = best.with_name("best.ckpt")
+            if best != name and best.resolve() != name.resolve():
+                link(name, best.name)

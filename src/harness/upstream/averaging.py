@@ -1,9 +1,9 @@
 """Mends Lightning's ``WeightAveraging`` for modules and devices that it was not tried with.
 
 In Lightning 2.6 the average of a run on a GPU stays on the CPU, because it is made before the
-module moves, and all weights travel at every step; in double precision it may be made single. Of
-integers, such as positions, it averages as well, and cuts off the fraction: 5 becomes 4 by
-rounding, then 3. ``tests_harness/knobs/test_ema.py`` fails where a repair is not needed.
+module moves, and all weights travel at every step; in double precision it may be made single. It
+averages integers, such as positions, and cuts off the fraction: 3 becomes 2.9999998, and 2.
+``tests_harness/knobs/test_ema.py`` fails where a repair is not needed.
 """
 
 from collections.abc import Callable, Sequence
