@@ -57,7 +57,7 @@ MISTAKES = {
     "unknown choice for a full disk": ("on_full_disk=wait", "use continue or stop"),
     "no GPU": ("strategy=gpu", "strategy=cpu"),
     "clipping with a fused optimizer": (
-        "trainer.gradient_clip_val=1 trainer.precision=bf16-mixed",
+        "trainer.gradient_clip_val=1 trainer.precision=16-mixed",
         "Add model.optimizer.fused=false",
     ),
     "more GPUs than there are": ("strategy=gpu trainer.devices=64", "strategy=cpu"),

@@ -204,8 +204,8 @@ def in_quotes(value: str) -> str:
 
 
 def groups(conf: Path) -> set[str]:
-    """The choices that a command has: the folders of config files."""
-    return {path.name for path in conf.iterdir() if path.is_dir()}
+    """The choices that a command has: the folders of config files, also inside of one another."""
+    return {path.relative_to(conf).as_posix() for path in conf.rglob("*") if path.is_dir()}
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -239,14 +239,14 @@ def store_training_config(file: Path | None) -> None:
     """Give Hydra, as config ``run``, what a run has trained on: see conf/evaluate.yaml.
 
     Devices, loggers and the Trainer's settings are those of the new command, but for the
-    precision, and for what a test that takes gradients needs. Without a file, everything stays
-    empty.
+    precision, for what else rounds, and for what a test that takes gradients needs. Without a
+    file, everything stays empty.
     """
     node: dict[str, Any] = {"data": {}, "model": {}, "callbacks": {}}
     if file is not None:
         saved = run_folder.load_config(file.parent)  # keeps ${run_dir}, which will be another one
         whole: Any = OmegaConf.to_container(saved)
-        kept = ("data", "model", "callbacks", "seed", "name")
+        kept = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
         node = {key: whole[key] for key in kept if key in whole}
         needed = {"precision", "inference_mode"} & saved.trainer.keys()
         node["trainer"] = {key: saved.trainer[key] for key in needed}

@@ -39,7 +39,7 @@ OLD_STRATEGIES = {
 def explain(error: Exception, config_name: str, overrides: list[str], conf: Path) -> str:
     """Say in one or two lines what Hydra or OmegaConf refused."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _unknown_choice(error)
+        return _unknown_choice(error, conf)
     if isinstance(error.__cause__, (ConfigKeyError, ConfigAttributeError)):
         return _unknown_key(str(error.__cause__.full_key), config_name, overrides, conf)
     if isinstance(error, OverrideParseException):
@@ -58,6 +58,17 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
         return (
             f"{group[1]} is chosen already: write {group[1]}=<choice>, without a plus sign; in a "
             f"YAML file - override /{group[1]}: <choice>."
+        )
+    if found := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        key, value = found.groups()
+        return (
+            f"{key}={value} is a run for each of them, which -m asks for: -m {key}={value}\n"
+            f"One run with all of them is {key}=[{value}]."
+        )
+    if found := re.match(r"Could not override '(\w+)/(\w+)'", text):
+        return (
+            f"{found[1]}/{found[2]}: the chosen {found[1]} has no choice of a {found[2]}.\n"
+            f"Its YAML offers one with the line - {found[2]}: <choice> in its defaults."
         )
     if found := re.match(r"In '?([\w/]+)'?: Could not override '\w+@\w+\.", text):
         return f"{found[1]}.yaml: its first line must be # @package _global_."
@@ -93,9 +104,11 @@ def refuse_numbers_of_gpus(overrides: list[str]) -> None:
         raise UserError(old_name("gpus"))
 
 
-def _unknown_choice(error: MissingConfigException) -> str:
+def _unknown_choice(error: MissingConfigException, conf: Path) -> str:
     group, _, choice = str(error.missing_cfg_file).rpartition("/")
-    options = [option for option in error.options or [] if not option.startswith("_")]
+    # Hydra tells no options of a group that takes a list.
+    options = error.options or sorted(path.stem for path in conf.glob(f"{group}/*.yaml"))
+    options = [option for option in options if not option.startswith("_")]
     if not group:
         return f"There is no conf/{choice}.yaml."
     if group == "strategy" and choice in OLD_STRATEGIES:
@@ -125,6 +138,8 @@ def nearest(key: str, config_name: str, overrides: list[str], conf: Path) -> str
     known = known_keys(config_name, overrides, conf)
     keys = [name for name in known if name != key and not name.startswith("rules.")]
     leaf = key.rpartition(".")[2]
+    if inner := [name for name in groups(conf) if name.endswith(f"/{key}")]:
+        return f" Did you mean {inner[0]}=<choice>?"
     same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
     if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text
         return f" Did you mean {same_leaf[0]}?"

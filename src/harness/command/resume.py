@@ -206,7 +206,7 @@ def asked_for(
                 # Another one: what it leaves as it is by default is part of it as well.
                 mine |= {key for key in every if not is_below(key, may_change)}
         else:  # a value, all of a node, or a group, which fills the node of its name
-            names = STRATEGY if name == "strategy" else (name,)
+            names = STRATEGY if name == "strategy" else (name.replace("/", "."),)
             mine = {key for key in every if is_below(key, names)}
         keys |= dict.fromkeys(mine, word)
     return {

@@ -20,6 +20,8 @@ from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 from harness.strategies import launchable
 
+SPLITTING = ("DataParallelStrategy", "DDP2Strategy")
+
 
 def check(command: Command) -> None:
     """Refuse a composed command that cannot run.
@@ -58,6 +60,7 @@ def check(command: Command) -> None:
     if task == "train":
         check_init(cfg)
         _check_names(cfg)
+        _check_tags(cfg)
         _check_objective(cfg, overrides)
         if cfg.resume is not None and cfg.checkpoint is None:
             raise UserError(
@@ -66,6 +69,11 @@ def check(command: Command) -> None:
     _check_devices(cfg)
     gpus.check(cfg)
     _check_clipping(cfg)
+    if cfg.get("compile") and launchable.strategy_name(cfg.trainer) in SPLITTING:
+        raise UserError(
+            "compile=true compiles a network that one device calls, and strategy=dp and ddp2 split "
+            "each call.\nUse strategy=ddp, or leave out compile=true."
+        )
     if task != "train":
         _check_checkpoint(Path(cfg.checkpoint))
     if any(override.startswith("run_dir=") for override in overrides):
@@ -112,7 +120,8 @@ def _check_choices(cfg: DictConfig, rules: dict[str, Any]) -> None:
     for key, allowed in flat(rules["choices"]).items():
         value = OmegaConf.select(cfg, key, default=allowed[0])
         if value not in allowed:
-            words = [str(word).lower() if isinstance(word, bool) else word for word in allowed]
+            named = {None: "null", True: "true", False: "false"}
+            words = [named.get(word, word) for word in allowed]
             raise UserError(f"{key}={value}: use {', '.join(words[:-1])} or {words[-1]}.")
 
 
@@ -132,6 +141,14 @@ def _check_names(cfg: DictConfig) -> None:
     name = str(cfg.name or "")
     if ".." in Path(name).parts or Path(name).is_absolute():
         raise UserError(f"name={name} must be a folder below output_dir, without '..'.")
+
+
+def _check_tags(cfg: DictConfig) -> None:
+    tags, notes = cfg.get("tags", ()), cfg.get("notes")
+    if not OmegaConf.is_list(tags) or not all(isinstance(tag, (str, int)) for tag in tags):
+        raise UserError(f"tags={tags} is no list of words: use tags=[baseline,lr].")
+    if not isinstance(notes, (str, int, float, type(None))):
+        raise UserError(f"notes={notes} is no text: use notes='\"why there is this run\"'.")
 
 
 def _check_output(path: Path) -> None:
@@ -224,13 +241,14 @@ def _check_devices(cfg: DictConfig) -> None:
 
 
 def _check_clipping(cfg: DictConfig) -> None:
-    """Refuse what Lightning would refuse at the first step."""
+    """Refuse what Lightning would refuse at the first step; bf16 needs no gradient scaler."""
     clip, precision = cfg.trainer.get("gradient_clip_val"), cfg.trainer.get("precision")
     is_fused = OmegaConf.select(cfg, "model.optimizer.fused", default=False)
-    if clip and is_fused and str(precision).endswith("-mixed"):
+    if clip and is_fused and str(precision) in ("16-mixed", "16"):
         raise UserError(
             f"trainer.gradient_clip_val={clip} with trainer.precision={precision} needs gradients "
-            "that a fused optimizer does not show.\nAdd model.optimizer.fused=false."
+            "that a fused optimizer does not show.\nAdd model.optimizer.fused=false, or use "
+            "trainer.precision=bf16-mixed."
         )
 
 

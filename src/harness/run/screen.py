@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -29,6 +30,8 @@ def show_start(
     model: pl.LightningModule,
     data: pl.LightningDataModule | None,
     checkpoint: str | None = None,
+    tags: Sequence[str] = (),
+    notes: str | None = None,
 ) -> None:
     """Say what runs where, and which checkpoint it goes on from."""
     is_known = not any(isinstance(p, UninitializedParameter) for p in model.parameters())
@@ -46,6 +49,10 @@ def show_start(
         rows["batch"] = f"{data.batch_size} samples, {high - low} per process"
     if checkpoint is not None:
         rows["goes on from"] = shown(Path(checkpoint).resolve())
+    if tags:
+        rows["tags"] = ", ".join(map(str, tags))
+    if notes is not None:
+        rows["notes"] = str(notes)
     if different := _differences(trainer, model):
         rows["not as on one"] = different
     _print_table(rows)

@@ -30,6 +30,7 @@ from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.exact.unfrozen import Unfrozen
 from harness.frozen_files import write_json
+from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.guarded import guarded
 from harness.loggers.rewind import Logs
 from harness.processes import spawned
@@ -45,7 +46,7 @@ from harness.run.mistakes import user_errors
 from harness.run.results import LAST_WEIGHTS, chosen_objective, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights, verified
-from harness.upstream import processes, versions
+from harness.upstream import clipping, processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective, explaining
 from harness.watch.replicas import Replicas
@@ -59,7 +60,8 @@ def train(cfg: DictConfig) -> None:
     with telling_changes(cfg, cfg.resume):
         trainer, model, data = build(cfg)
     loaders.check_training(model, data)
-    screen.show_start(trainer, model, data, cfg.resume)
+    labels = cfg.get("tags", ()), cfg.get("notes")  # older runs have none
+    screen.show_start(trainer, model, data, cfg.resume, *labels)
     if cfg.resume is None and global_rank() == 0:
         Logs(Path(cfg.run_dir)).rewind(None, 0)  # of a start that came to no checkpoint
     with user_errors(cfg), leaving_together(trainer), explaining(trainer):
@@ -147,6 +149,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         # The position comes first: a safe point asks for the loaders as it is loaded. What may
         # refuse a checkpoint comes before it too: it cuts the logs.
         own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *code_history(cfg)]
+        own += [Speed(*map(cfg.get, SWITCHES))]  # older runs have none
         own += [
             *freezing,
             *safe_points(cfg),
@@ -169,6 +172,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     versions.check(trainer)
     observe_start()
     skip_empty_hooks(trainer)
+    clipping.allow_without_scaler(trainer)
     # Each callback costs some microseconds in every step.
     idle: list[type[pl.Callback]] = [] if trainer.world_size > 1 else [Replicas]
     idle += [] if isinstance(trainer.strategy, DDPStrategy) else [Unfrozen]
@@ -224,7 +228,7 @@ def code_history(cfg: DictConfig) -> list[pl.Callback]:
 
 def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Fill TensorBoard's page of hyper-parameters: what the run was made of and what it reached."""
-    shown = OmegaConf.masked_copy(cfg, ["seed", "data", "model", "trainer"])
+    shown = OmegaConf.masked_copy(cfg, ["tags", "notes", "seed", "data", "model", "trainer"])
     settings: Any = OmegaConf.to_container(shown)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):

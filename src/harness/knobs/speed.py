@@ -1,0 +1,138 @@
+"""What makes the same steps faster, and rounds them differently: ``compile``, layout, TF32."""
+
+import logging
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torchmetrics import Metric
+
+from harness.errors import UserError
+
+log = logging.getLogger(__name__)
+SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config
+LEAVE_OUT = "or leave out compile=true."
+
+
+class Speed(pl.Callback):
+    """Prepare a module, in the process that computes with it and before anything copies it.
+
+    Neither its attributes nor the names in its ``state_dict`` change.
+
+    Args:
+        compile: compile each network that the module consists of.
+        channels_last: store 4-dimensional parameters as (O, H, W, I), in which convolutions
+            return their outputs, and take their inputs, as well.
+        tf32: whether float32 products on a GPU round their factors to 10 bits; ``None`` leaves
+            what torch has set.
+    """
+
+    def __init__(
+        self, compile: bool = False, channels_last: bool = False, tf32: bool | None = None
+    ) -> None:
+        self.compile, self.channels_last, self.tf32 = compile, channels_last, tf32
+        self.before: tuple[str, bool] | None = None
+        self.is_prepared = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Change what is to change, once.
+
+        Raises:
+            UserError: if this machine cannot compile, or the module has nothing to compile.
+        """
+        if self.tf32 is not None:
+            self.before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+            set_tf32("high" if self.tf32 else "highest", self.tf32)
+        if self.is_prepared:  # training is over, and the test is another stage
+            return
+        self.is_prepared = True
+        if self.channels_last and not use_channels_last(pl_module) and trainer.is_global_zero:
+            log.warning(
+                "channels_last=true changes nothing: %s has no weight of 4 dimensions.",
+                type(pl_module).__name__,
+            )
+        if self.compile:
+            check_compiler(trainer.strategy.root_device)
+            self.compile_networks(trainer, pl_module)
+
+    def compile_networks(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Compile them, for each shape of their inputs anew.
+
+        One kernel for all shapes is made when a second one is met, and rounds otherwise than the
+        first: a run that goes on would meet them in another order.
+        """
+        found = dict(networks(module))
+        if not found:
+            raise UserError(
+                f"compile=true: {type(module).__name__} has no network with parameters as an "
+                f"attribute when it is built.\nGive it one, {LEAVE_OUT}"
+            )
+        for network in found.values():
+            network.compile(dynamic={'0': False, '1': None}[os.environ.get('DYN', '0')])
+        if trainer.is_global_zero:
+            log.info("Compiled at their first call: %s.", ", ".join(found))
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give back what other runs of this process have set."""
+        if self.before is not None:
+            set_tf32(*self.before)
+            self.before = None
+
+
+def set_tf32(matmul: str, cudnn: bool) -> None:
+    """Set what float32 products and convolutions on a GPU round to."""
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def use_channels_last(module: nn.Module) -> int:
+    """Change how 4-dimensional parameters are stored, and return how many there are."""
+    weights = [parameter for parameter in module.parameters() if parameter.dim() == 4]
+    for weight in weights:
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    return len(weights)
+
+
+def networks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The outermost parts of a module that have parameters and can be called, by their names."""
+    for name, child in module.named_children():
+        if isinstance(child, Metric) or not any(True for _ in child.parameters()):
+            continue
+        if type(child).forward is nn.Module.forward:  # a ModuleList or ModuleDict
+            yield from networks(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+def check_compiler(device: torch.device) -> None:
+    """Say what is missing before torch does, which takes pages.
+
+    Raises:
+        UserError: with what to install.
+    """
+    cxx = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if device.type == "cpu" and not shutil.which(cxx):
+        raise UserError(
+            f"compile=true needs a C++ compiler, and {cxx} is not there.\n"
+            f"Install one (on Debian: apt install g++), name it in CXX, {LEAVE_OUT}"
+        )
+    if device.type == "cuda":
+        if not find_spec("triton"):
+            raise UserError(f"compile=true needs triton: pip install triton, {LEAVE_OUT}")
+        if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang"))):
+            raise UserError(
+                "compile=true needs a C compiler on a GPU as well, and gcc is not there.\n"
+                f"Install one (on Debian: apt install gcc), name it in CC, {LEAVE_OUT}"
+            )
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        raise UserError(
+            "compile=true needs Python's header files, and Python.h is not there.\n"
+            f"Install them (on Debian: apt install python3-dev), {LEAVE_OUT}"
+        )

@@ -1,0 +1,180 @@
+"""The average is what is validated, kept, tested and converted; the weights train on."""
+
+import json
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import weight_averaging
+
+from harness import load_run
+from harness.checkpoints.reading import read
+from harness.command.compose import compose
+from harness.errors import UserError
+from harness.knobs.ema import EMA
+from tests_harness.faults.fork_server import command
+from tests_harness.faults.resume_sweep import COMMON, train
+from tests_harness.knobs.recorder import Recorder, State
+
+RECORDED = ("callbacks=ema", "+callbacks.recorder._target_=tests_harness.knobs.recorder.Recorder")
+WITH_BUFFERS = (
+    "model.net._target_=tests_harness.knobs.networks.WithBuffers",
+    "~model.net.hidden",
+    "~model.net.dropout",
+)
+
+
+def trained(folder: Path, *words: str) -> Path:
+    train(compose("train", [*COMMON, *words, f"run_dir={folder}"]))
+    return folder
+
+
+def averages(states: list[State], decay: float) -> list[State]:
+    """What the average is after each step, by the formula and in double precision."""
+    found = [{name: tensor.double() for name, tensor in states[0].items()}]
+    for num, state in enumerate(states[1:], start=1):
+        stays = min(decay, (1 + num) / (10 + num))
+        last = found[-1]
+        found.append({n: stays * last[n] + (1 - stays) * state[n].double() for n in state})
+    return found
+
+
+def farthest(a: State, b: State) -> float:
+    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+
+
+def test_what_is_validated_and_kept_is_the_average_and_the_weights_train_on(tmp_path: Path) -> None:
+    run_dir = trained(tmp_path, *RECORDED, "callbacks.ema.decay=0.7")
+    expected = averages(Recorder.after_steps, 0.7)
+    assert len(expected) == 15
+    assert len(Recorder.validated) == 3
+    for epoch, validated in enumerate(Recorder.validated):
+        last = 5 * epoch + 4
+        assert farthest(validated, expected[last]) <= 1e-6
+        assert farthest(validated, Recorder.after_steps[last]) > 1e-4
+    last = read(run_dir / "checkpoints" / "last.ckpt")
+    assert farthest(last["state_dict"], Recorder.validated[-1]) == 0
+    assert farthest(last["current_model_state"], Recorder.after_steps[-1]) == 0
+
+
+def test_a_run_of_few_steps_forgets_its_random_start(tmp_path: Path) -> None:
+    """With 0.999 from the first step on, 98 percent of it would be left after 15 steps."""
+    trained(tmp_path, *RECORDED, "callbacks.ema.decay=0.999")
+    start, end = Recorder.after_steps[0], Recorder.after_steps[-1]
+    assert farthest(Recorder.validated[-1], end) < farthest(start, end) / 2
+
+
+def test_statistics_are_averaged_and_other_buffers_stay(tmp_path: Path) -> None:
+    run_dir = trained(tmp_path, *RECORDED, *WITH_BUFFERS, "callbacks.ema.decay=0.9")
+    kept = read(run_dir / "checkpoints" / "last.ckpt")["state_dict"]
+    name = "net.first.2.running_mean"
+    expected = averages(Recorder.after_steps, 0.9)[-1][name]
+    assert torch.allclose(kept[name].double(), expected, atol=1e-6)
+    assert kept["net.first.2.num_batches_tracked"] == 15
+    for name in ("net.positions", "net.is_kept", "net.scale"):
+        assert torch.equal(kept[name], Recorder.after_steps[0][name]), name
+
+
+@pytest.mark.parametrize(
+    ("ema", "stays"),
+    [("pytorch_lightning.callbacks.EMAWeightAveraging", False), ("harness.knobs.ema.EMA", True)],
+)
+def test_lightnings_own_average_of_integers_drifts(ema: str, stays: bool, tmp_path: Path) -> None:
+    """Else harness/upstream/averaging.py is not needed any more."""
+    words = (*WITH_BUFFERS, "+model.net.num_hidden=64", f"+callbacks.ema._target_={ema}")
+    words = (*words, "+callbacks.ema.decay=0.9")
+    run_dir = trained(tmp_path, *words)
+    positions = read(run_dir / "checkpoints" / "last.ckpt")["state_dict"]["net.positions"]
+    assert torch.equal(positions, torch.arange(64)) == stays
+
+
+def test_average_is_made_where_the_module_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning makes it where the module is before training, which is the CPU."""
+    made: list[torch.device] = []
+
+    class Stop(Exception):
+        pass
+
+    def averaged_model(model: object, device: torch.device, **_: object) -> None:
+        made.append(device)
+        raise Stop
+
+    monkeypatch.setattr(weight_averaging, "AveragedModel", averaged_model)
+    trainer = pl.Trainer(accelerator="cpu", logger=False)
+    monkeypatch.setattr(type(trainer.strategy), "root_device", torch.device("meta"))
+    with pytest.raises(Stop):
+        EMA().setup(trainer, pl.LightningModule(), "fit")
+    assert made == [torch.device("meta")]
+
+
+def test_double_precision_is_averaged_in_double_without_checkpoints_too(tmp_path: Path) -> None:
+    words = (*RECORDED, "trainer.precision=64-true", "checkpoint=null")
+    words_of_common = [word for word in COMMON if not word.startswith("checkpoint.")]
+    train(compose("train", [*words_of_common, *words, f"run_dir={tmp_path}"]))
+    kept = read(tmp_path / "checkpoints" / "best.ckpt")["state_dict"]
+    assert all(tensor.dtype == torch.float64 for tensor in kept.values())
+    assert farthest(Recorder.validated[0], averages(Recorder.after_steps, 0.999)[4]) <= 1e-12
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 2])
+def test_decay_that_is_no_share_is_refused(decay: float) -> None:
+    with pytest.raises(UserError, match="from 0 to less than 1"):
+        EMA(decay)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_ema(tmp_path_factory.mktemp("one"))
+
+
+def with_ema(folder: Path, *words: str) -> Path:
+    """A run of the command, in double precision and with uneven shares."""
+    experiment = ("data=synthetic", "model=mlp", "data.batch_size=37", "data.noise=0.1")
+    lengths = ("trainer.max_epochs=2", "trainer.precision=64-true")
+    together = ("callbacks=[ema,early_stopping,top_k]", "callbacks.ema.decay=0.9")
+    result = command("train.py", *experiment, *lengths, *together, *words, f"output_dir={folder}")
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (folder / "default").iterdir()
+    return run_dir
+
+
+@pytest.mark.parametrize("strategy", ["dp", "ddp", "ddp2"])
+def test_average_under_a_strategy_is_that_of_one_process(
+    strategy: str, one_process: Path, tmp_path: Path
+) -> None:
+    other = with_ema(tmp_path, f"strategy={strategy}", "trainer.devices=2")
+    best = [read(run / "checkpoints" / "best.ckpt") for run in (one_process, other)]
+    for kind in ("state_dict", "current_model_state"):
+        assert farthest(best[0][kind], best[1][kind]) <= 1e-12
+    results = [json.loads((run / "results.json").read_text()) for run in (one_process, other)]
+    assert results[1] == pytest.approx(results[0], abs=1e-6)
+
+
+def test_whatever_uses_a_run_afterwards_takes_the_average(
+    one_process: Path, tmp_path: Path
+) -> None:
+    best = one_process / "checkpoints" / "best.ckpt"
+    kept = read(best)
+    assert farthest(kept["state_dict"], kept["current_model_state"]) > 1e-3
+    run = load_run(one_process)
+    assert farthest(dict(run.model.state_dict()), kept["state_dict"]) <= 1e-7  # single
+
+    result = command("evaluate.py", f"checkpoint={best}", f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    (again,) = tmp_path.glob("evaluate/*/results.json")
+    tested = {name: value for name, value in run.results.items() if name.startswith("test/")}
+    assert tested
+    assert json.loads(again.read_text()) == tested
+
+    for option, kind in (((), "state_dict"), (("--no-ema",), "current_model_state")):
+        plain = tmp_path / f"{kind}.pt"
+        result = command("scripts/convert_checkpoint.py", best, plain, *option)
+        assert result.returncode == 0, result.stderr
+        converted = torch.load(plain, weights_only=True)
+        weights = {name: tensor for name, tensor in kept[kind].items() if name.startswith("net.")}
+        assert {name.removeprefix("net.") for name in converted} == {
+            name.removeprefix("net.") for name in weights
+        }
+        for name, tensor in converted.items():
+            assert torch.equal(tensor, weights[f"net.{name.removeprefix('net.')}"])
