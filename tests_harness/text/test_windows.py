@@ -141,5 +141,7 @@ def test_worker_maps_the_files_itself(text) -> None:
     dataset = text(CORPUS * 50).make_dataset("train")
     data = pickle.dumps(dataset)
     assert len(data) < 1000
-    for one, other in zip(dataset.__getitems__([5]), pickle.loads(data).__getitems__([5])):
+    for one, other in zip(
+        dataset.__getitems__([5]), pickle.loads(data).__getitems__([5]), strict=True
+    ):
         assert torch.equal(one, other)

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -25,6 +25,7 @@ class LanguageModel(pl.LightningModule):
         scheduler: called with the optimizer; see ``build_optimizers``.
         scheduler_interval: whether the scheduler advances after each step or each epoch.
         scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
+        groups: learning rates of parts, and weight decay; see ``harness.parameter_groups``.
         bytes_per_token: how much text a token is; with it models of other tokens compare.
         num_continued: tokens by which a prediction continues each text; 0 only scores it.
     """
@@ -36,6 +37,7 @@ class LanguageModel(pl.LightningModule):
         scheduler: Callable[..., Any] | None = None,
         scheduler_interval: Literal["step", "epoch"] = "step",
         scheduler_monitor: str = "val/loss",
+        groups: Mapping[str, Any] | None = None,
         bytes_per_token: float | None = None,
         num_continued: int = 0,
     ) -> None:
@@ -45,6 +47,7 @@ class LanguageModel(pl.LightningModule):
         self.net = net
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
+        self.groups = groups
         self.bytes_per_token, self.num_continued = bytes_per_token, num_continued
         self.train_loss, self.val_loss, self.test_loss = Mean(), Mean(), Mean()
 
@@ -121,7 +124,9 @@ class LanguageModel(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        return build_optimizers(self, self.make_optimizer, self.make_scheduler, **self.schedule)
+        return build_optimizers(
+            self, self.make_optimizer, self.make_scheduler, groups=self.groups, **self.schedule
+        )
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
