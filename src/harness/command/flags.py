@@ -1,6 +1,7 @@
 """The command's flags: what shows something and runs nothing, and ``-m``, which runs a sweep."""
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +91,8 @@ def let_hydra_answer(
             if not any(word.startswith("--experimental-rerun") for word in words):
                 check_experiments(task, words, conf)
             hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(job)()
+        if task == "train" and any(re.match(r"data\.fold=.*[,(]", word) for word in words):
+            join_folds(run_folder.sweeps(words) / SWEEP_NAME, conf)
     except OSError as error:
         raise UserError(
             f"The sweep's folder cannot be made: {error}.\n"
@@ -97,6 +100,16 @@ def let_hydra_answer(
         ) from error
     finally:
         run_folder.remove_unstarted(run_folder.sweeps(words) / SWEEP_NAME)
+
+
+def join_folds(sweep: Path, conf: Path) -> None:
+    """Show what the folds of a sweep have reached, and join their predictions."""
+    from harness.command import folds  # it predicts, by what starts runs
+
+    try:
+        print(folds.join([sweep], conf))
+    except UserError as error:  # as of folds of several settings: the runs are well
+        print(error)
 
 
 def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:

@@ -38,7 +38,10 @@ class TableMLP(nn.Module):
         self.largest_code = max(cardinalities, default=1) - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map numbers and codes (B, in_features) to (B, num_outputs)."""
+        """Map numbers and codes (B, in_features) to (B, num_outputs).
+
+        Without categories, inputs of any shape are flattened.
+        """
         if not self.embeddings:
             outputs: Tensor = self.mlp(x)
             return outputs

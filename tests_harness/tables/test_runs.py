@@ -1,0 +1,100 @@
+"""A table trains alike everywhere, goes on by bit, and is predicted without its training file."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from harness import UserError, evaluate, load_run, predict, train
+from harness.testing import Promises
+from tests_harness.conftest import ROOT
+from tests_harness.strategy_runs import SAME, execute, farthest, outcome
+from tests_harness.tables.test_table import rows, written
+
+CONF = ROOT / "conf"
+EXPERIMENT = ("data.target=kind", "data.categories=[zip]", "data.batch_size=9", "name=houses")
+
+
+@pytest.fixture(scope="module")
+def houses(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Words for a table with missing numbers and two columns of categories."""
+    file = written(tmp_path_factory.mktemp("data"), rows().with_columns(kind=rows()["price"] % 3))
+    return ["experiment=table_classes", f"data.file={file}", *EXPERIMENT]
+
+
+def test_strategies_train_the_same(houses: list[str], tmp_path: Path) -> None:
+    found = {}
+    for strategy in ("cpu", "dp(2)", "ddp(2)"):
+        folder = tmp_path / strategy.partition("(")[0]
+        folder.mkdir()
+        # The arrays are mapped, from a cache that two processes want at once.
+        words = [*houses, "data.cache_megabytes=0", f"data.cache_dir={folder}/cache"]
+        # In new processes: Polars has threads, which a fork of this one would lack and wait for.
+        status, said = execute(words, strategy, folder, forks=False)
+        assert status == 0, said
+        (run,) = (folder / "houses").iterdir()
+        found[strategy] = outcome(run)
+    assert farthest(found["cpu"], found["dp(2)"]) < SAME
+    assert farthest(found["cpu"], found["ddp(2)"]) < SAME
+
+
+def brief(folder: Path) -> tuple[str, ...]:
+    quiet = ("strategy=cpu", "trainer.enable_progress_bar=false", "logger=none")
+    return (*quiet, "trainer.max_epochs=2", "checkpoint.every_n_steps=3", f"output_dir={folder}")
+
+
+def test_a_run_goes_on_by_bit(houses: list[str], tmp_path: Path) -> None:
+    run = train(*houses, *brief(tmp_path), "model.net.dropout=0.2", conf=CONF)
+    last = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    newest = max(run.folder.glob("checkpoints/step_*.ckpt"), key=lambda path: int(path.stem[5:]))
+    newest.unlink()
+    (run.folder / "results.json").unlink()
+    train(f"resume={run.folder}", conf=CONF)
+    again = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(again[name], value) for name, value in last.items())
+
+
+def test_new_rows_need_no_training_file(houses: list[str], tmp_path: Path) -> None:
+    file = Path(written(tmp_path, rows().with_columns(kind=rows()["price"] % 3)))
+    words = [*houses, f"data.file={file}", *brief(tmp_path / "out")]
+    run = train(*words, conf=CONF)
+    before = evaluate(run.checkpoint, conf=CONF).results["test/loss"]
+    assert before == pytest.approx(run.results["test/loss"], abs=1e-6)
+    known = table(predict(run.checkpoint, f"output={tmp_path / 'known.csv'}", conf=CONF))
+    new = tmp_path / "new.csv"
+    rows().write_csv(new)
+    file.unlink()
+    given = (f"data.predict_file={new}", f"output={tmp_path / 'new_rows.csv'}")
+    found = table(predict(run.checkpoint, *given, conf=CONF))
+    assert len(found) == 60
+    same = [row for row in found if any(row["p0"] == other["p0"] for other in known)]
+    assert len(same) >= len(known)  # the test rows are among them
+    assert load_run(run.folder).model.net.num_numbers == 6
+    with pytest.raises(UserError, match=r"data.file=.*houses.csv cannot be read: No such file"):
+        evaluate(run.checkpoint, conf=CONF)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_arrays_of_classes_and_of_numbers_train(tmp_path: Path) -> None:
+    inputs = np.random.default_rng(0).standard_normal((60, 3, 2)).astype("float32")
+    np.savez(tmp_path / "d.npz", x=inputs, labels=np.arange(60) % 3, sizes=inputs.sum((1, 2)))
+    words = ["data=arrays", f"data.file={tmp_path / 'd.npz'}", "data.inputs=x"]
+    for model, targets, result in (
+        ("table_mlp", "labels", "test/accuracy"),
+        ("regressor", "sizes", "test/mae"),
+    ):
+        chosen = (f"model={model}", f"data.targets={targets}", "trainer.log_every_n_steps=1")
+        run = train(*words, *chosen, *brief(tmp_path / model), conf=CONF)
+        assert result in run.results
+
+
+@pytest.mark.slow
+class TestTable(Promises):
+    experiment = "table"
+    strategies = ("ddp(2)",)
