@@ -84,11 +84,7 @@ def test_weights_and_scores_are_those_of_one_process(
 def test_resume_inside_an_epoch_equals_the_run_by_bit(unit: str, text, tmp_path: Path) -> None:
     """With dropout, and windows that begin elsewhere in each epoch."""
     words = [word for word in EXPERIMENT if "64-true" not in word]
-    words += [
-        "model.net.dropout=0.2",
-        "trainer.limit_train_batches=3",
-        "callbacks.progress_bar=null",
-    ]
+    words += ["model.net.dropout=0.2", "trainer.limit_train_batches=3"]
     words += ["checkpoint.every_n_steps=1", "checkpoint.num_kept=1000"]
     words += ["trainer.enable_progress_bar=false", "callbacks.text_samples.num_tokens=20"]
     found = dict(sweep([*words, *text, *UNITS[unit]], tmp_path))
