@@ -3,7 +3,7 @@
 import contextlib
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -156,18 +156,21 @@ def train(cfg: DictConfig) -> None:
         run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
 
 
-def sweep(name: str, folder: Path, stride: int = 1) -> Iterator[tuple[str, list[str]]]:
+def sweep(
+    name: str | Sequence[str], folder: Path, stride: int = 1
+) -> Iterator[tuple[str, list[str]]]:
     """Yield for each safe point of a run what differs when it is resumed from there.
 
     Args:
-        name: of ``CONFIGURATIONS``.
+        name: of ``CONFIGURATIONS``, or the words of another run.
         folder: of the runs.
         stride: 3 resumes from every third.
     """
     run_dir, reference_dir = folder / "run", folder / "reference"
     shutil.rmtree(folder, ignore_errors=True)
     run_dir.mkdir(parents=True)
-    cfg = compose("train", [*COMMON, *CONFIGURATIONS[name], f"run_dir={run_dir}"])
+    words = [*COMMON, *CONFIGURATIONS[name]] if isinstance(name, str) else name
+    cfg = compose("train", [*words, f"run_dir={run_dir}"])
     train(cfg)
     run_dir.rename(reference_dir)
     reference = contents(reference_dir)

@@ -9,6 +9,7 @@ import torch
 
 from harness.text.sentences import sentences
 from tests_harness.faults.fork_server import command
+from tests_harness.faults.resume_sweep import sweep
 
 EXPERIMENT = (
     *("experiment=text", "data.batch_size=7", "data.length=48", "trainer.max_epochs=2"),
@@ -77,3 +78,33 @@ def test_weights_and_scores_are_those_of_one_process(
         assert (weight - found["weights"][name]).abs().max() <= 1e-11, name
     assert found["results"] == pytest.approx(expected["results"], abs=1e-6)
     assert found["samples"] == expected["samples"]
+
+
+@pytest.mark.parametrize("unit", ["packed", "corpus"])
+def test_resume_inside_an_epoch_equals_the_run_by_bit(unit: str, text, tmp_path: Path) -> None:
+    """With dropout, and windows that begin elsewhere in each epoch."""
+    words = [word for word in EXPERIMENT if "64-true" not in word]
+    words += ["model.net.dropout=0.2", "trainer.limit_train_batches=3"]
+    words += ["checkpoint.every_n_steps=1", "checkpoint.num_kept=1000"]
+    words += ["trainer.enable_progress_bar=false", "callbacks.text_samples.num_tokens=20"]
+    found = dict(sweep([*words, *text, *UNITS[unit]], tmp_path))
+    assert len(found) >= 6
+    assert {step: differences for step, differences in found.items() if differences} == {}
+
+
+def test_newer_file_is_the_same_text_and_another_text_is_told(text, tmp_path: Path) -> None:
+    """A run knows its text by what it says."""
+    path, told = Path(text[0].partition("=")[2]), "use resume=null to start another run"
+    words = (*EXPERIMENT, *text, f"output_dir={tmp_path}", "trainer.limit_train_batches=2")
+    first = command("train.py", *words, "trainer.max_epochs=1")
+    assert first.returncode == 0, first.stderr
+    before, said = path.read_bytes(), []
+    try:
+        for num_epochs, content in ((2, before), (3, before.replace(b"the", b"The"))):
+            path.write_bytes(content)
+            further = command("train.py", *words, f"trainer.max_epochs={num_epochs}", "resume=auto")
+            assert further.returncode == 0, further.stderr
+            said.append(told in further.stderr)
+    finally:
+        path.write_bytes(before)
+    assert said == [False, True]

@@ -44,8 +44,8 @@ def same_outputs(
             for name, value in network.state_dict().items()
             if isinstance(value, Tensor)
         }
-        for tensor in (*network.parameters(), *network.buffers()):  # no weight may stay behind
-            tensor.fill_(1)
+        for tensor in want:  # no weight may stay behind; other buffers are its constructor's
+            network.state_dict()[tensor].fill_(1)
         network.load_state_dict(torch.load(plain, weights_only=True))
         network.eval()
         found = network.state_dict()

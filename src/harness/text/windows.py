@@ -52,13 +52,13 @@ class CorpusWindows(BatchedDataset):
             epoch = indices.epoch if isinstance(indices, Batch) else 0
             firsts += int(uniform(self.seed, epoch, [0], 1)[0, 0] * num_labels)
             firsts %= num_labels
-        inputs = np.full((len(firsts), length), self.pad_id, np.int64)
-        labels = np.full((len(firsts), length), IGNORED, np.int64)
         is_whole = (sizes == length) & (firsts + length <= num_labels)
+        found = np.zeros((len(firsts), length + 1), ids.dtype)
         if is_whole.any():
-            found = sliding_window_view(ids, length + 1)[firsts[is_whole]]  # (b, length + 1)
-            inputs[is_whole], labels[is_whole] = found[:, :-1], found[:, 1:]
+            found[is_whole] = sliding_window_view(ids, length + 1)[firsts[is_whole]]
+        inputs, labels = found[:, :-1].astype(np.int64), found[:, 1:].astype(np.int64)
         for row in np.flatnonzero(~is_whole):  # two of an epoch: the last, and across the ends
+            inputs[row], labels[row] = self.pad_id, IGNORED
             places = (firsts[row] + np.arange(sizes[row])) % num_labels
             inputs[row, : sizes[row]], labels[row, : sizes[row]] = ids[places], ids[places + 1]
         return torch.from_numpy(inputs), torch.from_numpy(labels)
@@ -108,8 +108,8 @@ class LineWindows(BatchedDataset):
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Read inputs and labels of shape (B, length)."""
         windows = np.asarray(indices)
-        firsts, num_lines = self.bounds[windows], np.diff(self.bounds)[windows]
-        rows, places = ranges(num_lines)
+        firsts = self.bounds[windows]
+        rows, places = ranges(self.bounds[windows + 1] - firsts)
         lines = firsts[rows] + places
         num_labels = self.num_labels[lines]
         # Where the labels of each line begin in the batch, which is flat until the end.
