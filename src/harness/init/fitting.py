@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from harness.convert.tensors import Tensor as Stored
 from harness.errors import UserError
-from harness.init.parts import bare, check_parts, is_below, places, shown, tops
+from harness.init.parts import bare, check_parts, is_below, places, shown, tops, typed
 from harness.init.settings import AUTO, Init, did_you_mean
 
 
@@ -74,7 +74,7 @@ def fitted(stored: Mapping[str, Stored], own: Mapping[str, Tensor], init: Init) 
         check_parts(f"init.into={into}", [into], own)
     start = f"{into}." if into else ""
     there = {f"{start}{name}": (names[name], tensor) for name, tensor in theirs.items()}
-    check_parts(f"init.leave_out={list(init.leave_out)}", init.leave_out, [*own, *there])
+    check_parts(f"init.leave_out={typed(init.leave_out)}", init.leave_out, [*own, *there])
     fit = Fit(into, elsewhere=elsewhere)
     part = {name: value for name, value in own.items() if is_below(name, [into])}
     for name, value in part.items():

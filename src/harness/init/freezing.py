@@ -8,7 +8,7 @@ from torch import nn
 
 from harness.errors import UserError
 from harness.exact.sync_batch_norm import NORMS
-from harness.init.parts import bare, check_parts, is_below
+from harness.init.parts import bare, check_parts, is_below, typed
 
 
 class Freezing(pl.Callback):
@@ -34,15 +34,16 @@ class Freezing(pl.Callback):
         Raises:
             UserError: if there is no such part, or nothing is left to train.
         """
+        said = f"init.freeze={typed(self.parts)}"
         tensors = [*module.named_parameters(), *module.named_buffers()]
-        check_parts(f"init.freeze={self.parts}", self.parts, [bare(name) for name, _ in tensors])
+        check_parts(said, self.parts, [bare(name) for name, _ in tensors])
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.names += [name for name in parameters if is_below(bare(name), self.parts)]
         for name in self.names:
             module.get_parameter(name).requires_grad_(False)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise UserError(
-                f"init.freeze={self.parts} freezes every parameter, and nothing is left to train.\n"
+                f"{said} freezes every parameter, and nothing is left to train.\n"
                 "Name a smaller part, such as all but the last layer."
             )
 
@@ -51,23 +52,17 @@ class Freezing(pl.Callback):
         return self.unfreeze_at_epoch is None or epoch < self.unfreeze_at_epoch
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin as the epoch asks for, also in the middle of one."""
-        # Strategies may have put other layers in their place until now.
+        """Find the norms: strategies may have put others in their place until now."""
         self.norms = [
             layer
             for name, layer in pl_module.named_modules()
             if isinstance(layer, NORMS) and is_below(bare(name), self.parts)
         ]
-        self.follow(trainer, pl_module)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
-        """Follow the epoch, and what has put the layers into training in between."""
-        self.follow(trainer, pl_module)
-
-    def follow(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Freeze or unfreeze."""
+        """Do as the epoch asks for, whatever has put norms into training since the last step."""
         if self.is_frozen_at(trainer.current_epoch):
             for norm in self.norms:
                 if norm.training:

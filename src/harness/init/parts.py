@@ -51,6 +51,11 @@ def tops(known: Iterable[str]) -> list[str]:
     return [place for place in known if place.count(".") < 2]
 
 
+def typed(parts: Iterable[str]) -> str:
+    """A list as it is typed in a command."""
+    return f"[{','.join(parts)}]"
+
+
 def shown(names: Iterable[str], num_shown: int = NUM_SHOWN) -> str:
     """A few of the names, and how many more there are."""
     names = list(names)

@@ -15,7 +15,7 @@ from harness.convert.tensors import CheckpointError
 from harness.convert.tensors import Tensor as Stored
 from harness.errors import UserError
 from harness.init.fitting import Fit, fitted, tensors_of, typed_map, with_beginning
-from harness.init.parts import bare, is_below, places, shown, tops
+from harness.init.parts import bare, is_below, places, shown, tops, typed
 from harness.init.settings import AUTO, Init, file_of
 
 # The converter names its command's options.
@@ -89,8 +89,8 @@ def check(fit: Fit, weights: Weights, own: Mapping[str, Tensor], init: Init) -> 
     parts = _parts_of(fit.rest, fit)
     said = [f"Type init.strict=false to start {fit.place} from what fits."]
     if len(parts) <= MAX_PARTS:
-        left_out = ",".join([*init.leave_out, *parts])
-        said = [f"Type init.leave_out=[{left_out}] to go without these, or init.strict=false."]
+        left_out = typed([*init.leave_out, *parts])
+        said = [f"Type init.leave_out={left_out} to go without these, or init.strict=false."]
     if new_name := _new_name(fit, weights, own):
         said = [f"Type init.map={typed_map({**init.map, **new_name})} if these are the same."]
     total = len(fit.taken) + len(fit.misshaped) + len(fit.missing)

@@ -42,6 +42,7 @@ class CodeHistory(pl.Callback):
         self.targets = named(cfg)
         self.now = code_version.running(self.targets)
         self.loaded: dict[str, Any] | None = None
+        self.groups: list[list[Any]] = []
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -59,7 +60,12 @@ class CodeHistory(pl.Callback):
             "settings": checkpoint.get("optimizer_settings"),
             "optimizers": len(checkpoint["optimizer_states"]),
             "schedulers": len(checkpoint["lr_schedulers"]),
+            "groups": [shares(state["param_groups"]) for state in checkpoint["optimizer_states"]],
         }
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep how the code shares out parameters, which a checkpoint overrules."""
+        self.groups = [shares(optimizer.param_groups) for optimizer in trainer.optimizers]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse a state that went elsewhere; from here on the run trains with this code.
@@ -68,8 +74,12 @@ class CodeHistory(pl.Callback):
             UserError: if the checkpoint's state is that of other optimizers or schedulers.
         """
         path = Path(str(trainer.ckpt_path))
-        if self.loaded is not None and (reason := misfit(self.loaded, trainer)):
-            raise UserError(refusal(path, reason, self.now))
+        if self.loaded is not None:
+            reason = misfit(self.loaded, trainer) or other_groups(
+                self.loaded["groups"], self.groups
+            )
+            if reason:
+                raise UserError(refusal(path, reason, self.now))
         if self.loaded is not None and trainer.is_global_zero:
             tell_settings(self.loaded["settings"] or [], optimizer_settings(trainer))
         self.loaded = None
@@ -225,6 +235,20 @@ def tell_settings(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> No
             "has no effect: %s.\nStart another run for other settings: use resume=null.",
             ", ".join(sorted(changed)),
         )
+
+
+def shares(groups: list[dict[str, Any]]) -> list[Any]:
+    """The names and factors of an optimizer's groups, where ``parameter_groups`` has made them."""
+    return [(g.get("name"), g["lr_factor"]) if "lr_factor" in g else None for g in groups]
+
+
+def other_groups(before: list[list[Any]], now: list[list[Any]]) -> str | None:
+    """What of groups of the same sizes is not as it was."""
+    for old, new in zip(before, now, strict=False):
+        for one, other in zip(old, new, strict=False):
+            if one != other:
+                return f"its group of parameters {one} would be {other}."
+    return None
 
 
 def misfit(loaded: dict[str, Any], trainer: pl.Trainer) -> str | None:

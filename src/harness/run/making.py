@@ -49,7 +49,9 @@ def made_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
         return model, []
     init = settings(OmegaConf.to_container(cfg.init) if cfg.get("init") is not None else None)
     if init.path is not None and cfg.resume is None:
-        screen.show_weights(start_from(model, init))
+        started = start_from(model, init)
+        if global_rank() == 0:
+            screen.show_weights(started)
     freezing = [Freezing(init.freeze, init.unfreeze_at_epoch)] if init.freeze else []
     for callback in freezing:
         callback.freeze(model)

@@ -84,7 +84,6 @@ def show_end(
     _print_table(rows)
 
 
-@rank_zero_only
 def show_weights(started: Started) -> None:
     """Say which weights a run starts from, and what of them fits; the log file has all names."""
     _print_table(started.rows)

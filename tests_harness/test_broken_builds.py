@@ -1,0 +1,97 @@
+"""A torchvision that was built for another torch is named, however it is met."""
+
+from pathlib import Path
+
+import pytest
+
+from harness import broken_builds
+from harness.doctor import machine
+from harness.testing import command
+
+REASON = "RuntimeError: operator torchvision::nms does not exist"
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A folder for the path with what a build for another torch does as it is imported."""
+    package, info = tmp_path / "torchvision", tmp_path / "torchvision-0.20.1.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (package / "__init__.py").write_text("from torchvision import _meta\n")
+    (package / "_meta.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.20.1\nRequires-Dist: torch==2.5.1\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py", "data=synthetic", "output_dir={}/runs"],
+        ["scripts/tune.py", "lr", "data=synthetic"],
+        ["-c", "import harness; harness.build_optimizers"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_name_it_in_two_lines(words: list[str], broken: Path) -> None:
+    """It breaks inside of torchmetrics' import, which Lightning's begins with."""
+    words = [word.format(broken) for word in words]
+    result = command(*words, environment={"PYTHONPATH": f"src:{broken}"})
+    assert result.returncode == 1
+    first, second = result.stderr.splitlines()[-2:]
+    assert "torchvision 0.20.1 was built for torch 2.5.1, and breaks with torch" in first
+    assert REASON in first
+    assert "Type pip uninstall torchvision" in second
+    assert ("Traceback" in result.stderr) == (words[0] == "-c")  # a program of one's own
+    assert not [*broken.glob("runs/*")]
+
+
+def test_doctor_names_it(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(broken))
+    monkeypatch.setenv("PYTHONPATH", str(broken))
+    section = machine.versions()
+    assert section.values["torchvision"] == "0.20.1"
+    (problem,) = section.problems
+    assert REASON in problem.what
+    assert "pip uninstall torchvision" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("torch", "fitting"), [("2.13.0+cpu", "0.28.*"), ("2.6.0", "0.21.*"), ("2.9.1", "0.24.*")]
+)
+def test_the_fitting_release_is_named(
+    torch: str, fitting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        broken_builds.metadata, "version", {"torchvision": "0.20.1", "torch": torch}.get
+    )
+    monkeypatch.setattr(broken_builds.metadata, "requires", lambda _: ["torch (>=2.5.1)"])
+    what, remedy = broken_builds.blame("torchvision", REASON)
+    assert "was built for torch 2.5.1" in what
+    assert f"torchvision=={fitting}" in remedy
+
+
+def test_same_version_of_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"torchvision": "0.28.0", "torch": "2.13.0+cpu"}
+    monkeypatch.setattr(broken_builds.metadata, "version", versions.get)
+    monkeypatch.setattr(broken_builds.metadata, "requires", lambda _: ["torch==2.13.0"])
+    what, _ = broken_builds.blame("torchvision", REASON)
+    assert "was built for another build of torch 2.13.0" in what
+
+
+def test_errors_of_other_code_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine_broken.py").write_text("raise RuntimeError('mine')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeError, match="mine"), broken_builds.explained_imports():
+        __import__("mine_broken")
+
+
+def test_a_healthy_start_imports_none_of_them() -> None:
+    code = "import harness, sys; from harness.command import start; print('torch' in sys.modules)"
+    result = command("-c", code)
+    assert result.stdout.strip() == "False", result.stderr
