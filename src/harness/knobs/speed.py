@@ -75,7 +75,7 @@ class Speed(pl.Callback):
                 f"attribute when it is built.\nGive it one, {LEAVE_OUT}"
             )
         for network in found.values():
-            network.compile(dynamic={'0': False, '1': None}[os.environ.get('DYN', '0')])
+            network.compile(dynamic={"0": False, "1": None}[os.environ.get("DYN", "0")])
         if trainer.is_global_zero:
             log.info("Compiled at their first call: %s.", ", ".join(found))
 
