@@ -1,5 +1,7 @@
 """Faster steps are the same steps: no name, no promise and no other run's settings change."""
 
+import copy
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from harness.knobs import speed
 from harness.knobs.speed import Speed, networks
 from tests_harness.faults.fork_server import command
 from tests_harness.faults.resume_sweep import COMMON, train
+from tests_harness.faults.run_folder import contents, differences, leave_at
 
 CNN = ("model=cnn", "model.net.channels=[8,16]", "data=synthetic", "trainer.max_epochs=2")
 
@@ -63,6 +66,28 @@ def test_compiled_networks_are_called_and_names_stay(
     kept = [read(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("compiled", "plain")]
     for name, tensor in kept[0]["state_dict"].items():
         assert torch.equal(tensor, kept[1]["state_dict"][name])
+
+
+def test_networks_of_torchs_own_classes_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        def run(*tensors: torch.Tensor) -> Any:
+            runs.append("compiled")
+            return graph.forward(*tensors)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    module = Module()
+    names = list(module.state_dict())
+    prepared(module, compile=True)
+    for size in (8, 9, 8):
+        module.body(torch.rand(2, 3, size, size))
+    assert len(runs) == 3
+    assert list(module.state_dict()) == names
+    copy.deepcopy(module).body(torch.rand(2, 3, 8, 8))  # of averages, which are not called
+    assert len(runs) == 3
 
 
 def test_module_without_a_network_is_refused() -> None:
@@ -154,3 +179,19 @@ def test_compiled_run_follows_the_plain_one_and_is_evaluated_compiled(
     tested = {name: value for name, value in results.items() if name.startswith("test/")}
     assert json.loads(again.read_text()) == tested
     assert "Compiled at their first call: net" in (again.parent / "run.log").read_text()
+
+
+@pytest.mark.slow
+def test_compiled_run_goes_on_equal_by_bit_from_a_batch_of_another_size(tmp_path: Path) -> None:
+    """BatchNorm's sums over a batch round otherwise where one kernel serves all sizes."""
+    quiet = [word for word in COMMON if not word.startswith("model.net.")]
+    network = "model.net._target_=tests_harness.knobs.networks.WithBuffers"
+    words = (*quiet, network, "~model.net.hidden", "~model.net.dropout", "+model.net.num_hidden=64")
+    result = command("train.py", *words, "compile=true", f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (tmp_path / "default").iterdir()
+    reference = contents(run_dir)
+    leave_at(run_dir, 4)  # before the smaller batch at the end of the first epoch
+    result = command("train.py", f"resume={run_dir}")
+    assert result.returncode == 0, result.stderr
+    assert not differences(reference, contents(run_dir))
