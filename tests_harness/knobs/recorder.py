@@ -1,6 +1,7 @@
 """A callback that remembers what a run's other callbacks have done to its weights."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 from torch import Tensor
@@ -9,11 +10,11 @@ State = dict[str, Tensor]
 
 
 class Recorder(pl.Callback):
-    """Remember a module's weights after each step, and at each validation."""
+    """Remember a module's weights after each step, and at validations, and what best.ckpt is."""
 
-    after_steps: list[State] = []
-    validated: list[State] = []
-    best: list[tuple[str, str]] = []  # where best.ckpt points to, and the best as it is known
+    after_steps: ClassVar[list[State]] = []
+    validated: ClassVar[list[State]] = []
+    best: ClassVar[list[tuple[str, str]]] = []  # the file that best.ckpt is, and the one it must be
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for kept in (self.after_steps, self.validated, self.best):
@@ -30,10 +31,12 @@ class Recorder(pl.Callback):
         if batch_idx == 0:
             self.validated.append(copied(pl_module))
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         callback: Any = trainer.checkpoint_callback
-        link = f"{callback.dirpath}/best.ckpt"
-        self.best.append((link, callback.best_model_path))
+        if trainer.current_epoch == 0:
+            return
+        link = Path(callback.dirpath, "best.ckpt").resolve()
+        self.best.append((link.name, Path(callback.best_model_path).name))
 
 
 def copied(module: pl.LightningModule) -> State:

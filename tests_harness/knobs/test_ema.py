@@ -93,17 +93,17 @@ def test_average_is_made_where_the_module_will_be(monkeypatch: pytest.MonkeyPatc
     """Lightning makes it where the module is before training, which is the CPU."""
     made: list[torch.device] = []
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def averaged_model(model: object, device: torch.device, **_: object) -> None:
         made.append(device)
-        raise Stop
+        raise StopError
 
     monkeypatch.setattr(weight_averaging, "AveragedModel", averaged_model)
     trainer = pl.Trainer(accelerator="cpu", logger=False)
     monkeypatch.setattr(type(trainer.strategy), "root_device", torch.device("meta"))
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         EMA().setup(trainer, pl.LightningModule(), "fit")
     assert made == [torch.device("meta")]
 
@@ -169,7 +169,7 @@ def test_whatever_uses_a_run_afterwards_takes_the_average(
 
     for option, kind in (((), "state_dict"), (("--no-ema",), "current_model_state")):
         plain = tmp_path / f"{kind}.pt"
-        result = command("scripts/convert_checkpoint.py", best, plain, *option)
+        result = command("scripts/convert_checkpoint.py", best, "-o", plain, *option)
         assert result.returncode == 0, result.stderr
         converted = torch.load(plain, weights_only=True)
         weights = {name: tensor for name, tensor in kept[kind].items() if name.startswith("net.")}

@@ -15,6 +15,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from harness.errors import UserError
+from harness.upstream.compiling import compile_networks
 
 log = logging.getLogger(__name__)
 SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config
@@ -63,19 +64,14 @@ class Speed(pl.Callback):
             self.compile_networks(trainer, pl_module)
 
     def compile_networks(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Compile them, for each shape of their inputs anew.
-
-        One kernel for all shapes is made when a second one is met, and rounds otherwise than the
-        first: a run that goes on would meet them in another order.
-        """
+        """Compile the networks, and say which."""
         found = dict(networks(module))
         if not found:
             raise UserError(
                 f"compile=true: {type(module).__name__} has no network with parameters as an "
                 f"attribute when it is built.\nGive it one, {LEAVE_OUT}"
             )
-        for network in found.values():
-            network.compile(dynamic={"0": False, "1": None}[os.environ.get("DYN", "0")])
+        compile_networks(list(found.values()))
         if trainer.is_global_zero:
             log.info("Compiled at their first call: %s.", ", ".join(found))
 

@@ -28,7 +28,7 @@ class Averaging(WeightAveraging):
     """
 
     def __init__(self, average: Callable[[Sequence[Tensor], Sequence[Tensor], int], None]) -> None:
-        super().__init__(multi_avg_fn=self._apply)
+        super().__init__(multi_avg_fn=self.mix)
         self.average = average
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -41,7 +41,8 @@ class Averaging(WeightAveraging):
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
     @torch.no_grad()
-    def _apply(self, averages: list[Tensor], tensors: list[Tensor], _: Any) -> None:
+    def mix(self, averages: list[Tensor], tensors: list[Tensor], _: Any) -> None:
+        """Take a step of the average, for tensors of one type and device."""
         if averages[0].is_floating_point() or averages[0].is_complex():
             assert self._average_model is not None
             self.average(averages, tensors, int(self._average_model.n_averaged))

@@ -95,7 +95,7 @@ class ResNet(nn.Module):
         return nn.GroupNorm(num_groups, num_channels)
 
     def reset_parameters(self) -> None:
-        """Draw the convolutions' weights; each block begins as its shortcut (Goyal et al., 2017)."""
+        """Draw the convolutions' weights; blocks begin as their shortcuts (Goyal et al., 2017)."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

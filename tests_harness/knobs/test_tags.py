@@ -1,0 +1,28 @@
+"""Tags and notes go with a run: on the screen, in its config, in TensorBoard, over a resume."""
+
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from harness import load_run
+from tests_harness.faults.fork_server import command
+
+SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=1")
+
+
+def test_tags_and_notes_are_kept_shown_and_may_change_on_resume(tmp_path: Path) -> None:
+    words = ("tags=[baseline,lr]", "notes=why")
+    result = command("train.py", *SHORT, *words, f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    assert "baseline, lr" in result.stdout
+    (run_dir,) = (tmp_path / "default").iterdir()
+    kept = load_run(run_dir).config
+    assert (list(kept.tags), kept.notes) == (["baseline", "lr"], "why")
+    events = [e for p in run_dir.rglob("events*") for e in EventFileLoader(str(p)).Load()]
+    assert any("baseline" in str(event) and "notes" in str(event) for event in events)
+
+    words = ("tags=[baseline]", "notes=longer", "trainer.max_epochs=2")
+    result = command("train.py", f"resume={run_dir}", *words)
+    assert result.returncode == 0, result.stderr
+    kept = load_run(run_dir).config
+    assert (list(kept.tags), kept.notes) == (["baseline"], "longer")
