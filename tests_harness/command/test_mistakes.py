@@ -61,10 +61,6 @@ MISTAKES = {
     "a list without brackets": ("callbacks=early_stopping,ema", "callbacks=[early_stopping,ema]"),
     "a choice inside of another": ("scheduler=cosine", "Did you mean model/scheduler=<choice>?"),
     "unknown schedule": ("model/scheduler=cosin", "Did you mean model/scheduler=cosine?"),
-    "a choice where there is none": (
-        "data/scheduler=cosine",
-        "the chosen data has no choice of a scheduler",
-    ),
     "one tag": ("tags=lr", "use tags=[baseline,lr]"),
     "notes that are a list": ("notes=[a]", "is no text"),
     "unknown switch": ("compile=maybe", "compile takes true or false"),
