@@ -61,10 +61,6 @@ MISTAKES = {
     "a list without brackets": ("callbacks=early_stopping,ema", "callbacks=[early_stopping,ema]"),
     "a choice inside of another": ("scheduler=cosine", "Did you mean model/scheduler=<choice>?"),
     "unknown schedule": ("model/scheduler=cosin", "Did you mean model/scheduler=cosine?"),
-    "a model without schedules": (
-        "model=contrastive model/scheduler=cosine",
-        "the chosen model has no choice of a scheduler",
-    ),
     "one tag": ("tags=lr", "use tags=[baseline,lr]"),
     "notes that are a list": ("notes=[a]", "is no text"),
     "unknown switch": ("compile=maybe", "compile takes true or false"),

@@ -106,7 +106,13 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "trainer.max_epochs=5",
         "trainer.val_check_interval=2",
     ),
-    "channels last": ("model=cnn", "model.net.channels=[8]", "channels_last=true"),
+    "channels last": (
+        "channels_last=true",
+        "model.net._target_=tests_harness.knobs.networks.Convolutions",
+        "~model.net.in_features",
+        "~model.net.hidden",
+        "~model.net.dropout",
+    ),
     "best 2": (
         "callbacks.checkpoint.save_top_k=2",
         "callbacks.checkpoint.filename='{step}'",

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from harness.command.compose import compose
 from harness.errors import UserError
 from harness.knobs.schedules import cosine
+from tests_harness.conftest import ROOT
 from tests_harness.faults.resume_sweep import COMMON, train
 from tests_harness.faults.run_folder import leave_at
 
@@ -108,3 +110,11 @@ def test_a_longer_run_says_that_its_cosine_is_longer(
     train(cfg)
     assert "The learning rate's schedule now ends at step 30" in capsys.readouterr().err
     assert logged_rates(run_dir)[-1] < 0.02 * 0.005
+
+
+def test_model_that_offers_no_schedule_is_told(tmp_path: Path) -> None:
+    conf = tmp_path / "conf"
+    shutil.copytree(ROOT / "conf", conf)
+    (conf / "model" / "bare.yaml").write_text("_target_: torch.nn.Linear\n")
+    with pytest.raises(UserError, match="the chosen model has no choice of a scheduler"):
+        compose("train", ["data=synthetic", "model=bare", "model/scheduler=cosine"], conf)
