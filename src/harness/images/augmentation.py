@@ -65,10 +65,9 @@ class Augmentation:
             Shape (B, C, size, size).
         """
         numbers = draws.to(images.dtype) / 2**BITS  # (B, D) in [0, 1)
-        drawn = numbers[:, NUM_FIXED:].unflatten(1, (-1, 2)) if self.kind == "randaugment" else None
-        theta = self._crops(numbers)
-        if drawn is not None:
-            theta = self._geometry(drawn) @ theta
+        # Of RandAugment: (num_ops, 2, B), else none.
+        drawn = numbers[:, NUM_FIXED:].T.unflatten(0, (-1, 2))
+        theta = self._geometry(drawn) @ self._crops(numbers)
         shape = [len(images), images.shape[1], size, size]
         # Crop, flip and RandAugment's geometry together: pixels are interpolated once.
         grid = F.affine_grid(theta[:, :2], shape, align_corners=False)  # (B, size, size, 2)
@@ -77,7 +76,7 @@ class Augmentation:
         )
         if self.kind == "standard" and self.color_jitter:
             return self._jittered(images, numbers[:, COLORS])
-        for which, sign in drawn.unbind(dim=1) if drawn is not None else []:
+        for which, sign in drawn:
             images = self._colors(images, which, sign)
         return images
 
@@ -100,11 +99,11 @@ class Augmentation:
         """RandAugment's geometric operations as affine maps, shape (B, 3, 3).
 
         Args:
-            drawn: two numbers for each operation, shape (B, num_ops, 2).
+            drawn: two numbers for each operation, shape (num_ops, 2, B).
         """
         share = self.magnitude / MOST
-        whole = torch.eye(3, dtype=drawn.dtype, device=drawn.device).expand(len(drawn), 3, 3)
-        for which, sign in drawn.unbind(dim=1):
+        whole = torch.eye(3, dtype=drawn.dtype, device=drawn.device).repeat(drawn.shape[2], 1, 1)
+        for which, sign in drawn:
             name, sign = _chosen(which), _signs(sign)
 
             def amount(of: str, most: float, name: Tensor = name, sign: Tensor = sign) -> Tensor:

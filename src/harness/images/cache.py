@@ -13,8 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from harness.images.packing import decode_all
 VERSION = 1  # of decoding and of the layout: another one makes another cache
 INDEX, FILES, PIXELS = "index.json", "files.json", "pixels.uint8"
 OTHER = "or another folder with data.cache_dir=<folder>"
+CHECKING = "Looking for images that cannot be read, as data.cache=false"
 MEGABYTE = 10**6
 
 
@@ -106,7 +106,7 @@ def packed(
     settings = {"version": VERSION, "side": side, "channels": channels, "pixels": keeps_pixels}
     name = re.sub(r"\W+", "_", files.root.absolute().name) or "images"
     home = folder / f"{name}-{key_of(files, settings)}"
-    with telling(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         lock = _shared(lock_of(home))
@@ -116,6 +116,14 @@ def packed(
                 _make(files, home, settings)
             lock.share()  # another process may come between, and remove it
         index = json.loads((home / INDEX).read_text())
+    except OSError as error:
+        if not keeps_pixels:  # nothing can be kept: every start reads all images once
+            return Packed(decode_all(files, side, channels, None, CHECKING))
+        smaller = "a smaller data.packed_size, " if error.errno in FULL else ""
+        raise UserError(
+            f"Images cannot be packed into data.cache_dir={folder}: {error.strerror}.\n"
+            f"Use {smaller}data.cache=false, {OTHER}."
+        ) from error
     unreadable = {int(row): text for row, text in index["unreadable"].items()}
     return Packed(unreadable, home / PIXELS if keeps_pixels else None, lock)
 
@@ -149,8 +157,7 @@ def _make(files: Files, home: Path, settings: dict[str, Any]) -> None:
         if pixels:
             with pixels.open("xb") as file:
                 file.truncate(num_bytes)  # what cannot be read stays 0
-        what = "Packing" if keeps else "Reading all images once, as data.cache=false"
-        unreadable = decode_all(files, side, channels, pixels, what)
+        unreadable = decode_all(files, side, channels, pixels, "Packing" if keeps else CHECKING)
         index = settings | {"root": str(files.root.absolute()), "num_images": num_files}
         index["unreadable"] = unreadable
         write_durably(part / FILES, json.dumps([files.names, files.sizes, files.times]).encode())
@@ -173,19 +180,6 @@ def _check_room(folder: Path, num_bytes: int) -> None:
             f"{free / MEGABYTE:,.0f} MB left.\nUse a smaller data.packed_size, data.cache=false, "
             f"{OTHER}."
         )
-
-
-@contextmanager
-def telling(folder: Path) -> Iterator[None]:
-    """Tell in a line what the system refuses."""
-    try:
-        yield
-    except OSError as error:
-        smaller = "a smaller data.packed_size, " if error.errno in FULL else ""
-        raise UserError(
-            f"Images cannot be packed into data.cache_dir={folder}: {error.strerror}.\n"
-            f"Use {smaller}data.cache=false, {OTHER}."
-        ) from error
 
 
 def sweep(folder: Path) -> None:

@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.data.datamodule import DataModule
-from harness.data.splits import split_positions
 from harness.errors import UserError
 from harness.images.augmentation import KINDS, Augmentation
-from harness.images.cache import Packed, packed
-from harness.images.dataset import FilePixels, ImageDataset, PackedPixels
-from harness.images.finding import Files, Labelled, find_files, label, listed
-from harness.processes.launch import global_rank
+from harness.images.dataset import ImageDataset
+from harness.images.finding import Labelled, label, listed
+from harness.images.source import Source, tell
+from harness.images.splitting import SPLITS, split_rows
 
 log = logging.getLogger(__name__)
 
-SPLITS = ("train", "val", "test")
 WAYS = ("refuse", "skip")
 MARGIN = 8 / 7  # of packed images around the crop: 256 pixels for 224
 # Of ImageNet, which most pretrained networks expect.
@@ -151,128 +149,85 @@ class Images(DataModule):
             "class_names": names,
             "in_channels": self.channels,
             "image_size": self.size,
-            "split_of": self.split_of,
+            "drawn_from": self.drawn_from,
         }
+
+    def _source(self, root: str, key: str) -> Source:
+        return Source(
+            root,
+            key,
+            cache_dir=self.cache_dir,
+            shape=(self.packed_size, self.packed_size, self.channels),
+            keeps_pixels=self.cache,
+            skips=self.unreadable == "skip",
+        )
+
+    @cached_property
+    def source(self) -> Source:
+        """The images below ``root``."""
+        return self._source(self.root, "data.root")
 
     @cached_property
     def found(self) -> Labelled:
-        """The files below ``root``, told once."""
-        found = label(find_files(self.root, "data.root"), "data.root")
-        counts = [f"{name} {num:,}" for name, num in found.counts().items()]
-        num_files = len(found.files.names)
-        tell(f"data.root={self.root}: {num_files:,} images, {len(counts)} classes")
-        tell(f"  {listed(counts)}")
-        if found.files.left_out:
-            tell_left_out(found.files)
-        return found
-
-    @cached_property
-    def packed(self) -> Packed:
-        """The files of ``root``, decoded once."""
-        self._split(np.arange(len(self.found.files.names)))  # what is refused, is before an hour
-        return self._pack(self.found.files, "data.root")
-
-    def _pack(self, files: Files, key: str) -> Packed:
-        """Decode files, or take what an earlier run has decoded; tell of those that cannot be."""
-        found = packed(
-            files, self.cache_dir, self.packed_size, self.channels, keeps_pixels=self.cache
-        )
-        if found.unreadable:
-            reasons = [f"{files.names[i]}: {text}" for i, text in found.unreadable.items()]
-            num, num_files = len(reasons), len(files.names)
-            said = f"{num:,} of {num_files:,} files below {key}={files.root} cannot be read"
-            if self.unreadable == "refuse" or num == num_files:
-                raise UserError(
-                    f"{said}: {listed(reasons, 5)}.\n"
-                    "Repair or remove them, or leave them out with data.unreadable=skip."
-                )
-            tell(f"{said}, and are skipped: {listed(reasons, 5)}")
-            for text in reasons:
-                log.info("skipped %s", listed([text]))
+        """Their classes, told once."""
+        found = label(self.source.files, "data.root")
+        self.source.tell_files(f", {len(found.class_names):,} classes")
+        tell(f"  {listed(f'{name} {num:,}' for name, num in found.counts().items())}")
         return found
 
     @cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
-        """Positions of the files of each split."""
-        is_readable = np.ones(len(self.found.files.names), dtype=bool)
-        is_readable[list(self.packed.unreadable)] = False
-        rows = self._split(np.flatnonzero(is_readable))
-        tell("  " + ", ".join(f"{split} {len(rows[split]):,}" for split in SPLITS if split in rows))
+        """Positions of the images of each split."""
+
+        def split(rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+            return split_rows(
+                self.found,
+                rows,
+                val_fraction=self.val_fraction,
+                test_fraction=self.test_fraction,
+                seed=self.split_seed,
+                fold=self.fold,
+                num_folds=self.num_folds,
+            )
+
+        split(np.arange(len(self.found.classes)))  # what cannot be split is refused before packing
+        rows = split(self.source.readable)
+        tell("  " + ", ".join(f"{name} {len(rows[name]):,}" for name in SPLITS if name in rows))
         return rows
 
-    def _split(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Split files as folders do, and by class what folders do not."""
-        classes, splits = self.found.classes[rows], self.found.splits[rows]
-        given = {split: rows[splits == split] for split in SPLITS if (splits == split).any()}
-        whole = "train" if "train" in given else ""
-        missing = [split for split in SPLITS if split not in given]
-        if given and ("train" in missing or not missing):
-            if self.fold is not None:
-                self._refuse_fold(given)
-            return given  # of a folder that is tested alone, train is missing
-        if self.fold is not None and "test" in given:
-            self._refuse_fold(given)
-        of_whole = splits == whole
-        parts = split_positions(
-            int(of_whole.sum()),
-            val_fraction=self.val_fraction,
-            test_fraction=self.test_fraction if "test" in missing else self.val_fraction,
-            seed=self.split_seed,
-            classes=classes[of_whole],
-            class_names=self.found.class_names,
-            fold=self.fold,
-            num_folds=self.num_folds,
-        )
-        # What a folder has beside train is not split off a second time.
-        stays = [parts[split] for split in SPLITS if split == "train" or split in given]
-        drawn = {split: rows[of_whole][parts[split]] for split in missing}
-        return given | drawn | {"train": rows[of_whole][np.sort(np.concatenate(stays))]}
-
-    def _refuse_fold(self, given: dict[str, Any]) -> None:
-        raise UserError(
-            f"data.fold={self.fold} splits one folder of classes, and data.root={self.root} is "
-            f"split into {', '.join(given)} already.\nLeave out data.fold, or give "
-            f"data.root={Path(self.root, 'train')}."
-        )
-
     @cached_property
-    def split_of(self) -> str:
-        """A hash of the files that a split was drawn from; empty where folders split them."""
-        files = self.found.files
-        is_split = {*SPLITS} <= {*self.found.splits.tolist()} or "train" not in self.rows
-        names = [name for i, name in enumerate(files.names) if i not in self.packed.unreadable]
-        digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
-        return "" if is_split else digest
+    def drawn_from(self) -> str:
+        """A hash of the files that splits were drawn from; empty where folders split them."""
+        if "train" not in self.rows or {*SPLITS} <= {*self.found.splits.tolist()}:
+            return ""
+        names = [self.source.files.names[i] for i in self.source.readable]
+        return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
     def make_dataset(self, split: str) -> ImageDataset:
         """The images of one split; predictions are made on those of the test, or of a folder."""
         if split == "predict" and self.predict_root is not None:
-            files = find_files(self.predict_root, "data.predict_root")
-            tell(f"data.predict_root={self.predict_root}: {len(files.names):,} images")
-            if files.left_out:
-                tell_left_out(files)
-            found = self._pack(files, "data.predict_root")
-            rows = np.array([i for i in range(len(files.names)) if i not in found.unreadable])
-            names = [files.names[i] for i in rows]
-            return ImageDataset(self._pixels(files, found), rows, None, sample_names=names)
+            source = self._source(self.predict_root, "data.predict_root")
+            source.tell_files()
+            names = [source.files.names[i] for i in source.readable]
+            return ImageDataset(source.pixels, source.readable, None, sample_names=names)
         of = "test" if split == "predict" else split
         if of not in self.rows:
             raise UserError(
-                f"data.root={self.root} has folders for {', '.join(self.rows)}, and none for {of}."
+                f"data.root={self.root} has folders of {', '.join(self.rows)}, and none of {of}."
             )
-        rows, files = self.rows[of], self.found.files
-        is_trained = split == "train" and self.augment and self.augmentation.kind != "none"
-        if of == "test" and self.split_of != self.facts.get("split_of", self.split_of):
+        if of == "test" and self.drawn_from != self.facts.get("drawn_from", self.drawn_from):
             log.warning(
-                "The files of data.root=%s are others than in training: the test split that is "
-                "drawn from them may hold images that were trained on.",
+                "The images below data.root=%s are others than in training, and so is the split: "
+                "the test may be on images that were trained on.",
                 self.root,
             )
+        rows, files = self.rows[of], self.source.files
+        is_augmented = split == "train" and self.augment and self.augmentation.kind != "none"
         return ImageDataset(
-            self._pixels(files, self.packed),
+            self.source.pixels,
             rows,
             self._labels(rows),
-            num_draws=self.augmentation.num_draws if is_trained else 0,
+            num_draws=self.augmentation.num_draws if is_augmented else 0,
             seed=self.seed,
             sample_names=[files.names[i] for i in rows] if split == "predict" else (),
             sizes=np.array(files.sizes)[rows],
@@ -290,12 +245,6 @@ class Images(DataModule):
             )
         labels = np.array([known.get(name, -1) for name in here], dtype=np.int64)
         return labels[self.found.classes[rows]]
-
-    def _pixels(self, files: Files, found: Packed) -> PackedPixels | FilePixels:
-        shape = (self.packed_size, self.packed_size, self.channels)
-        if found.path is None:
-            return FilePixels(files.root, files.names, shape)
-        return PackedPixels(found.path, shape)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn bytes into what a network sees, on its device.
@@ -325,17 +274,7 @@ class Images(DataModule):
             torch.tensor(values, dtype=dtype).to(images.device)[:, None, None]
             for values in (self.mean, self.std)
         )
-        images = convert((images - mean) / std)
+        # In torch's own order: what is channels-last goes on so through any network, and where a
+        # strided 1x1 convolution has few channels, oneDNN then writes past its memory (its #6035).
+        images = convert((images - mean) / std).contiguous()
         return (images, *labels) if labels else images
-
-
-def tell(line: str) -> None:
-    """Say something about the data once, on the screen and in the log."""
-    log.info("%s", line)
-    if global_rank() == 0:
-        print(line, flush=True)
-
-
-def tell_left_out(files: Files) -> None:
-    """Say what lies below a folder and is not read."""
-    tell(f"  left out: {listed(f'{num:,} {what}' for what, num in files.left_out.items())}")

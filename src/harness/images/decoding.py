@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 ORIENTATION = 0x0112  # the EXIF tag
 # What turns an image upright, by the tag's value.
@@ -42,26 +43,30 @@ def decode(path: str | Path, side: int, channels: int) -> NDArray[np.uint8]:
     """
     mode = "L" if channels == 1 else "RGB"
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damaged notes beside the pixels
         # A small file that would fill the memory: Pillow only warns up to twice its limit.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        file = Image.open(path)
-    with file:
-        width, height = file.size
-        scale = side / min(width, height)
-        # A JPEG is decoded at 1/2, 1/4 or 1/8 where that is still as large as what is asked for.
-        file.draft(mode, (round(width * scale), round(height * scale)))
-        file.load()
-        image = _plain(file, mode)
-        width, height = image.size
-        short = min(width, height)
-        left, top = (width - short) / 2, (height - short) / 2
-        box = (left, top, left + short, top + short)
-        image = image.resize((side, side), Image.Resampling.BILINEAR, box)
-        if (turn := UPRIGHT.get(_orientation(file))) is not None:
-            image = image.transpose(turn)
-        if image.mode != mode:
-            image = image.convert(mode)
-        return np.asarray(image).reshape(side, side, channels)
+        with Image.open(path) as file:
+            image = _square(file, side, mode)
+            turn = UPRIGHT.get(_orientation(file))
+    image = image if turn is None else image.transpose(turn)
+    image = image if image.mode == mode else image.convert(mode)
+    return np.asarray(image).reshape(side, side, channels)
+
+
+def _square(file: ImageFile, side: int, mode: str) -> Image.Image:
+    """The middle of an image, as its file holds it."""
+    width, height = file.size
+    scale = side / min(width, height)
+    # A JPEG is decoded at 1/2, 1/4 or 1/8 where that is still as large as what is asked for.
+    file.draft(mode, (round(width * scale), round(height * scale)))
+    file.load()
+    image = _plain(file, mode)
+    width, height = image.size
+    short = min(width, height)
+    left, top = (width - short) / 2, (height - short) / 2
+    box = (left, top, left + short, top + short)
+    return image.resize((side, side), Image.Resampling.BILINEAR, box)
 
 
 def reason(error: Exception) -> str:

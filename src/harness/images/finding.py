@@ -114,7 +114,7 @@ def _look(
                 found.append((prefix + entry.name, changed.st_size, changed.st_mtime_ns))
             else:
                 left_out["broken links"] += 1
-    if len(found) + left_out.total() == num_before:
+    if prefix and len(found) + left_out.total() == num_before:
         left_out["empty folders"] += 1
 
 

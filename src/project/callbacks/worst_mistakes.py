@@ -1,5 +1,7 @@
+from collections.abc import Sequence
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
@@ -14,17 +16,29 @@ class WorstMistakes(Picture):
     """Show in TensorBoard the test images that were wrong with the most confidence.
 
     It reads ``inputs``, ``labels`` and ``logits`` from what ``test_step`` returns; the inputs
-    must be images of shape (B, C, H, W) with 1 or 3 channels. Values outside of [0, 1], such as
-    normalised ones, are scaled to it image by image.
+    must be images of shape (B, C, H, W) with 1 or 3 channels. Where the data module says how it
+    has normalised them, by a ``mean`` and a ``std`` for each channel, that is undone; other values
+    outside of [0, 1] are scaled to it image by image. Classes have the names of its fact
+    ``class_names``.
 
     Args:
         num_images: how many are shown.
     """
 
     name = "test/worst_mistakes"
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
+    class_names: Sequence[str] = ()
 
     def __init__(self, num_images: int = 16) -> None:
         self.num_images = num_images
+
+    def on_test_start(self, trainer: pl.Trainer, *others: Any) -> None:
+        """Ask the data module how its images are to be read."""
+        data = getattr(trainer, "datamodule", None)
+        self.mean, self.std = getattr(data, "mean", ()), getattr(data, "std", ())
+        self.class_names = getattr(data, "facts", {}).get("class_names", ())
+        super().on_test_start(trainer, *others)
 
     def reset(self) -> None:
         """Forget an earlier test."""
@@ -67,10 +81,17 @@ class WorstMistakes(Picture):
         labels, predictions = worst["labels"][wrong], worst["predictions"][wrong]
         for i, image in enumerate(images):
             axes = figure.add_subplot(rows, COLUMNS, i + 1)
-            axes.set_title(f"{int(labels[i])}, taken for {int(predictions[i])}", fontsize=9)
+            label, prediction = self.called(int(labels[i])), self.called(int(predictions[i]))
+            axes.set_title(f"{label}, taken for {prediction}", fontsize=9)
+            if len(self.mean) == len(self.std) == image.shape[-1]:
+                image = (image * torch.tensor(self.std) + torch.tensor(self.mean)).clamp(0, 1)
             low, high = image.min(), image.max()
             if low < 0 or high > 1:
                 image = (image - low) / (high - low).clamp(min=1e-12)
             axes.imshow(image.numpy(), cmap="gray")
             axes.axis("off")
         return figure
+
+    def called(self, label: int) -> str:
+        """The name of a class, or its number where it has none."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)

@@ -50,7 +50,10 @@ class ResNet(nn.Module):
                 raise ValueError(f"{name}={value} must be one of {', '.join(choices)}.")
         if len(layers) != 4:
             raise ValueError(f"layers={list(layers)} must be four numbers of blocks.")
-        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        # With fewer channels than 16, oneDNN writes past its memory in the shortcuts' backward pass
+        # on a CPU (its issue #6035).
+        is_last = channels_last and width >= 16
+        self.format = torch.channels_last if is_last else torch.contiguous_format
         self.norm, self.num_groups = norm, num_groups
         if stem == "image":
             self.conv1 = nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)
@@ -95,7 +98,7 @@ class ResNet(nn.Module):
         return nn.GroupNorm(num_groups, num_channels)
 
     def reset_parameters(self) -> None:
-        """Draw the convolutions' weights; blocks begin as their shortcuts (Goyal et al., 2017)."""
+        """Draw the convolutions' weights; each block begins as its shortcut (Goyal et al. 2017)."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
