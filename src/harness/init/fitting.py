@@ -51,12 +51,10 @@ class Fit:
 
 def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers that a checkpoint holds, by their bare names."""
+    # A state_dict has each name of what is shared, and other state besides.
+    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     state = module.state_dict(keep_vars=True)
-    return {
-        bare(name): value
-        for name, value in state.items()
-        if isinstance(value, Tensor) and not name.endswith("_extra_state")
-    }
+    return {bare(name): value for name, value in state.items() if id(value) in known}
 
 
 def fitted(stored: Mapping[str, Stored], own: Mapping[str, Tensor], init: Init) -> Fit:
