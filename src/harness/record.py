@@ -1,6 +1,11 @@
-"""What became of a run: how long it was computed, how it ended, how fast it was. No torch."""
+"""What made a run and what became of it: by which commands, how it ended, how fast. No torch."""
 
 import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,9 +15,11 @@ from typing import Any
 from harness.code_version import checked_out
 from harness.errors import TrainingError, UserError
 from harness.files import write_durably
+from harness.machine import nvml
 from harness.processes.leaving import AgreedExit
 
 FILE = "record.json"
+MOST_GIT_SECONDS = 5  # on a slow disk it stays unknown whether files were changed
 
 
 def read(run_dir: Path) -> dict[str, Any]:
@@ -33,10 +40,12 @@ def note(run_dir: Path, **facts: Any) -> None:
 
 @contextmanager
 def recording(run_dir: Path) -> Iterator[None]:
-    """Note how the block ends, and add its seconds to those of earlier starts."""
-    before = read(run_dir).get("seconds", 0.0)
-    start = time.monotonic()
-    note(run_dir, status=None, reason=None, commit=checked_out())
+    """Note what starts the block and how it ends; add its seconds to those of earlier starts."""
+    known = read(run_dir)
+    before, start, commit = known.get("seconds", 0.0), time.monotonic(), checked_out()
+    begun = {"time": time.time(), **made_by(), "commit": commit, "is_dirty": is_dirty()}
+    starts = [*known.get("starts", []), begun]
+    note(run_dir, status=None, reason=None, commit=commit, starts=starts)
     status, reason = "finished", None
     try:
         yield
@@ -46,6 +55,36 @@ def recording(run_dir: Path) -> Iterator[None]:
     finally:
         seconds = round(before + time.monotonic() - start, 1)
         note(run_dir, status=status, reason=reason, seconds=seconds, ended=time.time())
+
+
+def made_by() -> dict[str, Any]:
+    """The command and the machine of this process."""
+    try:
+        gpus = [gpu.name for gpu in nvml.gpus()]
+    except nvml.NoDriverError:
+        gpus = []
+    return {
+        "command": shlex.join(sys.orig_argv),
+        "started_in": os.getcwd(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "num_cpus": os.cpu_count(),
+        "gpus": gpus,
+    }
+
+
+def is_dirty() -> bool | None:
+    """Whether files that git knows differ from what is checked out; ``None`` where unknown.
+
+    The sources that a run has imported are kept beside it, whether git knows them or not.
+    """
+    command = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=MOST_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, or it takes too long
+        return None
+    return bool(done.stdout)
 
 
 def _ending(error: BaseException) -> tuple[str, str]:

@@ -34,6 +34,10 @@ def test_run_trains_evaluates_and_predicts(tmp_path: Path) -> None:
     assert run.results["test/accuracy"] > 0.2
     steps = [row["step"] for row in run.metrics if "val/accuracy" in row]
     assert steps == [9, 19]
+    curve = load_run(run.folder).table.select("step", "val/accuracy").drop_nulls()
+    assert curve.rows() == [
+        (r["step"], r["val/accuracy"]) for r in run.metrics if len(r) > 2 and "val/accuracy" in r
+    ]
     images = torch.rand(3, 1, 8, 8)
     assert run.model(images).shape == (3, 10)
     assert not run.model.training

@@ -2,7 +2,7 @@
 
 from harness import train
 run = train("model=mlp", "trainer.max_epochs=3")
-run.results["test/accuracy"], run.model, run.metrics
+run.results["test/accuracy"], run.model, run.table
 """
 
 import os
@@ -27,6 +27,7 @@ from harness.processes import leaving
 from harness.strategies import launchable
 
 if TYPE_CHECKING:
+    import polars
     import pytorch_lightning as pl
 
 
@@ -54,11 +55,23 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """The rows of ``metrics.csv``, each with its ``step`` and the metrics logged there.
 
-        ``pandas.DataFrame(run.metrics)`` makes a table of it.
+        ``run.table`` has them as columns.
         """
         from harness.loggers.metrics_table import read
 
         return read(self.folder / "metrics.csv")
+
+    @cached_property
+    def table(self) -> "polars.DataFrame":
+        """``metrics.csv`` as a table: ``step``, then a column per metric with nulls in its gaps.
+
+        ``run.table.select("step", "val/loss").drop_nulls()`` is a learning curve.
+        """
+        import polars
+
+        names = dict.fromkeys(["step", *(name for row in self.metrics for name in row)])
+        types = {name: polars.Int64 if name == "step" else polars.Float64 for name in names}
+        return polars.DataFrame(self.metrics, types, strict=False)
 
     @cached_property
     def model(self) -> "pl.LightningModule":

@@ -50,7 +50,7 @@ def print_list(runs: Sequence[RunFiles], form: str = "table") -> None:
     if form != "table":
         return write(rows, form)
     table = Table(box=None, pad_edge=False)
-    short = _short(names)
+    short = short_names(names)
     for name in names:
         right = any(isinstance(row[name], (int, float)) for row in rows)
         table.add_column(short[name], justify="right" if right else "left", overflow="fold")
@@ -82,7 +82,7 @@ def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "ta
     if form != "table":
         return write(rows, form)
     names = list(rows[0]) if len(settings) <= MOST_SETTINGS else list(rows[0])[:-1][:12]
-    table, short = Table(box=None, pad_edge=False), _short(names)
+    table, short = Table(box=None, pad_edge=False), short_names(names)
     for name in names:
         table.add_column(short[name], justify="left" if name == "best run" else "right")
     for row in rows:
@@ -124,7 +124,8 @@ def print_difference(one: RunFiles, two: RunFiles, form: str = "table") -> None:
 
 def print_one(run: RunFiles, form: str = "table") -> None:
     """Print all that is known of a run."""
-    facts = {name: value_of(run, name) for name in ABOUT} | run.metrics | run.settings
+    facts = {name: value_of(run, name) for name in ABOUT} | _made_by(run)
+    facts |= run.metrics | run.settings
     if form != "table":
         return write([facts], form)
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -133,6 +134,15 @@ def print_one(run: RunFiles, form: str = "table") -> None:
             table.add_row(f"[bold]{escape(name)}[/bold]", escape(text(name, value)))
     console().print(table)
     return None
+
+
+def _made_by(run: RunFiles) -> dict[str, Any]:
+    """By what it was first started, and how often it was; nothing of runs of older versions."""
+    starts = run.record.get("starts") or [{}]
+    facts = {name: value for name, value in starts[0].items() if name not in ("time", "commit")}
+    if "gpus" in facts:
+        facts["gpus"] = ", ".join(facts["gpus"])
+    return facts | ({"starts": len(starts)} if len(starts) > 1 else {})
 
 
 def write(rows: Sequence[dict[str, Any]], form: str) -> None:
@@ -175,7 +185,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
-def _short(names: Sequence[str]) -> dict[str, str]:
+def short_names(names: Sequence[str]) -> dict[str, str]:
     """The last part of each key, or as many as tell it from the others."""
     found = {}
     for name in names:
