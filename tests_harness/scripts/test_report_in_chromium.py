@@ -21,6 +21,8 @@ pytestmark = pytest.mark.skipif(
 )
 EVIL = "</script><img src=x onerror=alert(1)>"
 DRAWN = "return document.querySelector('#curves .main-svg') !== null"
+# What comes into sight is drawn.
+TO = "document.getElementById(arguments[0]).scrollIntoView({block: 'center'})"
 NUM_CURVES = "return document.getElementById('curves').data.length"
 
 
@@ -53,13 +55,12 @@ def page(chromium: Page, page_file: Path) -> Iterator[Page]:
     """The page as it is when it has been opened; afterwards nobody has complained."""
     chromium.resize(1200, 900)
     chromium.open(page_file)
-    chromium.run("localStorage.clear()")
-    chromium.open(page_file)
     chromium.wait(DRAWN)
     chromium.errors()
     yield chromium
     assert chromium.errors() == []
     assert chromium.run("return performance.getEntriesByType('resource').map(e => e.name)") == []
+    chromium.run("localStorage.clear()")
 
 
 def column(page: Page, key: str) -> list[str]:
@@ -82,7 +83,8 @@ def test_opening_it_tells_nothing_to_the_console(chromium: Page, page_file: Path
     chromium.errors()
     chromium.open(page_file)
     chromium.wait(DRAWN)
-    chromium.wait("return document.querySelectorAll('#gallery img').length >= 3")
+    chromium.run(TO, "pictures")
+    chromium.wait("return document.querySelectorAll('#gallery img').length === 4")
     assert chromium.errors() == []
     assert chromium.run("return performance.getEntriesByType('resource').length") == 0
     assert chromium.run("return [...document.images].every((image) => image.naturalWidth > 100)")
@@ -104,13 +106,17 @@ def test_a_column_sorts_up_and_down(page: Page) -> None:
 def test_a_box_hides_a_curve_and_shows_it_again(page: Page) -> None:
     assert page.run(NUM_CURVES) == 4
     page.click("#runs tbody input[title='show a']")
+    page.run(TO, "curves")
     settled(page, "document.getElementById('curves').data.length === 3")
     names = page.run("return document.getElementById('curves').data.map((trace) => trace.name)")
     assert "a" not in names
-    assert page.run("return document.querySelectorAll('#gallery img').length") == 3
+    page.run(TO, "pictures")
+    settled(page, "document.querySelectorAll('#gallery img').length === 3")
     page.click("#runs tbody input[title='show a']")
+    page.run(TO, "curves")
     settled(page, "document.getElementById('curves').data.length === 4")
     page.click("#runs thead input")
+    page.run(TO, "curves")
     settled(page, "document.getElementById('curves').data.length === 0")
 
 
@@ -131,6 +137,7 @@ def test_the_filter_takes_words_and_conditions(page: Page) -> None:
             "box.dispatchEvent(new Event('input'));",
             words,
         )
+        page.run(TO, "curves")
         settled(page, f"document.getElementById('curves').data.length === {len(left)}")
         assert set(column(page, "run")) == left
 
@@ -156,10 +163,12 @@ def test_two_chosen_runs_show_in_what_they_differ(page: Page) -> None:
 
 
 def test_metrics_stand_against_settings(page: Page) -> None:
+    page.run(TO, "scatter")
+    settled(page, "document.getElementById('parallel').data !== undefined")
     assert page.run("return document.getElementById('scatter').layout.xaxis.type") == "log"
     assert page.run("return document.getElementById('scatter').data[0].x.length") == 4
     labels = "document.getElementById('parallel').data[0].dimensions.map((one) => one.label)"
-    assert page.run(f"return {labels}") == ["lr", "dropout", "seed", "best"]
+    assert page.run(f"return {labels}") == ["lr", "dropout", "seed", "best val/accuracy"]
 
 
 def test_log_axis_smoothing_and_metric_redraw_the_curves(page: Page) -> None:
@@ -173,6 +182,27 @@ def test_log_axis_smoothing_and_metric_redraw_the_curves(page: Page) -> None:
     after = page.run("return document.getElementById('curves').data[0].y")
     assert after[0] == pytest.approx(before[0])
     assert after[1] == pytest.approx((0.25 * before[0] + 0.5 * before[1]) / 0.75)
+
+
+def test_many_long_curves_are_thinned_and_a_part_of_them_is_whole(page: Page) -> None:
+    """200 curves of 1,000 points each: few are drawn, and all of those that are zoomed in on."""
+    page.run(
+        """const steps = Array.from({ length: 1000 }, (_, i) => i);
+        const values = steps.map((step) => (step === 501 ? 9 : step % 7));
+        for (let i = 0; i < 196; i++) RUNS.push({ ...RUNS[0], name: `more${i}` });
+        for (const run of RUNS) run.curves = { [byId('metric').value]: [steps, values] };
+        refresh();"""
+    )
+    settled(page, "document.getElementById('curves').data.length === 200")
+    steps, values = page.run(
+        "const { x, y } = document.getElementById('curves').data[0]; return [x, y]"
+    )
+    assert len(steps) <= 200
+    assert values[steps.index(501)] == 9
+    page.run("Plotly.relayout('curves', { 'xaxis.range': [400, 450] })")
+    settled(page, "document.getElementById('curves').data[0].x.length === 53")
+    page.run("Plotly.relayout('curves', { 'xaxis.autorange': true })")
+    settled(page, "document.getElementById('curves').data[0].x.length > 100")
 
 
 def test_what_a_run_says_is_text(page: Page) -> None:
@@ -198,5 +228,6 @@ def test_light_dark_and_a_phone(page: Page, page_file: Path) -> None:
     assert dark[1] != light[1]
     assert page.run("return document.documentElement.scrollWidth") == 390  # nothing sticks out
     page.click("#theme")
+    page.run(TO, "curves")
     settled(page, "document.getElementById('curves').layout.font.color === arguments[0]", light[1])
     assert colours() == light

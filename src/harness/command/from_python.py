@@ -24,6 +24,7 @@ from harness.command.hydra_job import run_callbacks
 from harness.command.start import start
 from harness.errors import UserError
 from harness.processes import leaving
+from harness.runs.reading import read_table
 from harness.strategies import launchable
 
 if TYPE_CHECKING:
@@ -67,11 +68,7 @@ class Run:
 
         ``run.table.select("step", "val/loss").drop_nulls()`` is a learning curve.
         """
-        import polars
-
-        names = dict.fromkeys(["step", *(name for row in self.metrics for name in row)])
-        types = {name: polars.Int64 if name == "step" else polars.Float64 for name in names}
-        return polars.DataFrame(self.metrics, types, strict=False)
+        return read_table(self.folder / "metrics.csv")
 
     @cached_property
     def model(self) -> "pl.LightningModule":

@@ -18,13 +18,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from harness import record
 from harness.errors import UserError
 from harness.frozen_files import STARTED
+
+if TYPE_CHECKING:
+    import polars
 
 # OmegaConf has libyaml's parser as well; where PyYAML comes without it, reading takes longer.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -237,6 +240,23 @@ def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
                     with suppress(ValueError):
                         curves.setdefault(name, []).append((int(row[0]), float(text)))
     return curves
+
+
+def read_table(path: Path) -> "polars.DataFrame":
+    """A table of metrics: ``step``, then a column per metric; null where it holds no number."""
+    import polars
+
+    try:
+        found = polars.read_csv(
+            path, infer_schema=False, truncate_ragged_lines=True, encoding="utf8-lossy"
+        )
+    except (OSError, polars.exceptions.PolarsError):  # none, or nothing is in it yet
+        found = polars.DataFrame()
+    if "step" not in found.columns:
+        return polars.DataFrame(schema={"step": polars.Int64})
+    metrics = polars.exclude("step").cast(polars.Float64, strict=False)
+    found = found.select(polars.col("step").cast(polars.Int64, strict=False), metrics)
+    return found.drop_nulls("step")
 
 
 def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

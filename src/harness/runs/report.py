@@ -23,7 +23,7 @@ from harness.files import replacing
 from harness.places import shown
 from harness.runs.comparing import differing, in_order, value_of
 from harness.runs.pictures import pictures
-from harness.runs.reading import METRICS, RunFiles, read_curves
+from harness.runs.reading import METRICS, RunFiles, read_table
 from harness.runs.tables import short_names
 
 OURS = b'<meta name="generator" content="harness report of runs">'
@@ -122,11 +122,11 @@ def data_of(runs: Sequence[RunFiles], is_max: bool = False) -> dict[str, Any]:
 
 def curves_of(run: RunFiles) -> dict[str, tuple[list[int], list[float | None]]]:
     """Steps and values of each metric that was logged more than once; gaps are ``None``."""
-    found = {}
-    for name, points in read_curves(run.folder / METRICS).items():
+    table, found = read_table(run.folder / METRICS), {}
+    for name in table.columns[1:]:
+        points = table.select("step", name).drop_nulls().to_numpy()  # (N, 2)
         if len(points) > 1:
-            table = np.array(points)  # (N, 2)
-            steps, values = thinned(table[:, 0], table[:, 1])
+            steps, values = thinned(points[:, 0], points[:, 1])
             rounded = [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]
             found[name] = ([int(step) for step in steps], rounded)
     return found
@@ -144,7 +144,7 @@ def thinned(steps: Any, values: Any, num_buckets: int = NUM_BUCKETS) -> tuple[An
     if size <= 2:
         return steps, values
     rest = -len(values) % size
-    rows = np.pad(values.astype(float), (0, rest), constant_values=np.nan).reshape(-1, size)
+    rows = np.pad(values, (0, rest), constant_values=np.nan).reshape(-1, size)
     finite = np.isfinite(rows)
     lowest = np.where(finite, rows, np.inf).argmin(axis=1)
     highest = np.where(finite, rows, -np.inf).argmax(axis=1)

@@ -1,5 +1,5 @@
 // Pictures of the runs that are shown, and two runs beside each other; then the page is started.
-const AT_ONCE = 12; // pictures; more are asked for
+const AT_ONCE = 6; // pictures; more are asked for
 let numPictures = AT_ONCE;
 
 function picture(run, name) {
@@ -36,22 +36,42 @@ function drawDifference() {
   byId("pair").replaceChildren(...names.flatMap((name) => [picture(one, name), picture(two, name)]));
 }
 
-// All that depends on which runs are shown; once for several changes at a time.
+// All that depends on which runs are shown: the table at once and for several changes together,
+// figures when they are in sight.
+const FIGURES = {
+  "curves": drawCurves,
+  "settings": () => {
+    drawScatter();
+    drawParallel();
+  },
+  "pictures": drawPictures,
+};
+const [stale, inSight] = [new Set(), new Set()];
 let isWaiting = false;
+
 function refresh() {
+  Object.keys(FIGURES).forEach((id) => stale.add(id));
   if (isWaiting) return;
   isWaiting = true;
   requestAnimationFrame(() => {
     isWaiting = false;
     drawTable();
-    drawCurves();
-    if (DATA.settings.length) {
-      drawScatter();
-      drawParallel();
-    }
-    drawPictures();
+    drawStale();
   });
 }
+
+function drawStale() {
+  const id = [...stale].find((id) => inSight.has(id));
+  if (id === undefined) return;
+  stale.delete(id);
+  FIGURES[id]();
+  requestAnimationFrame(drawStale); // the next one when this one is on the screen
+}
+
+const observer = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) isIntersecting ? inSight.add(target.id) : inSight.delete(target.id);
+  drawStale();
+}, { rootMargin: "400px" });
 
 const THEMES = { "": "theme: auto", light: "theme: light", dark: "theme: dark" };
 function setTheme(name) {
@@ -70,16 +90,14 @@ function start() {
   setTheme(theme in THEMES ? theme : "");
   drawSummary();
 
-  const objectives = RUNS.map((run) => run.objective).filter(Boolean);
   const curves = [...new Set(RUNS.flatMap((run) => Object.keys(run.curves)))].sort();
-  const first = [objectives[0], "val/loss", "train/loss"].find((name) => curves.includes(name)) ?? curves[0];
+  const first = [OBJECTIVES[0], "val/loss", "train/loss"].find((name) => curves.includes(name)) ?? curves[0];
   fill(byId("metric"), curves.map((name) => [name, name]), first);
   const settings = DATA.settings.map(({ key, short }) => [key, short]);
   fill(byId("colour"), [["", "one for each run"], ...settings], "");
   const reached = ["best", ...TESTED, ...metricNames().filter((name) => !TESTED.includes(name)).sort()];
   const known = reached.filter((name) => RUNS.some((run) => isNumber(valueOf(run, name))));
-  const isOne = new Set(objectives).size === 1;
-  fill(byId("reached"), known.map((name) => [name, name === "best" && isOne ? `best ${objectives[0]}` : name]), known[0]);
+  fill(byId("reached"), known.map((name) => [name, titleOf(name)]), known[0]);
   const numeric = DATA.settings.filter(({ key }) => !key.endsWith("seed") && RUNS.every((run) => isNumber(valueOf(run, key)) || run.facts.status === "damaged"));
   fill(byId("setting"), settings, (numeric[0] ?? DATA.settings[0])?.key);
   byId("settings").hidden = !settings.length || !known.length;
@@ -101,7 +119,10 @@ function start() {
     refresh();
   });
   on("change", ["all-columns", "colour"], refresh);
-  on("change", ["metric", "log-value", "log-step"], drawCurves);
+  on("change", ["metric", "log-value", "log-step"], () => {
+    inView = [-Infinity, Infinity];
+    drawCurves();
+  });
   on("input", ["smooth"], drawCurves);
   on("change", ["setting"], suggestLog);
   on("change", ["setting", "log-setting", "log-reached"], drawScatter);
@@ -121,6 +142,11 @@ function start() {
 
   drawTable();
   drawCurves();
+  byId("curves").on("plotly_relayout", () => {
+    const { range, autorange, type } = byId("curves").layout.xaxis;
+    inView = autorange ? [-Infinity, Infinity] : range.map((end) => (type === "log" ? 10 ** end : end));
+    drawCurves();
+  });
   // A click on the legend is one on the table's box; a double click leaves that run alone.
   byId("curves").on("plotly_legendclick", (event) => {
     toggle(byId("curves").runs[event.curveNumber]);
@@ -133,6 +159,7 @@ function start() {
     return false;
   });
   if (RUNS.length > 1) drawDifference();
+  Object.keys(FIGURES).forEach((id) => observer.observe(byId(id)));
   refresh();
 }
 start();

@@ -38,6 +38,7 @@ function written(key, value) {
   if (key === "started") return new Date(value * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
   if (key === "seconds") return duration(value);
   if (key === "samples/s") return Math.round(value).toLocaleString("en");
+  if (key === "held back by") return value.split(";")[0].replace(" of the time waiting for data", "");
   if (key === "commit") return value.slice(0, 8);
   if (isNumber(value)) return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)));
   return typeof value === "string" ? value : JSON.stringify(value);
@@ -61,6 +62,8 @@ RUNS.forEach((run, i) => {
 });
 
 const metricNames = () => [...new Set(RUNS.flatMap((run) => Object.keys(run.metrics)))];
+const OBJECTIVES = [...new Set(RUNS.map((run) => run.objective).filter(Boolean))];
+const titleOf = (metric) => (metric === "best" && OBJECTIVES.length === 1 ? `best ${OBJECTIVES[0]}` : metric);
 const shortOf = (key) => DATA.settings.find((setting) => setting.key === key)?.short ?? key;
 
 // Conditions such as lr<0.01, and words that a run's row must hold.

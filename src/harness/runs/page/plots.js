@@ -1,15 +1,23 @@
 // Learning curves, a metric against a setting, and all settings in parallel.
-const HAS_WEBGL = (() => {
+const RENDERER = (() => {
   try {
-    return document.createElement("canvas").getContext("webgl") !== null;
+    const context = document.createElement("canvas").getContext("webgl");
+    const about = context.getExtension("WEBGL_debug_renderer_info");
+    return String(context.getParameter(about ? about.UNMASKED_RENDERER_WEBGL : context.RENDERER));
   } catch {
-    return false;
+    return "";
   }
 })();
-const MOST_SVG_POINTS = 20000; // beyond, the graphics card draws
+const HAS_WEBGL = RENDERER !== "";
+// Without a graphics card WebGL is slower than SVG.
+const HAS_FAST_WEBGL = HAS_WEBGL && !/swiftshader|llvmpipe|software|basic render/i.test(RENDERER);
+const MOST_SVG_POINTS = 20000; // beyond, a graphics card draws if there is one
+const MOST_POINTS = HAS_FAST_WEBGL ? 200000 : 40000; // of all curves; a part of the steps shows more
 const MOST_IN_LEGEND = 25; // beyond, the table is the legend
 const IS_TOUCHED = matchMedia("(pointer: coarse)").matches; // where a drag is to scroll the page
-const SETTINGS = { responsive: true, displaylogo: false, scrollZoom: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+// By name, because plotly's own choice has a button that sends the chart away.
+const BUTTONS = [["toImage"], ["zoom2d", "pan2d", "autoScale2d", "resetScale2d"]];
+const SETTINGS = { responsive: true, displaylogo: false, modeBarButtons: BUTTONS };
 if (IS_TOUCHED) SETTINGS.displayModeBar = false;
 
 const isNarrow = () => innerWidth < 640;
@@ -56,18 +64,40 @@ function smoothed(values, weight) {
   });
 }
 
+// The smallest and the largest value of each stretch of a curve, of the steps that are in sight.
+function thinned([steps, values], most, [from, to]) {
+  const first = Math.max(0, steps.findIndex((step) => step >= from) - 1);
+  const after = steps.findIndex((step) => step > to);
+  const end = after < 0 ? steps.length : after + 1;
+  const size = Math.ceil((2 * (end - first)) / most);
+  if (size <= 2) return [steps.slice(first, end), values.slice(first, end)];
+  const kept = [];
+  for (let start = first; start < end; start += size) {
+    let [low, high] = [start, start];
+    for (let i = start; i < Math.min(start + size, end); i++) {
+      if (values[i] < values[low]) low = i;
+      if (values[i] > values[high]) high = i;
+    }
+    kept.push(...(low === high ? [low] : [Math.min(low, high), Math.max(low, high)]));
+  }
+  return [kept.map((i) => steps[i]), kept.map((i) => values[i])];
+}
+
+let inView = [-Infinity, Infinity]; // steps
 function drawCurves() {
   const metric = byId("metric").value;
   const weight = Number(byId("smooth").value);
   const runs = shownRuns().filter((run) => metric in run.curves);
-  const total = runs.reduce((sum, run) => sum + run.curves[metric][0].length, 0);
-  const type = HAS_WEBGL && total > MOST_SVG_POINTS ? "scattergl" : "scatter";
-  const traces = runs.map((run) => ({
+  const most = Math.max(100, MOST_POINTS / runs.length);
+  const curves = runs.map(({ curves: { [metric]: [steps, values] } }) => thinned([steps, smoothed(values, weight)], most, inView));
+  const total = curves.reduce((sum, [steps]) => sum + steps.length, 0);
+  const type = HAS_FAST_WEBGL && total > MOST_SVG_POINTS ? "scattergl" : "scatter";
+  const traces = runs.map((run, i) => ({
     type,
     mode: run.curves[metric][0].length < 30 ? "lines+markers" : "lines",
     name: label(run.name),
-    x: run.curves[metric][0],
-    y: smoothed(run.curves[metric][1], weight),
+    x: curves[i][0],
+    y: curves[i][1],
     line: { color: chipColour(run), width: 1.6 },
     marker: { size: 4 },
     hovertemplate: `<b>${label(run.name)}</b><br>step %{x}<br>${label(metric)} %{y:.5g}<extra></extra>`,
@@ -84,6 +114,8 @@ function drawCurves() {
   byId("curves").runs = runs;
   byId("smooth-shown").value = weight ? weight.toFixed(2) : "off";
   const hints = [`Of each curve at most ${DATA.most_points} points are kept, among them the smallest and the largest value of every stretch; smoothing works on these.`];
+  if (runs.some((run, i) => curves[i][0].length < run.curves[metric][0].length) && inView[0] === -Infinity)
+    hints.push("Of so many curves fewer are drawn; zooming in shows the others.");
   if (runs.length > 1 && !hasLegend) hints.push("The table's colours are the legend.");
   byId("thinned").textContent = hints.join(" ");
 }
@@ -105,19 +137,22 @@ function drawScatter() {
     y: runs.map((run) => valueOf(run, metric)),
     text: runs.map((run) => label(run.name)),
     marker: { size: 9, opacity: 0.85, color: runs.map(chipColour), line: { width: 1, color: colourOf("--card") } },
-    hovertemplate: `<b>%{text}</b><br>${label(shortOf(key))} %{x}<br>${label(metric)} %{y:.5g}<extra></extra>`,
+    hovertemplate: `<b>%{text}</b><br>${label(shortOf(key))} %{x}<br>${label(titleOf(metric))} %{y:.5g}<extra></extra>`,
   };
   const isLog = isNumeric && byId("log-setting").checked;
+  const different = [...new Set(values)];
+  const ticks = isNumeric && different.length <= 8 ? { tickvals: different, ticktext: different.map((value) => written("", value)) } : {};
   Plotly.react("scatter", [points], layout({
-    xaxis: { title: { text: label(key) }, type: isNumeric ? (isLog ? "log" : "linear") : "category" },
-    yaxis: { title: { text: label(metric) }, type: byId("log-reached").checked ? "log" : "linear" },
+    xaxis: { title: { text: label(key) }, type: isNumeric ? (isLog ? "log" : "linear") : "category", ...ticks },
+    yaxis: { title: { text: label(titleOf(metric)) }, type: byId("log-reached").checked ? "log" : "linear" },
   }), SETTINGS);
 }
 
 // One upright axis: numbers as they are or as powers of ten, words by their places.
 function dimension(name, values) {
   if (!values.every(isNumber)) {
-    const words = [...new Set(values.map((value) => (value === undefined ? "none" : written("", value))))].sort();
+    const words = [...new Set(values.map((value) => (value === undefined ? "none" : written("", value))))];
+    words.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
     return {
       label: label(name), tickvals: words.map((_, i) => i), ticktext: words.map(label),
       values: values.map((value) => words.indexOf(value === undefined ? "none" : written("", value))),
@@ -148,12 +183,14 @@ function drawParallel() {
     : numeric.length >= 2 && !HAS_WEBGL ? "Parallel coordinates need WebGL, which this browser has not." : "";
   if (!isDrawn) return;
   const axes = [...numeric, ...settings.filter((setting) => !numeric.includes(setting))].slice(0, MOST_SETTINGS);
+  // Of lines that lie on each other the last is seen: the best.
+  runs.sort((a, b) => (DATA.is_max ? 1 : -1) * (valueOf(a, metric) - valueOf(b, metric)));
   const reached = runs.map((run) => valueOf(run, metric));
   const trace = {
     type: "parcoords",
     line: { color: reached, colorscale: "Viridis", showscale: true, colorbar: { thickness: 12, outlinewidth: 0 } },
-    dimensions: [...axes.map(({ key, short }) => dimension(short, runs.map((run) => valueOf(run, key)))), { label: label(metric), values: reached }],
+    dimensions: [...axes.map(({ key, short }) => dimension(short, runs.map((run) => valueOf(run, key)))), { label: label(titleOf(metric)), values: reached }],
     rangefont: { color: "rgba(0,0,0,0)" },
   };
-  Plotly.react("parallel", [trace], layout({ margin: { l: 60, r: 30, t: 60, b: 20 } }), SETTINGS);
+  Plotly.react("parallel", [trace], layout({ margin: { l: 60, r: 30, t: 60, b: 20 } }), { ...SETTINGS, displayModeBar: false });
 }
