@@ -4,6 +4,8 @@ import csv
 import fcntl
 import io
 import json
+import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -192,6 +194,41 @@ def test_endings_are_noted(error: BaseException, status: str, reason: str, tmp_p
     noted = record.read(tmp_path)
     assert (noted["status"], noted["reason"], noted["best"]) == (status, reason, 1.0)
     assert noted["seconds"] >= 100  # of earlier starts as well
+
+
+def test_every_start_is_noted_and_shown(trained: Path, tmp_path: Path, capsys) -> None:
+    (first,) = record.read(trained)["starts"]
+    assert first["command"] == shlex.join(sys.orig_argv)
+    assert (first["host"], first["python"]) == (platform.node(), platform.python_version())
+    assert first["commit"] == record.checked_out()
+    again = copied(trained, tmp_path / "again")
+    with record.recording(again):
+        pass
+    assert len(record.read(again)["starts"]) == 2
+    (shown,) = json.loads(answer(capsys, "show", again, "--json"))
+    assert shown["starts"] == 2
+    assert shown["command"] == first["command"]
+    assert shown["words"].split()[: len(WORDS)] == WORDS
+    assert platform.node() in answer(capsys, "show", trained)
+    (again / "record.json").unlink()  # as an older version leaves it
+    (again / "overrides.yaml").unlink()
+    assert "host" not in answer(capsys, "show", again)
+
+
+def test_a_changed_file_makes_a_tree_dirty(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record.is_dirty() is None  # no repository
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    Path("code.py").write_text("1")
+    for words in (["init", "-q"], ["add", "code.py"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    Path("output.txt").write_text("what git does not know")
+    assert record.is_dirty() is False
+    Path("code.py").write_text("2")
+    assert record.is_dirty() is True
+    monkeypatch.setenv("PATH", "")
+    assert record.is_dirty() is None  # no git
 
 
 def test_nothing_heavy_is_imported(trained: Path) -> None:

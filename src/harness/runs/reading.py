@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import struct
 import time
 import zipfile
@@ -103,6 +104,14 @@ class RunFiles:
         with suppress(ValueError):
             return time.mktime(time.strptime(self.folder.name[:19], "%Y-%m-%d_%H-%M-%S"))
         return None
+
+    @cached_property
+    def words(self) -> str:
+        """What was typed after the command, or what a sweep made of it for this run."""
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            found = yaml.load((self.folder / "overrides.yaml").read_bytes(), LOADER)
+            return shlex.join(map(str, found)) if isinstance(found, list) else ""
+        return ""
 
     @cached_property
     def seconds(self) -> float | None:

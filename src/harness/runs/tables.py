@@ -139,7 +139,8 @@ def print_one(run: RunFiles, form: str = "table") -> None:
 def _made_by(run: RunFiles) -> dict[str, Any]:
     """By what it was first started, and how often it was; nothing of runs of older versions."""
     starts = run.record.get("starts") or [{}]
-    facts = {name: value for name, value in starts[0].items() if name not in ("time", "commit")}
+    facts: dict[str, Any] = {"words": run.words}
+    facts |= {name: value for name, value in starts[0].items() if name not in ("time", "commit")}
     if "gpus" in facts:
         facts["gpus"] = ", ".join(facts["gpus"])
     return facts | ({"starts": len(starts)} if len(starts) > 1 else {})

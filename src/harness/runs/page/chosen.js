@@ -49,8 +49,8 @@ const FIGURES = {
 const [stale, inSight] = [new Set(), new Set()];
 let isWaiting = false;
 
-function refresh() {
-  Object.keys(FIGURES).forEach((id) => stale.add(id));
+function refresh(figures = Object.keys(FIGURES)) {
+  figures.forEach((id) => stale.add(id));
   if (isWaiting) return;
   isWaiting = true;
   requestAnimationFrame(() => {
@@ -118,7 +118,7 @@ function start() {
     STATE.words = byId("filter").value;
     refresh();
   });
-  on("change", ["all-columns", "colour"], refresh);
+  on("change", ["all-columns", "colour"], () => refresh());
   on("change", ["metric", "log-value", "log-step"], () => {
     inView = [-Infinity, Infinity];
     drawCurves();
@@ -126,7 +126,7 @@ function start() {
   on("input", ["smooth"], drawCurves);
   on("change", ["setting"], suggestLog);
   on("change", ["setting", "log-setting", "log-reached"], drawScatter);
-  on("change", ["reached"], refresh);
+  on("change", ["reached"], () => refresh(["settings"]));
   on("change", ["picture"], drawPictures);
   on("click", ["more"], () => {
     numPictures += AT_ONCE;
@@ -138,7 +138,7 @@ function start() {
     setTheme(names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length]);
     refresh();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => refresh());
 
   drawTable();
   drawCurves();

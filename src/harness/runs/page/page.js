@@ -86,6 +86,6 @@ const COLUMNS = [
   "run", "status", "best", ...TESTED, ...DATA.settings.map((setting) => setting.key),
   "seconds", "samples/s", "held back by", "started", "tags", "notes", "commit", "reason",
 ];
-// Runs in the order of the table: those that pass the filter, and those of them that are ticked.
+// Runs that pass the filter, in the order of the table, and those of them that are ticked.
 let LISTED = [];
 const shownRuns = () => LISTED.filter((run) => !STATE.hidden.has(run));

@@ -44,7 +44,7 @@ function drawTable() {
     button.addEventListener("click", () => {
       STATE.isDown = STATE.key === key ? !STATE.isDown : false;
       STATE.key = key;
-      refresh();
+      refresh(["pictures"]); // figures have no order
     });
     return cell;
   });
