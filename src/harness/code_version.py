@@ -97,7 +97,7 @@ def running(targets: Iterable[str], before: CodeVersion | None = None) -> CodeVe
     return CodeVersion(
         sources,
         installed_versions(packages - {name.partition("/")[0] for name in sources}),
-        _commit(),
+        checked_out(),
     )
 
 
@@ -189,7 +189,7 @@ def _public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _commit() -> str | None:
+def checked_out() -> str | None:
     """What is checked out here; read without git, which may not be installed."""
     for folder in (Path.cwd(), *Path.cwd().parents):
         git = folder / ".git"

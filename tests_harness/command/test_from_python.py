@@ -34,6 +34,11 @@ def test_run_trains_evaluates_and_predicts(tmp_path: Path) -> None:
     assert run.results["test/accuracy"] > 0.2
     steps = [row["step"] for row in run.metrics if "val/accuracy" in row]
     assert steps == [9, 19]
+    table = load_run(run.folder).table
+    assert table.columns[0] == "step"
+    for name in table.columns[1:]:
+        curve = [(row["step"], row[name]) for row in run.metrics if name in row]
+        assert table.select("step", name).drop_nulls().rows() == curve
     images = torch.rand(3, 1, 8, 8)
     assert run.model(images).shape == (3, 10)
     assert not run.model.training
@@ -52,6 +57,7 @@ def test_interrupted_run_saves_and_leaves_the_caller_alive(tmp_path: Path) -> No
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     (folder,) = (tmp_path / "default").iterdir()
     assert not load_run(folder).results
+    assert load_run(folder).table.shape == (0, 1)  # nothing was logged yet
     assert (folder / "checkpoints" / "step_7.ckpt").exists()
     run = train("resume=auto", f"output_dir={tmp_path}")
     assert run.folder == folder

@@ -2,7 +2,7 @@
 
 from harness import train
 run = train("model=mlp", "trainer.max_epochs=3")
-run.results["test/accuracy"], run.model, run.metrics
+run.results["test/accuracy"], run.model, run.table
 """
 
 import os
@@ -25,9 +25,11 @@ from harness.command.hydra_job import run_callbacks
 from harness.command.start import start
 from harness.errors import UserError
 from harness.processes import leaving
+from harness.runs.reading import read_table
 from harness.strategies import launchable
 
 if TYPE_CHECKING:
+    import polars
     import pytorch_lightning as pl
 
 
@@ -55,11 +57,19 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """The rows of ``metrics.csv``, each with its ``step`` and the metrics logged there.
 
-        ``pandas.DataFrame(run.metrics)`` makes a table of it.
+        ``run.table`` has them as columns.
         """
         from harness.loggers.metrics_table import read
 
         return read(self.folder / "metrics.csv")
+
+    @cached_property
+    def table(self) -> "polars.DataFrame":
+        """``metrics.csv`` as a table: ``step``, then a column per metric with nulls in its gaps.
+
+        ``run.table.select("step", "val/loss").drop_nulls()`` is a learning curve.
+        """
+        return read_table(self.folder / "metrics.csv")
 
     @cached_property
     def model(self) -> "pl.LightningModule":

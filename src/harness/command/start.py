@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from harness import frozen_files
+from harness import frozen_files, record
 from harness.broken_builds import explained_imports
 from harness.checkpoints.lookup import NEWEST
 from harness.command import gpus, resume, run_folder, validate
@@ -228,10 +228,15 @@ def execute_in(run_dir: Path, task: str, frozen: DictConfig, program: Sequence[s
         JobFailedError: if the program has failed; it has said why.
     """
     if not program:
-        with run_folder.locked(run_dir), launch.telling_ranks(run_dir):
+        with run_folder.locked(run_dir), noted(run_dir), launch.telling_ranks(run_dir):
             execute(task, frozen)
     elif code := wait_for(subprocess.Popen(program, env=launch.job_environment(run_dir))):
         raise JobFailedError(f"The run in {run_dir} ended with exit status {code}.")
+
+
+def noted(run_dir: Path) -> AbstractContextManager[None]:
+    """Let the first process note how a run ends."""
+    return nullcontext() if launch.global_rank() else record.recording(run_dir)
 
 
 def wait_for(process: subprocess.Popen[bytes]) -> int:

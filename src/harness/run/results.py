@@ -39,8 +39,17 @@ def scalars(trainer: pl.Trainer) -> dict[str, float]:
     return found
 
 
-def speed(trainer: pl.Trainer) -> str | None:
+def speed(trainer: pl.Trainer) -> dict[str, Any]:
     """What was seen of the run's speed; nothing where it was not watched."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    seen = [c for c in callbacks if isinstance(c, Throughput) and c.verdict is not None]
-    return f"{seen[0].total.samples_per_second:,.0f} samples/s, {seen[0].verdict}" if seen else None
+    for callback in callbacks:
+        if isinstance(callback, Throughput) and callback.verdict is not None:
+            samples = round(callback.total.samples_per_second, 1)
+            return {"samples_per_second": samples, "verdict": callback.verdict}
+    return {}
+
+
+def best_of(trainer: pl.Trainer) -> dict[str, float]:
+    """The best value of what best.ckpt is the best of; nothing where none was kept."""
+    score = getattr(trainer.checkpoint_callback, "best_model_score", None)
+    return {} if score is None else {"best": float(score)}

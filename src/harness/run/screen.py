@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -60,7 +61,7 @@ def show_start(
 
 @rank_zero_only
 def show_end(
-    run_dir: Path, metrics: dict[str, float], speed: str | None = None, has_test: bool = True
+    run_dir: Path, metrics: dict[str, float], speed: dict[str, Any], has_test: bool = True
 ) -> None:
     """Say what came out, where it is, and what to type next."""
     # The test is of the best checkpoint; other metrics are of the last epoch.
@@ -69,8 +70,8 @@ def show_end(
     rows = {name: f"{metrics[name]:.4f}" for name in names}
     if LAST_WEIGHTS in metrics:
         rows["of"] = "the last weights: the best checkpoint is lost"
-    if speed is not None:
-        rows["speed"] = speed
+    if speed:
+        rows["speed"] = f"{speed['samples_per_second']:,.0f} samples/s, {speed['verdict']}"
     rows["results"] = shown(run_dir / "results.json")
     if (run_dir / "tensorboard").exists():
         rows["learning curves"] = f"{_program('tensorboard')} --logdir {shown(run_dir.parent)}"

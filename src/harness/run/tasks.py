@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies import DDPStrategy
 
+from harness import record
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
@@ -43,7 +44,7 @@ from harness.run.code_history import CodeHistory, telling_changes
 from harness.run.log_file import LogFile
 from harness.run.making import made_data, made_model, make
 from harness.run.mistakes import user_errors
-from harness.run.results import LAST_WEIGHTS, chosen_objective, scalars, speed
+from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights, verified
 from harness.upstream import clipping, processes, versions
@@ -260,7 +261,9 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         has_test = not loaders.no_test(
             trainer.lightning_module, getattr(trainer, "datamodule", None)
         )
-        screen.show_end(Path(cfg.run_dir), metrics, speed(trainer), has_test)
+        seen = speed(trainer)
+        record.note(Path(cfg.run_dir), **seen, **best_of(trainer))
+        screen.show_end(Path(cfg.run_dir), metrics, seen, has_test)
     close_process_group()
 
 

@@ -1,0 +1,110 @@
+"""Find runs again, and compare them.
+
+    python scripts/runs.py ls                       all runs of outputs/, or: ls FOLDER FOLDER ...
+    python scripts/runs.py ls --filter "test/accuracy>0.97" --filter status=finished --sort seconds
+    python scripts/runs.py best --by test/accuracy  runs that differ in their seed alone are one row
+    python scripts/runs.py diff RUN RUN             in which settings and results two runs differ
+    python scripts/runs.py show RUN                 all that is known of one
+    python scripts/runs.py report -o report.html    a page with all curves, for any browser
+
+Runs of any version are read, also those that run, were stopped or are damaged. --json and --csv are
+for programs. Exit status 1: a mistake in the command, or there is no run.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from harness.runs.reading import RunFiles
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what the arguments ask for, and return the exit status."""
+    options = _parser().parse_intermixed_args(arguments)
+    try:
+        _answer(options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # of a pager that was left
+        sys.stderr.close()
+    return 0
+
+
+def _answer(options: argparse.Namespace) -> None:
+    from harness.runs import comparing, reading, tables
+
+    runs = reading.find(options.folders or [Path("outputs")])
+    if not runs:
+        raise UserError("There is no run. Give folders of runs, such as outputs/.")
+    form = options.form or "table"
+    if options.what in ("diff", "show"):
+        wanted = {"diff": 2, "show": 1}[options.what]
+        if len(runs) != wanted:
+            raise UserError(f"{options.what} takes {wanted} run(s), and there are {len(runs)}.")
+        if options.what == "diff":
+            return tables.print_difference(runs[0], runs[1], form)
+        return tables.print_one(runs[0], form)
+    runs = comparing.chosen(runs, options.filter)
+    if options.what == "report":
+        return _report(runs, options.output, options.force)
+    if options.what == "best":
+        objectives = {run.objective for run in runs if run.objective}
+        key = options.by or ("best" if len(objectives) == 1 else "")
+        if not key:
+            raise UserError(f"They have several objectives ({', '.join(objectives)}): add --by.")
+        of_loss = any(word in key for word in ("loss", "error", "mae", "mse", "perplexity"))
+        is_max = _is_max(runs) if key == "best" else not of_loss
+        return tables.print_best(runs, key, is_max != options.reverse, form)
+    return tables.print_list(comparing.in_order(runs, options.sort, options.reverse), form)
+
+
+def _is_max(runs: "Sequence[RunFiles]") -> bool:
+    """Whether more of their objective is better, in all of them."""
+    return {run.config.get("mode") for run in runs if run.config} == {"max"}
+
+
+def _report(runs: "Sequence[RunFiles]", path: Path, is_forced: bool) -> None:
+    from harness.runs.report import write_report
+
+    if not runs:
+        raise UserError("No run satisfies the filters: there is nothing to report.")
+    try:
+        write_report(runs, path, is_forced, _is_max(runs))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    print(f"{path}: {len(runs)} runs, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("what", choices=("ls", "best", "diff", "show", "report"))
+    add("folders", nargs="*", type=Path, metavar="FOLDER", help="of runs; default: outputs")
+    add("--sort", default="started", metavar="NAME", help="of ls: a fact, a metric or a setting")
+    add("--reverse", action="store_true", help="the other way round")
+    add("--filter", action="append", default=[], metavar="NAME=VALUE", help="also <, >, <=, >=, !=")
+    add("--by", metavar="METRIC", help="of best; default: the best value of the runs' objective")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        help="of report; default: %(default)s",
+    )
+    add("--force", action="store_true", help="of report: replace a file that is no report")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", dest="form", action="store_const", const="json")
+    form.add_argument("--csv", dest="form", action="store_const", const="csv")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Runs beside each other: in what they differ, and what they have reached."""
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import UserError
+from harness.runs.reading import RunFiles
+
+SEED = "seed"
+FIRST = {name: i for i, name in enumerate(("model", "data", "trainer", "init", SEED))}
+COMPARISON = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
+ABOUT: dict[str, Callable[[RunFiles], Any]] = {
+    "run": lambda run: str(run.folder),
+    "status": lambda run: run.status,
+    "reason": lambda run: run.reason,
+    "started": lambda run: run.started,
+    "seconds": lambda run: run.seconds,
+    "samples/s": lambda run: run.speed,
+    "held back by": lambda run: run.verdict,
+    "commit": lambda run: run.commit[:10],
+    "tags": lambda run: ", ".join(map(str, run.config.get("tags") or ())),
+    "notes": lambda run: run.config.get("notes") or "",
+    "step": lambda run: run.step,
+    "best": lambda run: run.best,
+}
+
+
+def value_of(run: RunFiles, key: str) -> Any:
+    """A fact, a metric or a setting of a run, by its name; ``None`` where it has none."""
+    if key in ABOUT:
+        return ABOUT[key](run)
+    return run.metrics[key] if key in run.metrics else run.settings.get(key)
+
+
+def differing(runs: Sequence[RunFiles]) -> list[str]:
+    """Settings that are not the same in all runs, the telling ones first."""
+    known = [run.settings for run in runs if run.config]
+    keys = dict.fromkeys(key for settings in known for key in settings)
+    found = [key for key in keys if any(s.get(key) != known[0].get(key) for s in known)]
+    return sorted(found, key=lambda key: FIRST.get(key.partition(".")[0], len(FIRST)))
+
+
+def chosen(runs: Sequence[RunFiles], conditions: Sequence[str]) -> list[RunFiles]:
+    """The runs that satisfy all conditions, such as ``status=finished`` or ``test/loss<0.1``.
+
+    Raises:
+        UserError: if one is no condition, or no run has what it names.
+    """
+    for text in conditions:
+        found = COMPARISON.fullmatch(text)
+        if not found:
+            raise UserError(f"{text}: write a condition as status=finished or test/loss<0.1.")
+        key, sign, wanted = (part.strip() for part in found.groups())
+        if runs and not any(_has(run, key) for run in runs):
+            raise UserError(f"{text}: no run has {key}. It may be {_nearest(runs, key)}.")
+        runs = [run for run in runs if _holds(value_of(run, key), sign, wanted)]
+    return list(runs)
+
+
+def _has(run: RunFiles, key: str) -> bool:
+    return key in ABOUT or key in run.metrics or key in run.settings
+
+
+def _nearest(runs: Sequence[RunFiles], key: str) -> str:
+    import difflib
+
+    names = {*ABOUT, *(name for run in runs for name in (*run.metrics, *run.settings))}
+    leaf = [name for name in sorted(names) if name.rpartition(".")[2] == key]
+    return ", ".join(leaf or difflib.get_close_matches(key, names, 3, 0.3)) or "status"
+
+
+def _holds(value: Any, sign: str, wanted: str) -> bool:
+    try:
+        one, two = float(value), float(wanted)
+    except (TypeError, ValueError):
+        same = str(value).lower() == wanted.lower() or (value is None and wanted == "null")
+        return same if sign == "=" else not same if sign == "!=" else False
+    return {
+        "=": one == two,
+        "!=": one != two,
+        "<": one < two,
+        ">": one > two,
+        "<=": one <= two,
+        ">=": one >= two,
+    }[sign]
+
+
+def in_order(runs: Sequence[RunFiles], key: str, is_reversed: bool = False) -> list[RunFiles]:
+    """Sort runs by a fact, a metric or a setting; those without it come last."""
+
+    def rank(run: RunFiles) -> tuple[Any, ...]:
+        value = value_of(run, key)
+        if isinstance(value, (int, float)) and not math.isnan(value):
+            return (0, value, "")
+        return (1, 0.0, str(value)) if value not in (None, "") else (2, 0.0, "")
+
+    known = [run for run in runs if rank(run)[0] < 2]
+    rest = [run for run in runs if rank(run)[0] == 2]
+    return sorted(known, key=rank, reverse=is_reversed) + rest
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        runs: one or more.
+        key: what they are compared by.
+        mean: of its values.
+        interval: half the width of the mean's 95 % confidence interval (Student's t); ``None``
+            of one run.
+    """
+
+    runs: list[RunFiles]
+    key: str
+    mean: float
+    interval: float | None
+
+
+def groups(runs: Sequence[RunFiles], key: str, is_max: bool) -> list[Group]:
+    """Runs by all settings but their seed, the best group first.
+
+    Args:
+        runs: those without the value are left out.
+        key: a metric or fact.
+        is_max: whether more is better.
+    """
+    names = [name for name in differing(runs) if name.rpartition(".")[2] != SEED]
+    found: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        value = value_of(run, key)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            found.setdefault(repr([run.settings.get(name) for name in names]), []).append(run)
+    made = []
+    for same in found.values():
+        values = [float(value_of(run, key)) for run in same]
+        made.append(Group(same, key, statistics.fmean(values), _interval(values)))
+    return sorted(made, key=lambda group: group.mean, reverse=is_max)
+
+
+def _interval(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit  # of SciPy, which scikit-learn brings
+
+    quantile = float(stdtrit(len(values) - 1, 0.975))
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))

@@ -1,0 +1,205 @@
+"""Runs on the screen, as JSON or as CSV."""
+
+import csv
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.errors import UserError
+from harness.places import shown
+from harness.runs.comparing import ABOUT, Group, differing, groups, value_of
+from harness.runs.reading import RunFiles
+
+FACTS = ("status", "started", "seconds", "samples/s", "held back by", "commit", "tags")
+COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red"}
+MOST_SETTINGS = 8  # columns on the screen; JSON and CSV have all
+
+
+def columns_of(runs: Sequence[RunFiles], is_whole: bool) -> list[str]:
+    """What a list of runs shows: facts, what tests have reached, and where settings differ."""
+    tested = dict.fromkeys(n for run in runs for n in run.metrics if n.startswith("test/"))
+    settings = differing(runs)
+    if is_whole:
+        return [*ABOUT, *tested, *settings]
+    names = ["run", *FACTS, "best", *tested]
+    names += settings[:MOST_SETTINGS]
+    return [
+        name
+        for name in names
+        if name in ("run", "status") or any(value_of(run, name) not in (None, "") for run in runs)
+    ]
+
+
+def print_list(runs: Sequence[RunFiles], form: str = "table") -> None:
+    """Print runs with what they differ in.
+
+    Args:
+        runs: in the order of the rows.
+        form: ``table``, ``json`` or ``csv``.
+    """
+    names = columns_of(runs, is_whole=form != "table")
+    rows = [{name: value_of(run, name) for name in names} for run in runs]
+    if form != "table":
+        return write(rows, form)
+    table = Table(box=None, pad_edge=False)
+    short = short_names(names)
+    for name in names:
+        right = any(isinstance(row[name], (int, float)) for row in rows)
+        table.add_column(short[name], justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        colour = COLOURS.get(row["status"], "yellow")
+        cells = [escape(text(name, row[name])) for name in names]
+        cells[names.index("status")] = f"[{colour}]{row['status']}[/{colour}]"
+        table.add_row(*cells)
+    console().print(table)
+    for run in runs:
+        if run.reason:
+            console().print(f"{escape(shown(run.folder))}: {run.status}, {escape(run.reason)}")
+    if (left_out := len(differing(runs)) - MOST_SETTINGS) > 0:
+        print(f"{left_out} more settings differ: --json and --csv have them.")
+    return None
+
+
+def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "table") -> None:
+    """Print groups of runs that differ in their seed alone, the best first.
+
+    Raises:
+        UserError: if no run has the value.
+    """
+    found = groups(runs, key, is_max)
+    if not found:
+        raise UserError(f"None of {len(runs)} runs has a value of {key}.")
+    settings = [n for n in differing(runs) if n.rpartition(".")[2] != "seed"]
+    rows = [_row(group, settings) for group in found]
+    if form != "table":
+        return write(rows, form)
+    names = list(rows[0]) if len(settings) <= MOST_SETTINGS else list(rows[0])[:-1][:12]
+    table, short = Table(box=None, pad_edge=False), short_names(names)
+    for name in names:
+        table.add_column(short[name], justify="left" if name == "best run" else "right")
+    for row in rows:
+        table.add_row(*(escape(text(name, row[name])) for name in names))
+    console().print(table)
+    return None
+
+
+def _row(group: Group, settings: Sequence[str]) -> dict[str, Any]:
+    first = group.runs[0]
+    row: dict[str, Any] = {group.key: group.mean, "± 95 %": group.interval}
+    row["seeds"] = len(group.runs)
+    row |= {name: first.settings.get(name) for name in settings}
+    return row | {"best run": str(first.folder)}
+
+
+def print_difference(one: RunFiles, two: RunFiles, form: str = "table") -> None:
+    """Print in which settings, metrics and facts two runs differ."""
+    keys = [
+        *differing([one, two]),
+        *dict.fromkeys([*one.metrics, *two.metrics]),
+        *("status", "seconds", "samples/s", "commit"),
+    ]
+    rows = [
+        {"": key, "one": a, "two": b}
+        for key in keys
+        if (a := value_of(one, key)) != (b := value_of(two, key))
+    ]
+    if form != "table":
+        return write(rows, form)
+    table = Table(box=None, pad_edge=False)
+    for name in ("", shown(one.folder), shown(two.folder)):
+        table.add_column(escape(name))
+    for row in rows:
+        table.add_row(row[""], *(escape(text(row[""], row[side])) for side in ("one", "two")))
+    console().print(table if rows else "Their settings and what they have reached are the same.")
+    return None
+
+
+def print_one(run: RunFiles, form: str = "table") -> None:
+    """Print all that is known of a run."""
+    facts = {name: value_of(run, name) for name in ABOUT} | _made_by(run)
+    facts |= run.metrics | run.settings
+    if form != "table":
+        return write([facts], form)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in facts.items():
+        if value not in (None, ""):
+            table.add_row(f"[bold]{escape(name)}[/bold]", escape(text(name, value)))
+    console().print(table)
+    return None
+
+
+def _made_by(run: RunFiles) -> dict[str, Any]:
+    """By what it was first started, and how often it was; nothing of runs of older versions."""
+    starts = run.record.get("starts") or [{}]
+    facts: dict[str, Any] = {"words": run.words}
+    facts |= {name: value for name, value in starts[0].items() if name not in ("time", "commit")}
+    if "gpus" in facts:
+        facts["gpus"] = ", ".join(facts["gpus"])
+    return facts | ({"starts": len(starts)} if len(starts) > 1 else {})
+
+
+def write(rows: Sequence[dict[str, Any]], form: str) -> None:
+    """Write rows for a program; what is not a finite number is null in JSON."""
+    if form == "json":
+        print(json.dumps([{k: _plain(v) for k, v in row.items()} for row in rows], indent=2))
+    elif rows:
+        writer = csv.DictWriter(sys.stdout, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def text(name: str, value: Any) -> str:
+    """A value as a person reads it."""
+    if value is None:
+        return ""
+    if name == "started":
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
+    if name == "seconds":
+        return duration(value)
+    if name in ("run", "best run"):
+        return shown(Path(value))
+    if name == "held back by":
+        return str(value).partition(";")[0].replace(" of the time waiting for data", "")
+    if name == "samples/s":
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 1 d 2 h, 3 h 4 min, 5 min 6 s or 7 s."""
+    for size, name, small, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {name} {seconds % size // small:.0f} {smaller}"
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """The last part of each key, or as many as tell it from the others."""
+    found = {}
+    for name in names:
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            tail = ".".join(parts[-length:])
+            others = [n for n in names if n != name and (n == tail or n.endswith(f".{tail}"))]
+            if not others:
+                break
+        found[name] = tail
+    return found
+
+
+def console() -> Console:
+    """As wide as the table where the output is a file or a pipe."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
