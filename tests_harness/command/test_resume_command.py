@@ -295,7 +295,7 @@ def test_refusal_of_a_group_is_short(word: str, saved_run: Callable[..., Path]) 
 
 def test_group_that_is_the_runs_own_is_taken(saved_run: Callable[..., Path]) -> None:
     """What is below it names the run's folder."""
-    words = ("callbacks=default", "logger=default", "debug=profile")
+    words = ("watch=default", "logger=default", "debug=profile")
     config = go_on(saved_run(*words), *words)
     assert str(config.callbacks.checkpoint.dirpath).endswith("run/checkpoints")
     assert "${run_dir}" in OmegaConf.to_yaml(config.trainer.profiler)

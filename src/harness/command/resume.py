@@ -24,7 +24,11 @@ NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
 ANEW = "It was stopped before its first checkpoint, so a new one starts."
 LONGEST_SHOWN = 60  # characters of a value
 NUM_SHOWN = 3  # differences of one word
-STRATEGY = ("trainer.accelerator", "trainer.devices", "trainer.strategy")  # the group's keys
+# Keys of groups that have other names.
+FILLS = {
+    "strategy": ("trainer.accelerator", "trainer.devices", "trainer.strategy"),
+    "watch": ("callbacks",),
+}
 
 
 class AnotherRunError(UserError):
@@ -206,7 +210,7 @@ def asked_for(
                 # Another one: what it leaves as it is by default is part of it as well.
                 mine |= {key for key in every if not is_below(key, may_change)}
         else:  # a value, all of a node, or a group, which fills the node of its name
-            names = STRATEGY if name == "strategy" else (name.replace("/", "."),)
+            names = FILLS.get(name, (name.replace("/", "."),))
             mine = {key for key in every if is_below(key, names)}
         keys |= dict.fromkeys(mine, word)
     return {

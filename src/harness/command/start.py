@@ -153,9 +153,8 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
                 meeting.see(run_dir)
                 frozen = resume.config(command, run_dir)
                 frozen.resume = plan.checkpoint
-                held.enter_context(
-                    kept_if_refused(run_dir / "config.yaml", run_dir / "results.json")
-                )
+                names = ("config.yaml", "results.json", record.FILE)
+                held.enter_context(kept_if_refused(*(run_dir / name for name in names)))
             else:
                 if command.task == "train":
                     cfg.resume = None
@@ -191,7 +190,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
 def kept_if_refused(*paths: Path) -> Iterator[None]:
     """Give files back what was in them, should the command turn out to be a mistake."""
     is_first = launch.global_rank() == 0  # the only one that writes them
-    before = {path: path.read_bytes() for path in paths if is_first and path.exists()}
+    before = {path: path.read_bytes() if path.exists() else None for path in paths if is_first}
     newest = paths[0].parent / "checkpoints" / NEWEST
     place = os.path.realpath(newest)
 
@@ -199,7 +198,11 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
         # A run that has trained further is no longer what these files say.
         if os.path.realpath(newest) == place:
             for path, data in before.items():
-                if path.suffix == ".yaml":  # with a checksum, which an older version did not write
+                if data is None:
+                    path.unlink(missing_ok=True)
+                elif (
+                    path.suffix == ".yaml"
+                ):  # with a checksum, which an older version did not write
                     frozen_files.write_again(path, data)
                 else:
                     write_durably(path, data)

@@ -195,7 +195,7 @@ class Text(DataModule):
     def _source(self, split: str) -> Source:
         """The text that a split is, or that its lines are in."""
         if name := self.files.get(split):
-            return whole(f"data.{split}_file", name)
+            return whole("data.val_file" if split == "val" else "data.test_file", name)
         return self._text if self.unit == "lines" else self._parts[split]
 
     def _tokens(self, source: Source, tokenizer: Tokenizer, unit: str | None = None) -> Tokens:
