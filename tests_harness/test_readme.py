@@ -57,7 +57,7 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
     if words[script] in ("train.py", "evaluate.py", "predict.py"):
         if not {"--help", "-sc"} & set(arguments):
             arguments = [word for word in arguments if word != "-m"] + ["--cfg", "job"]
-            arguments = [re.sub(r"^seed=\d+(,\d+)+$", "seed=1", word) for word in arguments]
+            arguments = [re.sub(r"^(seed|data.fold)=(\d)(,\d)+$", r"\1=\2", a) for a in arguments]
     else:
         arguments = ["--help"]
     result = command(words[script], *arguments)
