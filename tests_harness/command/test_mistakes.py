@@ -81,6 +81,10 @@ MISTAKES = {
     "least memory of GPUs that are not chosen": ("gpus.min_free_gib=20", "by gpus=emptiest"),
     "negative memory": ("gpus=emptiest gpus.min_free_gib=-1", "0 or more"),
     "unknown order of GPUs": ("gpus.order=fastest", "use visible or emptiest"),
+    "a setting's earlier name": (
+        "data.path=houses.csv",
+        "is called data.file today: use data.",
+    ),
     "Lightning 1: gpus": ("gpus=2", "strategy=ddp trainer.devices=<number of GPUs>"),
     "Lightning 1: a list of gpus": ("gpus=[0,1]", "strategy=ddp trainer.devices="),
     "Lightning 1: gpus, added": ("+gpus=2", "strategy=ddp trainer.devices="),
