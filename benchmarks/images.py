@@ -50,6 +50,8 @@ class SingleImages(Dataset[Any]):
 class ImageData(DataModule):
     """The images as this project takes them."""
 
+    num_classes = 10
+
     def __init__(self, num_train: int = NUM_TRAIN, num_val: int = NUM_VAL, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sizes = {"train": num_train, "val": num_val}
