@@ -11,7 +11,7 @@ from pathlib import Path
 import hydra
 from omegaconf import OmegaConf
 
-from harness.command import run_folder
+from harness.command import run_folder, sweep
 from harness.command.compose import (
     Command,
     explained,
@@ -27,7 +27,7 @@ from harness.processes.launcher import launcher
 # One sweep a process: the folder of another command's sweep has another name.
 SWEEP_NAME = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
-MULTIRUN = "hydra.mode=MULTIRUN"
+MULTIRUN = sweep.FLAGS[-1]
 
 OmegaConf.register_new_resolver("sweep_name", lambda: SWEEP_NAME, replace=True)
 
@@ -77,10 +77,13 @@ def let_hydra_answer(
     if sys.modules["__main__"].__spec__ is not None:
         program = [sys.executable, "-m", "harness", task]
 
-    if {"-m", "--multirun", MULTIRUN} & {*words}:
+    is_sweep = bool({*sweep.FLAGS} & {*words})
+    if is_sweep:
         refuse_sweep_of_ranks(program, words)
     refuse_numbers_of_gpus(words)
     words = with_choices_for_null(task, words)
+    if is_sweep and sweep.is_ours(task, words) and sweep.run(conf, words, program):
+        return
     if task != "train":
         words = with_training_config(words)
     sys.argv[1:] = words
@@ -108,7 +111,7 @@ def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:
     known = launcher()
     if not known.is_one_of_several:
         return
-    script = os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
+    script = sweep.typed(program)
     settings = {word.partition("=")[0] for word in words}
     chosen = {"strategy": "ddp", "trainer.devices": known.num_here}
     added = [f"{key}={value}" for key, value in chosen.items() if key not in settings]

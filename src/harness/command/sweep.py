@@ -1,0 +1,307 @@
+"""A sweep as it is typed: its jobs, its folder, and the same command again. No torch.
+
+Hydra's parser reads the words, and every combination is a job, as with Hydra's own sweeper. The
+jobs are run by ``harness.sweeps``, which survives and fills the machine; Hydra's sweeper calls one
+function after the other in one process.
+"""
+
+import itertools
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from omegaconf import OmegaConf
+
+from harness import frozen_files
+from harness.command import run_folder, validate, which_run
+from harness.command.compose import Command, compose_command, explained
+from harness.errors import UserError
+from harness.machine import num_gpus
+from harness.places import shown
+from harness.processes.leaving import leave
+from harness.strategies.launchable import device_indices
+from harness.sweeps import view
+from harness.sweeps.driver import Driver
+from harness.sweeps.jobs import Jobs, grid
+from harness.sweeps.slots import Needs, Slots
+
+FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
+JOBS = "jobs.yaml"
+MOST_TRIED = 20  # jobs, until one can be composed
+# What the same sweep may be typed with again: where it is, and how it is run.
+MAY_CHANGE = (
+    *("resume", "output_dir", "name"),
+    *("sweep.num_parallel", "sweep.num_trials", "sweep.retry_failed"),
+)
+
+
+def is_ours(task: str, words: Sequence[str]) -> bool:
+    """Whether nothing is typed that Hydra's own sweeper does: launchers, flags, its settings."""
+    for word in words:
+        is_hydras = word.startswith("-") or word.lstrip("+~").startswith("hydra")
+        if is_hydras and word not in FLAGS and not word.startswith("hydra.searchpath="):
+            if of_sweep := [word for word in words if key_of(word).partition(".")[0] == "sweep"]:
+                raise UserError(
+                    f"{of_sweep[0]} is for the sweeps of this machine, and {word} asks Hydra for "
+                    "another kind.\nLeave out one of them."
+                )
+            return False
+    return task == "train"
+
+
+def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
+    """Run a sweep to its end, or go on with one.
+
+    Args:
+        conf: the folder of the config files.
+        words: settings, of which some name several values.
+        program: a command that takes the words of a job.
+
+    Returns:
+        Whether the sweep was run; Hydra runs one whose files choose a launcher of Hydra's.
+
+    Raises:
+        UserError: for a mistake in the command; then nothing is left.
+        SystemExit: with 1 where a job has not finished, and 128 + a signal's number.
+    """
+    words = [word for word in words if word not in FLAGS]
+    asked = [word for word in words if key_of(word) == "resume"]
+    wanted = asked[-1].partition("=")[2].strip("'\"") if asked else "null"
+    words = [word for word in words if word not in asked]
+    if wanted not in ("null", "auto"):
+        words = words_of(Path(wanted), words)
+    overrides = parsed(conf, words)
+    command = first_valid(conf, overrides)
+    if not is_of_files(command):
+        return False
+    cfg = command.cfg
+    name = str(cfg.name or command.choices.get("experiment") or "default")
+    parent, jobs = Path(cfg.output_dir, "sweeps", name), combinations(overrides)
+    with run_folder.choosing(parent):
+        folder = found(parent, words) if wanted == "auto" else None
+        folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
+        folder = folder or made(parent, words, jobs)
+    with run_folder.locked(folder):
+        drive(folder, command, overrides, words, program)
+    return True
+
+
+def drive(
+    folder: Path,
+    command: Command,
+    overrides: Sequence[Override],
+    words: Sequence[str],
+    program: Sequence[str],
+) -> None:
+    """Run what is left of a sweep in its folder, and leave with its exit status."""
+    settings = command.sweep
+    slots = Slots(num_parallel(settings.get("num_parallel", "auto")))
+    jobs = jobs_of(folder, command, overrides)
+    varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
+    screen = view.View(varied, slots.num)
+    left = len(jobs.pending) if jobs.known else jobs.num_jobs
+    screen.say(f"{jobs.num_jobs} jobs in {shown(folder)}, {left} to run, {slots.num} at a time")
+
+    def needs_of(job_words: list[str]) -> tuple[Needs, list[str]]:
+        return needs(command.conf, [*job_words, "hydra.mode=RUN"])
+
+    signum = Driver(jobs, slots, program, needs_of, screen).run()
+    view.print_end(folder, jobs.known, screen.best(jobs.known))
+    is_whole = all(job.status in ("finished", "pruned") for job in jobs.known)
+    if signum or not is_whole:
+        failed = any(job.status == "failed" for job in jobs.known)
+        retry = " sweep.retry_failed=true" if failed else ""
+        print(f"Go on with: python {typed(program)} -m resume={shown(folder)}{retry}")
+        sys.stdout.flush()
+        leave(128 + signum if signum else 1)
+
+
+def jobs_of(folder: Path, command: Command, overrides: Sequence[Override]) -> Jobs:
+    """The jobs of a sweep, of which some may have ended."""
+    retries = bool(command.sweep.get("retry_failed"))
+    jobs: Any = OmegaConf.create(frozen_files.read_yaml(folder / JOBS))
+    return grid(folder, jobs, retries)
+
+
+def needs(conf: Path, words: list[str]) -> tuple[Needs, list[str]]:
+    """What a job computes on, and the words with which it is started there."""
+    try:
+        command = compose_command("train", words, conf)
+        validate.check(command)
+    except UserError:
+        return Needs(), words  # its own process says why it cannot run
+    cfg = command.cfg
+    there = num_gpus()
+    if not there or sys.platform == "darwin" or cfg.trainer.accelerator in ("cpu", "mps"):
+        return Needs(), words
+    devices = cfg.trainer.devices
+    is_all = devices in (-1, "-1", "auto") or device_indices(devices) is not None
+    if "gpus" in cfg and cfg.gpus.order != "visible":  # the driver chooses
+        words = [*words, "gpus=visible", "gpus.min_free_gib=null"]
+    least = (cfg.get("gpus") or {}).get("min_free_gib") or 0.0
+    return Needs(there if is_all else int(devices), float(least)), words
+
+
+def num_parallel(value: Any) -> int | None:
+    """How many jobs are asked for at a time; ``None`` is as many as there are GPUs.
+
+    Raises:
+        UserError: if it is no number of jobs.
+    """
+    if value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"sweep.num_parallel={value} must be a whole number, 1 or more, or auto.")
+    return value
+
+
+def typed(program: Sequence[str]) -> str:
+    """The script or module of a program, as a person types it."""
+    return os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
+
+
+def key_of(word: str) -> str:
+    """The key that a word sets."""
+    return word.lstrip("+~").partition("=")[0]
+
+
+def parsed(conf: Path, words: Sequence[str]) -> list[Override]:
+    """Words as Hydra reads them; ``glob(*)`` looks for the files of a group."""
+    with explained("train", [*words], conf):
+        with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+            parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+            overrides = parser.parse_overrides([*words])
+            for override in overrides:  # while the files are within reach
+                if override.is_discrete_sweep():
+                    values_of(override)
+        return overrides
+
+
+def values_of(override: Override) -> list[str]:
+    """All values of a word, as words; of an interval its start."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    key, value = override.get_key_element(), override.value()
+    if isinstance(value, IntervalSweep):
+        return [f"{key}={value.start}"]
+    return [f"{key}={text}" for text in override.sweep_string_iterator()]
+
+
+def combinations(overrides: Sequence[Override]) -> list[list[str]]:
+    """The words of each job, in Hydra's order.
+
+    Raises:
+        UserError: for an interval.
+    """
+    for override in overrides:
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UserError(
+                f"{override.input_line} has no end of values.\n"
+                "Name some (0.001,0.01), or let Optuna choose: sweep=optuna."
+            )
+    kept = [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
+    return [list(words) for words in itertools.product(*map(values_of, kept))]
+
+
+def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
+    """The first job that can be composed: a mistake of another one is that job's.
+
+    Raises:
+        UserError: the first mistake, if all jobs have one.
+    """
+    first: UserError | None = None
+    for words in itertools.islice(itertools.product(*map(values_of, overrides)), MOST_TRIED):
+        try:
+            command = compose_command("train", [*words, "hydra.mode=MULTIRUN"], conf)
+            validate.check(command)
+            if command.cfg.trainer.num_nodes > 1:
+                raise UserError(
+                    f"trainer.num_nodes={command.cfg.trainer.num_nodes}, but the jobs of a sweep "
+                    "run on the machine that it was started on.\nUse trainer.num_nodes=1."
+                )
+            return command
+        except UserError as error:
+            first = first or error
+    raise first or UserError("A word of the sweep has no values.")
+
+
+def is_of_files(command: Command) -> bool:
+    """Whether no file chooses another launcher, sweeper or callbacks of Hydra's."""
+    known: Any = HydraConfig.get()
+    names = (str(known.launcher._target_), str(known.sweeper._target_))
+    plain = names[0].endswith(".BasicLauncher") and names[1].endswith(".BasicSweeper")
+    return plain and not known.sweeper.get("params") and not known.callbacks
+
+
+def made(parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]]) -> Path:
+    """Make a sweep's folder; it is one when its words are written, the last of all."""
+    folder = run_folder.make(parent)
+    text = OmegaConf.to_yaml(OmegaConf.create([list(job) for job in jobs]))
+    frozen_files.write_yaml(folder / JOBS, text)
+    run_folder.save_words([*words], folder)
+    return folder
+
+
+def found(parent: Path, words: Sequence[str]) -> Path | None:
+    """The newest sweep of a name that was started with these words; ``None`` if there is no sweep.
+
+    Raises:
+        UserError: if there are others only.
+    """
+    sweeps = which_run.runs_in(parent)
+    same = [folder for folder in sweeps if is_same(run_folder.load_words(folder), words)]
+    if same:
+        return same[-1]
+    if not sweeps:
+        print(f"There is no sweep in {parent} to go on with: a new one starts.")
+        return None
+    raise UserError(another(sweeps[-1], words))
+
+
+def another(folder: Path, words: Sequence[str]) -> str:
+    """Say that a sweep was started with other words."""
+    theirs = [word for word in run_folder.load_words(folder) if word not in words]
+    ours = [word for word in words if word not in run_folder.load_words(folder)]
+    return (
+        f"The sweep in {folder} is another one: it has {shlex.join(theirs) or 'fewer words'}, and "
+        f"this command {shlex.join(ours) or 'fewer words'}.\nUse resume={folder} and no words of "
+        "settings to go on with it, or leave out resume to start another."
+    )
+
+
+def is_same(one: Sequence[str], two: Sequence[str]) -> bool:
+    """Whether two lists of words make the same jobs."""
+    return lasting(one) == lasting(two)
+
+
+def lasting(words: Sequence[str]) -> list[str]:
+    """The words that a sweep is made of."""
+    return [word for word in words if key_of(word) not in MAY_CHANGE]
+
+
+def words_of(folder: Path, words: list[str]) -> list[str]:
+    """The words of a sweep that is named by its folder, with what is typed besides.
+
+    Raises:
+        UserError: if it is no sweep's folder, or the sweep of other words.
+    """
+    if not (folder / JOBS).is_file() or not (folder / "overrides.yaml").is_file():
+        raise UserError(
+            f"resume={folder}: there is no sweep, which would have a {JOBS}.\n"
+            "Use resume=auto, or the folder of a sweep, <output_dir>/sweeps/<name>/<date>_<time>."
+        )
+    first = run_folder.load_words(folder)
+    if not lasting(words):
+        given = {key_of(word) for word in words}
+        return [*(word for word in first if key_of(word) not in given), *words]
+    if not is_same(first, words):
+        raise UserError(another(folder, words))
+    return words
