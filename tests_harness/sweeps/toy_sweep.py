@@ -11,15 +11,20 @@ import sys
 import time
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 import harness  # noqa: F401  # follows the driver, as every run does
 from harness import record
 from harness.files import write_durably
 from harness.processes import launch
 from harness.sweeps.driver import Driver
-from harness.sweeps.jobs import grid
+from harness.sweeps.jobs import Jobs, grid
 from harness.sweeps.slots import Needs, Slots
+from harness.sweeps.study import Study, opened
 from harness.sweeps.view import View
 
+CONFIG = b"{data: {}, model: {}, objective: val/loss, mode: min}\n"
+STUDY = {"storage": None, "pruner": None, "sampler": {"_target_": "optuna.samplers.RandomSampler"}}
 PROGRAM = [sys.executable, "-m", __spec__.name, "--job"]  # type: ignore[union-attr]
 asked = 0
 
@@ -47,15 +52,17 @@ def job(words: list[str]) -> None:
             trace.flush()
 
         tell("start")
-        write_durably(folder / "config.yaml", b"{data: {}, model: {}}\n")
+        write_durably(folder / "config.yaml", CONFIG)
         if settings.get("fails") == "1":
             sys.exit("It cannot be.\nTry another.")
         state = folder / "state"
         done = json.loads(state.read_text()) if state.exists() else []
         while len(done) < int(settings["steps"]):
             time.sleep(0.02)
-            done.append(len(done) * int(settings.get("seed", 1)))
+            done.append(len(done) * float(settings.get("seed", 1)))
             write_durably(state, json.dumps(done).encode())
+            rows = "".join(f"{step},{settings.get('seed', 1)}\n" for step in range(len(done)))
+            write_durably(folder / "metrics.csv", f"step,val/loss\n{rows}".encode())
             tell(f"step {len(done)}")
             if asked:
                 record.note(folder, status="stopped", reason=f"by signal {asked}")
@@ -79,10 +86,23 @@ def main(folder: Path, num_parallel: int | None, num_gpus: int, jobs: list[list[
     with (folder / ".lock").open("a") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         slots = Slots(num_parallel)
-        known = grid(folder, jobs, retries_failed="RETRY" in os.environ)
+        retries = "RETRY" in os.environ
+        if "TRIALS" in os.environ:
+            settings = STUDY | json.loads(os.environ.get("SETTINGS", "{}"))
+            study = opened(folder, "toy", "min", settings)
+            words = OverridesParser.create().parse_overrides(jobs[0])
+            num_trials = int(os.environ["TRIALS"])
+            known: Jobs = Study(study, folder, words, num_trials, "val/loss", retries)
+        else:
+            known = grid(folder, jobs, retries)
         driver = Driver(known, slots, PROGRAM, needs_of(num_gpus), View(["seed"], slots.num))  # type: ignore[arg-type]
         signum = driver.run()
-        return 128 + signum if signum else int(any(j.status != "finished" for j in known.known))
+        known.settle()
+        return (
+            128 + signum
+            if signum
+            else int(any(job.status not in ("finished", "pruned") for job in known.known))
+        )
 
 
 if __name__ == "__main__":

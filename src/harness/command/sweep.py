@@ -13,20 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from harness import frozen_files
-from harness.command import run_folder, validate, which_run
-from harness.command.compose import Command, compose_command, explained
+from harness.command import run_folder, sweep_words, validate
+from harness.command.compose import Command, compose_command
 from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.places import shown
-from harness.processes.leaving import leave
 from harness.strategies.launchable import device_indices
 from harness.sweeps import view
 from harness.sweeps.driver import Driver
@@ -36,11 +32,6 @@ from harness.sweeps.slots import Needs, Slots
 FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 JOBS = "jobs.yaml"
 MOST_TRIED = 20  # jobs, until one can be composed
-# What the same sweep may be typed with again: where it is, and how it is run.
-MAY_CHANGE = (
-    *("resume", "output_dir", "name"),
-    *("sweep.num_parallel", "sweep.num_trials", "sweep.retry_failed"),
-)
 
 
 def is_ours(task: str, words: Sequence[str]) -> bool:
@@ -48,7 +39,9 @@ def is_ours(task: str, words: Sequence[str]) -> bool:
     for word in words:
         is_hydras = word.startswith("-") or word.lstrip("+~").startswith("hydra")
         if is_hydras and word not in FLAGS and not word.startswith("hydra.searchpath="):
-            if of_sweep := [word for word in words if key_of(word).partition(".")[0] == "sweep"]:
+            if of_sweep := [
+                word for word in words if sweep_words.key_of(word).partition(".")[0] == "sweep"
+            ]:
                 raise UserError(
                     f"{of_sweep[0]} is for the sweeps of this machine, and {word} asks Hydra for "
                     "another kind.\nLeave out one of them."
@@ -73,22 +66,23 @@ def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
         SystemExit: with 1 where a job has not finished, and 128 + a signal's number.
     """
     words = [word for word in words if word not in FLAGS]
-    asked = [word for word in words if key_of(word) == "resume"]
+    asked = [word for word in words if sweep_words.key_of(word) == "resume"]
     wanted = asked[-1].partition("=")[2].strip("'\"") if asked else "null"
     words = [word for word in words if word not in asked]
     if wanted not in ("null", "auto"):
-        words = words_of(Path(wanted), words)
-    overrides = parsed(conf, words)
+        words = sweep_words.words_of(Path(wanted), words)
+    overrides = sweep_words.parsed(conf, words)
     command = first_valid(conf, overrides)
     if not is_of_files(command):
         return False
     cfg = command.cfg
-    name = str(cfg.name or command.choices.get("experiment") or "default")
-    parent, jobs = Path(cfg.output_dir, "sweeps", name), combinations(overrides)
+    check(command)
+    jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
+    parent = Path(cfg.output_dir, "sweeps", name_of(command))
     with run_folder.choosing(parent):
-        folder = found(parent, words) if wanted == "auto" else None
+        folder = sweep_words.found(parent, words) if wanted == "auto" else None
         folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
-        folder = folder or made(parent, words, jobs)
+        folder = folder or made(parent, words, jobs, command)
     with run_folder.locked(folder):
         drive(folder, command, overrides, words, program)
     return True
@@ -114,21 +108,44 @@ def drive(
         return needs(command.conf, [*job_words, "hydra.mode=RUN"])
 
     signum = Driver(jobs, slots, program, needs_of, screen).run()
+    jobs.settle()
     view.print_end(folder, jobs.known, screen.best(jobs.known))
     is_whole = all(job.status in ("finished", "pruned") for job in jobs.known)
     if signum or not is_whole:
         failed = any(job.status == "failed" for job in jobs.known)
         retry = " sweep.retry_failed=true" if failed else ""
         print(f"Go on with: python {typed(program)} -m resume={shown(folder)}{retry}")
-        sys.stdout.flush()
-        leave(128 + signum if signum else 1)
+        sys.exit(128 + signum if signum else 1)
 
 
 def jobs_of(folder: Path, command: Command, overrides: Sequence[Override]) -> Jobs:
     """The jobs of a sweep, of which some may have ended."""
     retries = bool(command.sweep.get("retry_failed"))
-    jobs: Any = OmegaConf.create(frozen_files.read_yaml(folder / JOBS))
-    return grid(folder, jobs, retries)
+    if not is_optuna(command):
+        jobs: Any = OmegaConf.create(frozen_files.read_yaml(folder / JOBS))
+        return grid(folder, jobs, retries)
+    from harness.sweeps.study import Study
+
+    kept = [override for override in overrides if not sweep_words.is_of_sweep(override)]
+    num_trials, objective = command.sweep["num_trials"], str(command.cfg.objective)
+    return Study(study_of(folder, command), folder, kept, num_trials, objective, retries)
+
+
+def study_of(folder: Path, command: Command) -> Any:
+    """The study of a sweep in a folder."""
+    from harness.sweeps.study import opened
+
+    return opened(folder, name_of(command), command.cfg.mode, command.sweep)
+
+
+def is_optuna(command: Command) -> bool:
+    """Whether Optuna makes up the jobs."""
+    return "num_trials" in command.sweep
+
+
+def name_of(command: Command) -> str:
+    """The name of a sweep, and of its study."""
+    return str(command.cfg.name or command.choices.get("experiment") or "default")
 
 
 def needs(conf: Path, words: list[str]) -> tuple[Needs, list[str]]:
@@ -150,6 +167,21 @@ def needs(conf: Path, words: list[str]) -> tuple[Needs, list[str]]:
     return Needs(there if is_all else int(devices), float(least)), words
 
 
+def check(command: Command) -> None:
+    """Refuse settings of a sweep before it has a folder.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    num_parallel(command.sweep.get("num_parallel", "auto"))
+    if is_optuna(command):
+        num_trials = command.sweep["num_trials"]
+        if isinstance(num_trials, bool) or not isinstance(num_trials, int) or num_trials < 1:
+            raise UserError(f"sweep.num_trials={num_trials} must be a whole number, 1 or more.")
+        if command.cfg.objective is None:
+            raise UserError("sweep=optuna needs an objective: what is to be the best.")
+
+
 def num_parallel(value: Any) -> int | None:
     """How many jobs are asked for at a time; ``None`` is as many as there are GPUs.
 
@@ -168,49 +200,6 @@ def typed(program: Sequence[str]) -> str:
     return os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
 
 
-def key_of(word: str) -> str:
-    """The key that a word sets."""
-    return word.lstrip("+~").partition("=")[0]
-
-
-def parsed(conf: Path, words: Sequence[str]) -> list[Override]:
-    """Words as Hydra reads them; ``glob(*)`` looks for the files of a group."""
-    with explained("train", [*words], conf):
-        with hydra.initialize_config_dir(str(conf), version_base="1.3"):
-            parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-            overrides = parser.parse_overrides([*words])
-            for override in overrides:  # while the files are within reach
-                if override.is_discrete_sweep():
-                    values_of(override)
-        return overrides
-
-
-def values_of(override: Override) -> list[str]:
-    """All values of a word, as words; of an interval its start."""
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    key, value = override.get_key_element(), override.value()
-    if isinstance(value, IntervalSweep):
-        return [f"{key}={value.start}"]
-    return [f"{key}={text}" for text in override.sweep_string_iterator()]
-
-
-def combinations(overrides: Sequence[Override]) -> list[list[str]]:
-    """The words of each job, in Hydra's order.
-
-    Raises:
-        UserError: for an interval.
-    """
-    for override in overrides:
-        if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise UserError(
-                f"{override.input_line} has no end of values.\n"
-                "Name some (0.001,0.01), or let Optuna choose: sweep=optuna."
-            )
-    kept = [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
-    return [list(words) for words in itertools.product(*map(values_of, kept))]
-
-
 def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
     """The first job that can be composed: a mistake of another one is that job's.
 
@@ -218,7 +207,9 @@ def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
         UserError: the first mistake, if all jobs have one.
     """
     first: UserError | None = None
-    for words in itertools.islice(itertools.product(*map(values_of, overrides)), MOST_TRIED):
+    for words in itertools.islice(
+        itertools.product(*map(sweep_words.values_of, overrides)), MOST_TRIED
+    ):
         try:
             command = compose_command("train", [*words, "hydra.mode=MULTIRUN"], conf)
             validate.check(command)
@@ -241,67 +232,19 @@ def is_of_files(command: Command) -> bool:
     return plain and not known.sweeper.get("params") and not known.callbacks
 
 
-def made(parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]]) -> Path:
+def made(
+    parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]] | None, command: Command
+) -> Path:
     """Make a sweep's folder; it is one when its words are written, the last of all."""
     folder = run_folder.make(parent)
-    text = OmegaConf.to_yaml(OmegaConf.create([list(job) for job in jobs]))
-    frozen_files.write_yaml(folder / JOBS, text)
+    if jobs is None:
+        try:
+            study_of(folder, command)
+        except UserError:
+            run_folder.remove_unused(folder)
+            raise
+    else:
+        text = OmegaConf.to_yaml(OmegaConf.create([list(job) for job in jobs]))
+        frozen_files.write_yaml(folder / JOBS, text)
     run_folder.save_words([*words], folder)
     return folder
-
-
-def found(parent: Path, words: Sequence[str]) -> Path | None:
-    """The newest sweep of a name that was started with these words; ``None`` if there is no sweep.
-
-    Raises:
-        UserError: if there are others only.
-    """
-    sweeps = which_run.runs_in(parent)
-    same = [folder for folder in sweeps if is_same(run_folder.load_words(folder), words)]
-    if same:
-        return same[-1]
-    if not sweeps:
-        print(f"There is no sweep in {parent} to go on with: a new one starts.")
-        return None
-    raise UserError(another(sweeps[-1], words))
-
-
-def another(folder: Path, words: Sequence[str]) -> str:
-    """Say that a sweep was started with other words."""
-    theirs = [word for word in run_folder.load_words(folder) if word not in words]
-    ours = [word for word in words if word not in run_folder.load_words(folder)]
-    return (
-        f"The sweep in {folder} is another one: it has {shlex.join(theirs) or 'fewer words'}, and "
-        f"this command {shlex.join(ours) or 'fewer words'}.\nUse resume={folder} and no words of "
-        "settings to go on with it, or leave out resume to start another."
-    )
-
-
-def is_same(one: Sequence[str], two: Sequence[str]) -> bool:
-    """Whether two lists of words make the same jobs."""
-    return lasting(one) == lasting(two)
-
-
-def lasting(words: Sequence[str]) -> list[str]:
-    """The words that a sweep is made of."""
-    return [word for word in words if key_of(word) not in MAY_CHANGE]
-
-
-def words_of(folder: Path, words: list[str]) -> list[str]:
-    """The words of a sweep that is named by its folder, with what is typed besides.
-
-    Raises:
-        UserError: if it is no sweep's folder, or the sweep of other words.
-    """
-    if not (folder / JOBS).is_file() or not (folder / "overrides.yaml").is_file():
-        raise UserError(
-            f"resume={folder}: there is no sweep, which would have a {JOBS}.\n"
-            "Use resume=auto, or the folder of a sweep, <output_dir>/sweeps/<name>/<date>_<time>."
-        )
-    first = run_folder.load_words(folder)
-    if not lasting(words):
-        given = {key_of(word) for word in words}
-        return [*(word for word in first if key_of(word) not in given), *words]
-    if not is_same(first, words):
-        raise UserError(another(folder, words))
-    return words

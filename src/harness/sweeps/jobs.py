@@ -93,6 +93,9 @@ class Jobs:
     def ended(self, job: Job, status: str) -> None:
         """Take note of what has become of a job."""
 
+    def settle(self) -> None:
+        """Bring the folders up to date, when all has ended."""
+
     def is_hopeless(self, job: Job) -> str:
         """Why a running job is to be stopped for good; empty if it is not."""
         return ""

@@ -66,7 +66,7 @@ class View:
         """Say that a job starts, or goes on."""
         self.started_times[job.number] = time.monotonic()
         if not self.live:
-            self.say(f"job {job.number} starts: {self.words(job)}")
+            self.say(f"job {job.number} starts: {self.words(job, 1000)}")
 
     def ended(self, job: Job, status: str) -> None:
         """Say how a job has ended."""
@@ -79,10 +79,10 @@ class View:
         why = f": {run.reason}" if status != "finished" else reached
         self.say(f"job {job.number} {status} after {duration(seconds)}{why}")
 
-    def words(self, job: Job) -> str:
+    def words(self, job: Job, most: int = MOST_WORDS) -> str:
         """What tells a job from the others."""
         words = " ".join(word for word in job.words if word.lstrip("+~").startswith(self.varied))
-        return words if len(words) <= MOST_WORDS else f"{words[:MOST_WORDS]}…"
+        return words if len(words) <= most else f"{words[:most]}…"
 
     def show(self, running: Sequence[Job], jobs: Jobs) -> None:
         """Draw the sweep as it is now."""
