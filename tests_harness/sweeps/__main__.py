@@ -55,6 +55,12 @@ def jobs_of(driver: Forked) -> list[int]:
     return [int(pid) for pid in children.read_text().split()] if children.exists() else []
 
 
+def wait_for_jobs(driver: Forked) -> None:
+    """Wait until a driver has started its first job."""
+    while driver.poll() is None and not jobs_of(driver):
+        time.sleep(0.005)
+
+
 def finished(folder: Path) -> dict[str, int]:
     """When each finished job has written its results."""
     sweep = sweep_of(folder)
@@ -81,7 +87,10 @@ def storm(kind: str, folder: Path, num: int, seed: int) -> Rows:
         status = 1
         while status:
             driver = begin(kind, there)
-            wants_kill, end = kills.total() < num, time.monotonic() + draw.random() * 6
+            wants_kill = kills.total() < num
+            if wants_kill and draw.random() < 0.8:  # the others at once, or while it composes
+                wait_for_jobs(driver)
+            end = time.monotonic() + draw.random() * 5
             while wants_kill and driver.poll() is None and time.monotonic() < end:
                 time.sleep(0.01)
             if wants_kill and driver.poll() is None:

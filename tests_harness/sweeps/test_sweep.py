@@ -1,11 +1,16 @@
 """A sweep as a user types it, with runs that train."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from harness.command import run_folder
+from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 
 TINY = ("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1", "watch=none")
@@ -133,3 +138,49 @@ def test_job_of_two_processes_runs_once(tmp_path: Path) -> None:
         assert "2 processes" in log
         assert json.loads((sweep / str(number) / "results.json").read_text())
     assert not [path for path in tmp_path.rglob("config.yaml") if path.parents[1] != sweep]
+
+
+def test_study_makes_up_the_settings_of_runs(tmp_path: Path) -> None:
+    words = (*TINY, "sweep=optuna", "model.optimizer.lr=tag(log,interval(1e-4,1e-2))", "seed=1,2")
+    status, said = again(tmp_path, *words, "sweep.num_trials=2")
+    assert status == 0, said
+    (sweep,) = sweeps(tmp_path)
+    assert (sweep / "study.db").exists()
+    rates = [run_folder.load_config(sweep / str(n)).model.optimizer.lr for n in range(2)]
+    assert len({*rates}) == 2
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+    status, said = again(tmp_path, f"resume={sweep}", "sweep.num_trials=3")
+    assert status == 0, said
+    assert "3 jobs in" in said
+    assert len([*sweep.glob("*/results.json")]) == 3
+
+
+def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    """A real run in a real process: it has a checkpoint, and goes on from it."""
+    words = [*TINY[:3], "watch=none", "trainer.max_epochs=100", "seed=1,2"]
+    line = [sys.executable, "train.py", "-m", *words, f"output_dir={tmp_path}"]
+    driver = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    end = time.monotonic() + 200
+    while not [*tmp_path.glob("sweeps/*/*/0/metrics.csv")] and time.monotonic() < end:
+        time.sleep(0.1)
+    driver.send_signal(signal.SIGINT)
+    said, _ = driver.communicate(timeout=100)
+    assert driver.returncode == 128 + signal.SIGINT
+    (sweep,) = sweeps(tmp_path)
+    assert f"Go on with: python train.py -m resume={sweep}" in said
+    assert [*(sweep / "0" / "checkpoints").glob("step_*.ckpt")]
+    assert not (sweep / "1").exists()
+    status, said = again(tmp_path, f"resume={sweep}")
+    assert status == 0, said
+    assert "from step" in (sweep / "0" / "screen.log").read_text()
+    assert {path.parent.name for path in sweep.glob("*/results.json")} == {"0", "1"}
+
+
+@pytest.mark.parametrize("kind", ["grid", "study"])
+def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
+    """Two of the kills of ``python -m tests_harness.sweeps``."""
+    figures = tmp_path / "figures.json"
+    words = ("-W", "ignore", "-m", "tests_harness.sweeps", kind, "--num", "2", "--json", figures)
+    result = command(*words, timeout=500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(json.loads(figures.read_text())) == 1

@@ -60,7 +60,8 @@ def opened(folder: Path, name: str, mode: str, settings: dict[str, Any]) -> Any:
             direction=direction,
             load_if_exists=True,
             sampler=instantiate(settings["sampler"]),
-            pruner=optuna.pruners.MedianPruner() if settings["pruner"] else None,
+            # None would be the median pruner.
+            pruner=getattr(optuna.pruners, f"{(settings['pruner'] or 'nop').title()}Pruner")(),
         )
     except Exception as error:  # of any database, its driver, or the sampler
         said = str(error).partition("\n")[0]

@@ -89,7 +89,7 @@ class View:
         if not self.live:
             return
         table = Table(box=None, pad_edge=False)
-        for name in ("running", "settings", "step", "now", "best", "time"):
+        for name in ("running", "settings", "epoch", "step", "now", "best", "time"):
             table.add_column(name, justify="left" if name in ("running", "settings") else "right")
         for job in running:
             table.add_row(*map(escape, self._row(job)))
@@ -98,8 +98,9 @@ class View:
         parts = [f"[{COLOURS.get(s, 'yellow')}]{n} {s}[/]" for s, n in sorted(counts.items())]
         left = jobs.num_jobs - sum(counts[status] for status in ENDED)
         if self.seconds:
-            rounds = left * sum(self.seconds) / len(self.seconds) / self.num_parallel
-            parts.append(f"about {duration(rounds)} left")
+            mean, now = sum(self.seconds) / len(self.seconds), time.monotonic()
+            done = sum(min(now - start, mean) for start in self.started_times.values())
+            parts.append(f"about {duration((left * mean - done) / self.num_parallel)} left")
         if best := self.best(ended):
             parts.append(escape(best))
         self.live.update(
@@ -111,8 +112,10 @@ class View:
         run: RunFiles = job.run
         points = run.curves.get(run.objective or "", [])
         step = max((points[-1][0] for points in run.curves.values() if points), default=None)
+        epochs = run.curves.get("epoch")
         seconds = time.monotonic() - self.started_times.get(job.number, time.monotonic())
-        values: list[Any] = [step, points[-1][1] if points else None, run.best]
+        epoch = int(epochs[-1][1]) if epochs else None
+        values: list[Any] = [epoch, step, points[-1][1] if points else None, run.best]
         texts = [tables.text("", value) for value in values]
         return [f"{job.number}", self.words(job), *texts, duration(seconds)]
 
