@@ -172,7 +172,7 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert not (sweep / "1").exists()
     status, said = again(tmp_path, f"resume={sweep}")
     assert status == 0, said
-    assert "from step" in (sweep / "0" / "screen.log").read_text()
+    assert "goes on from " in (sweep / "0" / "screen.log").read_text()
     assert {path.parent.name for path in sweep.glob("*/results.json")} == {"0", "1"}
 
 
