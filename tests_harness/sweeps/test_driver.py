@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.sweeps.jobs import Job
+from harness.sweeps.jobs import Job, grid
 from tests_harness.conftest import ROOT
 from tests_harness.machine.fake_nvml import FakeGpu, write_fake
 
@@ -147,6 +147,27 @@ def test_jobs_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
     assert [job.status for job in jobs] == ["stopped", "stopped"]
     process.communicate()
+
+
+def test_job_that_still_saves_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    line = [sys.executable, "-c", f"{code}; print('locked', flush=True); input()"]
+    orphan = subprocess.Popen(
+        [*line, str(tmp_path / "0" / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert orphan.stdout is not None
+    assert orphan.stdout.readline() == "locked\n"
+    jobs = grid(tmp_path, [["seed=1"], ["seed=2"]], retries_failed=False)
+    started = [jobs.next(), jobs.next()]
+    assert [job and job.number for job in started] == [1, None]
+    assert [job.number for job in jobs.pending] == [0]
+    orphan.communicate("\n")
+    assert (job := jobs.next())
+    assert job.number == 0
 
 
 def test_failed_job_keeps_its_folder_and_is_tried_again_when_asked(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_job_that_cannot_be_composed_fails_alone(tmp_path: Path) -> None:
     status, said = again(tmp_path, *TINY, "seed=x,1")
     assert status == 1
     (sweep,) = sweeps(tmp_path)
-    assert f"{sweep / '0'}: failed, seed=x must be a whole number" in said
+    assert f"{sweep / '0'}: failed, seed=x: seed takes a number" in said
     assert (sweep / "1" / "results.json").exists()
 
 
