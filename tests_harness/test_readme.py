@@ -59,10 +59,10 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
     arguments = words[script + 1 :]
     if words[script] in ("train.py", "evaluate.py", "predict.py"):
         if not {"--help", "-sc"} & set(arguments):
+            if "-m" in arguments:  # its first job
+                arguments = [re.sub(r"=.*interval\((\S+?),.*", r"=\1", w) for w in arguments]
+                arguments = [re.sub(r"=([\w.]+)(,[\w.]+)+$", r"=\1", w) for w in arguments]
             arguments = [word for word in arguments if word != "-m"] + ["--cfg", "job"]
-            arguments = [
-                re.sub(r"^(seed|data\.fold)=\d+(,\d+)+$", r"\1=1", word) for word in arguments
-            ]
     else:
         arguments = ["--help"]
     result = command(words[script], *arguments)

@@ -139,7 +139,7 @@ def test_torchrun_processes_share_one_folder(tmp_path: Path) -> None:
 def test_sweep_with_two_processes_runs_each_job_once(tmp_path: Path) -> None:
     result = typed("train.py", "-m", "seed=1,2", "strategy=ddp", *SHORT, f"output_dir={tmp_path}")
     assert result.returncode == 0, result.stderr
-    sweep = only(tmp_path / "sweeps")
+    sweep = only(only(tmp_path / "sweeps"))
     jobs = [path for path in sorted(sweep.iterdir()) if path.is_dir()]
     assert [job.name for job in jobs] == ["0", "1"]
     results = [json.loads((job / "results.json").read_text()) for job in jobs]
@@ -151,8 +151,8 @@ def test_failed_job_of_a_sweep_is_told_and_the_others_run(tmp_path: Path) -> Non
         "train.py", "-m", "model.net.dropout=2,0", *SHORT, "test=false", f"output_dir={tmp_path}"
     )
     assert result.returncode == 1
-    assert "dropout probability has to be between 0 and 1" in result.stderr
-    assert (only(tmp_path / "sweeps") / "1" / "results.json").exists()
+    assert "dropout probability has to be between 0 and 1" in result.stdout
+    assert (only(only(tmp_path / "sweeps")) / "1" / "results.json").exists()
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:

@@ -95,5 +95,5 @@ def test_sweep_over_folds_ends_with_the_table(prices: Path, tmp_path: Path) -> N
     result = command("train.py", *words, f"output_dir={tmp_path}")
     assert result.returncode == 0, result.stderr
     assert "50 predictions, each by the fold that tested it" in result.stdout
-    (path,) = tmp_path.glob(f"sweeps/*/{folds.PREDICTIONS}")
+    (path,) = tmp_path.glob(f"sweeps/*/*/{folds.PREDICTIONS}")
     assert len(path.read_text().splitlines()) == 51

@@ -201,7 +201,7 @@ def test_run_without_a_whole_checkpoint_is_refused(run_copy: Path) -> None:
     ("words", "hint"),
     [
         (("resume=nowhere",), "Use resume=auto, or the folder of a run"),
-        (("-m", "resume=auto", "seed=1,2"), "-m starts many"),
+        (("-m", "resume=auto", "seed=1,2", "hydra/launcher=basic"), "does not go on"),
     ],
 )
 def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_path: Path) -> None:

@@ -18,18 +18,26 @@ from pytorch_lightning.strategies.launchers import subprocess_script as launcher
 
 from harness.command import start as cli
 from harness.run import tasks  # noqa: F401  # imports what a run needs
+from harness.sweeps import slots
 
 
 class Forked:
     """What ``subprocess.Popen`` is for a command, for a fork."""
 
     def __init__(
-        self, arguments: list[str], env: dict[str, str], cwd: Any = None, output: int | None = None
+        self,
+        arguments: list[str],
+        env: dict[str, str],
+        cwd: Any = None,
+        output: int | None = None,
+        is_job: bool = False,
     ) -> None:
         self.returncode: int | None = None
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            if is_job:
+                os.setsid()
             if output is not None:
                 os.dup2(output, 1), os.dup2(output, 2)
             run_command(arguments, env)
@@ -54,8 +62,24 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, signum)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class JobsModule:
+    """Stands for the module that the driver of a sweep starts its jobs with."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    @staticmethod
+    def Popen(command: list[str], env: dict[str, str], stdout: Any, **_: Any) -> Forked:  # noqa: N802
+        job = Forked(command[1:], env, output=stdout.fileno(), is_job=True)
+        while job.poll() is None and os.getpgid(job.pid) != job.pid:
+            time.sleep(0.001)
+        return job
 
 
 class SubprocessModule:
@@ -76,6 +100,7 @@ def run_command(arguments: list[str], env: dict[str, str]) -> None:
         sys.path[:0] = [folder for folder in known if folder and folder not in sys.path]
         launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
         fabric_launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
+        slots.subprocess = JobsModule  # type: ignore[misc,assignment]
         cli.main(Path(arguments[0]).stem, "conf")
         status = 0
     except SystemExit as stop:

@@ -46,6 +46,7 @@ class Command:
         choices: the file that was chosen of each group.
         rules: ``conf/rules.yaml``: what is checked, and what may change in a run that goes on.
         is_sweep: whether the words or the files ask for many runs.
+        sweep: settings of the sweep, which are no part of its runs.
         sweep_dir: the folder that a sweep has given to this job; ``None`` outside of sweeps.
         whole: everything that was composed, for ``hydra.callbacks``; ``None`` without them.
         callbacks: those of Hydra, built.
@@ -60,10 +61,16 @@ class Command:
     is_sweep: bool = False
     choices: dict[str, str | None] = field(default_factory=dict)
     rules: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, Any] = field(default_factory=dict)
     sweep_dir: str | None = None
     whole: DictConfig | None = None
     callbacks: list[Any] = field(default_factory=list)
     job_return: JobReturn | None = None
+
+    @property
+    def is_job(self) -> bool:
+        """Whether this is a job of a sweep of ours: it goes on in its folder, and keeps it."""
+        return self.sweep_dir is not None and not self.is_sweep
 
     def composed_with(self, overrides: Sequence[str]) -> DictConfig:
         """The config that other words make, with the same files within reach."""
@@ -162,6 +169,7 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
     with open_dict(cfg):
         cfg.pop("hydra", None)
         rules: Any = OmegaConf.to_container(cfg.pop("rules"), resolve=True)
+        sweep: Any = OmegaConf.to_container(cfg.pop("sweep", OmegaConf.create()), resolve=True)
         if "data" not in cfg and "~data" not in words:  # `override /data: null` in an experiment
             cfg.data = None
     typed: Any = OmegaConf.to_container(known.overrides.task)  # ${...} stays as it was typed
@@ -175,6 +183,7 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
         is_sweep=is_sweep,
         choices=dict(known.runtime.choices),
         rules=rules,
+        sweep=sweep,
         sweep_dir=OmegaConf.select(known, "runtime.output_dir") if is_sweep else None,
     )
 

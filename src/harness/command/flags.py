@@ -12,7 +12,7 @@ from pathlib import Path
 import hydra
 from omegaconf import OmegaConf
 
-from harness.command import run_folder
+from harness.command import run_folder, sweep
 from harness.command.compose import (
     Command,
     as_hydra_reads,
@@ -28,7 +28,7 @@ from harness.processes.launcher import launcher
 # One sweep a process: the folder of another command's sweep has another name.
 SWEEP_NAME = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
-MULTIRUN = "hydra.mode=MULTIRUN"
+MULTIRUN = sweep.FLAGS[-1]
 
 OmegaConf.register_new_resolver("sweep_name", lambda: SWEEP_NAME, replace=True)
 
@@ -78,10 +78,13 @@ def let_hydra_answer(
     if sys.modules["__main__"].__spec__ is not None:
         program = [sys.executable, "-m", "harness", task]
 
-    if {"-m", "--multirun", MULTIRUN} & {*words}:
+    is_sweep = bool({*sweep.FLAGS} & {*words})
+    if is_sweep:
         refuse_sweep_of_ranks(program, words)
     refuse_numbers_of_gpus(words)
     words = as_hydra_reads(task, words)
+    if is_sweep and sweep.is_ours(task, words) and sweep.run(conf, words, program):
+        return
     if task != "train":
         words = with_training_config(words)
     sys.argv[1:] = words
@@ -92,7 +95,7 @@ def let_hydra_answer(
                 check_experiments(task, words, conf)
             hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(job)()
         if task == "train" and any(re.match(r"data\.fold=.*[,(]", word) for word in words):
-            join_folds(run_folder.sweeps(words) / SWEEP_NAME, conf)
+            sweep.join_folds(run_folder.sweeps(words) / SWEEP_NAME, conf)
     except OSError as error:
         raise UserError(
             f"The sweep's folder cannot be made: {error}.\n"
@@ -100,16 +103,6 @@ def let_hydra_answer(
         ) from error
     finally:
         run_folder.remove_unstarted(run_folder.sweeps(words) / SWEEP_NAME)
-
-
-def join_folds(sweep: Path, conf: Path) -> None:
-    """Show what the folds of a sweep have reached, and join their predictions."""
-    from harness.command import folds  # it predicts, by what starts runs
-
-    try:
-        print(folds.join([sweep], conf))
-    except UserError as error:  # as of folds of several settings: the runs are well
-        print(error)
 
 
 def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:
@@ -121,7 +114,7 @@ def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:
     known = launcher()
     if not known.is_one_of_several:
         return
-    script = os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
+    script = sweep.typed(program)
     settings = {word.partition("=")[0] for word in words}
     chosen = {"strategy": "ddp", "trainer.devices": known.num_here}
     added = [f"{key}={value}" for key, value in chosen.items() if key not in settings]

@@ -56,7 +56,12 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
             execute(task, run_folder.load_config(run_dir))
             leaving.arm(0)  # all is done, and the first process may end earlier
         elif run_dir := launch.job_that_this_is():
-            execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
+            if arguments:  # of a sweep, whose job composes its own config
+                command = compose_command(task, arguments, conf)
+                command.sweep_dir = str(run_dir)
+                start(command)
+            else:
+                execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
             words = without_flags(arguments)
             if any(word.startswith("-") or word == MULTIRUN for word in words):
@@ -171,7 +176,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
                 meeting.see(run_dir)
 
             def undo() -> None:
-                if not plan.goes_on and launch.global_rank() == 0:
+                if not plan.goes_on and not command.is_job and launch.global_rank() == 0:
                     run_folder.remove_unused(run_dir)
 
             meeting.watch(bool(program), undo)
@@ -180,7 +185,8 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
     except JobFailedError:
         raise  # its folder has its log
     except UserError:
-        if plan.run_dir and not plan.goes_on and launch.global_rank() == 0:
+        is_new = plan.run_dir and not plan.goes_on and not command.is_job
+        if is_new and launch.global_rank() == 0:
             run_folder.remove_unused(run_dir)
         raise
     return run_dir

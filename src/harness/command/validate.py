@@ -47,6 +47,8 @@ def check(command: Command) -> None:
     OmegaConf.to_container(cfg, resolve=True)  # before there is a folder
     for override in overrides:
         name = override.lstrip("+~").partition("=")[0]
+        if name.partition(".")[0] == "sweep" and task == "train" and not command.is_sweep:
+            raise UserError(f"{override} is a setting of a sweep: python train.py -m {override} …")
         if override.startswith("+") and name.rpartition(".")[2] in OLD_NAMES:
             raise UserError(old_name(name))
     if cfg.trainer.get("use_distributed_sampler"):

@@ -32,14 +32,14 @@ def find(command: Command, launchers: Collection[str] = ()) -> Path | None:
         UserError: if ``resume`` names no run.
     """
     cfg, known = command.cfg, launcher()
-    if command.is_sweep:
+    if command.sweep_dir:
         if cfg.resume is not None:
             raise UserError(
-                f"resume={cfg.resume} goes on with one run, and -m starts many.\n"
+                f"resume={cfg.resume}: a sweep by Hydra's own launcher does not go on.\n"
                 "Leave out one of them."
             )
-        folder = Path(command.sweep_dir or "")
-        return folder.resolve() if known.num_restarts and _is_run(folder) else None
+        folder, goes_on = Path(command.sweep_dir), command.is_job or known.num_restarts
+        return folder.resolve() if goes_on and _is_run(folder) else None
     if cfg.resume not in (None, "auto"):
         return _named(cfg)
     runs = runs_in(Path(cfg.output_dir, cfg.name))

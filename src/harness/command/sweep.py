@@ -1,0 +1,262 @@
+"""A sweep as it is typed: its jobs, its folder, and the same command again. No torch.
+
+Hydra's parser reads the words, and every combination is a job, as with Hydra's own sweeper. The
+jobs are run by ``harness.sweeps``, which survives and fills the machine; Hydra's sweeper calls one
+function after the other in one process.
+"""
+
+import itertools
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from harness import frozen_files
+from harness.command import run_folder, sweep_words, validate
+from harness.command.compose import Command, compose_command
+from harness.errors import UserError
+from harness.machine import num_gpus
+from harness.places import shown
+from harness.strategies.launchable import device_indices
+from harness.sweeps import view
+from harness.sweeps.driver import Driver
+from harness.sweeps.jobs import Jobs, grid
+from harness.sweeps.slots import Needs, Slots
+
+FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
+JOBS = "jobs.yaml"
+MOST_TRIED = 20  # jobs, until one can be composed
+
+
+def is_ours(task: str, words: Sequence[str]) -> bool:
+    """Whether nothing is typed that Hydra's own sweeper does: launchers, flags, its settings."""
+    for word in words:
+        is_hydras = word.startswith("-") or word.lstrip("+~").startswith("hydra")
+        if is_hydras and word not in FLAGS and not word.startswith("hydra.searchpath="):
+            if of_sweep := [
+                word for word in words if sweep_words.key_of(word).partition(".")[0] == "sweep"
+            ]:
+                raise UserError(
+                    f"{of_sweep[0]} is for the sweeps of this machine, and {word} asks Hydra for "
+                    "another kind.\nLeave out one of them."
+                )
+            return False
+    return task == "train"
+
+
+def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
+    """Run a sweep to its end, or go on with one.
+
+    Args:
+        conf: the folder of the config files.
+        words: settings, of which some name several values.
+        program: a command that takes the words of a job.
+
+    Returns:
+        Whether the sweep was run; Hydra runs one whose files choose a launcher of Hydra's.
+
+    Raises:
+        UserError: for a mistake in the command; then nothing is left.
+        SystemExit: with 1 where a job has not finished, and 128 + a signal's number.
+    """
+    words = [word for word in words if word not in FLAGS]
+    asked = [word for word in words if sweep_words.key_of(word) == "resume"]
+    wanted = asked[-1].partition("=")[2].strip("'\"") if asked else "null"
+    words = [word for word in words if word not in asked]
+    if wanted not in ("null", "auto"):
+        words = sweep_words.words_of(Path(wanted), words)
+    overrides = sweep_words.parsed(conf, words)
+    command = first_valid(conf, overrides)
+    if not is_of_files(command):
+        return False
+    cfg = command.cfg
+    check(command)
+    jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
+    parent = Path(cfg.output_dir, "sweeps", name_of(command))
+    with run_folder.choosing(parent):
+        folder = sweep_words.found(parent, words) if wanted == "auto" else None
+        folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
+        folder = folder or made(parent, words, jobs, command)
+    with run_folder.locked(folder):
+        drive(folder, command, overrides, words, program)
+    return True
+
+
+def drive(
+    folder: Path,
+    command: Command,
+    overrides: Sequence[Override],
+    words: Sequence[str],
+    program: Sequence[str],
+) -> None:
+    """Run what is left of a sweep in its folder, and leave with its exit status."""
+    settings = command.sweep
+    slots = Slots(num_parallel(settings.get("num_parallel", "auto")))
+    jobs = jobs_of(folder, command, overrides)
+    varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
+    screen = view.View(varied, slots.num)
+    left = len(jobs.pending) if jobs.known else jobs.num_jobs
+    screen.say(f"{jobs.num_jobs} jobs in {shown(folder)}, {left} to run, {slots.num} at a time")
+
+    def needs_of(job_words: list[str]) -> tuple[Needs, list[str]]:
+        return needs(command.conf, [*job_words, "hydra.mode=RUN"])
+
+    signum = Driver(jobs, slots, program, needs_of, screen).run()
+    jobs.settle()
+    view.print_end(folder, jobs.known, screen.best(jobs.known))
+    is_whole = all(job.status in ("finished", "pruned") for job in jobs.known)
+    if signum or not is_whole:
+        failed = any(job.status == "failed" for job in jobs.known)
+        retry = " sweep.retry_failed=true" if failed else ""
+        print(f"Go on with: python {typed(program)} -m resume={shown(folder)}{retry}")
+        sys.exit(128 + signum if signum else 1)
+    if "data.fold" in varied:
+        join_folds(folder, command.conf)
+
+
+def join_folds(folder: Path, conf: Path) -> None:
+    """Show what the folds of a sweep have reached, and join their predictions."""
+    from harness.command import folds  # it predicts, by what starts runs
+
+    try:
+        print(folds.join([folder], conf))
+    except UserError as error:  # as of folds of several settings: the runs are well
+        print(error)
+
+
+def jobs_of(folder: Path, command: Command, overrides: Sequence[Override]) -> Jobs:
+    """The jobs of a sweep, of which some may have ended."""
+    retries = bool(command.sweep.get("retry_failed"))
+    if not is_optuna(command):
+        jobs: Any = OmegaConf.create(frozen_files.read_yaml(folder / JOBS))
+        return grid(folder, jobs, retries)
+    from harness.sweeps.study import Study
+
+    kept = [override for override in overrides if not sweep_words.is_of_sweep(override)]
+    num_trials, objective = command.sweep["num_trials"], str(command.cfg.objective)
+    return Study(study_of(folder, command), folder, kept, num_trials, objective, retries)
+
+
+def study_of(folder: Path, command: Command) -> Any:
+    """The study of a sweep in a folder."""
+    from harness.sweeps.study import opened
+
+    return opened(folder, name_of(command), command.cfg.mode, command.sweep)
+
+
+def is_optuna(command: Command) -> bool:
+    """Whether Optuna makes up the jobs."""
+    return "num_trials" in command.sweep
+
+
+def name_of(command: Command) -> str:
+    """The name of a sweep, and of its study."""
+    return str(command.cfg.name or command.choices.get("experiment") or "default")
+
+
+def needs(conf: Path, words: list[str]) -> tuple[Needs, list[str]]:
+    """What a job computes on, and the words with which it is started there."""
+    try:
+        command = compose_command("train", words, conf)
+        validate.check(command)
+    except UserError:
+        return Needs(), words  # its own process says why it cannot run
+    cfg = command.cfg
+    there = num_gpus()
+    if not there or sys.platform == "darwin" or cfg.trainer.accelerator in ("cpu", "mps"):
+        return Needs(), words
+    devices = cfg.trainer.devices
+    is_all = devices in (-1, "-1", "auto") or device_indices(devices) is not None
+    if "gpus" in cfg and cfg.gpus.order != "visible":  # the driver chooses
+        words = [*words, "gpus=visible", "gpus.min_free_gib=null"]
+    least = (cfg.get("gpus") or {}).get("min_free_gib") or 0.0
+    return Needs(there if is_all else int(devices), float(least)), words
+
+
+def check(command: Command) -> None:
+    """Refuse settings of a sweep before it has a folder.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    num_parallel(command.sweep.get("num_parallel", "auto"))
+    if is_optuna(command):
+        num_trials = command.sweep["num_trials"]
+        if isinstance(num_trials, bool) or not isinstance(num_trials, int) or num_trials < 1:
+            raise UserError(f"sweep.num_trials={num_trials} must be a whole number, 1 or more.")
+        if command.cfg.objective is None:
+            raise UserError("sweep=optuna needs an objective: what is to be the best.")
+
+
+def num_parallel(value: Any) -> int | None:
+    """How many jobs are asked for at a time; ``None`` is as many as there are GPUs.
+
+    Raises:
+        UserError: if it is no number of jobs.
+    """
+    if value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"sweep.num_parallel={value} must be a whole number, 1 or more, or auto.")
+    return value
+
+
+def typed(program: Sequence[str]) -> str:
+    """The script or module of a program, as a person types it."""
+    return os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
+
+
+def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
+    """The first job that can be composed: a mistake of another one is that job's.
+
+    Raises:
+        UserError: the first mistake, if all jobs have one.
+    """
+    first: UserError | None = None
+    for words in itertools.islice(
+        itertools.product(*map(sweep_words.values_of, overrides)), MOST_TRIED
+    ):
+        try:
+            command = compose_command("train", [*words, "hydra.mode=MULTIRUN"], conf)
+            validate.check(command)
+            if command.cfg.trainer.num_nodes > 1:
+                raise UserError(
+                    f"trainer.num_nodes={command.cfg.trainer.num_nodes}, but the jobs of a sweep "
+                    "run on the machine that it was started on.\nUse trainer.num_nodes=1."
+                )
+            return command
+        except UserError as error:
+            first = first or error
+    raise first or UserError("A word of the sweep has no values.")
+
+
+def is_of_files(command: Command) -> bool:
+    """Whether no file chooses another launcher, sweeper or callbacks of Hydra's."""
+    known: Any = HydraConfig.get()
+    names = (str(known.launcher._target_), str(known.sweeper._target_))
+    plain = names[0].endswith(".BasicLauncher") and names[1].endswith(".BasicSweeper")
+    return plain and not known.sweeper.get("params") and not known.callbacks
+
+
+def made(
+    parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]] | None, command: Command
+) -> Path:
+    """Make a sweep's folder; it is one when its words are written, the last of all."""
+    folder = run_folder.make(parent)
+    if jobs is None:
+        try:
+            study_of(folder, command)
+        except UserError:
+            run_folder.remove_unused(folder)
+            raise
+    else:
+        text = OmegaConf.to_yaml(OmegaConf.create([list(job) for job in jobs]))
+        frozen_files.write_yaml(folder / JOBS, text)
+    run_folder.save_words([*words], folder)
+    return folder

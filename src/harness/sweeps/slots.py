@@ -1,0 +1,140 @@
+"""What each of several jobs on one machine gets: GPUs that no other job has, or a share of cores.
+
+The driver chooses the GPUs as ``gpus=emptiest`` does. The job inherits their locks, and holds them
+as long as it lives, also where its driver was killed.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import UserError
+from harness.machine import choice, limits, locks, num_gpus
+from harness.processes import launch
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job computes on.
+
+    Attributes:
+        num_gpus: 0 for the CPU.
+        min_free_gib: GiB of memory that each GPU must have free.
+    """
+
+    num_gpus: int = 0
+    min_free_gib: float = 0.0
+
+
+class Slots:
+    """The machine, cut into equal shares: one per GPU, or one per job where a number is asked for.
+
+    Args:
+        num_parallel: jobs at a time; ``None`` is as many as there are GPUs, and one on the CPU.
+    """
+
+    def __init__(self, num_parallel: int | None) -> None:
+        self.is_counted = num_parallel is not None
+        self.num = num_parallel or num_gpus() or 1
+        self.free = set(range(self.num))
+        self.why_not = ""  # what the last job that was not started lacks
+
+    def start(
+        self, program: Sequence[str], folder: Path, log: Path, needs: Needs
+    ) -> "tuple[subprocess.Popen[bytes], set[int]] | None":
+        """Start a job with its share of the machine.
+
+        It is in a session of its own: Ctrl-C in the terminal reaches the driver alone.
+
+        Args:
+            program: the job's command.
+            folder: of the job.
+            log: takes what it shows.
+            needs: what it computes on.
+
+        Returns:
+            The process, and its shares, which go back into ``free``; ``None`` where there is no
+            room yet, for which ``why_not`` gives the reason.
+        """
+        num_shares = 1 if self.is_counted else min(max(needs.num_gpus, 1), self.num)
+        if len(self.free) < num_shares:
+            return None
+        shares = set(sorted(self.free)[:num_shares])
+        try:
+            with (
+                _gpus(needs) as fds,
+                _cores(shares, self.num) as threads,
+                log.open("ab") as screen,
+            ):
+                process = subprocess.Popen(
+                    program,
+                    stdin=subprocess.DEVNULL,
+                    stdout=screen,
+                    stderr=screen,
+                    env=threads | launch.job_environment(folder),
+                    pass_fds=fds,
+                    start_new_session=True,
+                )
+        except UserError as error:
+            self.why_not = str(error)
+            return None
+        self.free -= shares
+        return process, shares
+
+
+@contextmanager
+def _gpus(needs: Needs) -> Iterator[list[int]]:
+    """Choose GPUs for the process that the block starts, and yield the locks that it inherits.
+
+    Raises:
+        UserError: where there are not enough that are free.
+    """
+    if not needs.num_gpus:
+        yield []
+        return
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        chosen = choice.choose_emptiest(needs.num_gpus, needs.min_free_gib)
+        yield [locks.HELD[gpu.uuids[0]].fileno() for gpu in chosen]
+    finally:
+        for uuid in list(locks.HELD):  # the job's copy of a lock stays
+            locks.release(uuid)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def _cores(shares: set[int], num_shares: int) -> Iterator[dict[str, str]]:
+    """Let the process that the block starts inherit its part of the cores.
+
+    Yields:
+        Variables for it; the number of threads that a person has set stays.
+    """
+    if len(shares) == num_shares:  # as a single run
+        yield {}
+        return
+    num_threads = max(1, limits.usable_cores() * len(shares) // num_shares)
+    threads = {"OMP_NUM_THREADS": str(num_threads)}
+    if not hasattr(os, "sched_setaffinity"):  # macOS
+        yield threads
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    mine = {
+        cores[index % len(cores)]
+        for share in shares
+        for index in range(
+            share * len(cores) // num_shares,
+            max((share + 1) * len(cores) // num_shares, share * len(cores) // num_shares + 1),
+        )
+    }
+    os.sched_setaffinity(0, mine)  # of this thread, and of what it starts
+    try:
+        yield threads
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -1,0 +1,243 @@
+"""The driver of sweeps with toy jobs: it survives, fills the machine, fails with none of them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.sweeps.jobs import Job, grid
+from tests_harness.conftest import ROOT
+from tests_harness.machine.fake_nvml import FakeGpu, write_fake
+
+SIX = [f"steps={10 + 3 * seed} seed={seed}" for seed in range(1, 7)]
+
+
+def start(
+    folder: Path, jobs: list[str], num: int = 2, num_gpus: int = 0, **variables: str
+) -> "subprocess.Popen[str]":
+    line = [sys.executable, "-m", "tests_harness.sweeps.toy_sweep", str(folder), str(num)]
+    return subprocess.Popen(
+        [*line, str(num_gpus), *jobs],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(*arguments: Any, **more: Any) -> tuple[int, str]:
+    process = start(*arguments, **more)
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+def trace(folder: Path) -> list[list[Any]]:
+    path = folder / "trace"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return {
+        path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/results.json")
+    }
+
+
+def intervals(folder: Path) -> list[tuple[float, float, str, str, list[int]]]:
+    """When each start of a job has worked, and where: from its first event to its last."""
+    found: list[tuple[float, float, str, str, list[int]]] = []
+    open_: dict[str, list[Any]] = {}
+    for seconds, name, event, devices, cores in trace(folder):
+        if event == "start":
+            if name in open_:
+                found.append(tuple(open_[name]))  # type: ignore[arg-type]
+            open_[name] = [seconds, seconds, name, devices, cores]
+        open_[name][1] = seconds
+    return [*found, *(tuple(one) for one in open_.values())]  # type: ignore[misc]
+
+
+def overlapping(folder: Path) -> list[tuple[Any, Any]]:
+    return [
+        (one, two) for one, two in combinations(intervals(folder), 2)
+        if one[0] <= two[1] and two[0] <= one[1]
+    ]  # fmt: skip
+
+
+def wait_for(folder: Path, num_events: int, process: "subprocess.Popen[str]") -> None:
+    end = time.monotonic() + 60
+    while len(trace(folder)) < num_events and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep") / "undisturbed"
+    status, said = finish(folder, SIX)
+    assert status == 0, said
+    return folder
+
+
+def test_jobs_run_side_by_side_on_cores_of_their_own(undisturbed: Path) -> None:
+    assert results(undisturbed).keys() == {str(number) for number in range(6)}
+    pairs = overlapping(undisturbed)
+    assert pairs
+    if len(os.sched_getaffinity(0)) > 1:
+        assert not [pair for pair in pairs if {*pair[0][4]} & {*pair[1][4]}]
+    most = max(
+        sum(a[0] <= b[0] <= a[1] for a in intervals(undisturbed)) for b in intervals(undisturbed)
+    )
+    assert most == 2
+
+
+def storm(folder: Path, undisturbed: Path, num_kills: int, seed: int) -> None:
+    """Kill the driver or a job at random moments, go on each time, and compare with the other."""
+    draw = random.Random(seed)
+    for _ in range(num_kills):
+        process = start(folder, SIX)
+        wait_for(folder, len(trace(folder)) + draw.randrange(12), process)
+        time.sleep(draw.random() * 0.3)
+        if draw.random() < 0.5:
+            process.kill()
+        else:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            pids = children.read_text().split() if children.exists() else []
+            if pids:
+                os.kill(int(draw.choice(pids)), signal.SIGKILL)
+            process.kill() if draw.random() < 0.5 else process.wait(60)
+        process.wait(60)
+        assert process.stdout is not None
+        process.stdout.close()
+    for _ in range(3):  # a job that was killed by itself is not started again by the same driver
+        status, said = finish(folder, SIX)
+    assert status == 0, said
+    assert results(folder) == results(undisturbed)
+    events = [event for *_, event, _, _ in trace(folder)]
+    assert "again" not in events  # no finished job has run once more
+    assert not [pair for pair in overlapping(folder) if pair[0][2] == pair[1][2]]
+
+
+def test_kills_lose_nothing_and_double_nothing(undisturbed: Path, tmp_path: Path) -> None:
+    storm(tmp_path / "sweep", undisturbed, num_kills=3, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_many_kills_lose_nothing(seed: int, undisturbed: Path, tmp_path: Path) -> None:
+    storm(tmp_path / "sweep", undisturbed, num_kills=5, seed=seed)
+
+
+def test_jobs_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    process = start(folder, ["steps=1000 seed=1", "steps=1000 seed=2"])
+    wait_for(folder, 6, process)
+    jobs = [Job(number, [], folder / str(number)) for number in range(2)]
+    assert [job.status for job in jobs] == ["running", "running"]
+    process.kill()
+    end = time.monotonic() + 20
+    while any(job.status == "running" for job in jobs) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert [job.status for job in jobs] == ["stopped", "stopped"]
+    process.communicate()
+
+
+def test_job_that_still_saves_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    line = [sys.executable, "-c", f"{code}; print('locked', flush=True); input()"]
+    orphan = subprocess.Popen(
+        [*line, str(tmp_path / "0" / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert orphan.stdout is not None
+    assert orphan.stdout.readline() == "locked\n"
+    jobs = grid(tmp_path, [["seed=1"], ["seed=2"]], retries_failed=False)
+    started = [jobs.next(), jobs.next()]
+    assert [job and job.number for job in started] == [1, None]
+    assert [job.number for job in jobs.pending] == [0]
+    orphan.communicate("\n")
+    assert (job := jobs.next())
+    assert job.number == 0
+
+
+def test_failed_job_keeps_its_folder_and_is_tried_again_when_asked(tmp_path: Path) -> None:
+    folder, jobs = tmp_path / "sweep", ["steps=5", "steps=5 fails=1", "steps=5 seed=3"]
+    status, said = finish(folder, jobs)
+    assert status == 1
+    assert "job 1 failed after" in said
+    assert ": It cannot be." in said
+    assert results(folder).keys() == {"0", "2"}
+    assert "Try another." in (folder / "1" / "screen.log").read_text()
+    before = len(trace(folder))
+    assert finish(folder, jobs)[0] == 1
+    assert len(trace(folder)) == before  # it has not run again
+    mended = [jobs[0], "steps=5 fails=0", jobs[2]]
+    assert finish(folder, mended, RETRY="1")[0] == 0
+    assert results(folder).keys() == {"0", "1", "2"}
+    assert {event[1] for event in trace(folder)[before:]} == {"1"}
+
+
+def test_first_ctrl_c_saves_and_starts_no_more(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    process = start(folder, ["steps=1000", "steps=1000", "steps=1"])
+    wait_for(folder, 6, process)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "SIGINT: 2 running jobs finish their step and save" in said
+    assert [Job(n, [], folder / str(n)).status for n in range(3)] == [
+        "stopped",
+        "stopped",
+        "waiting",
+    ]
+
+
+def test_second_ctrl_c_leaves(tmp_path: Path) -> None:
+    """Also where the jobs do not: they end with the driver."""
+    folder = tmp_path / "sweep"
+    process = start(folder, ["steps=1000"])
+    wait_for(folder, 3, process)
+    (job,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(job), signal.SIGSTOP)
+    try:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 128 + signal.SIGINT
+    finally:
+        os.kill(int(job), signal.SIGKILL)
+        process.communicate()
+
+
+def test_two_jobs_are_never_on_one_gpu(tmp_path: Path) -> None:
+    """Also under two drivers, of which one is killed while its jobs save."""
+    gpus = write_fake(tmp_path / "fake", [FakeGpu(70 + number) for number in range(3)])
+    gpus["PYTHONPATH"] = f"{gpus['PYTHONPATH']}:{ROOT}/src:{ROOT}"
+    jobs = [f"steps={10 + 4 * number} gpus={1 + number % 2}" for number in range(5)]
+    folders = [tmp_path / "one", tmp_path / "two"]
+    first = start(folders[0], jobs, 0, 1, **gpus)
+    wait_for(folders[0], 8, first)
+    second = start(folders[1], jobs, 0, 1, **gpus)
+    time.sleep(0.7)
+    first.kill()
+    first.communicate()
+    again = start(folders[0], jobs, 0, 1, **gpus)
+    for process in (second, again):
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+    worked = [one for folder in folders for one in intervals(folder)]
+    assert {len(one[3].split(",")) for one in worked} == {1, 2}
+    for one, two in combinations(worked, 2):
+        if one[0] <= two[1] and two[0] <= one[1]:
+            assert not {*one[3].split(",")} & {*two[3].split(",")}, (one, two)
