@@ -5,6 +5,10 @@ class UserError(Exception):
     says what was set, why it cannot be, and what to type instead.
     """
 
+    def __str__(self) -> str:
+        """The message; a data worker's comes with its traceback before it."""
+        return super().__str__().rpartition("harness.errors.UserError: ")[2].rstrip()
+
 
 class TrainingError(Exception):
     """What training has come to, and no command could have told before: it must not go on.

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -64,3 +66,21 @@ def test_normalised_images_are_scaled_for_showing(caplog: pytest.LogCaptureFixtu
 def test_inputs_that_are_no_images_are_named() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 10\) are no images"):
         kept(WorstMistakes(), torch.zeros(4, 10))
+
+
+def test_images_are_shown_as_before_the_data_module_normalised_them() -> None:
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.1)
+    images = torch.rand(4, 3, 2, 2)
+    shape = (3, 1, 1)
+    normalised = (images - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    names = ["ant", "bee", "cow"]
+    data = SimpleNamespace(mean=mean, std=std, facts={"class_names": names})
+    picture = WorstMistakes()
+    picture.on_test_start(SimpleNamespace(datamodule=data), None)
+    figure = picture.draw([kept(picture, normalised)])
+    assert [axes.get_title() for axes in figure.axes] == [
+        "ant, taken for bee",
+        "cow, taken for ant",
+    ]
+    shown = torch.tensor(figure.axes[0].images[0].get_array())
+    assert torch.allclose(shown, images[1].movedim(0, -1), atol=1e-6)

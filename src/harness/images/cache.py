@@ -50,7 +50,10 @@ class Lock:
         self.path = path
         try:
             self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError:  # a cache that somebody else has made may be read all the same
+        except OSError:
+            if not path.exists():
+                raise
+            # A cache that somebody else has made may be read all the same.
             self.file = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:

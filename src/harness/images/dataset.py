@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.data.batches import Batch, BatchedDataset
 from harness.data.randomness import uniform
-from harness.errors import TrainingError
+from harness.errors import UserError
 from harness.images.augmentation import as_integers
 from harness.images.decoding import decode, reason
 
@@ -63,7 +63,10 @@ class FilePixels:
             try:
                 images[i] = decode(path, self.shape[0], self.shape[2])
             except Exception as error:  # it could be read when the run began
-                raise TrainingError(f"{path} cannot be read any more: {reason(error)}.") from error
+                raise UserError(
+                    f"{path} could be read when the run began, and cannot now: {reason(error)}.\n"
+                    "Put it back, and go on with resume=auto."
+                ) from error
         return torch.from_numpy(images)
 
 

@@ -1,0 +1,168 @@
+"""Whole runs on class folders, as the commands make them."""
+
+import csv
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from PIL import Image
+
+from harness import evaluate, load_run, predict, train
+from tests_harness.conftest import ROOT
+from tests_harness.faults.fork_server import command
+from tests_harness.faults.run_folder import leave_at
+from tests_harness.images.made import CLASSES, words, write_images
+from tests_harness.strategy_runs import SAME, distances, execute, farthest, outcome
+
+CONF = ROOT / "conf"
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images") / "pets")
+
+
+def result_of(root: Path, strategy: str, folder: Path, *more: str) -> Path:
+    chosen = [word for word in words(root, "name=run", *more) if not word.startswith("strategy")]
+    status, said = execute(chosen, strategy, folder)
+    assert status == 0, said
+    (run_dir,) = (folder / "run").iterdir()
+    return run_dir
+
+
+QUICK = {("standard", "dp(2)"), ("randaugment", "ddp(2)")}
+CELLS = [
+    pytest.param(kind, strategy, marks=() if (kind, strategy) in QUICK else pytest.mark.slow)
+    for kind in ("standard", "randaugment")
+    for strategy in ("dp(2)", "ddp(2)", "ddp2(2x2)")
+]
+
+
+@pytest.mark.parametrize(("augmentation", "strategy"), CELLS)
+def test_augmented_training_is_the_same_under_every_strategy(
+    augmentation: str, strategy: str, pets: Path, tmp_path: Path
+) -> None:
+    more = f"data.augmentation={augmentation}"
+    runs = [result_of(pets, name, tmp_path / name[:2], more) for name in ("cpu", strategy)]
+    expected, found = map(outcome, runs)
+    assert farthest(expected, found) < SAME
+
+
+def test_augmentation_changes_what_is_trained_on(pets: Path, tmp_path: Path) -> None:
+    runs = [
+        outcome(result_of(pets, "cpu", tmp_path / augment, f"data.augment={augment}"))
+        for augment in ("true", "false")
+    ]
+    assert farthest(*runs) > 1e-3
+
+
+@pytest.mark.parametrize("more", [(), ("data.num_workers=1", "data.cache=false")], ids=str)
+def test_run_goes_on_inside_an_epoch_as_if_it_had_not_stopped(
+    more: tuple[str, ...], pets: Path, tmp_path: Path
+) -> None:
+    kept = ("checkpoint.every_n_steps=1", "checkpoint.num_kept=100")
+    run_dir = result_of(pets, "cpu", tmp_path, *kept, *more)
+    expected = outcome(run_dir)
+    leave_at(run_dir, 6)  # of 4 in each of 2 epochs
+    chosen = words(pets, "name=run", *kept, *more, f"resume={run_dir}")
+    status, said = execute(chosen, "cpu", tmp_path)
+    assert status == 0, said
+    assert set(distances(expected, outcome(run_dir)).values()) == {0.0}
+
+
+def test_run_is_evaluated_predicts_and_is_loaded(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "pets")
+    more = ["trainer.max_epochs=20", "model.net.width=16", f"output_dir={tmp_path}"]
+    run = train(*words(root, *more), conf=CONF)
+    assert run.results["test/accuracy"] == 1.0  # the colour tells the class
+    assert list(run.folder.glob("tensorboard/*"))
+    again = evaluate(run.checkpoint, conf=CONF).results
+    assert again["test/loss"] == pytest.approx(run.results["test/loss"], abs=1e-6)
+    assert load_run(run.folder).model(torch.zeros(2, 3, 16, 16)).shape == (2, 3)
+
+    def table(*more: str) -> list[dict[str, str]]:
+        path = predict(run.checkpoint, f"output={tmp_path / 'table.csv'}", *more, conf=CONF)
+        with path.open() as file:
+            return list(csv.DictReader(file))
+
+    rows = table()
+    assert {row["file"].partition("/")[0] for row in rows} == set(CLASSES)
+    assert all(CLASSES[int(row["label"])] == row["file"].partition("/")[0] for row in rows)
+    new = write_images(tmp_path / "new" / "deep", num=2)
+    rows = table(f"data.predict_root={new.parent}")
+    assert [row["file"] for row in rows][:3] == [
+        "deep/bird/000.jpg",
+        "deep/bird/001.jpg",
+        "deep/cat/000.jpg",
+    ]
+    assert [CLASSES[int(row["prediction"])] for row in rows] == [c for c in CLASSES for _ in "12"]
+
+
+def test_command_alone_says_what_to_give() -> None:
+    result = command("train.py", "experiment=images")
+    assert result.returncode == 1
+    assert result.stderr == "data.root has no value. Add data.root=<value>.\n"
+
+
+@pytest.mark.parametrize(
+    "mistake", ["missing", "empty", "one image", "suffix", "truncated", "bomb", "packed_size"]
+)
+def test_mistake_is_told_in_lines_and_leaves_nothing(mistake: str, tmp_path: Path) -> None:
+    root = write_images(tmp_path / "pets", num=4 if mistake == "empty" else 12)
+    more: list[str] = []
+    if mistake == "missing":
+        root = tmp_path / "nowhere"
+    elif mistake == "empty":
+        for path in root.rglob("*.jpg"):
+            path.unlink()
+    elif mistake == "one image":
+        write_images(root, num=1, classes=("emu",))
+    elif mistake == "suffix":
+        for path in root.rglob("*.jpg"):
+            path.rename(path.with_suffix(".tif"))
+    elif mistake == "truncated":
+        file = root / "cat" / "003.jpg"
+        file.write_bytes(file.read_bytes()[:-200])
+    elif mistake == "bomb":
+        side = math.isqrt(Image.MAX_IMAGE_PIXELS or 0) + 1
+        Image.new("1", (side, side)).save(root / "cat" / "bomb.png")
+    else:
+        more = ["data.packed_size=1"]
+    result = command("train.py", *words(root, *more, f"output_dir={tmp_path / 'out'}"))
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert 1 <= result.stderr.count("\n") <= 3, result.stderr
+    # The images of a damaged file were packed: with data.unreadable=skip that is used.
+    is_packed = mistake in ("truncated", "bomb")
+    assert len(list(tmp_path.glob("cache/*/index.json"))) == is_packed
+    assert not list(tmp_path.glob("cache/.*.part"))
+    assert not list(tmp_path.glob("out/*/*"))
+
+
+class Vanishing(pl.Callback):
+    """Removes a class's files in the middle of training."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        for path in Path(self.folder).iterdir():
+            path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_file_that_vanishes_in_the_middle_of_a_run_is_named(
+    num_workers: int, tmp_path: Path
+) -> None:
+    root = write_images(tmp_path / "pets")
+    callback = f"{{_target_: {__name__}.Vanishing, folder: {root / 'cat'}}}"
+    more = ["data.cache=false", f"data.num_workers={num_workers}", f"+callbacks.mine={callback}"]
+    result = command("train.py", *words(root, *more, f"output_dir={tmp_path}"))
+    assert result.returncode == 1
+    first, second = result.stderr.strip().split("\n")
+    assert re.search(r"cat/\d+.jpg could be read when the run began, and cannot now", first)
+    assert second.startswith("Put it back")
