@@ -42,7 +42,7 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
         pytest.skip("part of setting up, or of a cluster")
     if inner := re.match(r'eval "\$\((.*)\)"', line):
         line = inner[1]
-    line = line.replace("outputs/default/<run>", str(finished_run))
+    line = re.sub(r"outputs/\w+/<run>", str(finished_run), line)
     line = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", line)
     line = re.sub(r"\bmodel=linear\b", "data=synthetic model=mlp", line)
     # The run that stands for the reader's has no such file to predict on.
