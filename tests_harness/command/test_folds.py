@@ -9,6 +9,7 @@ import pytest
 
 from harness import UserError, frozen_files, train
 from harness.command import folds
+from harness.images.examples import write_digits
 from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 
@@ -97,3 +98,22 @@ def test_sweep_over_folds_ends_with_the_table(prices: Path, tmp_path: Path) -> N
     assert "50 predictions, each by the fold that tested it" in result.stdout
     (path,) = tmp_path.glob(f"sweeps/*/*/{folds.PREDICTIONS}")
     assert len(path.read_text().splitlines()) == 51
+
+
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_other_data_have_folds_as_well(kind: str, tmp_path: Path) -> None:
+    if kind == "images":
+        write_digits(tmp_path / "digits", 100)
+        words = [f"data.root={tmp_path / 'digits'}", "data.size=8", "data.packed_size=8"]
+        words += ["model.net.layers=[1,1,1,1]", "model.net.width=8", "model.net.num_groups=2"]
+    else:
+        lines = [f"{i:03} is a number of {'many' * (i % 3)} words" for i in range(100)]
+        (tmp_path / "lines.txt").write_text("\n".join(lines))
+        words = [f"data.file={tmp_path / 'lines.txt'}", "data.unit=lines", "data.length=32"]
+        words += ["model.net.width=8", "model.net.num_layers=1", "model.net.num_heads=2"]
+    words += [f"data.cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}"]
+    words += [f"experiment={kind}", "data.num_folds=2", *WORDS[2:]]
+    runs = [train(*words, f"data.fold={i}", conf=ROOT / "conf").folder for i in range(2)]
+    assert "100 predictions" in folds.join(runs, ROOT / "conf")
+    with (runs[0].parent / folds.PREDICTIONS).open() as file:
+        assert [int(row["sample"]) for row in csv.DictReader(file)] == list(range(100))

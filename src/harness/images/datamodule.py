@@ -195,6 +195,11 @@ class Images(DataModule):
         tell("  " + ", ".join(f"{name} {len(rows[name]):,}" for name in SPLITS if name in rows))
         return rows
 
+    @property
+    def split_rows(self) -> dict[str, NDArray[np.int64]]:
+        """Positions of the images of each split, by which folds are joined."""
+        return self.rows
+
     @cached_property
     def drawn_from(self) -> str:
         """A hash of the files that splits were drawn from; empty where folders split them."""

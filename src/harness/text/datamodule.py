@@ -201,6 +201,11 @@ class Text(DataModule):
     def _tokens(self, source: Source, tokenizer: Tokenizer, unit: str | None = None) -> Tokens:
         return tokens_of(source, tokenizer, unit or self.unit, self.errors, self.cache_dir)
 
+    @property
+    def split_rows(self) -> dict[str, NDArray[np.int64]]:
+        """Numbers of the lines of each split, by which folds are joined."""
+        return self._lines(self.tokenizer)
+
     def _lines(self, tokenizer: Tokenizer) -> dict[str, NDArray[np.int64]]:
         """Positions of the lines of each split, without the empty ones."""
         filled = {
