@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.data import caching
 from harness.text import cache, reading
 from harness.text.cache import Tokens, tokens_of
 from harness.text.datamodule import Text
@@ -93,7 +94,7 @@ def test_text_is_encoded_once_and_again_when_it_has_changed(path: Path, monkeypa
 
 def test_cache_is_used_where_nothing_can_be_written(path: Path, monkeypatch) -> None:
     expected = tokens(path).ids.tobytes()
-    monkeypatch.setattr(cache, "locked", None)
+    monkeypatch.setattr(caching, "locked", None)
     assert tokens(path).ids.tobytes() == expected
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.data.caching import identity
 from harness.errors import UserError
 from harness.processes.launch import global_rank
-from harness.tables.cache import Arrays, cached, identity
+from harness.tables.cache import Arrays, cached
 from harness.tables.columns import CATEGORY, encoded, learn_columns
 from harness.tables.reading import check_columns, read_table
 from harness.tables.rows import Rows, SplitRows, scale_of

@@ -1,27 +1,21 @@
 """Token ids of texts in files that are mapped into memory: encoded once, whoever asks.
 
-A folder of the cache has its name only when it is complete. A lock, which the system releases when
-its process ends, lets one process encode while the others wait.
+See ``harness.data.caching`` for what several processes, and a killed one, leave.
 """
 
-import errno
-import fcntl
-import hashlib
 import json
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.data.caching import hashed, identity, kept
 from harness.errors import UserError
-from harness.files import FULL, PART, sync
+from harness.files import sync
 from harness.text.reading import Source, pieces
 from harness.text.tokenizers import Tokenizer
 
@@ -77,71 +71,14 @@ def tokens_of(
     Raises:
         UserError: if the text or the cache cannot be read or written.
     """
-    status = source.path.stat()
-    identity = [VERSION, str(source.path.resolve()), status.st_size, status.st_mtime_ns]
-    identity += [source.start, source.end, unit, errors, tokenizer.identity, sys.byteorder]
-    folder = Path(cache_dir, f"text_{hashed(identity)}")
+    counts = [VERSION, *identity(source.path), source.start, source.end, unit, errors]
+    folder = Path(cache_dir, f"text_{hashed([*counts, tokenizer.identity, sys.byteorder])}")
 
     def write(part: Path) -> None:
         part.mkdir()
         _write(part, source, tokenizer, unit, errors)
 
     return Tokens(kept(folder, write))
-
-
-def hashed(identity: list[Any]) -> str:
-    """A name for what counts."""
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-
-
-def kept(path: Path, write: Callable[[Path], object]) -> Path:
-    """A file or folder of the cache, made by one process and once.
-
-    Args:
-        path: what it is called when it is complete.
-        write: makes it at the path that it is given.
-
-    Raises:
-        UserError: if the cache cannot be written, or has no room.
-    """
-    if path.exists():  # also in a cache that is only read
-        return path
-    part = path.with_name(path.name + PART)
-    try:
-        with locked(path):
-            if not path.exists():
-                remove(part)  # of a process that was killed
-                try:
-                    write(part)
-                    os.replace(part, path)
-                    sync(path.parent)
-                finally:
-                    remove(part)
-    except OSError as error:
-        about = "has no room" if error.errno in FULL else f"cannot be written: {error.strerror}"
-        if error.errno == errno.EEXIST:
-            about = "is a file"
-        raise UserError(
-            f"data.cache_dir={path.parent} {about}.\nName another folder: data.cache_dir=<folder>."
-        ) from error
-    return path
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait until no other process holds the lock of a path, then hold it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _write(folder: Path, source: Source, tokenizer: Tokenizer, unit: str, errors: str) -> None:

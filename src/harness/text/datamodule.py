@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.data.batches import BatchedDataset
+from harness.data.caching import hashed, kept
 from harness.data.datamodule import DataModule
 from harness.data.splits import split_positions
 from harness.errors import UserError
 from harness.files import write_durably
 from harness.processes.launch import global_rank
 from harness.text import tokenizers
-from harness.text.cache import Tokens, hashed, kept, tokens_of
+from harness.text.cache import Tokens, tokens_of
 from harness.text.reading import Source, cut, pieces, whole
 from harness.text.sentences import sentences
 from harness.text.tokenizers import Bytes, OfLibrary, Tokenizer, tokenizer_of
