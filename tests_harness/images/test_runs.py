@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 
-from harness import evaluate, load_run, predict, train
+from harness import UserError, evaluate, load_run, predict, train
 from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 from tests_harness.faults.run_folder import leave_at
@@ -91,7 +91,8 @@ def test_run_is_evaluated_predicts_and_is_loaded(tmp_path: Path) -> None:
 
     rows = table()
     assert {row["file"].partition("/")[0] for row in rows} == set(CLASSES)
-    assert all(CLASSES[int(row["label"])] == row["file"].partition("/")[0] for row in rows)
+    assert all(row["label"] == row["file"].partition("/")[0] for row in rows)
+    assert {f"p_{name}" for name in CLASSES} <= rows[0].keys()
     new = write_images(tmp_path / "new" / "deep", num=2)
     rows = table(f"data.predict_root={new.parent}")
     assert [row["file"] for row in rows][:3] == [
@@ -99,7 +100,16 @@ def test_run_is_evaluated_predicts_and_is_loaded(tmp_path: Path) -> None:
         "deep/bird/001.jpg",
         "deep/cat/000.jpg",
     ]
-    assert [CLASSES[int(row["prediction"])] for row in rows] == [c for c in CLASSES for _ in "12"]
+    assert [row["prediction"] for row in rows] == [c for c in CLASSES for _ in "12"]
+
+
+def test_class_that_only_the_test_has_is_refused_before_training(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        write_images(tmp_path / "pets" / split)
+    (tmp_path / "pets" / "test" / "bird").rename(tmp_path / "pets" / "test" / "brid")
+    with pytest.raises(UserError, match="has images of brid, which training did not have"):
+        train(*words(tmp_path / "pets", f"output_dir={tmp_path / 'out'}"), conf=CONF)
+    assert not list(tmp_path.glob("out/*/*/metrics.csv"))
 
 
 def test_command_alone_says_what_to_give() -> None:

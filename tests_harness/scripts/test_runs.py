@@ -116,6 +116,23 @@ def test_seeds_are_one_row_with_an_interval(trained: Path, tmp_path: Path, capsy
     assert rows[1]["± 95 %"] == pytest.approx(12.7062 * 0.05, rel=1e-4)  # t of 1 degree of freedom
 
 
+def test_a_seed_that_was_run_again_counts_once(trained: Path, tmp_path: Path, capsys) -> None:
+    for name, value in (("first", 0.8), ("again", 0.9)):
+        folder = copied(trained, tmp_path / name)
+        (folder / "results.json").write_text(json.dumps({"test/accuracy": value}))
+    words = folder / "overrides.yaml"
+    words.write_text(words.read_text().replace("# started 2", "# started 3"))  # later
+    (row,) = json.loads(answer(capsys, "best", tmp_path, "--by", "test/accuracy", "--json"))
+    assert (row["seeds"], row["test/accuracy"], row["± 95 %"]) == (1, 0.9, None)
+
+
+def test_each_of_several_tags_is_found(trained: Path, tmp_path: Path) -> None:
+    run = reading.read(copied(trained, tmp_path / "run", ("tags: []", "tags: [baseline, first]")))
+    assert comparing.chosen([run], ["tags=baseline"]) == [run]
+    assert comparing.chosen([run], ["tags!=first"]) == []
+    assert comparing.chosen([run], ["tags=last"]) == []
+
+
 def test_difference_is_what_differs_alone(trained: Path, tmp_path: Path, capsys) -> None:
     other = copied(trained, tmp_path / "other", ("lr: 0.003", "lr: 0.004"))
     rows = json.loads(answer(capsys, "diff", trained, other, "--json"))

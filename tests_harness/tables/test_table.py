@@ -201,6 +201,11 @@ def lines(*values: str) -> str:
             {},
             "a holds numbers, and 1 others, the first of them 'x1' in row 21",
         ),
+        (
+            "a;price\n" + "1,5;2\n" * 20,
+            {"separator": ";"},
+            "column a holds numbers with a decimal comma, such as '1,5'",
+        ),
         (lines("inf,2,3"), {}, "column a has an infinite number in row 21"),
         (
             "id,price\n" + "".join(f"n{i},{i}\n" for i in range(20)),

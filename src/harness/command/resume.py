@@ -14,6 +14,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from harness import record
 from harness.checkpoints import lookup
 from harness.command import run_folder
 from harness.command.compose import Command, flat
@@ -177,10 +178,10 @@ def finished(run_dir: Path) -> str:
     results = run_folder.results(run_dir)
     scores = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if k.startswith("test/"))
     scores += " (of the last weights)" if "tested_last_weights" in results else ""
-    return (
-        f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
-        "Add trainer.max_epochs=<more> to train on, or use resume=null to start another."
-    )
+    said = f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
+    if early := record.read(run_dir).get("stopped_early"):
+        return f"{said}It was stopped early, {early}. Use resume=null to start another."
+    return f"{said}Add trainer.max_epochs=<more> to train on, or use resume=null to start another."
 
 
 def asked_for(

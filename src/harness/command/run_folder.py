@@ -257,6 +257,8 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
     Raises:
         UserError: if the checkpoint or the config is missing.
     """
+    if (best := checkpoint / "checkpoints" / "best.ckpt").is_file():
+        raise UserError(f"checkpoint={checkpoint} is a run's folder. Use checkpoint={best}")
     if not checkpoint.is_file():
         there = sorted(str(path) for path in checkpoint.parent.glob("*.ckpt"))
         hint = f" There is {', '.join(there)}." if there else ""

@@ -143,7 +143,12 @@ class Images(DataModule):
                 f"data.root={self.root} has one class, {names[0]}: there is nothing to tell apart."
                 "\nIt needs a folder for each class."
             )
-        _ = self.rows  # before processes are started, which would wait for each other
+        # Before processes are started, which would wait for each other.
+        for split, rows in self.rows.items():
+            missing = {*names} - {self.found.class_names[i] for i in np.unique(self._classes(rows))}
+            self._labels(rows, {name: i for i, name in enumerate(names)})
+            if missing and split != "train":
+                log.warning("The %s images have none of %s.", split, listed(sorted(missing), 5))
         return {
             "num_classes": len(names),
             "class_names": names,
@@ -231,25 +236,28 @@ class Images(DataModule):
         return ImageDataset(
             self.source.pixels,
             rows,
-            self._labels(rows),
+            self._labels(rows, {name: i for i, name in enumerate(self.facts["class_names"])}),
             num_draws=self.augmentation.num_draws if is_augmented else 0,
             seed=self.seed,
             sample_names=[files.names[i] for i in rows] if split == "predict" else (),
             sizes=np.array(files.sizes)[rows],
         )
 
-    def _labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _classes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions in today's ``class_names``."""
+        return self.found.classes[rows]
+
+    def _labels(self, rows: NDArray[np.int64], known: dict[str, int]) -> NDArray[np.int64]:
         """Labels as in training, whatever classes are there now."""
-        known = {name: i for i, name in enumerate(self.facts["class_names"])}
         here = self.found.class_names
-        used = np.unique(self.found.classes[rows]).tolist()
+        used = np.unique(self._classes(rows)).tolist()
         if unknown := [here[i] for i in used if here[i] not in known]:
             raise UserError(
                 f"data.root={self.root} has images of {listed(unknown, 5)}, which training did not "
                 f"have.\nIts classes are {listed(known)}."
             )
         labels = np.array([known.get(name, -1) for name in here], dtype=np.int64)
-        return labels[self.found.classes[rows]]
+        return labels[self._classes(rows)]
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn bytes into what a network sees, on its device.

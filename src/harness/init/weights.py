@@ -93,11 +93,25 @@ def check(fit: Fit, weights: Weights, own: Mapping[str, Tensor], init: Init) -> 
         said = [f"Type init.leave_out={left_out} to go without these, or init.strict=false."]
     if new_name := _new_name(fit, weights, own):
         said = [f"Type init.map={typed_map({**init.map, **new_name})} if these are the same."]
+    said = [*_norms(fit), *said]
     total = len(fit.taken) + len(fit.misshaped) + len(fit.missing)
     raise UserError(
         f"init.path={init.path}: {len(fit.taken)} of the {total} tensors of {fit.place} fit. "
         f"{'; '.join(_faults(fit))}.\n{' '.join(said)}"
     )
+
+
+def _norms(fit: Fit) -> list[str]:
+    """Say where one of the two has BatchNorm: other weights go with another norm."""
+    of_file = any(name.endswith(".running_var") for name in fit.unexpected)
+    of_module = any(name.endswith(".running_var") for name in fit.missing)
+    if of_file and not of_module:
+        return [
+            "The file's network has BatchNorm, and this one has none: build it as the file's is."
+        ]
+    if of_module and not of_file:
+        return ["This network has BatchNorm, and the file's has not: build it alike."]
+    return []
 
 
 def told(path: Path, fit: Fit, weights: Weights) -> Started:

@@ -53,3 +53,16 @@ def best_of(trainer: pl.Trainer) -> dict[str, float]:
     """The best value of what best.ckpt is the best of; nothing where none was kept."""
     score = getattr(trainer.checkpoint_callback, "best_model_score", None)
     return {} if score is None else {"best": float(score)}
+
+
+def early_stop(trainer: pl.Trainer) -> dict[str, str]:
+    """Why a training has ended before its last epoch; nothing where it has not."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+    for callback in callbacks:
+        if isinstance(callback, pl.callbacks.EarlyStopping) and callback.stopped_epoch:
+            best = float(callback.best_score)
+            return {
+                "stopped_early": f"in epoch {callback.stopped_epoch}: {callback.monitor} was no "
+                f"better than {best:.4g} for {callback.wait_count} validations"
+            }
+    return {}

@@ -61,7 +61,7 @@ def show_start(
 
 @rank_zero_only
 def show_end(
-    run_dir: Path, metrics: dict[str, float], speed: dict[str, Any], has_test: bool = True
+    run_dir: Path, metrics: dict[str, float], seen: dict[str, Any], has_test: bool = True
 ) -> None:
     """Say what came out, where it is, and what to type next."""
     # The test is of the best checkpoint; other metrics are of the last epoch.
@@ -70,8 +70,10 @@ def show_end(
     rows = {name: f"{metrics[name]:.4f}" for name in names}
     if LAST_WEIGHTS in metrics:
         rows["of"] = "the last weights: the best checkpoint is lost"
-    if speed:
-        rows["speed"] = f"{speed['samples_per_second']:,.0f} samples/s, {speed['verdict']}"
+    if "stopped_early" in seen:
+        rows["stopped early"] = seen["stopped_early"]
+    if "verdict" in seen:
+        rows["speed"] = f"{seen['samples_per_second']:,.0f} samples/s, {seen['verdict']}"
     rows["results"] = shown(run_dir / "results.json")
     if (run_dir / "tensorboard").exists():
         rows["learning curves"] = f"{_program('tensorboard')} --logdir {shown(run_dir.parent)}"

@@ -44,7 +44,7 @@ from harness.run.code_history import CodeHistory, telling_changes
 from harness.run.log_file import LogFile
 from harness.run.making import made_data, made_model, make
 from harness.run.mistakes import user_errors
-from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, scalars, speed
+from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, early_stop, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights, verified
 from harness.upstream import clipping, processes, versions
@@ -262,8 +262,9 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
             trainer.lightning_module, getattr(trainer, "datamodule", None)
         )
         seen = speed(trainer)
-        record.note(Path(cfg.run_dir), **seen, **best_of(trainer))
-        screen.show_end(Path(cfg.run_dir), metrics, seen, has_test)
+        early = early_stop(trainer)
+        record.note(Path(cfg.run_dir), **seen, **best_of(trainer), **early)
+        screen.show_end(Path(cfg.run_dir), metrics, seen | early, has_test)
     close_process_group()
 
 

@@ -22,7 +22,7 @@ ABOUT: dict[str, Callable[[RunFiles], Any]] = {
     "samples/s": lambda run: run.speed,
     "held back by": lambda run: run.verdict,
     "commit": lambda run: run.commit[:10],
-    "tags": lambda run: ", ".join(map(str, run.config.get("tags") or ())),
+    "tags": lambda run: [str(tag) for tag in run.config.get("tags") or ()],
     "notes": lambda run: run.config.get("notes") or "",
     "step": lambda run: run.step,
     "best": lambda run: run.best,
@@ -41,7 +41,7 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
     known = [run.settings for run in runs if run.config]
     keys = dict.fromkeys(key for settings in known for key in settings)
     found = [key for key in keys if any(s.get(key) != known[0].get(key) for s in known)]
-    return sorted(found, key=lambda key: FIRST.get(key.partition(".")[0], len(FIRST)))
+    return sorted(found, key=lambda key: (FIRST.get(key.partition(".")[0], len(FIRST)), key))
 
 
 def chosen(runs: Sequence[RunFiles], conditions: Sequence[str]) -> list[RunFiles]:
@@ -74,6 +74,8 @@ def _nearest(runs: Sequence[RunFiles], key: str) -> str:
 
 
 def _holds(value: Any, sign: str, wanted: str) -> bool:
+    if isinstance(value, list):  # tags
+        return any(_holds(item, "=", wanted) for item in value) == (sign == "=")
     try:
         one, two = float(value), float(wanted)
     except (TypeError, ValueError):
@@ -136,7 +138,10 @@ def groups(runs: Sequence[RunFiles], key: str, is_max: bool) -> list[Group]:
         if isinstance(value, (int, float)) and math.isfinite(value):
             found.setdefault(repr([run.settings.get(name) for name in names]), []).append(run)
     made = []
-    for same in found.values():
+    for repeated in found.values():
+        # A seed that was run again counts once, as it was run last.
+        by_time = sorted(repeated, key=lambda run: run.started or 0.0)
+        same = list({run.settings.get(SEED): run for run in by_time}.values())
         values = [float(value_of(run, key)) for run in same]
         made.append(Group(same, key, statistics.fmean(values), _interval(values)))
     return sorted(made, key=lambda group: group.mean, reverse=is_max)

@@ -102,7 +102,8 @@ def data_of(runs: Sequence[RunFiles], is_max: bool = False) -> dict[str, Any]:
                 "name": os.path.relpath(run.folder.resolve(), root),
                 "folder": shown(run.folder),
                 "objective": run.objective,
-                "facts": {name: _plain(value_of(run, name)) for name in FACTS},
+                "facts": {name: _plain(value_of(run, name)) for name in FACTS}
+                | {"tags": ", ".join(value_of(run, "tags"))},
                 "metrics": {name: _plain(value) for name, value in run.metrics.items()},
                 "settings": {k: _plain(run.settings[k]) for k in names if k in run.settings},
                 "curves": curves_of(run),

@@ -20,6 +20,7 @@ from harness.runs.reading import RunFiles
 
 FACTS = ("status", "started", "seconds", "samples/s", "held back by", "commit", "tags")
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red"}
+EMPTY: tuple[Any, ...] = (None, "", [])
 MOST_SETTINGS = 8  # columns on the screen; JSON and CSV have all
 
 
@@ -34,7 +35,8 @@ def columns_of(runs: Sequence[RunFiles], is_whole: bool) -> list[str]:
     return [
         name
         for name in names
-        if name in ("run", "status") or any(value_of(run, name) not in (None, "") for run in runs)
+        if name in ("run", "status")
+        or any(value_of(run, name) not in (None, "", []) for run in runs)
     ]
 
 
@@ -130,7 +132,7 @@ def print_one(run: RunFiles, form: str = "table") -> None:
         return write([facts], form)
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in facts.items():
-        if value not in (None, ""):
+        if value not in EMPTY:
             table.add_row(f"[bold]{escape(name)}[/bold]", escape(text(name, value)))
     console().print(table)
     return None
@@ -172,6 +174,8 @@ def text(name: str, value: Any) -> str:
         return shown(Path(value))
     if name == "held back by":
         return str(value).partition(";")[0].replace(" of the time waiting for data", "")
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if name == "samples/s":
         return f"{value:,.0f}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -18,6 +18,7 @@ CATEGORY = "category"
 SECONDS_PER_DAY = 86_400
 # A text column whose values are mostly numbers is rather one of numbers with a flaw.
 MOSTLY = 0.5
+DECIMAL_COMMA = r"^-?\d[\d.]*,\d+$"
 
 
 def numbers_of(column: "pl.Series") -> tuple[str, NDArray[np.float64]] | None:
@@ -146,6 +147,11 @@ def _check_category(texts: "pl.Series", present: "pl.Series") -> None:
             f"{others[0]!r} in row {row + 1 if row is not None else '?'}.\n"
             f"Count it as missing: data.missing=['{others[0]}']. Or take all as categories: "
             f"data.categories=[{name}]."
+        )
+    if present.str.contains(DECIMAL_COMMA).mean() > MOSTLY:  # type: ignore[operator]
+        raise UserError(
+            f"column {name} holds numbers with a decimal comma, such as {present[0]!r}.\n"
+            f"Write them with a point, or take them as categories: data.categories=[{name}]."
         )
     if present.n_unique() == len(present) > 1:
         raise UserError(

@@ -29,6 +29,7 @@ class Classifier(pl.LightningModule):
     """
 
     class_weights: Tensor | None
+    class_names: list[str] | None = None  # in predictions
 
     def __init__(
         self,
@@ -134,14 +135,28 @@ class Classifier(pl.LightningModule):
         """What a batch's loss is a mean over: the number of samples, or the sum of weights."""
         return len(labels) if self.class_weights is None else self.class_weights[labels].sum()
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return columns of a table with one row per sample; new data has no labels."""
+    def on_predict_start(self) -> None:
+        """Take the names of the classes from the data."""
+        facts = getattr(self.trainer.datamodule, "facts", {})  # type: ignore[attr-defined]
+        self.class_names = facts.get("class_names")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Return columns of a table with one row per sample; new data has no labels.
+
+        Classes have their names where the data knows them, as those of folders.
+        """
         inputs, *labels = batch if isinstance(batch, (tuple, list)) else (batch,)
         probabilities = self(inputs).softmax(dim=1)  # (B, num_classes)
         confidence, prediction = probabilities.max(dim=1)
-        columns = {"label": labels[0]} if labels else {}
-        columns |= {"prediction": prediction, "confidence": confidence}
-        return columns | {f"p{i}": column for i, column in enumerate(probabilities.unbind(dim=1))}
+        names = self.class_names
+
+        def named(classes: Tensor) -> Any:
+            return classes if names is None else [names[i] for i in classes.tolist()]
+
+        columns: dict[str, Any] = {"label": named(labels[0])} if labels else {}
+        columns |= {"prediction": named(prediction), "confidence": confidence}
+        each = enumerate(probabilities.unbind(dim=1))
+        return columns | {f"p_{names[i]}" if names else f"p{i}": column for i, column in each}
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
