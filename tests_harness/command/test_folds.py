@@ -9,7 +9,7 @@ import pytest
 
 from harness import UserError, frozen_files, train
 from harness.command import folds
-from harness.images.examples import write_digits
+from harness.images.digits import write_digits
 from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 

@@ -34,7 +34,7 @@ FACTS = (
 )
 NUM_BUCKETS = 500  # of a curve; of each, the smallest and the largest value are kept
 MOST_PICTURE_BYTES = 16_000_000  # of all runs; the best runs' come first
-DIGITS = 6  # of a curve's values
+NUM_FIGURES = 6  # figures of a curve's values
 
 
 def write_report(
@@ -128,7 +128,9 @@ def curves_of(run: RunFiles) -> dict[str, tuple[list[int], list[float | None]]]:
         points = table.select("step", name).drop_nulls().to_numpy()  # (N, 2)
         if len(points) > 1:
             steps, values = thinned(points[:, 0], points[:, 1])
-            rounded = [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]
+            rounded = [
+                float(f"{v:.{NUM_FIGURES}g}") if math.isfinite(v) else None for v in values
+            ]
             found[name] = ([int(step) for step in steps], rounded)
     return found
 
