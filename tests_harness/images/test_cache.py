@@ -63,7 +63,7 @@ def test_pixels_are_those_of_the_files_in_their_order(pets: Path) -> None:
     index = json.loads((found.path.parent / "index.json").read_text())
     assert index | {"root": str(pets), "num_images": 12, "side": SIDE} == index
     listed = json.loads((found.path.parent / "files.json").read_text())
-    assert listed == [files.names, files.sizes, files.times]
+    assert listed == [files.names, files.sizes.tolist(), files.times.tolist()]
 
 
 def test_second_use_decodes_nothing(pets: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -133,8 +133,11 @@ def packed(
 
 def key_of(files: Files, settings: dict[str, Any]) -> str:
     """A hash of what the pixels depend on; where the files lie is none of it."""
-    identity = [settings, files.names, files.sizes, files.times]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([settings, *_listed(files)]).encode()).hexdigest()[:16]
+
+
+def _listed(files: Files) -> list[Any]:
+    return [files.names, files.sizes.tolist(), files.times.tolist()]
 
 
 def lock_of(home: Path) -> Path:
@@ -163,7 +166,7 @@ def _make(files: Files, home: Path, settings: dict[str, Any]) -> None:
         unreadable = decode_all(files, side, channels, pixels, "Packing" if keeps else CHECKING)
         index = settings | {"root": str(files.root.absolute()), "num_images": num_files}
         index["unreadable"] = unreadable
-        write_durably(part / FILES, json.dumps([files.names, files.sizes, files.times]).encode())
+        write_durably(part / FILES, json.dumps(_listed(files)).encode())
         write_durably(part / INDEX, json.dumps(index, indent=1).encode())
         if pixels:
             sync(pixels)

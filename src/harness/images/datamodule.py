@@ -240,7 +240,7 @@ class Images(DataModule):
             num_draws=self.augmentation.num_draws if is_augmented else 0,
             seed=self.seed,
             sample_names=[files.names[i] for i in rows] if split == "predict" else (),
-            sizes=np.array(files.sizes)[rows],
+            sizes=files.sizes[rows],
         )
 
     def _classes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,30 +1,47 @@
-"""Write scikit-learn's 1,797 digits as class folders of PNG files: images to try things on.
+"""Draw pictures of shapes into class folders: images to try things on.
 
-python -m harness.images.examples digits
-python train.py experiment=images data.root=digits data.size=32 data.flip=false
+python -m harness.images.examples shapes
+python train.py experiment=images data.root=shapes data.size=32
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
-from sklearn.datasets import load_digits
+from PIL import Image, ImageDraw
+
+CORNERS = {"circle": 60, "pentagon": 5, "square": 4, "star": 10, "triangle": 3}
 
 
-def write_digits(root: Path, num: int | None = None) -> None:
-    """Write ``root/<digit>/<number>.png``, of 8x8 pixels.
+def write_shapes(root: Path, num: int = 200) -> None:
+    """Write ``root/<shape>/<number>.jpg``, of 40 to 80 pixels, in any colour, size and turn.
 
     Args:
         root: a folder, made if it does not exist.
-        num: how many; all by default.
+        num: pictures of each of the five shapes.
     """
-    digits = load_digits()
-    images = np.round(digits.images[:num] * (255 / 16)).astype(np.uint8)
-    for i, (image, digit) in enumerate(zip(images, digits.target, strict=False)):
-        path = root / str(digit) / f"{i:04d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
+    rng = np.random.default_rng(0)
+    for name, num_corners in CORNERS.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for i in range(num):
+            width, height = rng.integers(40, 81, 2).tolist()
+            noise = rng.integers(0, 100, (height, width, 3)) + rng.integers(0, 60, 3)
+            image = Image.fromarray(noise.astype(np.uint8))
+            short = min(width, height)  # the middle is what is kept of an image
+            radius = short * rng.uniform(0.25, 0.4)
+            x, y = (
+                (side - short) / 2 + rng.uniform(radius, short - radius) for side in (width, height)
+            )
+            turn = rng.uniform(0, math.tau)
+            points = []
+            for k in range(num_corners):
+                angle = turn + math.tau * k / num_corners
+                r = radius * (0.4 if name == "star" and k % 2 else 1)
+                points.append((x + r * math.cos(angle), y + r * math.sin(angle)))
+            color = tuple(rng.integers(120, 256, 3).tolist())
+            ImageDraw.Draw(image).polygon(points, fill=color)
+            image.save(root / name / f"{i:03d}.jpg", quality=90)
 
 
 if __name__ == "__main__":
@@ -32,4 +49,4 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where the class folders go")
-    write_digits(parser.parse_args().folder)
+    write_shapes(parser.parse_args().folder)

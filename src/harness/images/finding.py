@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,10 @@ class Files:
     """Image files in the order of their names, and what was left out."""
 
     root: Path
-    names: list[str] = field(default_factory=list)  # below root
-    sizes: list[int] = field(default_factory=list)  # bytes
-    times: list[int] = field(default_factory=list)  # of the last change, nanoseconds
-    left_out: Counter[str] = field(default_factory=Counter)  # what it is, and how many
+    names: list[str]  # below root
+    sizes: NDArray[np.int64]  # bytes
+    times: NDArray[np.int64]  # of the last change, nanoseconds
+    left_out: Counter[str]  # what it is, and how many
 
 
 @dataclass
@@ -66,24 +66,21 @@ def find_files(root: str | Path, key: str) -> Files:
         is_archive = root.suffix.lower() in ARCHIVES
         hint = "Unpack it, and give that folder" if is_archive else "Give the folder that holds it"
         raise UserError(f"{key}={root} is a file.\n{hint}: {key}=<folder>")
-    files = Files(root)
     found: list[tuple[str, int, int]] = []
+    left_out: Counter[str] = Counter()
     try:
-        _look(root, "", found, files.left_out, frozenset())
+        _look(root, "", found, left_out, frozenset())
     except OSError as error:
         raise UserError(f"{key}={root}: {error.filename}: {error.strerror}.") from error
     if not found:
-        there = ", ".join(f"{num} {what}" for what, num in files.left_out.most_common(5))
+        there = ", ".join(f"{num} {what}" for what, num in left_out.most_common(5))
         known = ", ".join(SUFFIXES)
         raise UserError(
             f"{key}={root} holds no images, but {there or 'nothing at all'}.\n"
             f"Images end in {known}, in capitals or not."
         )
-    for name, size, changed in sorted(found):
-        files.names.append(name)
-        files.sizes.append(size)
-        files.times.append(changed)
-    return files
+    names, sizes, times = zip(*sorted(found), strict=True)
+    return Files(root, list(names), np.array(sizes), np.array(times), left_out)
 
 
 def _look(
@@ -146,9 +143,8 @@ def label(files: Files, key: str) -> Labelled:
     class_names = sorted(set(names))
     position = {name: i for i, name in enumerate(class_names)}
     splits = [SPLITS[parts[i][0].lower()] if is_split else "" for i in kept]
-    for attribute in ("names", "sizes", "times"):
-        values = getattr(files, attribute)
-        setattr(files, attribute, [values[i] for i in kept])
+    files.names = [files.names[i] for i in kept]
+    files.sizes, files.times = files.sizes[kept], files.times[kept]
     classes = np.array([position[name] for name in names], dtype=np.int64)
     return Labelled(files, class_names, classes, np.array(splits))
 
