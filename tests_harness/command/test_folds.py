@@ -9,7 +9,7 @@ import pytest
 
 from harness import UserError, frozen_files, train
 from harness.command import folds
-from harness.images.digits import write_digits
+from harness.images.examples import write_shapes
 from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 
@@ -103,8 +103,8 @@ def test_sweep_over_folds_ends_with_the_table(prices: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["images", "text"])
 def test_other_data_have_folds_as_well(kind: str, tmp_path: Path) -> None:
     if kind == "images":
-        write_digits(tmp_path / "digits", 100)
-        words = [f"data.root={tmp_path / 'digits'}", "data.size=8", "data.packed_size=8"]
+        write_shapes(tmp_path / "shapes", 20)
+        words = [f"data.root={tmp_path / 'shapes'}", "data.size=8", "data.packed_size=8"]
         words += ["model.net.layers=[1,1,1,1]", "model.net.width=8", "model.net.num_groups=2"]
     else:
         lines = [f"{i:03} is a number of {'many' * (i % 3)} words" for i in range(100)]

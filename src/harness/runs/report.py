@@ -128,9 +128,7 @@ def curves_of(run: RunFiles) -> dict[str, tuple[list[int], list[float | None]]]:
         points = table.select("step", name).drop_nulls().to_numpy()  # (N, 2)
         if len(points) > 1:
             steps, values = thinned(points[:, 0], points[:, 1])
-            rounded = [
-                float(f"{v:.{NUM_FIGURES}g}") if math.isfinite(v) else None for v in values
-            ]
+            rounded = [float(f"{v:.{NUM_FIGURES}g}") if math.isfinite(v) else None for v in values]
             found[name] = ([int(step) for step in steps], rounded)
     return found
 
