@@ -18,6 +18,7 @@ from hydra.utils import instantiate
 from harness import record
 from harness.errors import UserError
 from harness.sweeps.jobs import ENDED, Job, Jobs
+from harness.upstream.trials import running_trial
 
 JOB = "job"  # the attribute of a trial that has a folder: its name
 VERDICT = "{} is worse than the median of earlier jobs"
@@ -211,7 +212,7 @@ class Study(Jobs):
         frozen = self.study.get_trials(deepcopy=False)[job.trial]
         if isinstance(self.study.pruner, optuna.pruners.NopPruner) or frozen.state.is_finished():
             return
-        trial = optuna.trial.Trial(self.study, frozen._trial_id)
+        trial = running_trial(self.study, frozen.number)
         points = job.run.curves.get(self.objective, [])
         start = len(frozen.intermediate_values)
         for index, (_, value) in enumerate(points[start:], start):
