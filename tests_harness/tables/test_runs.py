@@ -77,6 +77,15 @@ def test_new_rows_need_no_training_file(houses: list[str], tmp_path: Path) -> No
         evaluate(run.checkpoint, conf=CONF)
 
 
+def test_an_evaluation_on_other_rows_is_told(houses: list[str], tmp_path: Path) -> None:
+    file = Path(written(tmp_path, rows().with_columns(kind=rows()["price"] % 3)))
+    run = train(*houses, f"data.file={file}", *brief(tmp_path / "out"), conf=CONF)
+    told = "the test may be on rows that were trained on"
+    assert told not in (evaluate(run.checkpoint, conf=CONF).folder / "run.log").read_text()
+    file.write_text(file.read_text() + file.read_text().splitlines()[1] + "\n")
+    assert told in (evaluate(run.checkpoint, conf=CONF).folder / "run.log").read_text()
+
+
 def table(path: Path) -> list[dict[str, str]]:
     with path.open() as file:
         return list(csv.DictReader(file))

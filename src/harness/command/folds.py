@@ -157,8 +157,8 @@ def predicted(run: Path, cfg: DictConfig, conf: Path) -> "pl.DataFrame":
         )
     rows = {split: list(map(int, positions)) for split, positions in data.split_rows.items()}
     words = [f"output={run / 'predictions.csv'}", "trainer.enable_progress_bar=false"]
-    if OmegaConf.select(cfg, "data.predict_file") is not None:
-        words.append("data.predict_file=null")  # the fold's rows, and no new ones
+    # The fold's rows, and no new ones.
+    words += [f"data.{key}=null" for key in cfg.data if str(key).startswith("predict_")]
     path = predict(run_folder.best_checkpoint(run), *words, conf=conf)
     found = pl.read_csv(path, infer_schema=False)
     if found.height != len(rows["test"]):

@@ -11,7 +11,7 @@ from harness.errors import UserError
 from harness.runs.reading import RunFiles
 
 SEED = "seed"
-FIRST = {name: i for i, name in enumerate(("model", "data", "trainer", "init", SEED))}
+FIRST = ("model.optimizer", "model", "data", "trainer", "init", SEED)
 COMPARISON = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
 ABOUT: dict[str, Callable[[RunFiles], Any]] = {
     "run": lambda run: str(run.folder),
@@ -41,7 +41,12 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
     known = [run.settings for run in runs if run.config]
     keys = dict.fromkeys(key for settings in known for key in settings)
     found = [key for key in keys if any(s.get(key) != known[0].get(key) for s in known)]
-    return sorted(found, key=lambda key: (FIRST.get(key.partition(".")[0], len(FIRST)), key))
+
+    def rank(key: str) -> int:
+        places = (i for i, name in enumerate(FIRST) if f"{key}.".startswith(f"{name}."))
+        return next(places, len(FIRST))
+
+    return sorted(found, key=rank)
 
 
 def chosen(runs: Sequence[RunFiles], conditions: Sequence[str]) -> list[RunFiles]:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from harness.errors import UserError
 from harness.tables.array_files import open_array, refuse_nan
-from harness.tables.rows import Rows, SplitRows, scale_of
+from harness.tables.rows import Rows, SplitRows, checksum, scale_of
 
 
 class Arrays(SplitRows):
@@ -69,6 +69,7 @@ class Arrays(SplitRows):
             "in_features": int(np.prod(inputs.shape[1:])),
             "input_shape": list(inputs.shape[1:]),
             "cardinalities": [],
+            "checksum": checksum(targets),
         }
         if targets.dtype.kind == "f":
             train = targets if self.has_own_splits else targets[self.split(targets, None)["train"]]

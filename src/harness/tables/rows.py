@@ -1,5 +1,7 @@
 """Rows of arrays as batches, and the splits of what lies in one array."""
 
+import logging
+import zlib
 from abc import abstractmethod
 from functools import cached_property
 from typing import Any
@@ -12,6 +14,8 @@ from torch import Tensor
 from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
 from harness.data.splits import split_positions
+
+log = logging.getLogger(__name__)
 
 
 class Rows(BatchedDataset):
@@ -97,8 +101,14 @@ class SplitRows(DataModule):
 
     @cached_property
     def split_rows(self) -> dict[str, NDArray[np.int64]]:
-        """Positions of the rows of each split."""
-        return self.split(*self.targets_of_rows())
+        """Positions of the rows of each split; others than in training are told."""
+        targets, class_names = self.targets_of_rows()
+        if self.facts.get("checksum", checksum(targets)) != checksum(targets):
+            log.warning(
+                "The targets are others than in training, and so may be the split: the test may be "
+                "on rows that were trained on."
+            )
+        return self.split(targets, class_names)
 
     @property
     def target_mean(self) -> float:
@@ -109,6 +119,11 @@ class SplitRows(DataModule):
     def target_std(self) -> float:
         """Standard deviation of the training rows' targets; 1 where they are all the same."""
         return float(self.facts.get("target_std", 1.0))
+
+
+def checksum(targets: NDArray[Any]) -> int:
+    """By which a run knows whether it was these that were split in training."""
+    return zlib.crc32(np.ascontiguousarray(targets).data)
 
 
 def scale_of(targets: NDArray[Any]) -> dict[str, float]:

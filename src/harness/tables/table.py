@@ -15,7 +15,7 @@ from harness.processes.launch import global_rank
 from harness.tables.cache import Arrays, cached
 from harness.tables.columns import CATEGORY, encoded, learn_columns
 from harness.tables.reading import check_columns, read_table
-from harness.tables.rows import Rows, SplitRows, scale_of
+from harness.tables.rows import Rows, SplitRows, checksum, scale_of
 from harness.tables.targets import learn_classes, target_classes, target_numbers
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of what is cached: another one lets it be made anew
+VERSION = 2  # of what is cached: another one lets it be made anew
 MISSING = ("NA", "N/A", "nan", "NaN", "null", "?")
 
 
@@ -167,6 +167,7 @@ class Table(SplitRows):
         num_marks = sum(column.get("marks_missing", False) for column in columns)
         facts |= {
             "num_rows": len(targets),
+            "checksum": checksum(targets),
             "in_features": len(columns) + num_marks,
             "num_numbers": len(columns) + num_marks - len(categories),
             "cardinalities": [len(column["values"]) + 1 for column in categories],
