@@ -17,6 +17,7 @@ Modules and callbacks:
 
 - ``build_optimizers``: the body of ``configure_optimizers``, from an optimizer and a scheduler
   that a YAML file gives.
+- ``parameter_groups``: learning rates of parts and by depth, for any ``configure_optimizers``.
 - ``Mean``: a weighted mean that is cheap enough for every training step.
 - ``mean_over``: says that a loss is a mean over tokens, nodes or weights, not over samples.
 - ``is_logged``: whether Lightning writes what is logged at this step.
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from harness.errors import UserError
     from harness.exact.denominators import mean_over
     from harness.exact.mean import Mean, is_logged
+    from harness.groups import parameter_groups
     from harness.optimizers import build_optimizers
-    from harness.parameter_groups import parameter_groups
     from harness.watch.picture import Picture
 
 __all__ = [
@@ -87,7 +88,7 @@ _MODULES = {
     "load_run": "command.from_python",
     "main": "command.start",
     "mean_over": "exact.denominators",
-    "parameter_groups": "parameter_groups",
+    "parameter_groups": "groups",
     "predict": "command.from_python",
     "train": "command.from_python",
     "uniform": "data.randomness",

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from torch.optim import Optimizer
 
 from harness.errors import UserError
-from harness.parameter_groups import parameter_groups
+from harness.groups import parameter_groups
 
 RATES = ("max_lr", "base_lr")  # of schedulers that set rates themselves: OneCycleLR, CyclicLR
 

@@ -24,7 +24,7 @@ MISTAKES = {
     "misspelled group": ("stratgy=ddp", "Did you mean strategy?"),
     "unknown choice": ("model=cnnn", "Did you mean model=cnn?"),
     "unknown experiment": ("experiment=syntetic", "Did you mean experiment=synthetic?"),
-    "empty choice": ("data=", "table."),
+    "empty choice": ("data=", "table, text."),
     "choice with a plus": ("+strategy=ddp", "write strategy=<choice>"),
     "not key=value": ("strategy", "not of the form key=value"),
     "unquoted text": ("name=cnn(2)", "'name=\"cnn(2)\"'"),

@@ -12,8 +12,8 @@ from torch import nn
 import harness
 from harness import frozen_files
 from harness.errors import UserError
+from harness.groups import layers, parameter_groups
 from harness.optimizers import with_rates_of_groups
-from harness.parameter_groups import layers, parameter_groups
 from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.init.modules import FineTuned
 from tests_harness.init.test_freezing import train
