@@ -66,6 +66,7 @@ class Driver:
         self.running: list[Running] = []
         self.refused: Job | None = None  # there was no room for it
         self.signal = 0  # that has asked the sweep to stop
+        self.num_asked = 0  # jobs that ran then
 
     def run(self) -> int:
         """Run what is left of the sweep.
@@ -83,7 +84,7 @@ class Driver:
                 elif not has_told:
                     has_told = True
                     self.view.say(
-                        f"{signal.Signals(self.signal).name}: {len(self.running)} running jobs "
+                        f"{signal.Signals(self.signal).name}: {self.num_asked} running jobs "
                         "finish their step and save. Ctrl-C again leaves at once."
                     )
                 nothing_left = self.refused is None and not self.jobs.pending
@@ -146,7 +147,8 @@ class Driver:
     def _asked(self, number: int, frame: FrameType | None) -> None:
         """Let the jobs finish their step and save; a second Ctrl-C leaves."""
         is_second = self.signal and number == signal.SIGINT
-        self.signal = self.signal or number
+        if not self.signal:
+            self.signal, self.num_asked = number, len(self.running)
         for one in self.running:
             one.process.send_signal(number)
         if is_second:
