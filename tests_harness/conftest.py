@@ -1,12 +1,17 @@
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.testing import clean_environment, command, make_cfg
 
 __all__ = ["ROOT", "clean_environment", "command", "finished_run", "make_cfg"]
 
 ROOT = Path(__file__).parents[1]
+# Some tests fork this process, and a fork lacks the threads that torch has computed with.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # The first filter has the least to say: a test's own marks come after these.
 WARNINGS = [
     "error",

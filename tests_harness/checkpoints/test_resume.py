@@ -14,7 +14,7 @@ from harness.command.compose import compose
 from harness.exact import seeded_steps
 from harness.upstream import logged_values, resume_counters, resume_states
 from harness.upstream.resume_counters import position_in
-from tests_harness.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
+from tests_harness.faults.resume_sweep import COMMON, CONFIGURATIONS, DATA, sweep, train, words_on
 
 IN_DEFAULT_SUITE = {
     "dropout, OneCycle",
@@ -37,6 +37,13 @@ def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path)
 def test_resume_from_every_third_step_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
     """The quick look at what the test above sees to the end; in step with no epoch's length."""
     found = dict(sweep(name, tmp_path, stride=3))
+    assert len(found) >= 3
+    assert {step: differences for step, differences in found.items() if differences} == {}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_resume_on_every_kind_of_data_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
+    found = dict(sweep(words_on(name, tmp_path / "data"), tmp_path / "runs", stride=3))
     assert len(found) >= 3
     assert {step: differences for step, differences in found.items() if differences} == {}
 

@@ -31,16 +31,19 @@ from tests_harness.figures import Rows
 def sweep(folder: Path, options: argparse.Namespace) -> Rows:
     rows = {}
     good = total = 0
-    for name in resume_sweep.CONFIGURATIONS:
+    names = [*resume_sweep.CONFIGURATIONS, *resume_sweep.DATA]
+    for name in names:
         if options.only in name:
-            found = dict(resume_sweep.sweep(name, folder))
+            data = folder.with_name("data")
+            run = resume_sweep.words_on(name, data) if name in resume_sweep.DATA else name
+            found = dict(resume_sweep.sweep(run, folder))
             equal = sum(not differences for differences in found.values())
             good, total = good + equal, total + len(found)
             for step, differences in found.items():
                 if differences:
                     rows[f"  {name}, {step}"] = (False, str(differences[:4]))
             print(f"  {name}: {equal} of {len(found)}", flush=True)
-    fault = f"resume from every step, {len(resume_sweep.CONFIGURATIONS)} configurations"
+    fault = f"resume from every step, {len(names)} configurations"
     rows[fault] = (good == total, f"{good} of {total} equal by bit")
     return rows
 

@@ -3,15 +3,20 @@
 import contextlib
 import io
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from harness.checkpoints.lookup import by_step, link_newest
 from harness.command.compose import compose
 from harness.run import tasks as run
+from harness.text.sentences import sentences
 from tests_harness.faults.run_folder import contents, differences
+from tests_harness.images.made import words as words_of_images
+from tests_harness.images.made import write_images
+from tests_harness.tables.test_table import rows, written
 
 COMMON = (
     "data=synthetic",
@@ -154,6 +159,60 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "callbacks.checkpoint.filename='{step}'",
     ),
 }
+
+OF_NEW_DATA = (
+    "strategy=cpu",
+    "trainer.max_epochs=2",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "checkpoint.every_n_steps=1",
+    "checkpoint.num_kept=1000",
+)
+
+
+def words_of_table(folder: Path) -> list[str]:
+    """Numbers with gaps, and categories; steps are of 16 of 70 rows."""
+    file = written(folder, rows(100).with_columns(kind=rows(100)["price"] % 3))
+    words = ["experiment=table_classes", f"data.file={file}", "data.target=kind"]
+    words += [f"data.cache_dir={folder}/cache"]
+    return [*words, "data.categories=[zip]", "data.batch_size=16", "model.net.dropout=0.2"]
+
+
+def words_of_arrays(folder: Path) -> list[str]:
+    """Pictures of two channels, mapped, whose numbers are learnt."""
+    rng = np.random.default_rng(0)
+    for name, shape in (("inputs", (100, 2, 4, 4)), ("targets", (100,))):
+        np.save(folder / f"{name}.npy", rng.standard_normal(shape).astype("float32"))
+    words = [f"data.{name}={folder}/{name}.npy" for name in ("inputs", "targets")]
+    return ["data=arrays", "model=regressor", "data.batch_size=16", *words]
+
+
+def words_of_text(folder: Path) -> list[str]:
+    """Made sentences, whose windows begin elsewhere in each epoch."""
+    (folder / "text.txt").write_text(sentences(83, 1))
+    words = [f"data.file={folder}/text.txt", "data.length=32", "data.batch_size=16"]
+    words += [f"data.cache_dir={folder}/cache"]
+    words += ["model.net.width=16", "model.net.num_heads=2", "model.net.num_layers=1"]
+    words += ["trainer.limit_train_batches=4", "callbacks.text_samples.num_tokens=20"]
+    return ["experiment=text", *words, "model.net.dropout=0.2"]
+
+
+# By its name, what writes the data into a folder and gives the words of a run on them.
+DATA: dict[str, Callable[[Path], list[str]]] = {
+    "images, augmented": lambda folder: words_of_images(write_images(folder / "pets")),
+    "images, RandAugment": lambda folder: words_of_images(
+        write_images(folder / "pets"), "data.augmentation=randaugment", "data.cache=false"
+    ),
+    "table": words_of_table,
+    "arrays": words_of_arrays,
+    "text": words_of_text,
+}
+
+
+def words_on(name: str, folder: Path) -> list[str]:
+    """The words of a run on data that are written into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return list(dict.fromkeys([*DATA[name](folder), *OF_NEW_DATA]))  # no word twice
 
 
 def train(cfg: DictConfig) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from harness import Batch, UserError
+from harness.data.identity import identity_of
 from harness.images.datamodule import MEAN, STD, Images
 from harness.images.decoding import decode
-from tests_harness.images.made import CLASSES, data, write_images
+from tests_harness.images.made import CLASSES, data, picture, write_images
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +177,23 @@ def test_class_with_too_few_images_is_refused_before_packing(num: int, tmp_path:
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_other_pixels_in_files_of_the_same_size_are_another_data_set(
+    cache: bool, tmp_path: Path
+) -> None:
+    root = write_images(tmp_path / "pets", suffix=".bmp")
+    before = identity_of(data(root, cache=cache).make_dataset("train"))
+    assert before is not None
+    shutil.copytree(root, tmp_path / "elsewhere")  # with other times
+    assert identity_of(data(tmp_path / "elsewhere", cache=cache).make_dataset("train")) == before
+    for path in root.glob("cat/*.bmp"):
+        size = path.stat().st_size
+        with Image.open(path) as image:
+            picture(99, *image.size).save(path)
+        assert path.stat().st_size == size
+    assert identity_of(data(root, cache=cache).make_dataset("train")) != before
+
+
 def test_model_learns_its_sizes_from_the_data(pets: Path) -> None:
     facts = data(pets).facts
     assert json.loads(json.dumps(facts)) == facts
@@ -282,7 +301,7 @@ def test_predictions_are_made_on_a_folder_of_any_depth(tmp_path: Path) -> None:
         predict_root=str(write_images(tmp_path / "new" / "deep", num=2).parent),
     )
     found = module.dataset("predict")
-    assert found.sample_names[:2] == ("deep/bird/000.jpg", "deep/bird/001.jpg")
+    assert found.sample_columns["file"][:2] == ["deep/bird/000.jpg", "deep/bird/001.jpg"]
     images = found.__getitems__([0, 5])
     assert np.array_equal(images[1].numpy(), decode(tmp_path / "new/deep/dog/001.jpg", 18, 3))
     assert with_precision(module).on_after_batch_transfer(images, 0).shape == (2, 3, 16, 16)

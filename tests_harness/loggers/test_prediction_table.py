@@ -145,14 +145,16 @@ def test_what_is_no_table_is_kept_as_plain_values(tmp_path: Path) -> None:
     assert "PosixPath" in saved["prediction"][1]
 
 
-def test_names_of_samples_stand_in_a_column_unless_the_model_has_one(tmp_path: Path) -> None:
+def test_what_samples_are_stands_in_columns_unless_the_model_has_one(
+    tmp_path: Path,
+) -> None:
     for returned, rows in (
         ({"p": torch.tensor([5, 6])}, [["sample", "file", "p"], ["0", "a", "5"], ["1", "b", "6"]]),
         ({"file": ["x", "y"]}, [["sample", "file"], ["0", "x"], ["1", "y"]]),
     ):
         table = PredictionTable(tmp_path / "predictions.csv")
         table.write_on_batch_end(None, None, returned, [0, 1])
-        loader = SimpleNamespace(dataset=SimpleNamespace(sample_names=["a", "b"]))
+        loader = SimpleNamespace(dataset=SimpleNamespace(sample_columns={"file": ["a", "b"]}))
         trainer = SimpleNamespace(world_size=1, is_global_zero=True, predict_dataloaders=loader)
         table.on_predict_epoch_end(trainer, None)
         with table.path.open() as file:

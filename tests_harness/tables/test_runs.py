@@ -77,6 +77,22 @@ def test_new_rows_need_no_training_file(houses: list[str], tmp_path: Path) -> No
         evaluate(run.checkpoint, conf=CONF)
 
 
+def test_predictions_name_their_rows(tmp_path: Path) -> None:
+    frame = rows().with_columns(kind=rows()["price"] % 3, id=rows()["price"].cast(str))
+    file = Path(written(tmp_path, frame))
+    words = ["experiment=table_classes", f"data.file={file}", *EXPERIMENT, "data.ignore=[id,price]"]
+    run = train(*words, *brief(tmp_path / "out"), conf=CONF)
+    known = table(predict(run.checkpoint, f"output={tmp_path / 'test.csv'}", conf=CONF))
+    assert list(known[0])[:4] == ["sample", "row", "id", "price"]
+    assert all(int(row["id"]) == int(row["price"]) == 1000 + int(row["row"]) for row in known)
+    new = tmp_path / "new.csv"
+    frame[::-1].drop("price").write_csv(new)
+    given = (f"data.predict_file={new}", f"output={tmp_path / 'new_rows.csv'}")
+    found = table(predict(run.checkpoint, *given, conf=CONF))
+    assert [row["id"] for row in found] == [str(1059 - i) for i in range(60)]
+    assert "price" not in found[0]
+
+
 def test_an_evaluation_on_other_rows_is_told(houses: list[str], tmp_path: Path) -> None:
     file = Path(written(tmp_path, rows().with_columns(kind=rows()["price"] % 3)))
     run = train(*houses, f"data.file={file}", *brief(tmp_path / "out"), conf=CONF)

@@ -2,12 +2,15 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness import evaluate, train
 from harness.text.sentences import sentences
+from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 from tests_harness.faults.resume_sweep import sweep
 
@@ -108,3 +111,18 @@ def test_newer_file_is_the_same_text_and_another_text_is_told(text, tmp_path: Pa
     finally:
         path.write_bytes(before)
     assert said == [False, True]
+
+
+@pytest.mark.parametrize("unit", ["lines", "corpus"])
+def test_an_evaluation_on_another_text_is_told(unit: str, text, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    shutil.copy(text[0].partition("=")[2], file)
+    words = [*EXPERIMENT, *text, *UNITS[unit], f"data.file={file}", f"output_dir={tmp_path / 'o'}"]
+    run = train(*words, "trainer.max_epochs=1", conf=ROOT / "conf")
+    told = "the test may be on text that was trained on"
+    checks = []
+    for more in ("", "A line that was not there.\n"):
+        file.write_text(more + file.read_text())
+        folder = evaluate(run.checkpoint, conf=ROOT / "conf").folder
+        checks.append(told in (folder / "run.log").read_text())
+    assert checks == [False, True]

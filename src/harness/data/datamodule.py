@@ -19,10 +19,18 @@ from harness.data.seeded_samples import SeededSamples
 from harness.data.shared_batches import evaluation_batches
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
+from harness.processes.launch import global_rank
 
 log = logging.getLogger(__name__)
 # The split that a function of the Trainer reads; test and predict read the split of their name.
 SPLITS = {"fit": "train", "validate": "val"}
+
+
+def tell(line: str) -> None:
+    """Say something about the data once, on the screen and in the log."""
+    log.info("%s", line.strip())
+    if global_rank() == 0:
+        print(line, flush=True)
 
 
 class DataModule(pl.LightningDataModule):

@@ -1,7 +1,8 @@
 """Packed images: each file is decoded once, into one array on the disk that later runs map.
 
 A cache is a folder ``<root's name>-<key>`` with ``pixels.uint8``, the images one after another,
-``index.json``, what they are, and ``files.json``, their files in the same order. The key is a hash
+``index.json``, what they are, and in the same order their files in ``files.json`` and checksums of
+their pixels in ``checksums.json``. The key is a hash
 of the files' names, sizes and times and of the settings: where any of them changes, another cache
 is made. Its name appears when it is complete. A lock beside it, which the system frees however a
 process ends, lets one process pack while others wait, and protects what a run is using.
@@ -23,8 +24,9 @@ from harness.files import FULL, PART, sync, write_durably
 from harness.images.finding import Files
 from harness.images.packing import decode_all
 
-VERSION = 1  # of decoding and of the layout: another one makes another cache
-INDEX, FILES, PIXELS = "index.json", "files.json", "pixels.uint8"
+VERSION = 2  # of decoding and of the layout: another one makes another cache
+INDEX, FILES, CHECKSUMS = "index.json", "files.json", "checksums.json"
+PIXELS = "pixels.uint8"
 OTHER = "or another folder with data.cache_dir=<folder>"
 CHECKING = "Looking for images that cannot be read, as data.cache=false"
 MEGABYTE = 10**6
@@ -35,6 +37,7 @@ class Packed:
     """What is known of files that were decoded once."""
 
     unreadable: dict[int, str]  # by position, with the reason
+    checksums: list[int]  # of the pixels of each file, by which a run knows them again
     path: Path | None = None  # of the pixels, where they are kept
     lock: "Lock | None" = field(default=None, repr=False)  # held while this object is used
 
@@ -121,14 +124,15 @@ def packed(
         index = json.loads((home / INDEX).read_text())
     except OSError as error:
         if not keeps_pixels:  # nothing can be kept: every start reads all images once
-            return Packed(decode_all(files, side, channels, None, CHECKING))
+            return Packed(*decode_all(files, side, channels, None, CHECKING))
         smaller = "a smaller data.packed_size, " if error.errno in FULL else ""
         raise UserError(
             f"Images cannot be packed into data.cache_dir={folder}: {error.strerror}.\n"
             f"Use {smaller}data.cache=false, {OTHER}."
         ) from error
     unreadable = {int(row): text for row, text in index["unreadable"].items()}
-    return Packed(unreadable, home / PIXELS if keeps_pixels else None, lock)
+    checksums = json.loads((home / CHECKSUMS).read_text())
+    return Packed(unreadable, checksums, home / PIXELS if keeps_pixels else None, lock)
 
 
 def key_of(files: Files, settings: dict[str, Any]) -> str:
@@ -163,10 +167,12 @@ def _make(files: Files, home: Path, settings: dict[str, Any]) -> None:
         if pixels:
             with pixels.open("xb") as file:
                 file.truncate(num_bytes)  # what cannot be read stays 0
-        unreadable = decode_all(files, side, channels, pixels, "Packing" if keeps else CHECKING)
+        what = "Packing" if keeps else CHECKING
+        unreadable, checksums = decode_all(files, side, channels, pixels, what)
         index = settings | {"root": str(files.root.absolute()), "num_images": num_files}
         index["unreadable"] = unreadable
         write_durably(part / FILES, json.dumps(_listed(files)).encode())
+        write_durably(part / CHECKSUMS, json.dumps(checksums).encode())
         write_durably(part / INDEX, json.dumps(index, indent=1).encode())
         if pixels:
             sync(pixels)

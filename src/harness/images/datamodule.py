@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.data.datamodule import DataModule
+from harness.data.datamodule import DataModule, tell
 from harness.errors import UserError
 from harness.images.augmentation import KINDS, Augmentation
 from harness.images.dataset import ImageDataset
 from harness.images.finding import Labelled, label, listed
-from harness.images.source import Source, tell
+from harness.images.source import Source
 from harness.images.splitting import SPLITS, split_rows
 
 log = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ class Images(DataModule):
             num_draws=self.augmentation.num_draws if is_augmented else 0,
             seed=self.seed,
             sample_names=[files.names[i] for i in rows] if split == "predict" else (),
-            sizes=files.sizes[rows],
+            checksums=np.array(self.source.packed.checksums)[rows],
         )
 
     def _classes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

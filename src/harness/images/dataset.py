@@ -83,8 +83,8 @@ class ImageDataset(BatchedDataset):
         labels: shape (N,), or ``None``.
         num_draws: random numbers for each sample; 0 for no augmentation.
         seed: decides, with the epoch and the sample, which numbers these are.
-        sample_names: a name for each sample, for tables of predictions.
-        sizes: bytes of the files, shape (N,): a run that goes on must have the same.
+        sample_names: of the files, for tables of predictions.
+        checksums: of the images, shape (N,): by them a run that goes on knows these again.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class ImageDataset(BatchedDataset):
         num_draws: int = 0,
         seed: int = 0,
         sample_names: Sequence[str] = (),
-        sizes: NDArray[np.int64] | None = None,
+        checksums: NDArray[np.int64] | None = None,
     ) -> None:
-        self.pixels, self.rows, self.sizes = pixels, rows, sizes
+        self.pixels, self.rows, self.checksums = pixels, rows, checksums
         self.labels = None if labels is None else torch.from_numpy(labels)
         self.num_draws, self.seed = num_draws, seed
-        self.sample_names = tuple(sample_names)
+        self.sample_columns = {"file": sample_names} if sample_names else {}
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -27,7 +27,7 @@ GROUP = 32  # files that a process is given at once
 
 def decode_all(
     files: Files, side: int, channels: int, pixels: Path | None, what: str
-) -> dict[int, str]:
+) -> tuple[dict[int, str], list[int]]:
     """Decode every file once.
 
     Args:
@@ -38,7 +38,8 @@ def decode_all(
         what: is done, for the progress bar.
 
     Returns:
-        The positions of files that cannot be read, with the reason of each.
+        The positions of files that cannot be read, with the reason of each; and every image's
+        checksum, 0 for these.
 
     Raises:
         OSError: if the disk is full.
@@ -50,6 +51,7 @@ def decode_all(
     settings = {"root": str(files.root.absolute()), "side": side, "channels": channels}
     settings["pixels"] = pixels and str(pixels)
     unreadable: dict[int, str] = {}
+    checksums: list[int] = []
     started = time.monotonic()
     with (
         workers(num_workers, settings) as idle,
@@ -71,13 +73,14 @@ def decode_all(
                 if errno := answer["errno"]:
                     raise OSError(errno, os.strerror(errno))
                 unreadable |= {int(row): text for row, text in answer["unreadable"].items()}
+                checksums += answer["checksums"]
                 advance(num)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     seconds = time.monotonic() - started
     print(f"{what}: {num_files:,} files, {num_files / seconds:,.0f} per second", flush=True)
-    return unreadable
+    return unreadable, checksums
 
 
 def ask(worker: "subprocess.Popen[str]", first: int, names: list[str]) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """A process that decodes images for ``packing``: ``python -m harness.images.packing_worker``.
 
 It reads one JSON line after another: the settings, then groups of files with the row of the first.
-It writes each image's pixels to its row of the file, and answers a line for each group. It ends
-with its input, and so with the process that has started it.
+It writes each image's pixels to its row of the file, and answers a line for each group, with the
+pixels' checksums. It ends with its input, and so with the process that has started it.
 """
 
 import json
 import os
 import signal
 import sys
+import zlib
 
 from harness.images.decoding import decode, reason
 
@@ -24,20 +25,23 @@ def main() -> None:
     for line in sys.stdin:
         first, names = json.loads(line)
         unreadable: dict[int, str] = {}
+        checksums = [0] * len(names)
         errno = 0
         for row, name in enumerate(names, first):
             try:
-                image = decode(os.path.join(root, name), side, channels)
+                data = decode(os.path.join(root, name), side, channels).tobytes()
             except Exception as error:  # Pillow raises many kinds for damaged files
                 unreadable[row] = reason(error)
                 continue
+            checksums[row - first] = zlib.crc32(data)
             try:
                 if pixels is not None:
-                    _write(pixels, image.tobytes(), row * image.nbytes)
+                    _write(pixels, data, row * len(data))
             except OSError as error:
                 errno = error.errno or 0
                 break
-        print(json.dumps({"unreadable": unreadable, "errno": errno}), flush=True)
+        answer = {"unreadable": unreadable, "checksums": checksums, "errno": errno}
+        print(json.dumps(answer), flush=True)
 
 
 def _write(file: int, data: bytes, offset: int) -> None:

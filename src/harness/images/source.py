@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.data.datamodule import tell
 from harness.errors import UserError
 from harness.images.cache import Packed, packed
 from harness.images.dataset import FilePixels, PackedPixels
 from harness.images.finding import Files, find_files, listed
-from harness.processes.launch import global_rank
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +88,3 @@ class Source:
         if self.packed.path is None:
             return FilePixels(self.files.root, self.files.names, self.shape)
         return PackedPixels(self.packed.path, self.shape)
-
-
-def tell(line: str) -> None:
-    """Say something about the data once, on the screen and in the log."""
-    log.info("%s", line.strip())
-    if global_rank() == 0:
-        print(line, flush=True)

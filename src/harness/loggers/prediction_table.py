@@ -19,7 +19,6 @@ from harness.processes.agreement import gather
 log = logging.getLogger(__name__)
 
 OWN_COLUMNS = ("loader", "sample")
-FILE = "file"  # the column of names, where the data set has ``sample_names``
 SINGLE = (str, bytes, bool, int, float, complex)
 Row: TypeAlias = tuple[int, int, int | None, dict[str, Any]]  # loader, batch, place, cells
 
@@ -97,7 +96,7 @@ class PredictionTable(BasePredictionWriter):
             reason = next(part[2] for part in parts if part[2])
             log.warning("%s holds %d batches that are no table: %s", path, len(others), reason)
         if rows:
-            text = table(numbered(rows), sample_names(trainer))
+            text = table(numbered(rows), sample_columns(trainer))
             write_durably(self.path, text.encode(errors="surrogateescape"))
         elif not others:
             log.warning("%s is not written: predict_step has returned nothing.", self.path)
@@ -120,30 +119,31 @@ def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
     return found
 
 
-def sample_names(trainer: pl.Trainer) -> Sequence[str]:
-    """What the data set calls its samples; nothing where it says nothing, or there are several."""
+def sample_columns(trainer: pl.Trainer) -> Mapping[str, Sequence[Any]]:
+    """What the data set says of its samples, by column; nothing where there are several sets."""
     loader = getattr(trainer, "predict_dataloaders", None)
-    names: Sequence[str] = getattr(getattr(loader, "dataset", None), "sample_names", ())
-    return names
+    found = getattr(getattr(loader, "dataset", None), "sample_columns", {})
+    return found if isinstance(found, Mapping) else {}
 
 
-def table(rows: dict[tuple[int, int], dict[str, Any]], sample_names: Sequence[str] = ()) -> str:
+def table(
+    rows: dict[tuple[int, int], dict[str, Any]], about: Mapping[str, Sequence[Any]] | None = None
+) -> str:
     """The text of a CSV.
 
     Args:
         rows: cells by loader and number.
-        sample_names: by number, for a column ``file``; none for none.
+        about: columns that the data set has, by number, before the predicted ones.
     """
     own = OWN_COLUMNS if len({loader for loader, _ in rows}) > 1 else OWN_COLUMNS[1:]
     # Batches may differ in their columns: texts are not all of one length.
     names = dict.fromkeys(name for row in rows.values() for name in row)
-    if sample_names and FILE not in names:
-        own = (*own, FILE)
+    about = {name: column for name, column in (about or {}).items() if name not in names}
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [*own, *names], extrasaction="ignore")
+    writer = csv.DictWriter(text, [*own, *about, *names], extrasaction="ignore")
     writer.writeheader()
     for loader, number in sorted(rows):
-        known = {FILE: sample_names[number]} if FILE in own else {}
+        known = {name: column[number] for name, column in about.items()}
         writer.writerow({"loader": loader, "sample": number} | known | rows[loader, number])
     return text.getvalue()
 

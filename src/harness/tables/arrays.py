@@ -67,6 +67,7 @@ class Arrays(SplitRows):
         inputs, targets = self.pair("train")
         facts: dict[str, Any] = {
             "in_features": int(np.prod(inputs.shape[1:])),
+            "in_channels": inputs.shape[1],
             "input_shape": list(inputs.shape[1:]),
             "cardinalities": [],
             "checksum": checksum(targets),

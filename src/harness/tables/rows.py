@@ -3,6 +3,7 @@
 import logging
 import zlib
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,7 @@ class Rows(BatchedDataset):
         inputs: shape (N, ...), in memory or mapped; batches have 32 bits.
         targets: classes or numbers, shape (N, ...); ``None`` leaves them out of the batches.
         positions: the rows that count, shape (n,); ``None`` takes all.
+        sample_columns: what tables of predictions say of the rows that count, by column.
     """
 
     def __init__(
@@ -32,8 +34,10 @@ class Rows(BatchedDataset):
         inputs: NDArray[Any],
         targets: NDArray[Any] | None = None,
         positions: NDArray[np.int64] | None = None,
+        sample_columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         self.inputs, self.targets, self.positions = inputs, targets, positions
+        self.sample_columns = sample_columns or {}
 
     def __len__(self) -> int:
         return len(self.inputs if self.positions is None else self.positions)

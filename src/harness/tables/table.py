@@ -1,5 +1,4 @@
 import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -10,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.data.caching import identity
+from harness.data.datamodule import tell
 from harness.errors import UserError
-from harness.processes.launch import global_rank
 from harness.tables.cache import Arrays, cached
 from harness.tables.columns import CATEGORY, encoded, learn_columns
 from harness.tables.reading import check_columns, read_table
@@ -20,8 +19,6 @@ from harness.tables.targets import learn_classes, target_classes, target_numbers
 
 if TYPE_CHECKING:
     import polars as pl
-
-log = logging.getLogger(__name__)
 
 VERSION = 2  # of what is cached: another one lets it be made anew
 MISSING = ("NA", "N/A", "nan", "NaN", "null", "?")
@@ -42,7 +39,7 @@ class Table(SplitRows):
             (Street et al., "Nuclear feature extraction for breast tumor diagnosis", 1993).
         target: the column to predict.
         classes: whether it names classes; else it holds numbers, and keeps their units.
-        ignore: columns to leave out.
+        ignore: columns to leave out; tables of predictions have them.
         features: the columns to predict from; ``None`` takes all others.
         categories: columns of numbers that are names, such as postal codes.
         missing: texts of a CSV that stand for no value.
@@ -91,10 +88,7 @@ class Table(SplitRows):
         settings += [self.val_fraction, self.test_fraction, self.split_seed, self.fold]
         facts = self._cached([*settings, self.num_folds], ["facts"], self._learn)["facts"]
         found: dict[str, Any] = json.loads(facts.tobytes())
-        if global_rank() == 0:
-            line = summary(self.file or "scikit-learn's table", found)
-            log.info("%s", line)
-            print(line, flush=True)
+        tell(summary(self.file or "scikit-learn's table", found))
         return found
 
     def make_dataset(self, split: str) -> Rows:
@@ -103,9 +97,19 @@ class Table(SplitRows):
             names = [column["name"] for column in self.facts["columns"]]
             table = self._read("data.predict_file", self.predict_file, names)
             with told_of(f"data.predict_file={self.predict_file}"):
-                return Rows(encoded(table, self.facts["columns"], self.refuses_unknown))
+                inputs = encoded(table, self.facts["columns"], self.refuses_unknown)
+            return Rows(inputs, sample_columns=self._ignored(table))
         positions = self.split_rows["test" if split == "predict" else split]
-        return Rows(self.arrays["inputs"], self.arrays["targets"], positions)
+        about: dict[str, list[Any]] = {}
+        if split == "predict":
+            about = {"row": positions.tolist()}
+            if self.file is not None and self.ignore:
+                about |= self._ignored(self._read("data.file", self.file, self.ignore)[positions])
+        return Rows(self.arrays["inputs"], self.arrays["targets"], positions, about)
+
+    def _ignored(self, table: "pl.DataFrame") -> dict[str, list[Any]]:
+        """The columns that are not predicted from: by them rows are known."""
+        return {name: table[name].to_list() for name in self.ignore if name in table.columns}
 
     def targets_of_rows(self) -> tuple[NDArray[Any], list[str] | None]:
         """See ``SplitRows``."""

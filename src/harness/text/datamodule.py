@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from harness.data.batches import BatchedDataset
 from harness.data.caching import hashed, kept
-from harness.data.datamodule import DataModule
+from harness.data.datamodule import DataModule, tell
+from harness.data.identity import identity_of
 from harness.data.splits import split_positions
 from harness.errors import UserError
 from harness.files import write_durably
@@ -128,7 +129,8 @@ class Text(DataModule):
         if self.unit == "lines":
             self._lines(tokenizer)
         num_tokens = sum(tokens.num_labels for tokens in texts.values())
-        log.info("Text: %s, %d tokens", ", ".join(str(s.path) for s in texts), num_tokens)
+        files = ", ".join(dict.fromkeys(str(source.path) for source in texts))
+        tell(f"{files}: {num_tokens:,} tokens, of {tokenizer.vocab_size:,} kinds")
         return {
             "vocab_size": tokenizer.vocab_size,
             "length": self.length,
@@ -137,6 +139,7 @@ class Text(DataModule):
             "separator": tokenizer.end_id if self.packing else -1,
             "bytes_per_token": sum(t.num_bytes for t in texts.values()) / num_tokens,
             "tokenizer": tokenizer.fact,
+            "drawn_from": self.drawn_from,
         }
 
     def make_dataset(self, split: str) -> BatchedDataset:
@@ -148,12 +151,23 @@ class Text(DataModule):
             lines = np.arange(len(tokens.ends))  # type: ignore[arg-type]  # it has lines
             return self._line_windows(tokens, lines, source)
         split = "test" if split == "predict" else split
+        if split == "test" and self.facts.get("drawn_from", self.drawn_from) != self.drawn_from:
+            log.warning(
+                "data.file=%s is another text than in training, and so may be the split: the test "
+                "may be on text that was trained on.",
+                self.file,
+            )
         source = self._source(split)
         tokens = self._tokens(source, tokenizer)
         if self.unit == "lines":
             return self._line_windows(tokens, self._lines(tokenizer)[split], source, self.packing)
         moves = split == "train" and self.augment
         return CorpusWindows(tokens, self.length, tokenizer.end_id, moves, self.seed)
+
+    @cached_property
+    def drawn_from(self) -> int | None:
+        """What tells the text that splits are drawn from; ``None`` where the test has its own."""
+        return None if self.files["test"] else identity_of(self._text.path)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -183,7 +197,7 @@ class Text(DataModule):
             self.cache_dir / name,
             lambda path: write_durably(path, sentences(NUM_SENTENCES, SENTENCES_SEED).encode()),
         )
-        log.info("data.file=null: %d made sentences are the text, %s", NUM_SENTENCES, made)
+        log.info("data.file=null: %d sentences of a small grammar", NUM_SENTENCES)
         return whole("data.file", str(made))
 
     @cached_property

@@ -43,7 +43,7 @@ class Digits(DataModule):
         **kwargs: see ``DataModule``.
     """
 
-    num_classes = 10
+    num_classes, in_channels, in_features = 10, 1, SIDE**2
 
     def __init__(
         self,

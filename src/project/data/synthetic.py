@@ -37,6 +37,8 @@ class Synthetic(DataModule):
         **kwargs: see ``DataModule``.
     """
 
+    in_channels, in_features = 1, SIDE**2
+
     def __init__(
         self,
         num_train: int = 1250,
