@@ -31,6 +31,11 @@ MISTAKES = {
     "text for a number": ("data.batch_size=many", "data.batch_size takes a number"),
     "no value": ("data.batch_size=", "data.batch_size takes a number"),
     "the run's own folder": ("run_dir=here", "use output_dir="),
+    "Hydra's folder": ("hydra.run.dir=here", "give output_dir=<folder> and name=<name>"),
+    "a key of a file that is not chosen": (
+        "callbacks.ema.decay=0.9",
+        "There is no key callbacks.ema without callbacks=ema: add that.",
+    ),
     "number with a fraction": ("data.batch_size=1.5", "must be a whole number, 1 or more"),
     "nothing for a number": ("data.batch_size=null", "must be a whole number, 1 or more"),
     "seed too large": ("seed=99999999999", "smaller than 2^32"),

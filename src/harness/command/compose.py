@@ -93,13 +93,13 @@ def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf")
 
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
     """Compose a command; see ``compose``."""
-    from harness.command.explain import refuse_numbers_of_gpus
+    from harness.command.explain import refuse_other_meanings
     from harness.command.yaml_files import check_experiments
 
     conf, words = Path(conf).resolve(), list(overrides)
     if not (conf / f"{task}.yaml").is_file():
         raise UserError(f"conf={conf}: there is no {task}.yaml. Give the folder of the configs.")
-    refuse_numbers_of_gpus(words)
+    refuse_other_meanings(words)
     words = as_hydra_reads(task, words)
     if task != "train":
         words = with_training_config(words)

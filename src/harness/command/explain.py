@@ -98,8 +98,13 @@ def _is_closed(text: str) -> bool:
     return all(text.count(opening) == text.count(closing) for opening, closing in ("[]", "{}"))
 
 
-def refuse_numbers_of_gpus(overrides: list[str]) -> None:
-    """``gpus=2`` of Lightning 1: today the word is a group, and Hydra would look for a file."""
+def refuse_other_meanings(overrides: list[str]) -> None:
+    """Refuse words that elsewhere mean what they do not mean here.
+
+    With ``gpus=2`` of Lightning 1 Hydra would look for a file; its own folder is not a run's.
+    """
+    if any(override.startswith("hydra.run.dir=") for override in overrides):
+        raise UserError("hydra.run.dir has no use here: give output_dir=<folder> and name=<name>.")
     if any(re.fullmatch(r"\+?gpus=[-\d,\[\]]+", override) for override in overrides):
         raise UserError(old_name("gpus"))
 
@@ -127,6 +132,9 @@ def _unknown_key(key: str, config_name: str, overrides: list[str], conf: Path) -
         return old_name(key)
     if key in MOVED:
         return f"{key} is called {MOVED[key]} today: use {MOVED[key]}=<value>."
+    group, _, name = key.partition(".")
+    if name and (conf / group / f"{name.partition('.')[0]}.yaml").is_file():
+        return f"There is no key {key} without {group}={name.partition('.')[0]}: add that."
     if config_name != "train" and key in ("data", "model"):
         return f"{key}={{...}}: the {key} is that of the checkpoint's run. Leave it out."
     hint = nearest(key, config_name, overrides, conf)

@@ -19,7 +19,7 @@ from harness.command.compose import (
     explained,
     with_training_config,
 )
-from harness.command.explain import refuse_numbers_of_gpus
+from harness.command.explain import refuse_other_meanings
 from harness.command.hydra_job import Job
 from harness.command.yaml_files import check_experiments
 from harness.errors import UserError
@@ -81,7 +81,7 @@ def let_hydra_answer(
     is_sweep = bool({*sweep.FLAGS} & {*words})
     if is_sweep:
         refuse_sweep_of_ranks(program, words)
-    refuse_numbers_of_gpus(words)
+    refuse_other_meanings(words)
     words = as_hydra_reads(task, words)
     if is_sweep and sweep.is_ours(task, words) and sweep.run(conf, words, program):
         return

@@ -78,9 +78,8 @@ def check(command: Command) -> None:
         )
     if task != "train":
         _check_checkpoint(Path(cfg.checkpoint))
-    for override in overrides:
-        if (name := override.lstrip("+").partition("=")[0]) in ("run_dir", "hydra.run.dir"):
-            raise UserError(f"{name} is set by the run: use output_dir=<folder> and name=<name>.")
+    if any(override.startswith("run_dir=") for override in overrides):
+        raise UserError("run_dir is set by the run: use output_dir=<folder> and name=<name>.")
     if any(override.startswith("output=") for override in overrides):
         _check_output(Path(cfg.output))
 
