@@ -62,6 +62,7 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
             if "-m" in arguments:  # its first job
                 arguments = [re.sub(r"=.*interval\((\S+?),.*", r"=\1", w) for w in arguments]
                 arguments = [re.sub(r"=([\w.]+)(,[\w.]+)+$", r"=\1", w) for w in arguments]
+                arguments = [re.sub(r"=(\[[^]]*\])(,\[.*)$", r"=\1", w) for w in arguments]
             arguments = [word for word in arguments if word != "-m"] + ["--cfg", "job"]
     else:
         arguments = ["--help"]

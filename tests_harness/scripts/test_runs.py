@@ -142,6 +142,17 @@ def test_difference_is_what_differs_alone(trained: Path, tmp_path: Path, capsys)
     assert "same" in answer(capsys, "diff", trained, copied(trained, tmp_path / "twin"))
 
 
+def test_settings_that_are_taken_from_others_are_no_columns(trained: Path, tmp_path: Path) -> None:
+    """As a schedule's largest rate, and the data's seed; two runs may agree by chance."""
+    runs = []
+    for lr, seed in ((0.01, 5), (0.02, 6), (0.03, 5)):
+        changes = ("lr: 0.003", f"lr: {lr}"), ("seed: 1\n", f"seed: {seed}\n")
+        runs.append(reading.read(copied(trained, tmp_path / str(lr), *changes)))
+    assert {run.settings["data.seed"] for run in runs} == {5, 6}
+    assert comparing.differing(runs) == ["model.optimizer.lr", "seed"]
+    assert "model.scheduler.max_lr" in comparing.differing(runs[:2])
+
+
 def test_show_and_tables_for_a_person_hold_the_same(trained: Path, capsys) -> None:
     accuracy = json.loads((trained / "results.json").read_text())["test/accuracy"]
     for words in (("show", trained), ("ls", trained), ("best", trained, "--by", "test/accuracy")):

@@ -37,16 +37,31 @@ def value_of(run: RunFiles, key: str) -> Any:
 
 
 def differing(runs: Sequence[RunFiles]) -> list[str]:
-    """Settings that are not the same in all runs, the telling ones first."""
-    known = [run.settings for run in runs if run.config]
-    keys = dict.fromkeys(key for settings in known for key in settings)
-    found = [key for key in keys if any(s.get(key) != known[0].get(key) for s in known)]
+    """Settings that are not the same in all runs, the telling ones first.
+
+    One that is taken from another, as ``data.seed`` from ``seed``, is left out.
+    """
 
     def rank(key: str) -> int:
         places = (i for i, name in enumerate(FIRST) if f"{key}.".startswith(f"{name}."))
         return next(places, len(FIRST))
 
+    known = [run.settings for run in runs if run.config]
+    keys = dict.fromkeys(key for settings in known for key in settings)
+    alike: dict[tuple[str, ...], list[str]] = {}  # by their values
+    for key in sorted(keys, key=lambda key: (key.count("."), rank(key))):
+        values = tuple(repr(settings.get(key)) for settings in known)
+        others = alike.setdefault(values, [])
+        # Two values may agree by chance.
+        is_taken = len({*values}) > 2 and bool(others)
+        if not is_taken and not any(_leaf(key) == _leaf(other) for other in others):
+            others.append(key)
+    found = [key for values, group in alike.items() if len({*values}) > 1 for key in group]
     return sorted(found, key=rank)
+
+
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def chosen(runs: Sequence[RunFiles], conditions: Sequence[str]) -> list[RunFiles]:
