@@ -70,12 +70,13 @@ class Provenance(pl.Callback):
 def arithmetic(trainer: pl.Trainer) -> dict[str, Any]:
     """What decides how sums are rounded, in plain values."""
     on_gpu = trainer.strategy.root_device.type == "cuda"
+    cudnn: Any = torch.backends.cudnn
     return {
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if on_gpu else None,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "cudnn": cudnn.version() if on_gpu else None,
         "accelerator": type(trainer.accelerator).__name__,
         "strategy": type(trainer.strategy).__name__,
         "num_processes": trainer.world_size,
@@ -113,7 +114,7 @@ def installed() -> list[str]:
     for folder in map(Path, sys.path):
         for path in folder.glob("*.dist-info") if folder.is_dir() else []:
             match, origin = DISTRIBUTION.fullmatch(path.name), path / "direct_url.json"
-            source = {}
+            source: dict[str, Any] = {}
             with suppress(OSError, ValueError):
                 source = json.loads(origin.read_bytes()) if origin.is_file() else {}
             if match and "dir_info" not in source:
