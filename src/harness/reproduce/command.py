@@ -38,11 +38,10 @@ def reproduce(run: RunFiles, output: Path | None = None, has_environment: bool =
     found, code = missing.look(run, place, has_environment), missing.code_of(run)
     if found.missing or code is None:
         raise UserError(refusal(run, found.missing))
-    words = run_folder.load_words(run.folder)
+    frozen, words = rebuilding.frozen_config(run), run_folder.load_words(run.folder)
     output = _make_folder(run, output)
     code_dir, run_dir = output / CODE, output / RUN
     try:
-        frozen = rebuilding.frozen_config(run, run_dir)
         found.differing += rebuilding.write_code(code, start, run.folder, code_dir)
         python: Path | str = sys.executable
         if has_environment:
@@ -50,8 +49,11 @@ def reproduce(run: RunFiles, output: Path | None = None, has_environment: bool =
             python = rebuilding.make_environment(run.folder, output / ENVIRONMENT)
     except UserError:
         shutil.rmtree(output)
+        with suppress(OSError):  # it has others
+            (run.folder / REPRODUCED).rmdir()
         raise
     run_dir.mkdir()
+    frozen.run_dir = str(run_dir)
     run_folder.save_words(words, run_dir)
     run_folder.save_config(frozen, run_dir)
     for line in found.differing:

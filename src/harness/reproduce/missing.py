@@ -138,9 +138,9 @@ def _packages(run: RunFiles) -> Iterator[str]:
     code = code_of(run)
     used = {name: v for name, v in code.versions.items() if name != "Python"} if code else {}
     now = code_version.installed_versions(used)
-    for name in used.keys() - now.keys():  # installed by another name
-        names = metadata.packages_distributions().get(name, [])
-        now |= {name: metadata.version(other) for other in names[:1]}
+    for name in used.keys() - now.keys():
+        if names := metadata.packages_distributions().get(name):  # installed by another name
+            now[name] = metadata.version(names[0])
     yield from (
         f"{name} {version} -> {now.get(name, 'not installed')}"
         for name, version in used.items()

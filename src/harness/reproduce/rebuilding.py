@@ -108,15 +108,15 @@ def make_environment(run: Path, folder: Path) -> Path:
     return python
 
 
-def frozen_config(run: RunFiles, run_dir: Path) -> Any:
-    """The config of a run that begins anew in another folder.
+def frozen_config(run: RunFiles) -> Any:
+    """The config of a run, as one that begins anew.
 
     Raises:
         UserError: if it was damaged or edited.
     """
     # Names stay as they were, whatever they are today: the code is that of then.
     frozen: Any = OmegaConf.create(frozen_files.read_yaml(run.folder / CONFIG))
-    frozen.resume, frozen.run_dir = None, str(run_dir)
+    frozen.resume = None
     return frozen
 
 
