@@ -106,10 +106,10 @@ def _train(process: "subprocess.Popen[bytes]", run_dir: Path, data: dict[str, An
             if missing.other_data(data, record.read(run_dir).get("data", {})):
                 process.send_signal(signal.SIGTERM)
                 return process.wait()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         process.send_signal(signal.SIGINT)
         process.wait()
-        raise
+        raise UserError(f"Stopped by Ctrl-C; {run_dir} holds what there was.") from error
 
 
 def _tell(files: list[equality.Compared], differing: list[str]) -> bool:

@@ -1,7 +1,6 @@
 """A run's code, packages and command in a folder of their own."""
 
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -48,8 +47,8 @@ def write_code(code: CodeVersion, start: dict[str, Any], run: Path, folder: Path
     lines = list(_check_out(code.commit, start, run, folder)) if code.commit else []
     for name, content in code.sources.items():
         package, is_inside, _ = name.partition("/")
-        in_src = is_inside and not (folder / package).is_dir()
-        path = (folder / "src" if in_src else folder) / name
+        in_src = (folder / "src" / package).is_dir() or not (folder / package).is_dir()
+        path = (folder / "src" if is_inside and in_src else folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     (folder / START).write_text(PROGRAM)
@@ -130,6 +129,6 @@ def command(python: Path | str, code: Path, run_dir: Path, start: dict[str, Any]
         kept["OMP_NUM_THREADS"] = str(start["num_threads"])
     kept |= start.get("environment", {})
     first = [str(code / "src"), str(code)]
-    others = re.split(os.pathsep, inherited.get("PYTHONPATH", ""))
+    others = inherited.get("PYTHONPATH", "").split(os.pathsep)
     kept["PYTHONPATH"] = os.pathsep.join([*first, *filter(None, others)])
     return {"args": [str(python), str(code / START)], "env": kept}
