@@ -25,7 +25,7 @@ DIFF = "uncommitted.diff"  # beside the record, for `git apply`
 MOST_DIFF_BYTES = 2**24
 # Variables that decide how numbers are rounded, or how many threads add them up.
 ROUNDING = re.compile(
-    "(OMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|CUBLAS|CUDNN|TORCH|PYTORCH)_.*|NVIDIA_TF32_OVERRIDE"
+    "(OMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|CUBLAS|CUDNN)_.*|(NVIDIA|TORCH)_.*(TF32|CUBLAS|CUDNN).*"
     "|PYTHONHASHSEED"
 )
 
@@ -124,11 +124,11 @@ def keep_diff(run_dir: Path, is_dirty: bool | None) -> None:
             write_durably(run_dir / DIFF, found)
 
 
-def git(*words: str) -> bytes | None:
+def git(*words: str, seconds: float = MOST_GIT_SECONDS) -> bytes | None:
     """What git answers; ``None`` without git or a repository, or where it takes too long."""
     command = ["git", "--no-optional-locks", *words]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=MOST_GIT_SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=seconds, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout

@@ -65,7 +65,8 @@ def look(run: RunFiles, place: Path, has_environment: bool) -> Findings:
     if (num_nodes := starts[-1].get("num_nodes") or 1) > 1:
         found.missing.append(f"machines: it was computed on {num_nodes}, and here is one")
     if not has_environment:
-        found.differing += _packages(run)
+        packages = [*_packages(run)]
+        found.differing += [*packages, "--environment installs those of then"] if packages else []
     elif not (run.folder / PACKAGES).is_file():
         found.missing.append(f"{PACKAGES}, which older versions do not write: no --environment")
     found.differing += changes(starts[-1], record.made_by(), MACHINE)
@@ -118,9 +119,9 @@ def _code(run: RunFiles) -> Iterator[str]:
         yield f"one code: {changed} changed at step {step}; no single code gives this run"
     for name in whole[-1][1].sources if whole else []:
         if not name.endswith((".py", ".ipynb")):
-            yield f"{name}, a compiled module of which only the hash is kept"
+            yield f"{name}, of which only the hash is kept: install it as a package of its own"
     if any(str(value).startswith("__main__.") for _, value in flat(run.config)):
-        yield "a module: classes of a notebook or of a script itself cannot be imported"
+        yield "classes of a notebook or of a script itself: put them in a module, and train again"
 
 
 def _files(run: RunFiles, place: Path) -> Iterator[str]:

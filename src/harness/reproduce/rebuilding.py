@@ -18,6 +18,7 @@ from harness.runs.reading import CONFIG, RunFiles
 
 CODE, RUN, ENVIRONMENT = "code", "run", "environment"
 START = "start.py"
+ARCHIVE_SECONDS = 300  # of a large repository
 NOT_IMPORTED = "files that were read and not imported may be missing"
 PROGRAM = '''"""Made by `runs.py reproduce`: trains the run that its environment names."""
 
@@ -61,9 +62,11 @@ def _check_out(commit: str, start: dict[str, Any], run: Path, folder: Path) -> l
     for place in (start.get("started_in", ""), os.getcwd()):
         top = record.git("-C", str(place), "rev-parse", "--show-toplevel")
         words = ["archive", "--format=zip", f"--output={archive}", commit]
-        if top and record.git("-C", top.decode().strip(), *words) is not None:
+        found = top and record.git("-C", top.decode().strip(), *words, seconds=ARCHIVE_SECONDS)
+        if found is not None:
             break
     else:
+        archive.unlink(missing_ok=True)
         return [f"commit {commit[:10]}, which no repository here has: {NOT_IMPORTED}"]
     with zipfile.ZipFile(archive) as file:
         file.extractall(folder)
