@@ -6,9 +6,10 @@
     python scripts/runs.py diff RUN RUN             in which settings and results two runs differ
     python scripts/runs.py show RUN                 all that is known of one
     python scripts/runs.py report -o report.html    a page with all curves, for any browser
+    python scripts/runs.py reproduce RUN            make it again from what it kept, and compare
 
 Runs of any version are read, also those that run, were stopped or are damaged. --json and --csv are
-for programs. Exit status 1: a mistake in the command, or there is no run.
+for programs. Exit status 1: a mistake in the command, there is no run, or it was not reproduced.
 """
 
 import argparse
@@ -27,41 +28,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print what the arguments ask for, and return the exit status."""
     options = _parser().parse_intermixed_args(arguments)
     try:
-        _answer(options)
+        return 0 if _answer(options) else 1
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
     except BrokenPipeError:  # of a pager that was left
         sys.stderr.close()
-    return 0
+        return 0
 
 
-def _answer(options: argparse.Namespace) -> None:
+def _answer(options: argparse.Namespace) -> bool:
+    """Print, and return whether all is as it should be."""
     from harness.runs import comparing, reading, tables
 
     runs = reading.find(options.folders or [Path("outputs")])
     if not runs:
         raise UserError("There is no run. Give folders of runs, such as outputs/.")
     form = options.form or "table"
-    if options.what in ("diff", "show"):
-        wanted = {"diff": 2, "show": 1}[options.what]
+    if wanted := {"diff": 2, "show": 1, "reproduce": 1}.get(options.what):
         if len(runs) != wanted:
             raise UserError(f"{options.what} takes {wanted} run(s), and there are {len(runs)}.")
+        if options.what == "reproduce":
+            from harness.reproduce.command import reproduce  # torch
+
+            return reproduce(runs[0], options.output, options.environment)
         if options.what == "diff":
-            return tables.print_difference(runs[0], runs[1], form)
-        return tables.print_one(runs[0], form)
+            tables.print_difference(runs[0], runs[1], form)
+        else:
+            tables.print_one(runs[0], form)
+        return True
     runs = comparing.chosen(runs, options.filter)
     if options.what == "report":
-        return _report(runs, options.output, options.force)
-    if options.what == "best":
+        _report(runs, options.output or Path("report.html"), options.force)
+    elif options.what == "best":
         objectives = {run.objective for run in runs if run.objective}
         key = options.by or ("best" if len(objectives) == 1 else "")
         if not key:
             raise UserError(f"They have several objectives ({', '.join(objectives)}): add --by.")
         of_loss = any(word in key for word in ("loss", "error", "mae", "mse", "perplexity"))
         is_max = _is_max(runs) if key == "best" else not of_loss
-        return tables.print_best(runs, key, is_max != options.reverse, form)
-    return tables.print_list(comparing.in_order(runs, options.sort, options.reverse), form)
+        tables.print_best(runs, key, is_max != options.reverse, form)
+    else:
+        tables.print_list(comparing.in_order(runs, options.sort, options.reverse), form)
+    return True
 
 
 def _is_max(runs: "Sequence[RunFiles]") -> bool:
@@ -86,19 +95,14 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("what", choices=("ls", "best", "diff", "show", "report"))
+    add("what", choices=("ls", "best", "diff", "show", "report", "reproduce"))
     add("folders", nargs="*", type=Path, metavar="FOLDER", help="of runs; default: outputs")
     add("--sort", default="started", metavar="NAME", help="of ls: a fact, a metric or a setting")
     add("--reverse", action="store_true", help="the other way round")
     add("--filter", action="append", default=[], metavar="NAME=VALUE", help="also <, >, <=, >=, !=")
     add("--by", metavar="METRIC", help="of best; default: the best value of the runs' objective")
-    add(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("report.html"),
-        help="of report; default: %(default)s",
-    )
+    add("-o", "--output", type=Path, help="of report: report.html; of reproduce: a new folder")
+    add("--environment", action="store_true", help="of reproduce: install its packages by pip")
     add("--force", action="store_true", help="of report: replace a file that is no report")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", dest="form", action="store_const", const="json")

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -20,6 +21,13 @@ from harness.processes.leaving import AgreedExit
 
 FILE = "record.json"
 MOST_GIT_SECONDS = 5  # on a slow disk it stays unknown whether files were changed
+DIFF = "uncommitted.diff"  # beside the record, for `git apply`
+MOST_DIFF_BYTES = 2**24
+# Variables that decide how numbers are rounded, or how many threads add them up.
+ROUNDING = re.compile(
+    "(OMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|CUBLAS|CUDNN)_.*|(NVIDIA|TORCH)_.*(TF32|CUBLAS|CUDNN).*"
+    "|PYTHONHASHSEED"
+)
 
 
 def read(run_dir: Path) -> dict[str, Any]:
@@ -38,6 +46,12 @@ def note(run_dir: Path, **facts: Any) -> None:
         write_durably(run_dir / FILE, data)
 
 
+def note_start(run_dir: Path, **facts: Any) -> None:
+    """Add plain values to what is known of a run's latest start."""
+    *before, last = read(run_dir).get("starts") or [{}]
+    note(run_dir, starts=[*before, last | facts])
+
+
 @contextmanager
 def recording(run_dir: Path) -> Iterator[None]:
     """Note what starts the block and how it ends; add its seconds to those of earlier starts."""
@@ -46,6 +60,7 @@ def recording(run_dir: Path) -> Iterator[None]:
     begun = {"time": time.time(), **made_by(), "commit": commit, "is_dirty": is_dirty()}
     starts = [*known.get("starts", []), begun]
     note(run_dir, status=None, reason=None, commit=commit, starts=starts)
+    keep_diff(run_dir, begun["is_dirty"])
     status, reason = "finished", None
     try:
         yield
@@ -69,9 +84,19 @@ def made_by() -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
+        "processor": processor(),
         "num_cpus": os.cpu_count(),
         "gpus": gpus,
+        "environment": {name: os.environ[name] for name in os.environ if ROUNDING.fullmatch(name)},
     }
+
+
+def processor() -> str:
+    """The name of the CPU, which decides between kernels; Linux alone has it in a file."""
+    with suppress(OSError, ValueError):
+        if found := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M):
+            return found[1]
+    return platform.processor()
 
 
 def is_dirty() -> bool | None:
@@ -79,12 +104,34 @@ def is_dirty() -> bool | None:
 
     The sources that a run has imported are kept beside it, whether git knows them or not.
     """
-    command = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]
+    found = git("status", "--porcelain", "--untracked-files=no")
+    return None if found is None else bool(found)
+
+
+def keep_diff(run_dir: Path, is_dirty: bool | None) -> None:
+    """Write what differs from the commit, of files that git knows; nothing where that is too much.
+
+    Args:
+        run_dir: of the run, which may have the differences of an earlier start.
+        is_dirty: whether there are any.
+    """
+    # Spelled out, as a person's settings of `git diff` may be such that nothing applies it.
+    options = "--binary --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/"
+    found = git("diff", "HEAD", *options.split()) if is_dirty else None
+    with suppress(OSError):
+        (run_dir / DIFF).unlink(missing_ok=True)
+        if found and len(found) <= MOST_DIFF_BYTES:
+            write_durably(run_dir / DIFF, found)
+
+
+def git(*words: str, seconds: float = MOST_GIT_SECONDS) -> bytes | None:
+    """What git answers; ``None`` without git or a repository, or where it takes too long."""
+    command = ["git", "--no-optional-locks", *words]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=MOST_GIT_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):  # no git, no repository, or it takes too long
+        done = subprocess.run(command, capture_output=True, timeout=seconds, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return bool(done.stdout)
+    return done.stdout
 
 
 def _ending(error: BaseException) -> tuple[str, str]:

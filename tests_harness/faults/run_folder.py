@@ -1,18 +1,17 @@
 """What a run has left behind, and whether two runs have left the same."""
 
 import itertools
-from collections import deque
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
 
 from harness.checkpoints.lookup import by_step, link_newest
 from harness.checkpoints.reading import read
-from harness.checkpoints.stand_in import StandIn
+from harness.reproduce.equality import differences
+
+__all__ = ["contents", "curves", "differences", "leave_at"]
 
 
 def leave_at(run_dir: Path, step: int) -> None:
@@ -50,40 +49,3 @@ def curves(folder: Path) -> list[tuple[int, str, Any]]:
                 number = tensor_util.make_ndarray(value.tensor).item()
                 points.append((event.step, value.tag, number))
     return points
-
-
-def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """Where two trees of values differ by a bit."""
-    a, b = unmarked(a), unmarked(b)
-    if type(a) is not type(b):
-        return [f"{where}: {type(a)} is not {type(b)}"]
-    if isinstance(a, StandIn):
-        return [] if repr(a) == repr(b) else [f"{where}: {a!r} != {b!r}"]
-    if isinstance(a, (np.ndarray, np.generic)):
-        same = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-        return [] if same else [where]
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        a, b = (x.to_dense() if x.is_sparse else x for x in (a, b))
-        same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-        return [] if same or (a.isnan().all() and b.isnan().all()) else [where]
-    if isinstance(a, dict) and isinstance(b, dict):
-        found = [f"{where}: {sorted(a.keys() ^ b.keys(), key=str)}"] if a.keys() != b.keys() else []
-        for key in a.keys() & b.keys():
-            found += differences(a[key], b[key], f"{where}/{key}")
-        return found
-    if (
-        isinstance(a, (list, tuple, deque))
-        and isinstance(b, (list, tuple, deque))
-        and len(a) == len(b)
-    ):
-        pairs = zip(a, b, strict=True)
-        return [d for i, (x, y) in enumerate(pairs) for d in differences(x, y, f"{where}[{i}]")]
-    return [] if a == b or (a != a and b != b) else [f"{where}: {a!r:.60} != {b!r:.60}"]
-
-
-def unmarked(node: Any) -> Any:
-    """Without the mark of an object that was there when training began.
-
-    It goes by ids, which Python may give again to one that was made later.
-    """
-    return node["of"] if isinstance(node, dict) and node.get("#") == "same" else node

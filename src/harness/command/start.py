@@ -158,7 +158,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
                 meeting.see(run_dir)
                 frozen = resume.config(command, run_dir)
                 frozen.resume = plan.checkpoint
-                names = ("config.yaml", "results.json", record.FILE)
+                names = ("config.yaml", "results.json", record.FILE, record.DIFF)
                 held.enter_context(kept_if_refused(*(run_dir / name for name in names)))
             else:
                 if command.task == "train":

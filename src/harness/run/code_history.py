@@ -6,7 +6,8 @@
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -88,6 +89,25 @@ class CodeHistory(pl.Callback):
                 self._keep(trainer.global_step)
             except OSError as error:
                 log.warning("%s was not kept: %s.", shown(self.folder), error.strerror)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep what was imported since."""
+        self._keep_late(trainer)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep what the test has imported."""
+        self._keep_late(trainer)
+
+    def _keep_late(self, trainer: pl.Trainer) -> None:
+        """Add modules that were imported while it trained: alone it must run without the rest."""
+        path = trained_by(self.folder, None) if trainer.is_global_zero else None
+        before = None if path is None else code_version.load(path)
+        if path is None or before is None:
+            return
+        self.now = code_version.running(self.targets, self.now)
+        if self.now.sources.keys() - before.sources.keys():
+            with suppress(OSError):
+                replace(before, sources=self.now.sources | before.sources).save(path)
 
     def _keep(self, step: int) -> None:
         """Write what trains the steps from here, unless it is what has trained those before."""

@@ -44,6 +44,7 @@ from harness.run.code_history import CodeHistory, telling_changes
 from harness.run.log_file import LogFile
 from harness.run.making import made_data, made_model, make
 from harness.run.mistakes import user_errors
+from harness.run.provenance import Provenance
 from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, early_stop, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights, verified
@@ -223,8 +224,9 @@ def safe_points(cfg: DictConfig) -> list[pl.Callback]:
 
 
 def code_history(cfg: DictConfig) -> list[pl.Callback]:
-    """What keeps the code of a training: not of a dry run."""
-    return [] if "resume" not in cfg or cfg.trainer.fast_dev_run else [CodeHistory(cfg)]
+    """What keeps the code of a training, and notes its data: not of a dry run."""
+    is_kept = "resume" in cfg and not cfg.trainer.fast_dev_run
+    return [CodeHistory(cfg), Provenance(cfg)] if is_kept else []
 
 
 def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
