@@ -19,6 +19,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from harness.loggers.mirror import Mirror, Row, values_in
 
 OPENING = threading.RLock()  # a module may ask for the run while the mirror opens it
+STEP = "trainer/global_step"  # Lightning's axis of all curves
 ROW = "trainer/row"  # of metrics.csv: the service tells a run that goes on which one it had last
 
 
@@ -49,10 +50,10 @@ class Wandb(Mirror, WandbLogger):
         self.takes_back, self.logs_model = offline, log_model
         # The terminal and its progress bar stay Lightning's.
         self.settings = {"silent": True, "console": "off", **(settings or {})}
-        self.arguments = {"project": project, "save_dir": str(self.run_dir), **kwargs}
+        self.arguments = {"project": project, "dir": str(self.run_dir), **kwargs}
         self.arguments["mode"] = "offline" if offline else "online"
         self.is_open = self.goes_on = False
-        WandbLogger.__init__(self, **self.arguments)
+        WandbLogger.__init__(self)
 
     @property
     def experiment(self) -> Any:
@@ -70,9 +71,12 @@ class Wandb(Mirror, WandbLogger):
                 shutil.rmtree(folder)
         label = self.label
         about = {"config": label.settings, "tags": label.tags, "notes": label.notes}
-        arguments = {"name": label.name, "id": self.id, **about, **self.arguments}
-        arguments["settings"] = wandb.Settings(**self.settings)
-        WandbLogger.__init__(self, **arguments)
+        arguments = {"name": label.name, "id": self.id, "resume": "allow", **about}
+        # Lightning's own call has a setting that W&B warns of; the rest is as it is there.
+        run = wandb.init(**arguments | self.arguments, settings=wandb.Settings(**self.settings))
+        run.define_metric(STEP)
+        run.define_metric("*", step_metric=STEP, step_sync=True)
+        WandbLogger.__init__(self, experiment=run)
         self.is_open = True
 
     def begin(self) -> None:
@@ -91,7 +95,7 @@ class Wandb(Mirror, WandbLogger):
     def send(self, rows: Sequence[Row]) -> None:
         """Log each row; its step is ``trainer/global_step``, over which Lightning has all drawn."""
         for step, row in rows:
-            self.experiment.log({**row, ROW: self.num_sent, "trainer/global_step": step})
+            self.experiment.log({**row, ROW: self.num_sent, STEP: step})
             self.num_sent += 1
 
     def show(self, name: str, step: int, png: bytes) -> None:
@@ -100,7 +104,7 @@ class Wandb(Mirror, WandbLogger):
 
         if self.has_sent or not self.goes_on:
             image = wandb.Image(Image.open(io.BytesIO(png)))
-            self.experiment.log({name: image, "trainer/global_step": step})
+            self.experiment.log({name: image, STEP: step})
 
     def end(self, status: str) -> None:
         """Finish the run, which keeps its id."""
