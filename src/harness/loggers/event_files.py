@@ -141,9 +141,7 @@ def begins_as(path: Path, state: dict[str, Any]) -> bool:
     return bool(left == 0 and crc32 == state["crc32"])
 
 
-def pictures_in(
-    path: Path, start: int = 0, end: int | None = None
-) -> list[tuple[str, int, bytes]]:
+def pictures_in(path: Path, start: int = 0, end: int | None = None) -> list[tuple[str, int, bytes]]:
     """Names, steps and PNGs of the pictures in a file, or in a part of it.
 
     Only records that may hold one are read and checked.

@@ -230,7 +230,10 @@ def tell_mirrors(loggers: Iterable[Logger], cfg: DictConfig) -> None:
     mirrors = [logger for logger in loggers if isinstance(logger, Mirror)]
     if mirrors and not any(isinstance(logger, MetricsTable) for logger in loggers):
         word = mirrors[0].package
-        raise UserError(f"logger={word} shows metrics.csv: leave logger.csv in beside it.")
+        raise UserError(
+            f"logger.{word} shows what metrics.csv has, and logger.csv is missing.\n"
+            f"Use logger={word}, or in a YAML file: override /logger: [default, {word}]."
+        )
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     for mirror in mirrors:
         name = "-".join(mirror.run_dir.parts[-2:])

@@ -18,6 +18,7 @@ from PIL import Image
 from pytorch_lightning.loggers import MLFlowLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from harness.files import replacing
 from harness.loggers.mirror import Mirror, Row, is_beginning, values_in
 
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 6000  # of a batch, and of a value
@@ -49,7 +50,8 @@ class MLflow(Mirror, MLFlowLogger):
         self.prepare(run_dir)
         self.folder, self.logs_model = Path(folder).absolute(), log_model
         self.takes_back = tracking_uri is None
-        self.uri = tracking_uri or f"sqlite:///{self.folder / 'mlflow.db'}"
+        self.file = self.folder / "mlflow.db"
+        self.uri = tracking_uri or f"sqlite:///{self.file}"
         self.project, self.run_name, self.clock = experiment_name, "", 0
 
     def begin(self) -> None:
@@ -58,13 +60,16 @@ class MLflow(Mirror, MLFlowLogger):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        logging.getLogger("alembic").setLevel(logging.WARNING)  # which tells of each new table
+        for name in ("alembic", "mlflow.store.db.utils"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # they tell of each new table
         with self._alone():
             client = MlflowClient(self.uri)
             found = client.get_experiment_by_name(self.project)
             place = (self.folder / "mlflow_artifacts").as_uri() if self.takes_back else None
-            experiment = found.experiment_id if found else client.create_experiment(
-                self.project, artifact_location=place
+            experiment = (
+                found.experiment_id
+                if found
+                else client.create_experiment(self.project, artifact_location=place)
             )
             runs = client.search_runs([experiment], f"tags.`{OF_RUN}` = '{self.id}'")
             MLFlowLogger.__init__(
@@ -92,14 +97,28 @@ class MLflow(Mirror, MLFlowLogger):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process at a time makes the file's tables."""
+        """One process at a time makes the file, the experiment and the run."""
         if not self.takes_back:
             yield
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".mlflow.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.file.exists():
+                self._make_file()
             yield
+
+    def _make_file(self) -> None:
+        """Make the file elsewhere: MLflow refuses one that a kill has left with some tables."""
+        from mlflow import MlflowClient
+
+        for old in self.folder.glob(".mlflow.db.*"):
+            old.unlink()
+        new = self.folder / f".mlflow.db.{os.urandom(4).hex()}"
+        MlflowClient(f"sqlite:///{new}")
+        with replacing(self.file) as file:
+            file.write(new.read_bytes())
+        new.unlink()
 
     def held(self, rows: Sequence[Row]) -> Counter[str]:
         """Ask MLflow for all points; a file in which they are others is emptied of this run's."""
@@ -114,11 +133,11 @@ class MLflow(Mirror, MLFlowLogger):
         plain_rows = [(step, {plain(k): v for k, v in row.items()}) for step, row in rows]
         if self.takes_back and not is_beginning(held, plain_rows):
             # No call of MLflow's takes points back.
-            with closing(sqlite3.connect(self.folder / "mlflow.db", timeout=60)) as file, file:
+            with closing(sqlite3.connect(self.file, timeout=60)) as file, file:
                 for table in ("metrics", "latest_metrics"):
                     file.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (self.run_id,))
-            shutil.rmtree(self.folder / "mlflow_artifacts" / self.run_id / "artifacts" / "pictures",
-                          ignore_errors=True)
+            artifacts = self.folder / "mlflow_artifacts" / str(self.run_id) / "artifacts"
+            shutil.rmtree(artifacts / "pictures", ignore_errors=True)
             held = []
         counts = values_in(held)
         return Counter({k: counts[plain(k)] for _, row in rows for k in row})
