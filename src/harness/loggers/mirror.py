@@ -1,9 +1,9 @@
 """Mirrors of a run in trackers such as W&B, written in the background from the run's own logs.
 
 A run that is killed computes the steps since its last checkpoint again, and most trackers take
-nothing back: what was sent of these steps would be there twice. So nothing is sent as it is logged.
-A mirror sends the rows of ``metrics.csv`` and TensorBoard's pictures once a checkpoint stands behind
-them, and the rest when the run has ended. Both logs are exact after any kill, and so is the mirror.
+nothing back: what they were told of these steps would be there twice. So nothing is sent as it is
+logged. A mirror sends the rows of ``metrics.csv`` and TensorBoard's pictures once a checkpoint stands
+behind them, and the rest when the run has ended: both logs are exact after any kill.
 """
 
 import logging
@@ -206,7 +206,7 @@ class Mirror(Logger):
         return Path(path) if path and Path(path).exists() else None
 
     @rank_zero_only
-    def finalize(self, status: str) -> None:
+    def finalize(self, status: str = "success") -> None:
         """Close after a failure; after a success more is to come, but for a spawned process."""
         if self.outbox is None:
             return  # nothing has begun

@@ -80,7 +80,7 @@ class MLflow(Mirror, MLFlowLogger):
                 tags={OF_RUN: self.id},
                 run_id=runs[0].info.run_id if runs else None,
             )
-            run_id = self.run_id
+            run_id: Any = self.run_id
         tags = {"mlflow.note.content": self.label.notes, **dict.fromkeys(self.label.tags, "true")}
         for name, value in tags.items():
             client.set_tag(run_id, name, value)

@@ -5,6 +5,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -90,23 +91,24 @@ class Trackio(Mirror):
         """Put a picture beside the store, and name it there."""
         if (plain(name), step) in self.shown:
             return
-        from trackio import Image, get_project_media_path
-        from trackio.utils import MEDIA_DIR
-
-        folder = get_project_media_path(project=self.project, run=self.label.name, step=step)
+        trackio: Any = import_module("trackio")
+        folder = trackio.get_project_media_path(
+            project=self.project, run=self.label.name, step=step
+        )
         path = Path(folder) / f"{zlib.crc32(png):08x}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png)
-        place = str(path.relative_to(MEDIA_DIR))
-        self._write([{name: {"_type": Image.TYPE, "file_path": place, "caption": None}}], [step])
+        place = str(path.relative_to(self.folder / "media"))
+        self._write(
+            [{name: {"_type": trackio.Image.TYPE, "file_path": place, "caption": None}}], [step]
+        )
         self.shown.add((plain(name), step))
 
     def end(self, status: str) -> None:
         """Keep the best checkpoint, if that is asked for."""
         best = self.best()
         if self.logs_model and status == "success" and best is not None:
-            import trackio
-
+            trackio: Any = import_module("trackio")
             artifact = trackio.Artifact(f"model-{self.label.name}", type="model")
             artifact.add_file(str(best), name="model.ckpt")
             run = trackio.Run(None, self.project, None, self.label.name, self.id)

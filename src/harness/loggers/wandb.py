@@ -1,7 +1,7 @@
 """Weights & Biases, offline by default.
 
-The service replaces what it has of a run by the offline folder that is synced last: several folders
-of one run never become one there. So each start writes one folder anew, from the run's own logs, and
+The service replaces what it has of a run by the offline folder that is synced last: several of one
+run never become one there. So each start writes one folder anew, from the run's own logs, and
 removes those before it.
 """
 
@@ -59,7 +59,7 @@ class Wandb(Mirror, WandbLogger):
     def experiment(self) -> Any:
         """W&B's run, for what a module sends itself."""
         with OPENING:
-            if rank_zero_only.rank == 0 and not self.is_open:
+            if getattr(rank_zero_only, "rank", 0) == 0 and not self.is_open:
                 self._open()
             return super().experiment
 
