@@ -2,8 +2,8 @@
 
 A run that is killed computes the steps since its last checkpoint again, and most trackers take
 nothing back: what they were told of these steps would be there twice. So nothing is sent as it is
-logged. A mirror sends the rows of ``metrics.csv`` and TensorBoard's pictures once a checkpoint stands
-behind them, and the rest when the run has ended: both logs are exact after any kill.
+logged. A mirror sends the rows of ``metrics.csv`` and TensorBoard's pictures once a checkpoint
+stands behind them, and the rest when the run has ended: both logs are exact after any kill.
 """
 
 import logging
