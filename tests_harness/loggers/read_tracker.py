@@ -29,7 +29,7 @@ def wandb(out: Path, run_dir: Path, project: str) -> Found:
         for name in item.keys() - {"trainer/row"}:
             if not name.startswith("_") and "." not in name:
                 points[name].append([step, float(item[name])])
-    (run,) = [record["run"] for record in records if record["type"] == "run"]
+    run = next(record["run"] for record in records if record["type"] == "run")
     return {
         "num_runs": len(folders),
         "id": run["run_id"],

@@ -86,7 +86,6 @@ class Mirror(Logger):
         self.known = Known(0, {})
         self.outbox: SimpleQueue[tuple[Known, str | None]] | None = None
         self.thread: threading.Thread | None = None
-        self.checkpoints: Any = None
         self._forget()
 
     def _forget(self) -> None:
@@ -96,7 +95,7 @@ class Mirror(Logger):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a spawned process gets: nothing of a tracker's run, which it opens itself."""
-        return self.__dict__ | {"outbox": None, "thread": None, "checkpoints": None}
+        return self.__dict__ | {"outbox": None, "thread": None}
 
     def begin(self) -> None:
         """Open the tracker's run, or the one that an earlier start has opened."""
@@ -197,13 +196,12 @@ class Mirror(Logger):
         """Leave them to the whole config, which has all of them."""
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Know which checkpoints there are when the run has ended."""
-        self.checkpoints = checkpoint_callback
+        """Leave it to the end, when the best one is known."""
 
     def best(self) -> Path | None:
         """The best checkpoint."""
-        path = getattr(self.checkpoints, "best_model_path", "")
-        return Path(path) if path and Path(path).exists() else None
+        path = self.run_dir / "checkpoints" / "best.ckpt"
+        return path.resolve() if path.exists() else None
 
     @rank_zero_only
     def finalize(self, status: str = "success") -> None:

@@ -23,6 +23,7 @@ from harness.loggers.mirror import Mirror, Row, is_beginning, values_in
 
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 6000  # of a batch, and of a value
 STATUSES = {"success": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # its page begins with curves
 OF_RUN = "harness.run"  # the tag with a run's id: MLflow gives runs ids of its own
 
 
@@ -69,7 +70,7 @@ class MLflow(Mirror, MLFlowLogger):
             experiment = (
                 found.experiment_id
                 if found
-                else client.create_experiment(self.project, artifact_location=place)
+                else client.create_experiment(self.project, artifact_location=place, tags=KIND)
             )
             runs = client.search_runs([experiment], f"tags.`{OF_RUN}` = '{self.id}'")
             MLFlowLogger.__init__(

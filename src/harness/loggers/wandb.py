@@ -83,8 +83,9 @@ class Wandb(Mirror, WandbLogger):
         """Open W&B's run, offline in a folder of its own."""
         run = self.experiment
         self.goes_on = bool(run.resumed)
-        run.config.update(self.label.settings, allow_val_change=True)
-        run.tags, run.notes = self.label.tags, self.label.notes
+        if self.goes_on:  # the service has those of the first start
+            run.config.update(self.label.settings, allow_val_change=True)
+            run.tags, run.notes = self.label.tags, self.label.notes
 
     def held(self, rows: Sequence[Row]) -> Counter[str]:
         """Nothing in a new folder; the service tells the row that it has."""
