@@ -4,7 +4,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,6 @@ class Trackio(Mirror):
     def begin(self) -> None:
         """Make the store; the run is there with its first points."""
         self.store.init_db(self.project)
-        now = datetime.now(timezone.utc).isoformat()
-        self.settings = {**self.label.settings, "_Created": now, "_Group": None}
         self.shown: set[tuple[str, int]] = set()
 
     def held(self, rows: Sequence[Row]) -> Counter[str]:
@@ -83,7 +80,7 @@ class Trackio(Mirror):
             self.label.name,
             [{plain(name): value for name, value in row.items()} for row in rows],
             steps=steps,
-            config=self.settings,
+            config=self.label.settings,
             run_id=self.id,
         )
 

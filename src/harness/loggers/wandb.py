@@ -6,6 +6,7 @@ removes those before it.
 """
 
 import io
+import os
 import shutil
 import threading
 from collections import Counter
@@ -47,6 +48,8 @@ class Wandb(Mirror, WandbLogger):
         **kwargs: Any,
     ) -> None:
         self.prepare(run_dir)
+        if offline:  # else W&B tells its service of an offline run as well
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self.takes_back, self.logs_model = offline, log_model
         # The terminal and its progress bar stay Lightning's.
         self.settings = {"silent": True, "console": "off", **(settings or {})}
