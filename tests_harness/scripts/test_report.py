@@ -16,6 +16,7 @@ import pytest
 import runs
 
 from harness import record
+from harness.loggers import event_files
 from harness.runs import pictures, reading, report
 from tests_harness.conftest import ROOT
 from tests_harness.scripts.test_runs import copied, trained
@@ -76,7 +77,7 @@ def test_the_page_holds_settings_results_curves_and_pictures(trained: Path, tmp_
     assert values == pytest.approx([value for _, value in points], rel=1e-5)
     images = data["runs"][0]["pictures"]
     assert images.keys() == {"test/confusion_matrix", "test/worst_mistakes"}
-    assert all(base64.b64decode(png).startswith(pictures.PNG) for png in images.values())
+    assert all(base64.b64decode(png).startswith(event_files.PNG) for png in images.values())
 
 
 def test_the_page_names_no_other_file_and_forbids_every_request(

@@ -275,11 +275,12 @@ class SafePoint(pl.Callback):
         for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
             getattr(logger, "write_all", logger.save)()
         self.logged = self.logs.record() if trainer.is_global_zero else None
-        path = lookup.path_of(self.folder, step)
+        path, tell_mirrors = lookup.path_of(self.folder, step), self.logs.telling_mirrors()
 
         def count_on_it() -> None:
             lookup.link_newest(path)
             lookup.remove_old(self.folder, self.num_kept)
+            tell_mirrors()
 
         self.is_writing, self.is_end = True, is_end
         try:

@@ -23,6 +23,8 @@ from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 
+TRACKERS = {"wandb", "mlflow", "trackio"}  # files of conf/logger that are beside others
+
 OmegaConf.register_new_resolver("num_gpus_or", lambda default: num_gpus() or default, replace=True)
 OmegaConf.register_new_resolver("num_nodes", lambda: launcher().num_nodes, replace=True)
 OmegaConf.register_new_resolver(
@@ -192,11 +194,21 @@ def as_hydra_reads(task: str, words: Sequence[str]) -> list[str]:
     """Words of a command as Hydra takes them: the short ones that it has no notion of, in full.
 
     ``data=null`` chooses a file, which is all that Hydra takes for a group; ``init=<path>`` sets
-    the path below ``init``.
+    the path below ``init``; ``logger=wandb`` is beside the loggers of ``logger=default``.
     """
+    words = [_beside_default(word) for word in words]
     if task != "train":  # elsewhere the data is no group, and nothing begins
-        return list(words)
+        return words
     return [_init_path("data=none" if word == "data=null" else word) for word in words]
+
+
+def _beside_default(word: str) -> str:
+    key, _, value = word.partition("=")
+    names = [name.strip() for name in value.strip("[]").split(",")]
+    is_one_choice = value.startswith("[") or len(names) == 1
+    if key != "logger" or not is_one_choice or not TRACKERS.issuperset(names):
+        return word
+    return f"logger=[{','.join(['default', *names])}]"
 
 
 def _init_path(word: str) -> str:

@@ -1,5 +1,6 @@
 """TensorBoard's files: records that have checksums of their own, with an event in each."""
 
+import mmap
 import struct
 import zlib
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ LENGTH = struct.Struct("<Q")  # a record is a length with its checksum, data, an
 CHECKSUM = struct.Struct("<I")
 HEAD = LENGTH.size + CHECKSUM.size
 PIECE_BYTES = 2**20
+PNG = b"\x89PNG\r\n\x1a\n"
+LEAST_BYTES = 120  # of a record with a picture; millions of numbers have shorter ones
 
 
 class Record(NamedTuple):
@@ -136,3 +139,34 @@ def begins_as(path: Path, state: dict[str, Any]) -> bool:
             left -= len(piece)
             crc32 = zlib.crc32(piece, crc32)
     return bool(left == 0 and crc32 == state["crc32"])
+
+
+def pictures_in(path: Path, start: int = 0, end: int | None = None) -> list[tuple[str, int, bytes]]:
+    """Names, steps and PNGs of the pictures in a file, or in a part of it.
+
+    Only records that may hold one are read and checked.
+
+    Args:
+        path: of the file.
+        start: of a record.
+        end: of a record; by default that of the file.
+    """
+    found: list[tuple[str, int, bytes]] = []
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        end = size if end is None else min(end, size)
+        if start >= end:
+            return found
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data.find(PNG, start, end) < 0:
+                return found
+            while start + HEAD < end:
+                (length,) = LENGTH.unpack_from(data, start)
+                stop = start + HEAD + length + CHECKSUM.size
+                if length >= LEAST_BYTES and (record := whole_record(data[start:stop], 0)):
+                    for value in record.event.summary.value:
+                        image = value.image.encoded_image_string
+                        if image.startswith(PNG):
+                            found.append((value.tag, int(record.event.step), image))
+                start = stop
+    return found

@@ -8,7 +8,7 @@ logged again. What is damaged or missing comes back from the other log. No time 
 import logging
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from harness.loggers.event_files import (
     unread,
 )
 from harness.loggers.metrics_table import MetricsTable, key_of, lines_of, row_of
+from harness.loggers.mirror import Known, Mirror
 from harness.loggers.rebuild import File, bring_back_events, bring_back_rows
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,15 @@ class Logs:
         self.earlier = self._files()  # this process has opened none
         self.states: list[dict[str, Any]] = []  # of all files, the oldest first
         self.contents = metrics_table.no_contents()
+        self.mirrors: list[Mirror] = []
 
     def begin(self, loggers: Iterable[Logger]) -> None:
-        """Share with the table's logger what it has written, and what was written before."""
+        """Share with the table's logger what it has written, and what was written before.
+
+        The mirrors are told of what was there when the checkpoint was written.
+        """
+        self.mirrors = [logger for logger in loggers if isinstance(logger, Mirror)]
+        self.telling_mirrors()()
         for logger in loggers:
             if isinstance(logger, MetricsTable):
                 if not self.contents["rows"]:
@@ -65,6 +72,17 @@ class Logs:
         # Of a file into which nothing was written yet nothing is known by which to find it.
         states = [state for state in self.states if state["length"]]
         return {"events": states, "table": self.contents}
+
+    def telling_mirrors(self) -> Callable[[], None]:
+        """What to call when there is a checkpoint of the logs as they are now."""
+        lengths = {state["name"]: state["length"] for state in self.states}
+        known = Known(len(self.contents["rows"]), lengths)
+
+        def tell() -> None:
+            for mirror in self.mirrors:
+                mirror.commit(known)
+
+        return tell
 
     def rewind(self, record: dict[str, Any] | None, step: int) -> None:
         """Make the logs what they were when a record was made.

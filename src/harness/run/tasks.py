@@ -33,6 +33,7 @@ from harness.exact.unfrozen import Unfrozen
 from harness.frozen_files import write_json
 from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.guarded import guarded
+from harness.loggers.mirror import close_mirrors, tell_mirrors
 from harness.loggers.rewind import Logs
 from harness.processes import spawned
 from harness.processes.dead_ranks import DeadRanks, observe_start
@@ -148,6 +149,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
+        tell_mirrors(loggers, cfg)
         # The position comes first: a safe point asks for the loaders as it is loaded. What may
         # refuse a checkpoint comes before it too: it cuts the logs.
         own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *code_history(cfg)]
@@ -260,6 +262,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
             log.warning("%s is %s.", name, metrics[name])
         log_hyperparameters(trainer, cfg, metrics)
         write_json(Path(cfg.run_dir, "results.json"), json.dumps(metrics, indent=2) + "\n")
+        close_mirrors(trainer.loggers)
         has_test = not loaders.no_test(
             trainer.lightning_module, getattr(trainer, "datamodule", None)
         )
