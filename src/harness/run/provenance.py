@@ -33,6 +33,7 @@ class Provenance(pl.Callback):
 
     def __init__(self, cfg: DictConfig) -> None:
         self.run_dir, self.cfg = Path(cfg.run_dir), cfg
+        self.seen: set[str] = set()  # splits, of which one look is enough
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note what computes, the installed packages, and which data train."""
@@ -56,7 +57,10 @@ class Provenance(pl.Callback):
 
     def note_split(self, trainer: pl.Trainer, split: str, loaders: Any) -> None:
         """Note the data of an evaluation, the first time."""
-        if trainer.is_global_zero and split not in record.read(self.run_dir).get("data", {}):
+        if not trainer.is_global_zero or split in self.seen:
+            return
+        self.seen.add(split)
+        if split not in record.read(self.run_dir).get("data", {}):
             found = [identity_of(getattr(one, "dataset", None)) for one in leaves(loaders)]
             self.note(split, found)
 

@@ -197,7 +197,6 @@ class Text(DataModule):
             self.cache_dir / name,
             lambda path: write_durably(path, sentences(NUM_SENTENCES, SENTENCES_SEED).encode()),
         )
-        log.info("data.file=null: %d sentences of a small grammar", NUM_SENTENCES)
         return whole("data.file", str(made))
 
     @cached_property
