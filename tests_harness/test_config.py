@@ -1,10 +1,12 @@
 """Every choice that the harness brings builds a Trainer; what wins over what in a composition."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from harness.command.compose import TRACKERS
 from harness.run import tasks as run
 from tests_harness.conftest import ROOT
 
@@ -17,6 +19,9 @@ CHOICES = [
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_choice_builds(choice: str, make_cfg) -> None:
+    tracker = choice.removeprefix("logger=")
+    if tracker in TRACKERS and find_spec(tracker) is None:
+        pytest.skip(f"{tracker} is not installed")
     cfg = make_cfg(choice)
     if choice == "strategy=gpu":
         assert cfg.trainer.accelerator == "gpu"

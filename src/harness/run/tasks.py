@@ -146,7 +146,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     with user_errors():
         data = made_data(cfg)
         model, freezing = made_model(cfg)
-        loggers = [guarded(make(node)) for node in cfg.logger.values() if node is not None]
+        loggers = [guarded(make(node)) for node in cfg.logger.values() if node]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
         tell_mirrors(loggers, cfg)
