@@ -133,6 +133,10 @@ def test_words_become_distributions(word: str, expected: str) -> None:
     [
         ({"storage": "nosuchdb://x/y"}, "sweep.storage=nosuchdb://x/y: the study cannot be opened"),
         ({"pruner": "mean"}, "sweep.pruner=mean: use median or null."),
+        (
+            {"sampler": {"_target_": "optuna.samplers.RandomSampler", "constant_liar": True}},
+            r"'constant_liar'\nLeave out a setting .* with ~sweep.sampler",
+        ),
     ],
 )
 def test_mistaken_settings_are_told(settings: dict[str, Any], hint: str, tmp_path: Path) -> None:

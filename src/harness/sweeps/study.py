@@ -45,6 +45,14 @@ def opened(folder: Path, name: str, mode: str, settings: dict[str, Any]) -> Any:
         raise UserError(f"sweep.pruner={settings['pruner']}: use median or null.")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    try:
+        sampler = instantiate(settings["sampler"])
+    except Exception as error:  # what it does not take, or that it does not exist
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise UserError(
+            f"sweep.sampler={settings['sampler'].get('_target_')}: {reason}\n"
+            "Leave out a setting of another sampler with ~sweep.sampler.<setting>."
+        ) from error
     place = settings["storage"]
     direction: Any = {"min": "minimize", "max": "maximize"}[mode]
     try:
@@ -60,11 +68,11 @@ def opened(folder: Path, name: str, mode: str, settings: dict[str, Any]) -> Any:
             study_name=name,
             direction=direction,
             load_if_exists=True,
-            sampler=instantiate(settings["sampler"]),
+            sampler=sampler,
             # None would be the median pruner.
             pruner=getattr(optuna.pruners, f"{(settings['pruner'] or 'nop').title()}Pruner")(),
         )
-    except Exception as error:  # of any database, its driver, or the sampler
+    except Exception as error:  # of any database, or its driver
         said = str(error).partition("\n")[0]
         raise UserError(f"sweep.storage={place}: the study cannot be opened: {said}") from error
     if study.direction.name.lower() != direction:
