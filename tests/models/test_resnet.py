@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +84,9 @@ def test_an_image_is_judged_alone() -> None:
 def test_wrong_setting_is_named(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         ResNet(num_classes=2, **setting)
+
+
+def test_a_whole_network_is_saved(tmp_path: Path) -> None:
+    net = ResNet(**SMALL, norm="group")
+    torch.save(net, tmp_path / "net.pt")
+    assert torch.load(tmp_path / "net.pt", weights_only=False).format == net.format

@@ -117,3 +117,16 @@ def test_other_data_have_folds_as_well(kind: str, tmp_path: Path) -> None:
     assert "100 predictions" in folds.join(runs, ROOT / "conf")
     with (runs[0].parent / folds.PREDICTIONS).open() as file:
         assert [int(row["sample"]) for row in csv.DictReader(file)] == list(range(100))
+
+
+def test_folds_of_several_seeds_are_joined_by_seed(runs: list[Path], tmp_path: Path) -> None:
+    for i, run in enumerate(runs):
+        for seed in (1, 2):
+            shutil.copytree(
+                twin(run, "\nseed: 1\n", f"\nseed: {seed}\n"), tmp_path / "folds" / f"{i}_{seed}"
+            )
+    shown = folds.join([tmp_path / "folds"], ROOT / "conf")
+    assert [line for line in shown.splitlines() if line.startswith("seed")] == ["seed 1", "seed 2"]
+    for seed in (1, 2):
+        text = (tmp_path / "folds" / f"out_of_fold_seed{seed}.csv").read_text()
+        assert len(text.splitlines()) == 51

@@ -37,8 +37,9 @@ def write_images(
 
 def data(root: Path, **settings: Any) -> Images:
     """The data module, with settings of a short test."""
-    defaults = {"size": 16, "batch_size": 7, "val_fraction": 0.2, "num_workers": 0}
-    return Images(str(root), cache_dir=str(root.parent / "cache"), **defaults | settings)
+    defaults: dict[str, Any] = {"size": 16, "batch_size": 7, "val_fraction": 0.2, "num_workers": 0}
+    defaults["cache_dir"] = str(root.parent / "cache")
+    return Images(str(root), **defaults | settings)
 
 
 def words(root: Path, *more: str) -> list[str]:

@@ -200,7 +200,7 @@ def test_room_on_the_disk_is_asked_for_before(pets: Path, monkeypatch: pytest.Mo
     usage = shutil.disk_usage(pets)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     monkeypatch.setattr(cache, "decode_all", None)
-    with pytest.raises(UserError, match=r"need 0 MB, and .*cache has 0 MB left.\nUse a smaller"):
+    with pytest.raises(UserError, match=r"need 1 MB, and .*cache has 0 MB left.\nUse a smaller"):
         pack(pets)
     assert names(pets.parent / "cache") == set()
 

@@ -142,3 +142,12 @@ def test_reason_is_told_on_a_line(contents: bytes | None, said: str, tmp_path: P
     with pytest.raises(OSError) as error:  # noqa: PT011
         decode(path, 8, 3)
     assert reason(error.value).startswith(said)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("mode", "color"), [("RGB", (10, 20, 30)), ("L", 10)])
+def test_a_color_that_stands_for_nothing_is_white(
+    mode: str, color: Any, channels: int, tmp_path: Path
+) -> None:
+    Image.new(mode, (8, 8), color).save(tmp_path / "a.png", transparency=color)
+    assert (decode(tmp_path / "a.png", 4, channels) == 255).all()

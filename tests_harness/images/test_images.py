@@ -1,6 +1,7 @@
 """What reaches a network from class folders of images."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +193,29 @@ def test_other_pixels_in_files_of_the_same_size_are_another_data_set(
             picture(99, *image.size).save(path)
         assert path.stat().st_size == size
     assert identity_of(data(root, cache=cache).make_dataset("train")) != before
+
+
+def test_folders_of_one_name_with_files_of_one_time_are_two(tmp_path: Path) -> None:
+    """As archives and `cp -p` make them."""
+    batches = []
+    for folder in ("one", "two"):
+        root = write_images(tmp_path / folder / "pets", suffix=".bmp")
+        for i, path in enumerate(sorted(root.rglob("*.bmp"))):
+            if folder == "two":
+                with Image.open(path) as image:
+                    picture(500 + i, *image.size).save(path)
+            os.utime(path, (1_000_000_000, 1_000_000_000))
+        module = data(root, cache_dir=str(tmp_path / "cache"))
+        batches.append(module.make_dataset("train").__getitems__([0])[0])
+    assert not torch.equal(*batches)
+
+
+def test_class_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "pets")
+    for path in root.glob("dog/*"):
+        path.write_bytes(b"no image")
+    with pytest.raises(UserError, match="no image of dog can be trained on"):
+        _ = data(root, unreadable="skip").facts
 
 
 def test_model_learns_its_sizes_from_the_data(pets: Path) -> None:

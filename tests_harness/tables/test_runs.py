@@ -102,6 +102,14 @@ def test_an_evaluation_on_other_rows_is_told(houses: list[str], tmp_path: Path) 
     assert told in (evaluate(run.checkpoint, conf=CONF).folder / "run.log").read_text()
 
 
+def test_an_evaluation_of_another_split_is_told(houses: list[str], tmp_path: Path) -> None:
+    run = train(*houses, *brief(tmp_path / "out"), conf=CONF)
+    told = "another split than that of the training"
+    for words, is_told in (((), False), (("data.split_seed=5",), True), (("data.fold=1",), True)):
+        folder = evaluate(run.checkpoint, *words, conf=CONF).folder
+        assert (told in (folder / "run.log").read_text()) is is_told
+
+
 def table(path: Path) -> list[dict[str, str]]:
     with path.open() as file:
         return list(csv.DictReader(file))

@@ -40,6 +40,57 @@ def houses(file: str, **kwargs) -> Table:
     return Table(file=file, **settings | kwargs)
 
 
+def test_missing_values_may_have_spaces_or_quotes_around_them(tmp_path: Path) -> None:
+    lines = [f'{i}, {"ab?"[i % 3]}, {["NA", i][i % 2]},"{"xy"[i % 2]}"' for i in range(60)]
+    (tmp_path / "a.csv").write_text("id, k, n, y\n" + "\n".join(lines) + "\n")
+    settings = {"target": "y", "classes": True, "ignore": ["id"], "categories": []}
+    facts = houses(str(tmp_path / "a.csv"), **settings).facts
+    assert (facts["cardinalities"], facts["class_names"]) == ([3], ["x", "y"])
+    assert facts["in_features"] == 3  # n, its mark, k
+    text = (tmp_path / "a.csv").read_text()
+    for empty in ('""', " ", '" "', " ?"):
+        (tmp_path / "a.csv").write_text(text.replace('"x"', empty, 5))
+        with pytest.raises(UserError, match="y has no value in 5 of 60 rows"):
+            _ = houses(str(tmp_path / "a.csv"), **settings).facts
+
+
+def test_large_whole_numbers_are_classes_of_their_own(tmp_path: Path) -> None:
+    labels = [9007199254740992 + i % 2 for i in range(60)]
+    for suffix in (".csv", ".parquet"):
+        file = written(tmp_path, rows().with_columns(pl.Series("price", labels)), suffix)
+        names = houses(file, classes=True).facts["class_names"]
+        assert names == ["9007199254740992", "9007199254740993"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"separator": "::"}, "data.separator=:: must be one character"),
+        ({"features": ["size", "size"]}, "names a column twice"),
+        ({"test_file": "x.csv", "fold": 1}, "leave one out"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    settings: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        houses(written(tmp_path), **settings)
+
+
+def test_a_file_of_its_own_is_tested_on(tmp_path: Path) -> None:
+    file, own = written(tmp_path), tmp_path / "own.csv"
+    rows(20).with_columns(pl.lit(7.0).alias("price"), id=pl.col("price")).write_csv(own)
+    data = houses(file, test_file=str(own))
+    assert len(data.make_dataset("train")) + len(data.make_dataset("val")) == 60
+    tested = data.make_dataset("test")
+    assert (len(tested), tested.__getitems__([3])[1].tolist()) == (20, [7.0])
+    alone = houses(file, test_file=str(own), ignore=["id"])
+    alone.facts = data.facts
+    Path(file).unlink()  # what was learnt suffices
+    about = alone.make_dataset("predict").sample_columns
+    assert about == {"row": list(range(20)), "id": [str(1000 + i) for i in range(20)]}
+
+
 def everything(data: Table) -> torch.Tensor:
     parts = [data.make_dataset(split) for split in ("train", "val", "test")]
     return torch.cat([part.__getitems__(list(range(len(part))))[0] for part in parts])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 PREDICTIONS = "out_of_fold.csv"
+OF_SEED = "out_of_fold_seed{}.csv"  # where there are several
 # What may differ between the folds, beside what may change where a run goes on.
 OF_A_RUN = ("data.fold", "name", "output_dir", "run_dir", "resume", "logger", "callbacks")
 
@@ -31,7 +32,8 @@ def join(folders: Sequence[str | Path], conf: str | Path = "conf") -> str:
     each sample in the data's order: ``sample``, ``fold``, and the columns of ``predict_step``.
 
     Args:
-        folders: of a sweep, or of each fold's run.
+        folders: of a sweep, or of each fold's run. Folds of several seeds are joined by seed, into
+            ``out_of_fold_seed<seed>.csv``.
         conf: the folder of the config files.
 
     Returns:
@@ -42,17 +44,27 @@ def join(folders: Sequence[str | Path], conf: str | Path = "conf") -> str:
     """
     runs = found_runs([Path(folder) for folder in folders])
     configs = {run: run_folder.resolved(run_folder.load_config(run)) for run in runs}
-    folds = ordered(configs)
-    check_settings({run: configs[run] for run in folds}, Path(conf))
-    shown = table([run_folder.results(run) for run in folds])
-    predictions = [predicted(run, configs[run], Path(conf)) for run in folds]
-    whole = joined(predictions, folds)
-    path = Path(folders[0]) if len(folders) == 1 else Path(folders[0]).resolve().parent
-    write_durably(path / PREDICTIONS, whole.write_csv().encode())
-    return (
-        f"{shown}\n{len(whole):,} predictions, each by the fold that tested it: "
-        f"{path / PREDICTIONS}"
+    place = Path(folders[0]) if len(folders) == 1 else Path(folders[0]).resolve().parent
+    by_seed: dict[int, dict[Path, DictConfig]] = {}
+    for run, cfg in configs.items():
+        by_seed.setdefault(cfg.seed, {})[run] = cfg
+    if len(by_seed) == 1:
+        return _joined_runs(configs, place / PREDICTIONS, Path(conf))
+    return "\n".join(
+        f"seed {seed}\n{_joined_runs(some, place / OF_SEED.format(seed), Path(conf))}"
+        for seed, some in sorted(by_seed.items())
     )
+
+
+def _joined_runs(configs: dict[Path, DictConfig], path: Path, conf: Path) -> str:
+    """The table of one k-fold, whose predictions are written."""
+    folds = ordered(configs)
+    check_settings({run: configs[run] for run in folds}, conf)
+    shown = table([run_folder.results(run) for run in folds])
+    predictions = [predicted(run, configs[run], conf) for run in folds]
+    whole = joined(predictions, folds)
+    write_durably(path, whole.write_csv().encode())
+    return f"{shown}\n{len(whole):,} predictions, each by the fold that tested it: {path}"
 
 
 def found_runs(folders: Sequence[Path]) -> list[Path]:

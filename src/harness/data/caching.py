@@ -20,9 +20,12 @@ from harness.files import FULL, PART, sync
 
 
 def identity(path: str | Path) -> list[Any]:
-    """What tells a file from an older one of the same name, without reading it."""
+    """What tells a file from an older one of the same name, without reading it.
+
+    Also from one that was copied over it with its time, which the time of the change tells.
+    """
     status = os.stat(path)
-    return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
+    return [os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def hashed(identity: list[Any]) -> str:

@@ -6,6 +6,7 @@ its checkpoints, gets them from there.
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from harness.data.datamodule import DataModule
 from harness.errors import UserError
 
 FILE = "data.json"
+OF_SPLIT = ("split_seed", "val_fraction", "test_fraction", "fold", "num_folds")
+log = logging.getLogger(__name__)
 TAKEN = "from_data."
 
 
@@ -23,6 +26,25 @@ def hand_over(data: Any, run_dir: Path) -> None:
     """Give a data module what the training of a run has learnt."""
     if isinstance(data, DataModule) and (run_dir / FILE).is_file():
         data.facts = known(run_dir)
+
+
+def tell_other_split(cfg: DictConfig, trained: Any) -> None:
+    """Warn where an evaluation splits its data otherwise than the training did.
+
+    Args:
+        cfg: of the evaluation.
+        trained: the config of the run.
+    """
+    for name in OF_SPLIT:
+        before, now = (OmegaConf.select(node, f"data.{name}") for node in (trained, cfg))
+        if before != now:
+            log.warning(
+                "data.%s=%s is another split than that of the training, %s: the test may be on "
+                "samples that were trained on.",
+                name,
+                now,
+                before,
+            )
 
 
 def known(run_dir: Path) -> dict[str, Any]:

@@ -75,15 +75,6 @@ class GlobalBatches(pl.Callback):
             identity_of(getattr(loader, "dataset", None)) if trainer.is_global_zero else None
             for loader in known
         ]
-        before = [one.get("data") for one in self.loaded]  # older checkpoints have none
-        if any(
-            one and now and one != now for one, now in zip(before, self.identities, strict=False)
-        ):
-            log.warning(
-                "The training data seem to have changed since the checkpoint was written, and from "
-                "here on the run trains on others.\nGo back to the data that it began with, or "
-                "use resume=null to start another run."
-            )
         for sharing in self.sharing:
             sharing.start_at(*self.start)
         for sharing, saved in zip(self.sharing, self.loaded, strict=False):
@@ -99,6 +90,15 @@ class GlobalBatches(pl.Callback):
                 sharing.expected = {self.start[1]: saved["sum"]}
             if isinstance(sharing, SharedStream):
                 sharing.load(saved["ranks"], self.rank)
+        before = [one.get("data") for one in self.loaded]  # older checkpoints have none
+        if any(
+            one and now and one != now for one, now in zip(before, self.identities, strict=False)
+        ):
+            log.warning(
+                "The training data seem to have changed since the checkpoint was written, and from "
+                "here on the run trains on others.\nGo back to the data that it began with, or "
+                "use resume=null to start another run."
+            )
         self.loaded = []
 
     def seed_moving(self, trainer: pl.Trainer, loaders: Any) -> None:

@@ -156,7 +156,7 @@ def _make(files: Files, home: Path, settings: dict[str, Any]) -> None:
     num_bytes = num_files * side * side * channels if keeps else 0
     if keeps:
         _check_room(home.parent, num_bytes)
-        megabytes = f"{num_bytes / MEGABYTE:,.0f} MB"
+        megabytes = f"{-(-num_bytes // MEGABYTE):,} MB"
         print(f"Packing {num_files:,} images of {files.root} into {home}: {megabytes}", flush=True)
     part = home.with_name(f".{home.name}{PART}")
     shutil.rmtree(home, ignore_errors=True)  # of which a killed removal has left a part
@@ -188,8 +188,8 @@ def _check_room(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
         raise UserError(
-            f"The packed images need {num_bytes / MEGABYTE:,.0f} MB, and {folder} has "
-            f"{free / MEGABYTE:,.0f} MB left.\nUse a smaller data.packed_size, data.cache=false, "
+            f"The packed images need {-(-num_bytes // MEGABYTE):,} MB, and {folder} has "
+            f"{free // MEGABYTE:,} MB left.\nUse a smaller data.packed_size, data.cache=false, "
             f"{OTHER}."
         )
 

@@ -147,7 +147,12 @@ class Images(DataModule):
         for split, rows in self.rows.items():
             missing = {*names} - {self.found.class_names[i] for i in np.unique(self._classes(rows))}
             self._labels(rows, {name: i for i, name in enumerate(names)})
-            if missing and split != "train":
+            if missing and split == "train":
+                raise UserError(
+                    f"data.root={self.root}: no image of {listed(sorted(missing), 5)} can be "
+                    "trained on.\nRepair its files, or remove its folder."
+                )
+            if missing:
                 log.warning("The %s images have none of %s.", split, listed(sorted(missing), 5))
         return {
             "num_classes": len(names),
@@ -207,7 +212,7 @@ class Images(DataModule):
 
     @cached_property
     def drawn_from(self) -> str:
-        """A hash of the files that splits were drawn from; empty where folders split them."""
+        """A hash of the files that the test was drawn from; empty where folders split them."""
         if "train" not in self.rows or {*SPLITS} <= {*self.found.splits.tolist()}:
             return ""
         names = [self.source.files.names[i] for i in self.source.readable]
@@ -225,7 +230,8 @@ class Images(DataModule):
             raise UserError(
                 f"data.root={self.root} has folders of {', '.join(self.rows)}, and none of {of}."
             )
-        if of == "test" and self.drawn_from != self.facts.get("drawn_from", self.drawn_from):
+        before = self.facts.get("drawn_from", self.drawn_from)
+        if of == "test" and self.drawn_from not in ("", before):
             log.warning(
                 "The images below data.root=%s are others than in training, and so is the split: "
                 "the test may be on images that were trained on.",

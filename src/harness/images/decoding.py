@@ -82,7 +82,7 @@ def reason(error: Exception) -> str:
 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
     """An image as grey or RGB; a grey one stays grey, which is scaled in a third of the time."""
-    if image.mode in ("L", mode):
+    if image.mode in ("L", mode) and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):  # Pillow would cut off what is above 255
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))

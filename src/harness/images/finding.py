@@ -108,7 +108,8 @@ def _look(
                 left_out[suffix or "without a suffix"] += 1
             elif entry.is_file():
                 changed = entry.stat()
-                found.append((prefix + entry.name, changed.st_size, changed.st_mtime_ns))
+                # Not the time of its content, which copies and archives give to another file.
+                found.append((prefix + entry.name, changed.st_size, changed.st_ctime_ns))
             else:
                 left_out["broken links"] += 1
     if prefix and len(found) + left_out.total() == num_before:

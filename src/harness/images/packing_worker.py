@@ -51,4 +51,7 @@ def _write(file: int, data: bytes, offset: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # who has asked is gone
+        os._exit(1)

@@ -9,12 +9,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from harness.data import facts
-from harness.frozen_files import write_json
+from harness.frozen_files import read_yaml, write_json
 from harness.init.freezing import Freezing
 from harness.init.settings import settings
 from harness.init.weights import start_from
 from harness.processes.launch import global_rank
 from harness.run import screen
+
+CONFIG = "config.yaml"
 
 
 def make(node: DictConfig) -> Any:
@@ -32,6 +34,8 @@ def made_data(cfg: DictConfig) -> Any:
     run_dir = training_folder(cfg)
     if not begins:
         facts.hand_over(data, run_dir)
+        if "resume" not in cfg and global_rank() == 0 and (run_dir / CONFIG).is_file():
+            facts.tell_other_split(cfg, OmegaConf.create(read_yaml(run_dir / CONFIG)))
     found = facts.fill_in(cfg, data, None if begins else run_dir)
     if begins and found and global_rank() == 0:
         write_json(run_dir / facts.FILE, json.dumps(found, indent=2) + "\n")

@@ -74,7 +74,6 @@ def _read_csv(key: str, path: Path, missing: Sequence[str], separator: str) -> "
             path,
             # All as text: what a column holds is decided by all of its rows, and not by the first.
             infer_schema=False,
-            null_values=list(missing),
             separator=separator,
         )
     except pl.exceptions.PolarsError as error:
@@ -83,7 +82,12 @@ def _read_csv(key: str, path: Path, missing: Sequence[str], separator: str) -> "
     if table.height != len(is_blank):
         raise UserError(f"{key}={path} has a quotation mark that is never closed.")
     table.columns = names
-    return table.filter(pl.Series(~is_blank)).with_columns(pl.all().str.strip_chars())
+    # After the spaces around them, which polars would take for a part of the text.
+    nothing = ["", *(text.strip() for text in missing)]
+    stripped = pl.all().str.strip_chars()
+    return table.filter(pl.Series(~is_blank)).with_columns(
+        stripped.replace(nothing, [None] * len(nothing))
+    )
 
 
 def _checked_lines(

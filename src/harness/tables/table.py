@@ -47,6 +47,7 @@ class Table(SplitRows):
         unknown: a category that the training rows do not have is told and has the ``"code"`` 0, or
             is ``"refuse"``d.
         separator: of a CSV; ``None`` takes a comma, or in ``.tsv`` a tabulator.
+        test_file: rows of their own to test on; then all others of ``file`` are trained on.
         predict_file: rows to predict on, without the target; ``None`` predicts on the test rows.
         cache_dir: where large tables are kept as arrays.
         cache_megabytes: from which size of the file on; ``None`` reads it at each start.
@@ -65,6 +66,7 @@ class Table(SplitRows):
         missing_targets: Literal["refuse", "drop"] = "refuse",
         unknown: Literal["code", "refuse"] = "code",
         separator: str | None = None,
+        test_file: str | None = None,
         predict_file: str | None = None,
         cache_dir: str = ".cache",
         cache_megabytes: float | None = 16,
@@ -77,19 +79,36 @@ class Table(SplitRows):
         self.ignore, self.categories = several(ignore), several(categories)
         self.features = None if features is None else several(features)
         self.missing, self.separator = several(missing), separator
+        if separator is not None and len(separator) != 1:
+            raise UserError(f"data.separator={separator} must be one character.")
+        if self.features is not None and len({*self.features}) < len(self.features):
+            raise UserError(f"data.features={self.features} names a column twice.")
         self.drops_missing_targets = missing_targets == "drop"
         self.refuses_unknown = unknown == "refuse"
-        self.predict_file = predict_file
+        self.test_file, self.predict_file = test_file, predict_file
+        if test_file is not None and self.fold is not None:
+            raise UserError("data.fold and data.test_file both say what is tested: leave one out.")
         self.cache_dir, self.cache_megabytes = Path(cache_dir, "tables"), cache_megabytes
 
     def learn(self) -> dict[str, Any]:
         """Sizes, scales and categories of the training rows."""
         settings = [self.target, self.classes, self.ignore, self.features, self.categories]
         settings += [self.val_fraction, self.test_fraction, self.split_seed, self.fold]
+        settings.append(self.test_file is not None)  # then more is trained on
         facts = self._cached([*settings, self.num_folds], ["facts"], self._learn)["facts"]
         found: dict[str, Any] = json.loads(facts.tobytes())
         tell(summary(self.file or "scikit-learn's table", found))
         return found
+
+    def split(
+        self, targets: NDArray[Any], class_names: list[str] | None
+    ) -> dict[str, NDArray[np.int64]]:
+        """See ``SplitRows``; what would be tested is trained on where a file is."""
+        found = super().split(targets, class_names)
+        if self.test_file is None:
+            return found
+        train = np.sort(np.concatenate([found["train"], found["test"]]))
+        return {"train": train, "val": found["val"]}
 
     def make_dataset(self, split: str) -> Rows:
         """The rows of one split."""
@@ -99,6 +118,8 @@ class Table(SplitRows):
             with told_of(f"data.predict_file={self.predict_file}"):
                 inputs = encoded(table, self.facts["columns"], self.refuses_unknown)
             return Rows(inputs, sample_columns=self._ignored(table))
+        if split in ("test", "predict") and self.test_file is not None:
+            return self._rows_of_test_file(self.test_file)
         positions = self.split_rows["test" if split == "predict" else split]
         about: dict[str, list[Any]] = {}
         if split == "predict":
@@ -106,6 +127,17 @@ class Table(SplitRows):
             if self.file is not None and self.ignore:
                 about |= self._ignored(self._read("data.file", self.file, self.ignore)[positions])
         return Rows(self.arrays["inputs"], self.arrays["targets"], positions, about)
+
+    def _rows_of_test_file(self, path: str) -> Rows:
+        names = [column["name"] for column in self.facts["columns"]]
+        table = self._read("data.test_file", path, [*names, self.target])
+        class_names = self.facts.get("class_names")
+        with told_of(f"data.test_file={path}"):
+            inputs = encoded(table, self.facts["columns"], self.refuses_unknown)
+            targets = self._targets(table[self.target], class_names)
+        known = np.flatnonzero(targets >= 0 if self.classes else ~np.isnan(targets))
+        about = {"row": known.tolist(), **self._ignored(table[known])}
+        return Rows(inputs, targets, known, about)
 
     def _ignored(self, table: "pl.DataFrame") -> dict[str, list[Any]]:
         """The columns that are not predicted from: by them rows are known."""
@@ -162,7 +194,7 @@ class Table(SplitRows):
     def _learn(self) -> Arrays:
         with told_of(f"data.file={self.file}"):
             facts = learn_classes(self.table[self.target]) if self.classes else {}
-            targets = self._targets(facts.get("class_names"))
+            targets = self._targets(self.table[self.target], facts.get("class_names"))
             train = self.split(targets, facts.get("class_names"))["train"]
             if not self.classes:
                 facts |= scale_of(targets[train])
@@ -181,13 +213,12 @@ class Table(SplitRows):
 
     def _encode(self) -> Arrays:
         with told_of(f"data.file={self.file}"):
-            targets = self._targets(self.facts.get("class_names"))
+            targets = self._targets(self.table[self.target], self.facts.get("class_names"))
             inputs = encoded(self.table, self.facts["columns"], self.refuses_unknown)
         return {"inputs": inputs, "targets": targets}
 
-    def _targets(self, class_names: list[str] | None) -> NDArray[Any]:
+    def _targets(self, column: "pl.Series", class_names: list[str] | None) -> NDArray[Any]:
         """Each row's class or number; -1 or NaN where it has none."""
-        column = self.table[self.target]
         targets: NDArray[Any]
         if class_names is None:
             targets = target_numbers(column)

@@ -37,6 +37,10 @@ def labels_of(column: "pl.Series") -> "pl.Series":
     found = numbers_of(column)
     if found is None or found[0] != "number":
         return texts_of(column)
+    if column.dtype == pl.String or column.dtype.is_integer():  # exact, also beyond 2^53
+        whole = column.cast(pl.Int64, strict=False)
+        if whole.null_count() == column.null_count():
+            return whole.cast(pl.String)
     values = pl.Series(column.name, found[1], nan_to_null=True)
     if fractions := values.filter(values != values.round()).to_list():
         raise UserError(

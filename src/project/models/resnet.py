@@ -53,7 +53,8 @@ class ResNet(nn.Module):
         # With fewer channels than 16, oneDNN writes past its memory in the shortcuts' backward pass
         # on a CPU (its issue #6035).
         is_last = channels_last and width >= 16
-        self.format = torch.channels_last if is_last else torch.contiguous_format
+        # Not the format itself, which torch.save cannot pickle.
+        self.is_channels_last = is_last
         self.norm, self.num_groups = norm, num_groups
         if stem == "image":
             self.conv1 = nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)
@@ -105,6 +106,11 @@ class ResNet(nn.Module):
             elif isinstance(module, (Basic, Bottleneck)):
                 last: Any = module.bn2 if isinstance(module, Basic) else module.bn3
                 nn.init.zeros_(last.weight)
+
+    @property
+    def format(self) -> torch.memory_format:
+        """The order of images and weights in memory."""
+        return torch.channels_last if self.is_channels_last else torch.contiguous_format
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images of shape (B, C, H, W) to logits of shape (B, num_classes)."""
