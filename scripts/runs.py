@@ -57,18 +57,26 @@ def _answer(options: argparse.Namespace) -> bool:
         else:
             tables.print_one(runs[0], form)
         return True
-    runs = comparing.chosen(runs, options.filter)
+    found = comparing.chosen(runs, options.filter)
+    if options.filter:
+        print(f"{len(found)} of {len(runs)} runs match.", file=sys.stderr)
+    runs = found
     if options.what == "report":
         _report(runs, options.output or Path("report.html"), options.force)
     elif options.what == "best":
         objectives = {run.objective for run in runs if run.objective}
         key = options.by or ("best" if len(objectives) == 1 else "")
+        if {
+            key
+        } == objectives:  # as ls and the report: of the best checkpoint, not of the last epoch
+            key = "best"
         if not key:
             raise UserError(f"They have several objectives ({', '.join(objectives)}): add --by.")
         of_loss = any(word in key for word in ("loss", "error", "mae", "mse", "perplexity"))
         is_max = _is_max(runs) if key == "best" else not of_loss
         tables.print_best(runs, key, is_max != options.reverse, form)
     else:
+        comparing.check_name(runs, options.sort)
         tables.print_list(comparing.in_order(runs, options.sort, options.reverse), form)
     return True
 

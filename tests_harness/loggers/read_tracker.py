@@ -57,7 +57,7 @@ def mlflow(out: Path, run_dir: Path, project: str) -> Found:
         history = client.get_metric_history(run.info.run_id, name)
         points[name] = [[point.step, point.value] for point in history]
     files = client.list_artifacts(run.info.run_id, "pictures/test")
-    place = client.download_artifacts(run.info.run_id, "config.yaml")
+    place = client.download_artifacts(run.info.run_id, "settings.yaml")
     return {
         "num_runs": len(runs),
         "id": run.data.tags["harness.run"],

@@ -129,6 +129,19 @@ def test_longer_run_takes_the_points_of_its_first_end_back(killed: Path, tmp_pat
 
 
 @pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
+def test_runs_in_another_place_go_on_there(killed: Path, tmp_path: Path) -> None:
+    """Moved or copied with what the trackers have of them: the first place stays as it is."""
+    out = tmp_path / "outputs"
+    shutil.copytree(killed, out, symlinks=True)
+    words = (f"resume={folder_of(out)}", "trainer.max_epochs=5")
+    done = command("train.py", *words, environment={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    for tracker in INSTALLED:
+        for place in (out, killed):
+            assert read(tracker, place)["points"] == points(folder_of(place)), (tracker, place)
+
+
+@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
 def test_two_processes_are_one_run(tmp_path: Path) -> None:
     start(tmp_path, "strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
     for tracker in INSTALLED:

@@ -153,6 +153,17 @@ def test_settings_that_are_taken_from_others_are_no_columns(trained: Path, tmp_p
     assert "model.scheduler.max_lr" in comparing.differing(runs[:2])
 
 
+def test_best_by_the_objective_is_the_best_value(trained: Path, tmp_path: Path, capsys) -> None:
+    """Not the last epoch's, which results.json has: ls and the report show the same."""
+    folder = copied(trained, tmp_path / "run")
+    run = reading.read(folder)
+    assert run.objective
+    (folder / "results.json").write_text(json.dumps({run.objective: -5.0}))
+    (row,) = json.loads(answer(capsys, "best", folder, "--by", run.objective, "--json"))
+    assert run.best in row.values()
+    assert -5.0 not in row.values()
+
+
 def test_show_and_tables_for_a_person_hold_the_same(trained: Path, capsys) -> None:
     accuracy = json.loads((trained / "results.json").read_text())["test/accuracy"]
     for words in (("show", trained), ("ls", trained), ("best", trained, "--by", "test/accuracy")):
@@ -170,6 +181,10 @@ def test_show_and_tables_for_a_person_hold_the_same(trained: Path, capsys) -> No
         ("model.optimizer.lr<0.003", False),
         ("model.scheduler_interval=step", True),
         ("data.max_samples_per_device=null", True),
+        ("lr=0.003", True),
+        ("hidden=[128,64]", True),
+        ("hidden=128, 64", True),
+        ("hidden=128,32", False),
     ],
 )
 def test_conditions(trained: Path, condition: str, is_found: bool) -> None:
@@ -181,7 +196,7 @@ def test_conditions(trained: Path, condition: str, is_found: bool) -> None:
     [
         (["ls", "nowhere"], "nowhere is no folder"),
         (["ls", "{empty}"], "There is no run"),
-        (["ls", "{run}", "--filter", "lr=1"], "no run has lr. It may be model.optimizer.lr"),
+        (["ls", "{run}", "--filter", "lrs=1"], "no run has lrs. It may be"),
         (["ls", "{run}", "--filter", "lr"], "write a condition as"),
         (["diff", "{run}"], "diff takes 2"),
         (["best", "{run}", "--by", "test/horses"], "None of 1 runs has a value of test/horses"),

@@ -43,9 +43,10 @@ def test_nothing_of_the_template_is_left(project: Path) -> None:
     written = {"README.md", "LICENSE"}
     left_out = [path for path in (*LEFT_OUT, "tests_harness") if path not in written]
     assert [path for path in there if path.startswith(tuple(left_out))] == []
-    # What is left of the package's name is the word: [project], "the project", "of this project".
+    # What is left of the package's name is the word: [project], "the project", "of this project",
+    # and a tracker's setting, project: ${name}.
     the_word = re.compile(
-        rf"(?<!this )(?<!the )(?<!a )(?<!\[)(?<!_)\b{PACKAGE}(?!_cache|[a-z'])", re.I
+        rf"(?<!this )(?<!the )(?<!a )(?<!\[)(?<!_)\b{PACKAGE}(?!_cache|[a-z']|: \$)", re.I
     )
     for path, file in there.items():
         if path.startswith(("src/harness/", "docs/")):

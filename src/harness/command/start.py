@@ -51,11 +51,13 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     launch.follow_launcher()  # again, for a process that was forked after the imports
     leaving.answer_signals()
     outlive_screen()
+    job = None
     try:
         if run_dir := launch.run_that_this_is_a_rank_of():
             execute(task, run_folder.load_config(run_dir))
             leaving.arm(0)  # all is done, and the first process may end earlier
         elif run_dir := launch.job_that_this_is():
+            job = run_dir
             if arguments:  # of a sweep, whose job composes its own config
                 command = compose_command(task, arguments, conf)
                 command.sweep_dir = str(run_dir)
@@ -80,6 +82,8 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
+        if job is not None and launch.global_rank() == 0:
+            record.note(job, status="failed", reason=str(error).partition("\n")[0])
         tell_once(str(error))
     except Exception as error:
         tell_of_owner(error)

@@ -278,3 +278,17 @@ def by_name(rows: Iterable[Row]) -> dict[str, list[tuple[int, str]]]:
             limited = min(max(value, -sys.float_info.max), sys.float_info.max)  # as MLflow has them
             found.setdefault(name, []).append((step, repr(value if value != value else limited)))
     return found
+
+
+def place_of(run_dir: Path, folder: str | Path, name: str) -> Path:
+    """The folder beside runs that holds what they share; where they were moved, the one there.
+
+    Args:
+        run_dir: of a run.
+        folder: as it was when the run began.
+        name: of what it holds.
+    """
+    before = Path(folder).absolute()
+    if run_dir.is_relative_to(before):
+        return before
+    return next((parent for parent in run_dir.parents if (parent / name).exists()), before)

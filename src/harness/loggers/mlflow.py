@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -19,11 +18,12 @@ from pytorch_lightning.loggers import MLFlowLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from harness.files import replacing
-from harness.loggers.mirror import Mirror, Row, is_beginning, values_in
+from harness.loggers.mirror import Mirror, Row, is_beginning, place_of, values_in
 
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 6000  # of a batch, and of a value
 STATUSES = {"success": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # its page begins with curves
+FILE = "mlflow.db"
 OF_RUN = "harness.run"  # the tag with a run's id: MLflow gives runs ids of its own
 
 
@@ -49,9 +49,9 @@ class MLflow(Mirror, MLFlowLogger):
         log_model: bool = False,
     ) -> None:
         self.prepare(run_dir)
-        self.folder, self.logs_model = Path(folder).absolute(), log_model
+        self.folder, self.logs_model = place_of(self.run_dir, folder, FILE), log_model
         self.takes_back = tracking_uri is None
-        self.file = self.folder / "mlflow.db"
+        self.file = self.folder / FILE
         self.uri = tracking_uri or f"sqlite:///{self.file}"
         self.project, self.run_name, self.clock = experiment_name, "", 0
 
@@ -73,15 +73,22 @@ class MLflow(Mirror, MLFlowLogger):
                 else client.create_experiment(self.project, artifact_location=place, tags=KIND)
             )
             runs = client.search_runs([experiment], f"tags.`{OF_RUN}` = '{self.id}'")
+            # Not by Lightning, of which another thread may ask for a run at the same time.
+            run = (
+                runs[0]
+                if runs
+                else client.create_run(
+                    experiment, tags={OF_RUN: self.id}, run_name=self.label.name or None
+                )
+            )
+            run_id: Any = run.info.run_id
             MLFlowLogger.__init__(
                 self,
                 experiment_name=self.project,
                 run_name=self.label.name,
                 tracking_uri=self.uri,
-                tags={OF_RUN: self.id},
-                run_id=runs[0].info.run_id if runs else None,
+                run_id=run_id,
             )
-            run_id: Any = self.run_id
         tags = {"mlflow.note.content": self.label.notes, **dict.fromkeys(self.label.tags, "true")}
         for name, value in tags.items():
             client.set_tag(run_id, name, value)
@@ -94,7 +101,7 @@ class MLflow(Mirror, MLFlowLogger):
         ]
         for first in range(0, len(params), MOST_PARAMS):
             client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
-        client.log_dict(run_id, self.label.settings, "config.yaml")
+        client.log_dict(run_id, self.label.settings, "settings.yaml")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Trackio, in a folder beside the runs."""
 
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -11,9 +12,9 @@ from typing import Any
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from harness.errors import UserError
-from harness.loggers.mirror import Mirror, Row, is_beginning, values_in
+from harness.loggers.mirror import Mirror, Row, is_beginning, place_of, values_in
 
-RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")  # Trackio's own names
+RESERVED = re.compile("project|run|timestamp|step|time|metrics")  # Trackio's own names
 
 
 class Trackio(Mirror):
@@ -35,7 +36,9 @@ class Trackio(Mirror):
         self, run_dir: str, folder: str, project: str = "lightning", log_model: bool = False
     ) -> None:
         self.prepare(run_dir)
-        self.folder, self.project, self.logs_model = Path(folder).absolute(), project, log_model
+        store = Path(folder)
+        self.folder = place_of(self.run_dir, store.parent, store.name) / store.name
+        self.project, self.logs_model = project, log_model
 
     @property
     def store(self) -> Any:
@@ -58,7 +61,7 @@ class Trackio(Mirror):
         logs = self.store.get_logs(self.project, self.label.name, run_id=self.id)
         held: list[Row] = []
         for each in logs:
-            cells = {name: value for name, value in each.items() if name not in RESERVED}
+            cells = {name: value for name, value in each.items() if not RESERVED.fullmatch(name)}
             pictures = {name for name, value in cells.items() if isinstance(value, dict)}
             self.shown |= {(name, each["step"]) for name in pictures}
             points = {name: float(cells[name]) for name in cells.keys() - pictures}
@@ -129,4 +132,4 @@ class Trackio(Mirror):
 
 def plain(name: str) -> str:
     """A name that Trackio does not keep for itself, changed as it changes it."""
-    return f"__{name}" if name in RESERVED or name.startswith("__") else name
+    return f"__{name}" if RESERVED.fullmatch(name) or name.startswith("__") else name

@@ -53,7 +53,8 @@ class Wandb(Mirror, WandbLogger):
         self.takes_back, self.logs_model = offline, log_model
         # The terminal and its progress bar stay Lightning's.
         self.settings = {"silent": True, "console": "off", **(settings or {})}
-        self.arguments = {"project": project, "dir": str(self.run_dir), **kwargs}
+        self.project = project
+        self.arguments = dict(project=project, dir=str(self.run_dir), **kwargs)
         self.arguments["mode"] = "offline" if offline else "online"
         self.is_open = self.goes_on = False
         WandbLogger.__init__(self)
@@ -132,7 +133,7 @@ class Wandb(Mirror, WandbLogger):
     @property
     def name(self) -> str:
         """The project."""
-        return str(self.arguments["project"])
+        return self.project
 
     @property
     def version(self) -> str:

@@ -1,6 +1,7 @@
 """A run's code, packages and command in a folder of their own."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -18,6 +19,7 @@ from harness.runs.reading import CONFIG, RunFiles
 
 CODE, RUN, ENVIRONMENT = "code", "run", "environment"
 START = "start.py"
+TRACKERS = re.compile(r"harness\.loggers\.(wandb|mlflow|trackio)\.\w+")
 ARCHIVE_SECONDS = 300  # of a large repository
 NOT_IMPORTED = "files that were read and not imported may be missing"
 PROGRAM = '''"""Made by `runs.py reproduce`: trains the run that its environment names."""
@@ -119,6 +121,9 @@ def frozen_config(run: RunFiles) -> Any:
     # Names stay as they were, whatever they are today: the code is that of then.
     frozen: Any = OmegaConf.create(frozen_files.read_yaml(run.folder / CONFIG))
     frozen.resume = None
+    for name, logger in (frozen.get("logger") or {}).items():
+        if logger and TRACKERS.fullmatch(str(logger.get("_target_"))):  # it has the first run
+            frozen.logger[name] = None
     return frozen
 
 

@@ -33,7 +33,12 @@ def value_of(run: RunFiles, key: str) -> Any:
     """A fact, a metric or a setting of a run, by its name; ``None`` where it has none."""
     if key in ABOUT:
         return ABOUT[key](run)
-    return run.metrics[key] if key in run.metrics else run.settings.get(key)
+    if key in run.metrics:
+        return run.metrics[key]
+    if key in run.settings or "." in key:
+        return run.settings.get(key)
+    named = [name for name in run.settings if _leaf(name) == key]  # as columns are called
+    return run.settings[min(named, key=rank_of)] if named else None
 
 
 def differing(runs: Sequence[RunFiles]) -> list[str]:
@@ -41,15 +46,10 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
 
     One that is taken from another, as ``data.seed`` from ``seed``, is left out.
     """
-
-    def rank(key: str) -> int:
-        places = (i for i, name in enumerate(FIRST) if f"{key}.".startswith(f"{name}."))
-        return next(places, len(FIRST))
-
     known = [run.settings for run in runs if run.config]
     keys = dict.fromkeys(key for settings in known for key in settings)
     alike: dict[tuple[str, ...], list[str]] = {}  # by their values
-    for key in sorted(keys, key=lambda key: (key.count("."), rank(key))):
+    for key in sorted(keys, key=lambda key: (key.count("."), rank_of(key))):
         values = tuple(repr(settings.get(key)) for settings in known)
         others = alike.setdefault(values, [])
         # Two values may agree by chance.
@@ -57,7 +57,13 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
         if not is_taken and not any(_leaf(key) == _leaf(other) for other in others):
             others.append(key)
     found = [key for values, group in alike.items() if len({*values}) > 1 for key in group]
-    return sorted(found, key=rank)
+    return sorted(found, key=rank_of)
+
+
+def rank_of(key: str) -> int:
+    """The place of a setting among others: what is tried most comes first."""
+    places = (i for i, name in enumerate(FIRST) if f"{key}.".startswith(f"{name}."))
+    return next(places, len(FIRST))
 
 
 def _leaf(key: str) -> str:
@@ -75,14 +81,28 @@ def chosen(runs: Sequence[RunFiles], conditions: Sequence[str]) -> list[RunFiles
         if not found:
             raise UserError(f"{text}: write a condition as status=finished or test/loss<0.1.")
         key, sign, wanted = (part.strip() for part in found.groups())
-        if runs and not any(_has(run, key) for run in runs):
-            raise UserError(f"{text}: no run has {key}. It may be {_nearest(runs, key)}.")
+        check_name(runs, key, f"{text}: ")
         runs = [run for run in runs if _holds(value_of(run, key), sign, wanted)]
     return list(runs)
 
 
+def check_name(runs: Sequence[RunFiles], key: str, where: str = "") -> None:
+    """Refuse a name that no run has.
+
+    Raises:
+        UserError: with names that come near.
+    """
+    if runs and not any(_has(run, key) for run in runs):
+        raise UserError(f"{where}no run has {key}. It may be {_nearest(runs, key)}.")
+
+
 def _has(run: RunFiles, key: str) -> bool:
-    return key in ABOUT or key in run.metrics or key in run.settings
+    return (
+        key in ABOUT
+        or key in run.metrics
+        or key in run.settings
+        or ("." not in key and any(_leaf(name) == key for name in run.settings))
+    )
 
 
 def _nearest(runs: Sequence[RunFiles], key: str) -> str:
@@ -94,8 +114,10 @@ def _nearest(runs: Sequence[RunFiles], key: str) -> str:
 
 
 def _holds(value: Any, sign: str, wanted: str) -> bool:
-    if isinstance(value, list):  # tags
-        return any(_holds(item, "=", wanted) for item in value) == (sign == "=")
+    if isinstance(value, list):  # tags, or all of a list in any way to write it
+        whole = [text.strip() for text in wanted.strip("[]").split(",")] == list(map(str, value))
+        is_in = whole or any(_holds(item, "=", wanted) for item in value)
+        return is_in == (sign == "=") if sign in ("=", "!=") else False
     try:
         one, two = float(value), float(wanted)
     except (TypeError, ValueError):

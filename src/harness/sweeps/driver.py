@@ -77,16 +77,16 @@ class Driver:
         watched, has_told = 0.0, False
         with self._answering(), self.view:
             while True:
-                for done in [one for one in self.running if one.process.poll() is not None]:
-                    self._end(done)
-                if not self.signal:
-                    self._fill()
-                elif not has_told:
+                if self.signal and not has_told:
                     has_told = True
                     self.view.say(
                         f"{signal.Signals(self.signal).name}: {self.num_asked} running jobs "
                         "finish their step and save. Ctrl-C again leaves at once."
                     )
+                for done in [one for one in self.running if one.process.poll() is not None]:
+                    self._end(done)
+                if not self.signal:
+                    self._fill()
                 nothing_left = self.refused is None and not self.jobs.pending
                 if not self.running and (self.signal or nothing_left):
                     return self.signal
