@@ -62,11 +62,15 @@ class Started:
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
-                is_ours = f"{MARK}={self.token}".encode() in (path / "environ").read_bytes()
-                is_alive = (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+                environment = (path / "environ").read_bytes()
+                state, _, _, session, *_ = (path / "stat").read_text().rpartition(")")[2].split()
             except OSError:  # it has ended meanwhile
                 continue
-            if is_ours and is_alive and int(path.name) != self.process.pid:
+            # A process that is about to run another program has no environment for a moment.
+            is_ours = f"{MARK}={self.token}".encode() in environment or (
+                not environment and int(session) == self.process.pid
+            )
+            if is_ours and state not in "ZX" and int(path.name) != self.process.pid:
                 found.append(int(path.name))
         return sorted(found)
 

@@ -81,6 +81,7 @@ def test_nobody_else_looks_at_versions() -> None:
     places = {str(path.relative_to(ROOT / "src")) for path in files}
     assert {place for place in places if "/doctor/" not in place} == {
         "harness/code_version.py",  # which keeps them with a run
+        "harness/run/provenance.py",  # which lists what is installed
         "harness/upstream/lightning_name.py",  # which hands one on
         "harness/upstream/versions.py",
     }
