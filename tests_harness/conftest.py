@@ -1,9 +1,11 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness.processes import leaving
 from harness.testing import clean_environment, command, make_cfg
 
 __all__ = ["ROOT", "clean_environment", "command", "finished_run", "make_cfg"]
@@ -25,6 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings(*WARNINGS), append=False)
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_followed() -> Iterator[None]:
+    """A test that follows a launcher in this process would end the runs that later tests fork."""
+    yield
+    followed, leaving.followed = leaving.followed, 0
+    assert not followed
 
 
 @pytest.fixture(scope="session")

@@ -200,21 +200,15 @@ def test_mistake_in_a_sweep_leaves_nothing(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("flag", ["-m", "hydra.mode=MULTIRUN"])
 def test_sweep_in_processes_of_a_launcher_is_refused(
-    flag: str,
-    started: dict[str, str],
-    launcher: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    flag: str, started: dict[str, str], launcher: str, tmp_path: Path
 ) -> None:
     """Each of them would name its own folder, and wait for the others for ever."""
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    for name, value in started.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as stop:
-        cli.main("train", "conf", [flag, "seed=1,2", f"output_dir={tmp_path}"])
+    words = [flag, "seed=1,2", f"output_dir={tmp_path}"]
+    result = command("train.py", *words, environment=started)
+    assert result.returncode == 1
     said = f"{launcher} has started 2 processes, and each would run the whole sweep"
-    assert str(stop.value.code).startswith(said)
-    assert str(stop.value.code).endswith(f"{tmp_path} strategy=ddp trainer.devices=2")
+    assert result.stderr.startswith(said)
+    assert result.stderr.rstrip().endswith(f"{tmp_path} strategy=ddp trainer.devices=2")
     assert not list(tmp_path.iterdir())
 
 
