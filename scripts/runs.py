@@ -41,6 +41,8 @@ def _answer(options: argparse.Namespace) -> bool:
     """Print, and return whether all is as it should be."""
     from harness.runs import comparing, reading, tables
 
+    if options.output and options.what not in ("report", "reproduce"):
+        raise UserError(f"-o is of report and reproduce: write {options.what}'s rows with > FILE.")
     runs = reading.find(options.folders or [Path("outputs")])
     if not runs:
         raise UserError("There is no run. Give folders of runs, such as outputs/.")

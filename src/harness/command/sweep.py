@@ -26,7 +26,7 @@ from harness.places import shown
 from harness.strategies.launchable import device_indices
 from harness.sweeps import view
 from harness.sweeps.driver import Driver
-from harness.sweeps.jobs import Jobs, grid
+from harness.sweeps.jobs import ENDED, Jobs, grid
 from harness.sweeps.slots import Needs, Slots
 
 FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
@@ -101,7 +101,7 @@ def drive(
     jobs = jobs_of(folder, command, overrides)
     varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
     screen = view.View(varied, slots.num)
-    left = len(jobs.pending) if jobs.known else jobs.num_jobs
+    left = max(jobs.num_jobs - sum(job.status in ENDED for job in jobs.known), 0)
     screen.say(f"{jobs.num_jobs} jobs in {shown(folder)}, {left} to run, {slots.num} at a time")
 
     def needs_of(job_words: list[str]) -> tuple[Needs, list[str]]:

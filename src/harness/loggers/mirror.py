@@ -65,11 +65,13 @@ class Mirror(Logger):
     Attributes:
         package: of the tracker, which is an extra of the same name.
         takes_back: whether points can be taken out again, as where the tracker is a file.
+        looked_at: the command that shows them; empty where a service does.
         wait_seconds: what the end of a run waits for the tracker.
     """
 
     package: ClassVar[str]
     takes_back = True
+    looked_at = ""
     wait_seconds = 60.0
 
     def prepare(self, run_dir: str | Path) -> None:
@@ -239,14 +241,15 @@ def tell_mirrors(loggers: Iterable[Logger], cfg: DictConfig) -> None:
         mirror.label = Label(name, settings, tags, str(settings.get("notes") or ""))
 
 
-def close_mirrors(loggers: Iterable[Logger]) -> None:
-    """Let the mirrors have all of a run that has ended."""
+def close_mirrors(loggers: Iterable[Logger]) -> dict[str, str]:
+    """Let the mirrors have all of a run that has ended; how each is looked at."""
     loggers = list(loggers)
     mirrors = [logger for logger in loggers if isinstance(logger, Mirror)]
     for logger in loggers if mirrors else []:
         getattr(logger, "write_all", logger.save)()
     for mirror in mirrors:
         mirror.close("success")
+    return {mirror.package: mirror.looked_at for mirror in mirrors if mirror.looked_at}
 
 
 def values_in(rows: Iterable[Row]) -> Counter[str]:

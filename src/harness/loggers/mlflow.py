@@ -19,6 +19,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from harness.files import replacing
 from harness.loggers.mirror import Mirror, Row, is_beginning, place_of, values_in
+from harness.places import shown
 
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 6000  # of a batch, and of a value
 STATUSES = {"success": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -53,6 +54,8 @@ class MLflow(Mirror, MLFlowLogger):
         self.takes_back = tracking_uri is None
         self.file = self.folder / FILE
         self.uri = tracking_uri or f"sqlite:///{self.file}"
+        if self.takes_back:
+            self.looked_at = f"mlflow ui --backend-store-uri sqlite:///{shown(self.file)}"
         self.project, self.run_name, self.clock = experiment_name, "", 0
 
     def begin(self) -> None:

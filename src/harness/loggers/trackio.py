@@ -13,6 +13,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 
 from harness.errors import UserError
 from harness.loggers.mirror import Mirror, Row, is_beginning, place_of, values_in
+from harness.places import shown
 
 RESERVED = re.compile("project|run|timestamp|step|time|metrics")  # Trackio's own names
 
@@ -39,6 +40,7 @@ class Trackio(Mirror):
         store = Path(folder)
         self.folder = place_of(self.run_dir, store.parent, store.name) / store.name
         self.project, self.logs_model = project, log_model
+        self.looked_at = f"TRACKIO_DIR={shown(self.folder)} trackio show"
 
     @property
     def store(self) -> Any:

@@ -18,6 +18,7 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from harness.loggers.mirror import Mirror, Row, values_in
+from harness.places import shown
 
 OPENING = threading.RLock()  # a module may ask for the run while the mirror opens it
 STEP = "trainer/global_step"  # Lightning's axis of all curves
@@ -55,6 +56,8 @@ class Wandb(Mirror, WandbLogger):
         self.settings = {"silent": True, "console": "off", **(settings or {})}
         self.project = project
         self.arguments = dict(project=project, dir=str(self.run_dir), **kwargs)
+        if offline:
+            self.looked_at = f"wandb sync {shown(self.run_dir)}/wandb/offline-run-*"
         self.arguments["mode"] = "offline" if offline else "online"
         self.is_open = self.goes_on = False
         WandbLogger.__init__(self)

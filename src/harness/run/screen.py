@@ -4,8 +4,9 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -61,7 +62,11 @@ def show_start(
 
 @rank_zero_only
 def show_end(
-    run_dir: Path, metrics: dict[str, float], seen: dict[str, Any], has_test: bool = True
+    run_dir: Path,
+    metrics: dict[str, float],
+    seen: dict[str, Any],
+    has_test: bool = True,
+    trackers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Say what came out, where it is, and what to type next."""
     # The test is of the best checkpoint; other metrics are of the last epoch.
@@ -77,6 +82,7 @@ def show_end(
     rows["results"] = shown(run_dir / "results.json")
     if (run_dir / "tensorboard").exists():
         rows["learning curves"] = f"{_program('tensorboard')} --logdir {shown(run_dir.parent)}"
+    rows |= trackers
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
         rows["best checkpoint"] = shown(checkpoint)

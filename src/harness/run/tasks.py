@@ -262,14 +262,14 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
             log.warning("%s is %s.", name, metrics[name])
         log_hyperparameters(trainer, cfg, metrics)
         write_json(Path(cfg.run_dir, "results.json"), json.dumps(metrics, indent=2) + "\n")
-        close_mirrors(trainer.loggers)
+        trackers = close_mirrors(trainer.loggers)
         has_test = not loaders.no_test(
             trainer.lightning_module, getattr(trainer, "datamodule", None)
         )
         seen = speed(trainer)
         early = early_stop(trainer)
         record.note(Path(cfg.run_dir), **seen, **best_of(trainer), **early)
-        screen.show_end(Path(cfg.run_dir), metrics, seen | early, has_test)
+        screen.show_end(Path(cfg.run_dir), metrics, seen | early, has_test, trackers)
     close_process_group()
 
 

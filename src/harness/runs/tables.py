@@ -18,7 +18,7 @@ from harness.places import shown
 from harness.runs.comparing import ABOUT, Group, differing, groups, value_of
 from harness.runs.reading import RunFiles
 
-FACTS = ("status", "started", "seconds", "samples/s", "held back by", "commit", "tags")
+FACTS = ("status", "started", "seconds", "samples/s", "held back by", "commit", "tags", "notes")
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red"}
 EMPTY: tuple[Any, ...] = (None, "", [])
 MOST_SETTINGS = 8  # columns on the screen; JSON and CSV have all
