@@ -157,7 +157,6 @@ def test_two_chosen_runs_show_in_what_they_differ(page: Page) -> None:
     assert sorted(rows) == [
         ["model.net.dropout", "0", "0.5"],
         ["model.optimizer.lr", "0.003", "0.3"],
-        ["model.scheduler.max_lr", "0.003", "0.3"],
     ]
     assert page.run("return document.querySelectorAll('#pair img').length") == 4
 
