@@ -79,6 +79,9 @@ class Run:
             UserError: if the run has no checkpoint.
         """
         with explained_imports():
+            from harness.upstream import late_imports
+
+            late_imports.import_torchmetrics()
             from harness.run import tasks
 
         return tasks.load_model(self.config, run_folder.best_checkpoint(self.folder))

@@ -268,6 +268,9 @@ def execute(task: str, frozen: DictConfig) -> None:
     if not launch.is_rank_of_a_run():  # else the first process has chosen for this one
         gpus.choose(cfg)
     with explained_imports():
+        from harness.upstream import late_imports
+
+        late_imports.import_torchmetrics()
         from harness.run import tasks  # torch and Lightning; seconds
 
     getattr(tasks, task)(cfg)

@@ -28,7 +28,7 @@ TESTED = {  # the same bounds as in pyproject.toml
     "hydra-core": ">=1.3.6,<1.4",
 }
 FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
-NEEDED = sorted(FILES - {"versions", "step_overhead", "trials"})
+NEEDED = sorted(FILES - {"versions", "step_overhead", "late_imports", "trials"})
 
 warn_once = lru_cache(logging.getLogger(__name__).warning)
 
