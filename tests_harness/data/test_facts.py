@@ -21,7 +21,7 @@ def run(tmp_path: Path):
 
 
 def test_model_takes_its_size_from_the_data(run) -> None:
-    assert json.loads((run.folder / "data.json").read_text()) == {"num_classes": 7}
+    assert json.loads((run.folder / "data.json").read_text()) == {"num_classes": 7, "in_features": 64}
     assert run.model(torch.rand(2, 1, 8, 8)).shape == (2, 7)
     assert evaluate(run.checkpoint, conf=CONF).results.keys() >= {"test/accuracy"}
 
@@ -29,7 +29,7 @@ def test_model_takes_its_size_from_the_data(run) -> None:
 def test_later_use_takes_what_the_training_has_learnt(run) -> None:
     """Without the data, and not from what is there today."""
     (run.folder / ".data.json.crc32").unlink()
-    (run.folder / "data.json").write_text('{"num_classes": 8}')
+    (run.folder / "data.json").write_text('{"num_classes": 8, "in_features": 64}')
     with pytest.raises(UserError, match="does not fit the model"):
         _ = load_run(run.folder).model
 

@@ -25,7 +25,7 @@ from harness.command.hydra_job import job_callbacks, run_callbacks
 from harness.command.planning import Plan, known_of, planned, writable
 from harness.errors import TrainingError, UserError
 from harness.files import FULL, write_durably
-from harness.processes import launch, leaving
+from harness.processes import early, launch, leaving
 from harness.processes.leaving import AgreedExit, leave
 from harness.processes.meeting import Meeting
 from harness.processes.screen_loss import outlive_screen
@@ -267,10 +267,12 @@ def execute(task: str, frozen: DictConfig) -> None:
     cfg = run_folder.resolved(frozen)
     if not launch.is_rank_of_a_run():  # else the first process has chosen for this one
         gpus.choose(cfg)
+        early.start(task, cfg.trainer)
     with explained_imports():
         from harness.upstream import late_imports
 
         late_imports.import_torchmetrics()
         from harness.run import tasks  # torch and Lightning; seconds
 
+    early.wait()
     getattr(tasks, task)(cfg)

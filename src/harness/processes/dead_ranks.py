@@ -8,11 +8,11 @@ from typing import Any
 import pytorch_lightning as pl
 
 from harness.errors import TrainingError
-from harness.processes import leaving
+from harness.processes import early, leaving
 from harness.processes.launch import is_rank_of_a_run
 from harness.processes.leaving import AgreedExit
 from harness.processes.peers import Peers
-from harness.upstream.processes import replace_process_observer
+from harness.upstream.processes import replace_process_observer, replace_starter
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,10 @@ class DeadRanks(pl.Callback):
 
 
 def observe_start() -> None:
-    """Let Lightning start this observer instead of its own."""
+    """Let Lightning start this observer instead of its own, and take what was started early."""
     leaving.connected.clear()
+    if early.started:
+        replace_starter(early.take)
     replace_process_observer(
         lambda processes: threading.Thread(target=observe, args=(processes,), daemon=True).start()
     )

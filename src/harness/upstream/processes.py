@@ -8,6 +8,7 @@ processes leave as agreed. Launchers have no public class. Seen in Lightning 2.6
 
 import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,7 +16,8 @@ from pytorch_lightning.strategies.launchers import multiprocessing, subprocess_s
 
 PRIVATE = {
     "trainer:_signal_connector": "register_signal_handlers",
-    "pytorch_lightning.strategies.launchers.subprocess_script": "_launch_process_observer",
+    "pytorch_lightning.strategies.launchers.subprocess_script": "_launch_process_observer "
+    "subprocess",
     "pytorch_lightning.strategies.launchers.multiprocessing": "_MultiProcessingLauncher",
 }
 
@@ -30,6 +32,11 @@ def keep_lightning_from_signals(trainer: pl.Trainer) -> None:
 def replace_process_observer(start: Callable[[Processes], None]) -> None:
     """Let Lightning call ``start`` with the processes of the later ranks, and no observer."""
     subprocess_script._launch_process_observer = start  # type: ignore[assignment,attr-defined]
+
+
+def replace_starter(start: Callable[..., subprocess.Popen[Any]]) -> None:
+    """Let Lightning call ``start`` instead of ``subprocess.Popen`` for each of the later ranks."""
+    subprocess_script.subprocess = SimpleNamespace(Popen=start)  # type: ignore[assignment,attr-defined]
 
 
 def is_spawning(trainer: pl.Trainer) -> bool:

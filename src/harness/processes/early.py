@@ -1,0 +1,70 @@
+"""Starts a run's further processes while the first one imports torch: all import at once.
+
+Lightning starts them when the first process has imported everything and built the model, and each
+of them then imports for seconds. One that was started early imports, and waits on its standard
+input for the environment that Lightning gives it. Imports no torch.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.processes.launcher import launcher
+from harness.strategies.launchable import num_processes, runs_program_again
+
+WAITS = "HARNESS_WAITS"
+
+started: dict[str, "subprocess.Popen[Any]"] = {}  # by LOCAL_RANK
+
+
+def start(task: str, trainer: Any) -> None:
+    """Start what Lightning would start from this process, if that takes imports and is a command.
+
+    Args:
+        task: the command.
+        trainer: its config.
+    """
+    is_command = Path(sys.argv[0]).stem == task and "torch" not in sys.modules
+    is_first = launcher().name == "python" and "LOCAL_RANK" not in os.environ
+    if not is_command or not is_first or not runs_program_again(trainer):
+        return
+    for local_rank in map(str, range(1, num_processes(trainer) // int(trainer.num_nodes))):
+        started[local_rank] = subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:]],
+            env=os.environ | {"LOCAL_RANK": local_rank, WAITS: "1"},
+            stdin=subprocess.PIPE,
+        )
+
+
+def take(
+    command: list[str], env: dict[str, str], cwd: str | None = None
+) -> "subprocess.Popen[Any]":
+    """Stand for ``subprocess.Popen`` where Lightning starts a process.
+
+    Args:
+        command: that would start it now.
+        env: of the process.
+        cwd: its folder.
+    """
+    process = started.pop(env["LOCAL_RANK"], None)
+    if process is None or process.poll() is not None:
+        return subprocess.Popen(command, env=env, cwd=cwd)
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(json.dumps(env).encode())
+    return process
+
+
+def wait() -> None:
+    """In a process that was started early: take the environment, or leave where none comes."""
+    if os.environ.pop(WAITS, None) is None:
+        return
+    order = sys.stdin.read()
+    if not order:  # the first process has ended, and said why
+        os._exit(1)
+    os.environ.update(json.loads(order))
+    os.environ.pop(WAITS, None)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
