@@ -21,7 +21,10 @@ def run(tmp_path: Path):
 
 
 def test_model_takes_its_size_from_the_data(run) -> None:
-    assert json.loads((run.folder / "data.json").read_text()) == {"num_classes": 7, "in_features": 64}
+    assert json.loads((run.folder / "data.json").read_text()) == {
+        "num_classes": 7,
+        "in_features": 64,
+    }
     assert run.model(torch.rand(2, 1, 8, 8)).shape == (2, 7)
     assert evaluate(run.checkpoint, conf=CONF).results.keys() >= {"test/accuracy"}
 

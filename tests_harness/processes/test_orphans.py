@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's kernel 
 
 MARK = "MARK_OF_THE_TEST"
 PATIENCE_SECONDS = 120  # of a busy machine; a process that waits for others waits much longer
+QUIET_SECONDS = 0.5
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
 TORCHRUN += ["--rdzv-endpoint=localhost:0"]
 # It adopts whoever torchrun leaves, as do the first process of a container and systemd.
@@ -62,15 +63,11 @@ class Started:
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
-                environment = (path / "environ").read_bytes()
-                state, _, _, session, *_ = (path / "stat").read_text().rpartition(")")[2].split()
+                is_ours = f"{MARK}={self.token}".encode() in (path / "environ").read_bytes()
+                is_alive = (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
             except OSError:  # it has ended meanwhile
                 continue
-            # A process that is about to run another program has no environment for a moment.
-            is_ours = f"{MARK}={self.token}".encode() in environment or (
-                not environment and int(session) == self.process.pid
-            )
-            if is_ours and state not in "ZX" and int(path.name) != self.process.pid:
+            if is_ours and is_alive and int(path.name) != self.process.pid:
                 found.append(int(path.name))
         return sorted(found)
 
@@ -85,10 +82,15 @@ class Started:
         return (self.folder / "screen.txt").read_text()
 
     def everybody_leaves(self) -> bool:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while self.others() and time.monotonic() < end:
+        end, gone_time = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
+        while (now := time.monotonic()) < end:
+            if self.others():
+                gone_time = now
+            # A process that is about to run another program has no environment for a moment.
+            elif now > gone_time + QUIET_SECONDS:
+                return True
             time.sleep(0.01)
-        return not self.others()
+        return False
 
 
 @pytest.fixture

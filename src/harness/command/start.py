@@ -29,6 +29,7 @@ from harness.processes import early, launch, leaving
 from harness.processes.leaving import AgreedExit, leave
 from harness.processes.meeting import Meeting
 from harness.processes.screen_loss import outlive_screen
+from harness.strategies import launchable
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
 TELL_SECONDS = 1.0
@@ -267,7 +268,7 @@ def execute(task: str, frozen: DictConfig) -> None:
     cfg = run_folder.resolved(frozen)
     if not launch.is_rank_of_a_run():  # else the first process has chosen for this one
         gpus.choose(cfg)
-        early.start(task, cfg.trainer)
+        early.start(task, launchable.num_further(cfg.trainer))
     with explained_imports():
         from harness.upstream import late_imports
 

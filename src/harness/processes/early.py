@@ -13,25 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from harness.processes.launcher import launcher
-from harness.strategies.launchable import num_processes, runs_program_again
 
 WAITS = "HARNESS_WAITS"
 
 started: dict[str, "subprocess.Popen[Any]"] = {}  # by LOCAL_RANK
 
 
-def start(task: str, trainer: Any) -> None:
+def start(task: str, num_further: int) -> None:
     """Start what Lightning would start from this process, if that takes imports and is a command.
 
     Args:
         task: the command.
-        trainer: its config.
+        num_further: how many that are.
     """
     is_command = Path(sys.argv[0]).stem == task and "torch" not in sys.modules
     is_first = launcher().name == "python" and "LOCAL_RANK" not in os.environ
-    if not is_command or not is_first or not runs_program_again(trainer):
-        return
-    for local_rank in map(str, range(1, num_processes(trainer) // int(trainer.num_nodes))):
+    for local_rank in map(str, range(1, num_further + 1 if is_command and is_first else 1)):
         started[local_rank] = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
             env=os.environ | {"LOCAL_RANK": local_rank, WAITS: "1"},

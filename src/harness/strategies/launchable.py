@@ -60,6 +60,13 @@ def runs_program_again(trainer: Any) -> bool:
     return "ddp" in str(trainer.strategy).lower() or num_processes(trainer) > 1
 
 
+def num_further(trainer: Any) -> int:
+    """Processes that Lightning starts in this way on each machine."""
+    return (
+        num_processes(trainer) // int(trainer.num_nodes) - 1 if runs_program_again(trainer) else 0
+    )
+
+
 def is_spawning(trainer: Any) -> bool:
     """Whether Python's multiprocessing starts the processes."""
     strategy = str(trainer.strategy).lower()

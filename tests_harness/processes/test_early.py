@@ -1,0 +1,126 @@
+"""Further processes import beside the first one, and do nothing before it tells them to."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.processes import early
+from harness.strategies.launchable import num_further
+from harness.testing import command
+from tests_harness.conftest import ROOT
+
+DDP = ["strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data=synthetic"]
+WAITER = "from harness.processes import early; early.wait(); import os; print(os.environ['PORT'])"
+# A network that notes when it is built, and fails then if asked to.
+NOTING = """
+import os, time
+from pathlib import Path
+from project.models.mlp import MLP
+
+class Net(MLP):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        rank = os.environ.get("LOCAL_RANK", "0")
+        Path(os.environ["NOTES"], rank).write_text(repr(os.environ.get("MASTER_PORT")))
+        if os.environ.get("FAILS"):
+            raise ValueError("a mistake of the owner's")
+"""
+
+
+def waiter() -> "subprocess.Popen[Any]":
+    env = os.environ | {early.WAITS: "1", "LOCAL_RANK": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", WAITER], cwd=ROOT, env=env, stdin=-1, stdout=-1, stderr=-1
+    )
+
+
+@pytest.fixture
+def noting(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "noting.py").write_text(NOTING)
+    return {"PYTHONPATH": str(tmp_path), "NOTES": str(tmp_path)}
+
+
+def test_process_takes_the_environment_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = waiter()
+    monkeypatch.setitem(early.started, "1", process)
+    taken = early.take(["no", "such", "program"], {"LOCAL_RANK": "1", "PORT": "29400"})
+    assert taken is process
+    process.stdin = None  # closed
+    assert process.communicate(timeout=60) == (b"29400\n", b"")
+
+
+def test_process_leaves_where_the_first_one_has_ended() -> None:
+    assert waiter().communicate(timeout=60) == (b"", b"")
+
+
+def test_process_that_has_died_is_started_by_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = waiter()
+    process.kill()
+    process.communicate()
+    monkeypatch.setitem(early.started, "1", process)
+    program = [sys.executable, "-c", "import os; assert os.environ['PORT'] == '1'"]
+    other = early.take(program, dict(os.environ) | {"LOCAL_RANK": "1", "PORT": "1"})
+    assert other is not process
+    assert other.wait(60) == 0
+
+
+def test_early_processes_are_the_run(noting: dict[str, str], tmp_path: Path) -> None:
+    words = [*DDP, "model=mlp", "model.net._target_=noting.Net", "trainer.max_epochs=1"]
+    result = command("train.py", *words, f"output_dir={tmp_path / 'out'}", environment=noting)
+    assert result.returncode == 0, result.stderr
+    # Lightning gives the port to those that it starts; one that it had started itself would have
+    # been built with it as well, so the processes that were started are counted.
+    assert json.loads((tmp_path / "1").read_text().replace("'", '"')).isdigit()
+    (record,) = (tmp_path / "out").glob("default/*/record.json")
+    assert json.loads(record.read_text())["starts"][0]["num_processes"] == 2
+
+
+def test_mistake_of_the_first_process_is_told_once(noting: dict[str, str], tmp_path: Path) -> None:
+    words = [*DDP, "model=mlp", "model.net._target_=noting.Net", f"output_dir={tmp_path / 'out'}"]
+    result = command("train.py", *words, environment=noting | {"FAILS": "1"})
+    assert result.returncode == 1
+    assert result.stderr.count("a mistake of the owner's") == 1
+    assert not (tmp_path / "1").exists()  # it has not built anything
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ({"strategy": "ddp", "devices": 3}, 2),
+        ({"strategy": "ddp", "devices": [0, 1], "num_nodes": 2}, 1),
+        ({"strategy": "ddp", "devices": 1}, 0),
+        ({"strategy": "ddp_spawn", "devices": 2}, 0),
+        ({"strategy": {"_target_": "x.DDP2Strategy"}, "devices": 2, "num_nodes": 2}, 0),
+        ({"strategy": {"_target_": "x.DataParallelStrategy"}, "devices": 2}, 0),
+        ({"strategy": "auto", "devices": 1}, 0),
+    ],
+)
+def test_as_many_as_lightning_would_start(words: dict[str, Any], number: int) -> None:
+    trainer = OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | words)
+    assert num_further(trainer) == number
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}],
+)
+def test_launchers_start_their_own(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **_: begun.append(args))
+    monkeypatch.setattr(early, "started", {})
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.delitem(sys.modules, "torch")
+    early.start("train", 1)
+    assert len(begun) == 1
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    early.start("train", 1)
+    assert len(begun) == 1
