@@ -22,8 +22,8 @@ class Mean(Metric):
 
     def update(self, value: Tensor, weight: Tensor | float) -> None:
         """Count ``value``, the mean of something over samples of this weight in sum."""
-        self.total += value * weight
-        self.weight += weight
+        self.total.add_(value * weight)  # torch looks what kind of attribute it is where it is set
+        self.weight.add_(weight)
 
     def compute(self) -> Tensor:
         """The mean over everything counted since the last ``reset``."""
