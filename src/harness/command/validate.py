@@ -71,11 +71,6 @@ def check(command: Command) -> None:
     _check_devices(cfg)
     gpus.check(cfg)
     _check_clipping(cfg)
-    if cfg.get("compile") and launchable.strategy_name(cfg.trainer) in SPLITTING:
-        raise UserError(
-            "compile=true compiles a network that one device calls, and strategy=dp and ddp2 split "
-            "each call.\nUse strategy=ddp, or leave out compile=true."
-        )
     if task != "train":
         _check_checkpoint(Path(cfg.checkpoint))
     if any(override.startswith("run_dir=") for override in overrides):
