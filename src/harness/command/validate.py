@@ -20,8 +20,6 @@ from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 from harness.strategies import launchable
 
-SPLITTING = ("DataParallelStrategy", "DDP2Strategy")
-
 
 def check(command: Command) -> None:
     """Refuse a composed command that cannot run.
@@ -71,6 +69,11 @@ def check(command: Command) -> None:
     _check_devices(cfg)
     gpus.check(cfg)
     _check_clipping(cfg)
+    if cfg.trainer.get("benchmark") and cfg.trainer.get("deterministic"):
+        raise UserError(
+            "trainer.benchmark=true takes the kernels that are fastest today, and with "
+            "trainer.deterministic=true they must be those of yesterday.\nLeave out one of them."
+        )
     if task != "train":
         _check_checkpoint(Path(cfg.checkpoint))
     if any(override.startswith("run_dir=") for override in overrides):

@@ -115,7 +115,8 @@ class Turns(pl.Callback):
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
         # Nothing is validated, which plateaus are seen by; and they come late.
         schedules = trainer.strategy.lr_scheduler_configs
-        schedules[:] = [one for one in schedules if not one.reduce_on_plateau]
+        if pl_module.automatic_optimization:
+            schedules[:] = [one for one in schedules if not one.reduce_on_plateau]
         is_counted = bool(batch_sizes(trainer, (None, 0)))
         found = switches(self.typed, trainer, pl_module)
         self.connection.send(Ready(found, num_steps, is_counted))
@@ -165,7 +166,7 @@ class Turns(pl.Callback):
             self._answer(trainer, Turn(speed, is_finite, self._peak_bytes()))
 
     def _answer(self, trainer: pl.Trainer, answer: First | Turn) -> None:
-        if isinstance(answer, First):
+        if isinstance(answer, First) and trainer.lightning_module.automatic_optimization:
             # Training stays at the rate that it has come to: a schedule may be at its end.
             trainer.strategy.lr_scheduler_configs.clear()
         if self.device.type == "cuda":

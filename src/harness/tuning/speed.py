@@ -1,6 +1,7 @@
 """Switches that make steps faster, tried beside the plain run, each in a process of its own."""
 
 import math
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -37,6 +38,8 @@ class Process:
         # A fork of a process that has imported everything, and has no thread and no GPU.
         context = get_context("forkserver")
         context.set_forkserver_preload(["harness.tuning.contender"])
+        # What a killed process leaves is removed; nobody needs to read that.
+        sys.warnoptions.append("ignore:resource_tracker")
         self.connection, others = context.Pipe()
         arguments = (others, cfg, folder, draws_otherwise)
         self.process = context.Process(target=train_by_turns, args=arguments)
