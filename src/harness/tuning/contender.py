@@ -27,6 +27,9 @@ from harness.strategies.batch_sizes import batch_sizes
 from harness.strategies.launchable import num_processes
 from harness.tuning.settings import one_process
 from harness.tuning.switches import Switch, switches
+from harness.upstream.endless import train_without_end
+
+LEAST_STEPS = 3  # whose losses are compared, however long they take
 
 
 class Failed(NamedTuple):
@@ -65,8 +68,8 @@ def train_by_turns(
     """Answer orders until the connection is closed.
 
     Args:
-        connection: gives numbers of steps, answered with ``First``, and then seconds, with
-            ``Turn``. ``Ready`` comes before, ``Failed`` in place of any.
+        connection: gives the most steps and seconds, answered with ``First``, and then seconds
+            alone, with ``Turn``. ``Ready`` comes before, ``Failed`` in place of any.
         cfg: of a training command.
         folder: for everything that is written; the other process removes it.
         draws_otherwise: draw other random numbers in steps, from the same weights and batches.
@@ -112,7 +115,7 @@ class Turns(pl.Callback):
         """Train for as long as it is wanted; what is planned for the run's end stays planned."""
         self.device = trainer.strategy.root_device
         num_steps = float(trainer.estimated_stepping_batches) * trainer.accumulate_grad_batches
-        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
+        train_without_end(trainer)
         # Nothing is validated, which plateaus are seen by; and they come late.
         schedules = trainer.strategy.lr_scheduler_configs
         if pl_module.automatic_optimization:
@@ -120,7 +123,7 @@ class Turns(pl.Callback):
         is_counted = bool(batch_sizes(trainer, (None, 0)))
         found = switches(self.typed, trainer, pl_module)
         self.connection.send(Ready(found, num_steps, is_counted))
-        self.num_first = self.connection.recv()
+        self.num_first, self.most_seconds = self.connection.recv()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -151,6 +154,8 @@ class Turns(pl.Callback):
         if len(self.seconds) < self.num_first:
             self.draws |= not self.seconds and self._generators() != self.before
             self.seconds.append(self._now() - self.started)
+            if sum(self.seconds) > self.most_seconds and len(self.seconds) >= LEAST_STEPS:
+                self.num_first = len(self.seconds)
             if len(self.seconds) == self.num_first:
                 losses = [loss.item() for loss in self.losses]
                 self._answer(trainer, First(losses, self.seconds, self.draws))

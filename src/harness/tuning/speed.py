@@ -55,7 +55,7 @@ class Process:
         self.process.kill()
         self.process.join()
 
-    def answer(self, order: float | None = None, wait_seconds: float | None = None) -> Any:
+    def answer(self, order: Any = None, wait_seconds: float | None = None) -> Any:
         """Give an order, and wait for what comes of it.
 
         Raises:
@@ -145,7 +145,7 @@ def choose_switches(
         ready: Ready = plain.answer()
         others = [one for one in ready.switches if not one.why_not]
         num_steps = max(1, int(min(MOST_STEPS, ready.num_steps)))
-        first: First = plain.answer(num_steps)
+        first: First = plain.answer((num_steps, seconds / 10))
         _check_plain(first)
         unit = "samples/s" if ready.is_counted else "batches/s"
         titles = f"{unit:>11} {'speed, of plain':>21} {'loss differs by':>16} {'peak memory':>12}"
@@ -174,7 +174,8 @@ def choose_switches(
         print(f"{WORKERS[0]:30} {WORKERS[1]}")
         if turns := [turn for trial in trials for turn, _ in trial.turns]:
             speed, memory = measured(turns)
-            print(f"{'the plain run':30} {speed} {'':38} {memory}")
+            compared = f"losses of {len(first.seconds)} steps compared"
+            print(f"{'the plain run':30} {speed} {compared:>38} {memory}")
         winners = sorted((t for t in trials if t.is_winner), key=lambda t: -t.gain)
         if len(winners) > 1:
             words = [word for trial in winners for word in trial.words]
@@ -209,7 +210,7 @@ def _noise(cfg: Any, folder: str, plain: First) -> float:
     """How far losses are apart where steps draw other random numbers, as compiled ones do."""
     with Process(cfg, folder, draws_otherwise=True) as process:
         process.answer()
-        return 2 * difference(plain, process.answer(len(plain.seconds)))
+        return 2 * difference(plain, process.answer((len(plain.seconds), math.inf)))
 
 
 def difference(plain: First, other: First) -> float:
@@ -243,7 +244,8 @@ def _compete(
     """
     started = time.monotonic()
     process.answer(wait_seconds=share + patience)
-    other: First = process.answer(len(first.seconds), wait_seconds=share + patience)
+    order = len(first.seconds), math.inf
+    other: First = process.answer(order, wait_seconds=share + patience)
     trial.starting_seconds = max(
         0.0, sum(other.seconds) - len(other.seconds) * median(other.seconds)
     )
