@@ -7,7 +7,7 @@
 
 What follows the first word is what train.py takes. The last line on the screen is for pasting
 behind train.py; the curve of lr goes to <output_dir>/tune/. Exit status: 0 found; 1 a mistake in
-the command, or nothing found; 2 unknown options.
+the command, or nothing found; 2 unknown options; 130 Ctrl-C.
 """
 
 import argparse
@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
