@@ -3,6 +3,7 @@
 import math
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,14 @@ def test_compiled_dropout_is_not_called_another_loss(monkeypatch: pytest.MonkeyP
     row = rows(result.stdout)["compile=true"]
     assert "MiB" in row
     assert "does not follow" not in row
+
+
+@pytest.mark.gpu
+def test_switches_of_a_gpu_are_tried(capsys) -> None:
+    words = [word for word in PAUSED if not word.startswith("trainer.accelerator")]
+    with suppress(UserError):  # the network waits as long with each of them
+        choose_switches(words, 60)
+    table = rows(capsys.readouterr().out)
+    assert "of 1e-02" in table["tf32=true"]
+    assert "of 1e-02" in table["trainer.benchmark=true"]
+    assert "of 5e-02" in table[BF16]
