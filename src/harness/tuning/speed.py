@@ -103,10 +103,10 @@ class Trial:
 
     def row(self) -> str:
         """Its line of the table."""
-        words = " ".join(self.words)
+        words, why_not = " ".join(self.words), self.why_not.partition("\n")[0]
         if not self.turns:
-            return f"{words:30} {self.why_not.splitlines()[0]}"
-        said = self.why_not or ("" if self.is_winner else "no gain beyond noise")
+            return f"{words:30} {why_not}"
+        said = why_not or ("" if self.is_winner else "no gain beyond noise")
         spread = f"{self.gain:.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
         loss = f"{self.difference:.0e} of {self.tolerance:.0e}"
         speed, memory = measured([own for _, own in self.turns])
@@ -151,10 +151,11 @@ def choose_switches(
         titles = f"{unit:>11} {'speed, of plain':>21} {'loss differs by':>16} {'peak memory':>12}"
         print(f"{'':30} {titles} {'start':>9}")
         trials = [Trial(s.words, s.tolerance, s.why_not) for s in ready.switches]
-        noise = _noise(cfg, folder, first) if first.draws and others else 0.0
+        for trial in trials:
+            if first.draws and trial.words == ("compile=true",) and not trial.why_not:
+                trial.tolerance += _noise(cfg, folder, first)
 
         def run(trial: Trial, num_left: int) -> None:
-            trial.tolerance += noise if "compile=true" in trial.words else 0.0
             share = max(0.0, end - time.monotonic()) / num_left
             try:
                 chosen = _visible(composed([*overrides, *trial.words], conf))
@@ -259,5 +260,5 @@ def _compete(
     ):
         turns: list[Turn] = [one.answer(share / NUM_TURNS / 2) for one in (plain, process)]
         trial.turns.append((turns[0], turns[1]))
-        if not turns[1].is_finite and not trial.why_not:
+        if turns[0].is_finite and not turns[1].is_finite and not trial.why_not:
             trial.why_not = "the loss is no longer finite after some steps"
