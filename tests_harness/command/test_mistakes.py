@@ -71,7 +71,10 @@ MISTAKES = {
     "unknown switch": ("compile=maybe", "compile takes true or false"),
     "nothing for a switch": ("channels_last=null", "use true or false"),
     "a number for a switch": ("tf32=19", "use null, true or false"),
-    "compiling for dp": ("compile=true strategy=dp", "Use strategy=ddp"),
+    "the fastest and the same kernels": (
+        "trainer.benchmark=true trainer.deterministic=true",
+        "Leave out one of them",
+    ),
     "clipping with a fused optimizer": (
         "trainer.gradient_clip_val=1 trainer.precision=16-mixed",
         "Add model.optimizer.fused=false",

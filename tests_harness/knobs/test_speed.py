@@ -161,7 +161,11 @@ def test_channels_last_trains_the_same_under_every_strategy(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [(), ("strategy=ddp", "trainer.devices=2")], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [(), *((f"strategy={kind}", "trainer.devices=2") for kind in ("ddp", "dp", "ddp2"))],
+    ids=str,
+)
 def test_compiled_run_follows_the_plain_one_and_is_evaluated_compiled(
     strategy: tuple[str, ...], one_process: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.strategies.parallel_forward import ParallelForward
 from harness.strategies.replica import Replica
+from harness.upstream.compiling import compile_networks
 from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
@@ -388,7 +389,18 @@ def compiled_with_callables(backend):
     return Net(lambda m, x: m.net(x), net=torch.compile(net, backend=backend))
 
 
-@pytest.mark.parametrize("make", [compiled, compiled_in_place, compiled_with_callables])
+def compiled_by_its_key(backend):
+    """As compile=true does it."""
+    net = Net(lambda m, x: m.net(x), net=Own())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+        compile_networks([net.net], is_split=True)
+    return net
+
+
+@pytest.mark.parametrize(
+    "make", [compiled, compiled_in_place, compiled_with_callables, compiled_by_its_key]
+)
 def test_replicas_run_compiled_code_and_compile_once(make):
     torch.compiler.reset()  # other tests have used up the recompilations of shared code
     num_graphs = num_runs = 0

@@ -20,8 +20,6 @@ from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 from harness.strategies import launchable
 
-SPLITTING = ("DataParallelStrategy", "DDP2Strategy")
-
 
 def check(command: Command) -> None:
     """Refuse a composed command that cannot run.
@@ -71,10 +69,10 @@ def check(command: Command) -> None:
     _check_devices(cfg)
     gpus.check(cfg)
     _check_clipping(cfg)
-    if cfg.get("compile") and launchable.strategy_name(cfg.trainer) in SPLITTING:
+    if cfg.trainer.get("benchmark") and cfg.trainer.get("deterministic"):
         raise UserError(
-            "compile=true compiles a network that one device calls, and strategy=dp and ddp2 split "
-            "each call.\nUse strategy=ddp, or leave out compile=true."
+            "trainer.benchmark=true takes the kernels that are fastest today, and with "
+            "trainer.deterministic=true they must be those of yesterday.\nLeave out one of them."
         )
     if task != "train":
         _check_checkpoint(Path(cfg.checkpoint))

@@ -15,6 +15,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from harness.errors import UserError
+from harness.strategies.node_parallel import NodeParallelStrategy
 from harness.upstream.compiling import compile_networks
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ class Speed(pl.Callback):
                 f"compile=true: {type(module).__name__} has no network with parameters as an "
                 f"attribute when it is built.\nGive it one, {LEAVE_OUT}"
             )
-        compile_networks(list(found.values()))
+        is_split = isinstance(trainer.strategy, NodeParallelStrategy)
+        compile_networks(list(found.values()), is_split)
         if trainer.is_global_zero:
             log.info("Compiled at their first call: %s.", ", ".join(found))
 

@@ -17,15 +17,19 @@ PRIVATE = {
 NUM_SHAPES = 8  # torch's own limit, which all networks share; what is more runs as it is
 
 
-def compile_networks(networks: Sequence[nn.Module]) -> None:
+def compile_networks(networks: Sequence[nn.Module], is_split: bool = False) -> None:
     """Compile networks at their first call, and for each shape of their inputs anew.
+
+    Where calls are split, shares have two sizes, and those of copies are compiled by themselves:
+    their parameters are no leaves.
 
     What torch makes for all shapes, once it meets a second one, rounds otherwise than what it made
     for the first. A run that goes on meets them in another order.
     """
     from torch._dynamo import config  # seconds
 
-    config.recompile_limit = max(config.recompile_limit, NUM_SHAPES * len(networks))
+    num_shapes = NUM_SHAPES * (4 if is_split else 1)
+    config.recompile_limit = max(config.recompile_limit, num_shapes * len(networks))
     for network in networks:
         compiled: Any = torch.compile(called(network), dynamic=False)
         network._compiled_call_impl = compiled

@@ -6,7 +6,6 @@ The results hold for several processes, because training is the same under every
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -14,8 +13,7 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from pytorch_lightning.tuner.tuning import Tuner
 
-from harness.command import gpus, validate
-from harness.command.compose import compose_command
+from harness.command import gpus
 from harness.data.datamodule import DataModule
 from harness.errors import UserError
 from harness.run import log_file as run_log
@@ -34,17 +32,6 @@ class BatchSize(NamedTuple):
     per_process: int
     of_all_processes: int  # what data.batch_size counts
     is_out_of_memory: bool  # twice as many samples did not fit
-
-
-def composed(overrides: list[str], conf: str | Path = "conf") -> Any:
-    """The checked config of a training command.
-
-    Raises:
-        UserError: with what to type instead.
-    """
-    command = compose_command("train", overrides, conf)
-    validate.check(command)
-    return OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
 
 
 def choose_workers(cfg: Any) -> int:
@@ -67,7 +54,7 @@ def find_batch_size(cfg: Any) -> BatchSize:
     """
     num_ranks = num_processes(cfg.trainer)
     cfg.trainer.accumulate_grad_batches = 1
-    with _one_process(cfg) as (trainer, model, built):
+    with one_process(cfg) as (trainer, model, built):
         data = own_data(built, "batch-size")
         data.max_samples_per_device = None  # it would split the batches that are tried
         data.drop_last = False
@@ -98,7 +85,7 @@ def find_learning_rate(
         UserError: where the losses show no fall.
     """
     cfg.trainer.max_steps = -1
-    with _one_process(cfg) as (trainer, model, data):
+    with one_process(cfg) as (trainer, model, data):
         steps_per_epoch = 1  # at least
         if isinstance(data, DataModule):
             num_samples = len(data.dataset("train"))  # type: ignore[arg-type]
@@ -134,7 +121,7 @@ def own_data(data: Any, what: str) -> DataModule:
 
 
 @contextmanager
-def _one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any]]:
+def one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any]]:
     """Build one process of an experiment that writes no folder, no logs and no pictures.
 
     It has one device, or under dp and ddp2 the devices of its node.
