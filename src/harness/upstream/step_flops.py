@@ -1,0 +1,124 @@
+"""Counts the floating-point operations of a step that runs as it would run unwatched.
+
+torch's ``FlopCounterMode`` changes a step: while a dispatch mode is active some derivatives (of
+``prod``) round in another way, compiled functions run uncompiled, and gradient penalties fail. Here
+torch only notes each operation with its shapes, in all threads, as for a profiler; the formulas are
+those of ``FlopCounterMode``. Seen in torch 2.6 to 2.13, and left out with versions that were not
+tested. ``tests_harness/upstream/test_step_flops.py`` compares the sums.
+"""
+
+import inspect
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ExecutionTraceObserver
+
+PRIVATE = {
+    "torch.utils.flop_counter": "flop_registry",
+    "torch.profiler:ExecutionTraceObserver()": "_registered",
+}
+NOT_COUNTED = "not of the step"  # name of a range whose operations are none of the step's
+# Kernels that hold products which torch has no formula for: the sum would be too small.
+UNKNOWN = re.compile("_rnn|CompiledFunction")
+
+
+class StepFlops:
+    """Counts from its creation to ``end``.
+
+    Raises:
+        OSError: if there is no room for a file of a kilobyte per operation.
+    """
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="flops")
+        self.file = Path(self.folder.name, "operations.json")
+        self.observer = ExecutionTraceObserver()
+        with hushed(said := Path(self.folder.name, "said")):
+            self.observer.register_callback(str(self.file))
+        if "already registered" in said.read_text():
+            self.observer._registered = False  # torch has one only, and this would take it away
+        with hushed(said):
+            self.observer.start()
+
+    def end(self) -> float:
+        """FLOPs of this process and all its devices; NaN where they cannot be known."""
+        with hushed(Path(self.folder.name, "said")):
+            self.observer.unregister_callback()
+        try:
+            return count(json.loads(self.file.read_bytes())["nodes"])
+        except Exception:  # of any kind: no count is worth a run
+            return math.nan
+        finally:
+            self.folder.cleanup()
+
+
+@contextmanager
+def hushed(path: Path) -> Iterator[None]:
+    """Keep in a file what torch's C++ would write to stderr: that it begins to note operations."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed, and nothing is written
+        yield
+        return
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def count(nodes: list[dict[str, Any]]) -> float:
+    """The FLOPs of noted operations: of each, or of what it consists of, once."""
+    formulas, by_id, total = known_formulas(), {node["id"]: node for node in nodes}, 0
+    for node in nodes:
+        inputs = node["inputs"]
+        if UNKNOWN.search(node["name"]):
+            return math.nan
+        if node["name"] not in formulas:
+            continue
+        above, names = node, []
+        while (above := by_id.get(above["ctrl_deps"], {})) and above["ctrl_deps"] != above["id"]:
+            names.append(above["name"])
+        if NOT_COUNTED in names or not formulas.keys().isdisjoint(names):
+            continue
+        arguments = []
+        for kind, value, shape in zip(*map(inputs.get, ("types", "values", "shapes")), strict=True):
+            is_tensor = kind.startswith("Tensor")
+            if is_tensor and value[5] == "meta":  # a compiler at work
+                return math.nan
+            arguments.append(shape if is_tensor else value)
+        shapes = node["outputs"]["shapes"]
+        total += applied(formulas[node["name"]], arguments, shapes if shapes[1:] else shapes[0])
+    return total
+
+
+def known_formulas() -> dict[str, Callable[..., int]]:
+    """Torch's formulas by the names of operations."""
+    from torch.utils.flop_counter import flop_registry  # a tenth of a second, at the end of a run
+
+    found = {str(packet).replace(".", "::", 1): f for packet, f in flop_registry.items()}
+    for name in [name for name in found if "product_flash_attention" in name]:
+        # It lacks the CPU's, which take the same arguments.
+        found[name.replace("attention", "attention_for_cpu")] = found[name]
+    return found
+
+
+def applied(formula: Callable[..., int], arguments: list[Any], out_shape: Any) -> int:
+    """A formula's answer; it takes the first arguments of its operation, and may name no others."""
+    wanted = [
+        name
+        for name, parameter in inspect.signature(formula).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and parameter.default is parameter.empty
+        and name != "out_shape"
+    ]
+    return formula(*arguments[: len(wanted)], out_val=out_shape)
