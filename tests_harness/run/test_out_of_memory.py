@@ -63,7 +63,8 @@ def train(tmp_path: Path):
     (tmp_path / "hungry.py").write_text(HUNGRY)
     words = write_conf(
         tmp_path,
-        data="_target_: hungry.Data\nbatch_size: 32\nnum_samples: 64\nmax_samples_per_device: null\n",
+        data="_target_: hungry.Data\nbatch_size: 32\nnum_samples: 64\n"
+        "max_samples_per_device: null\n",
         model="_target_: hungry.Hungry\nmegabytes: 200\nis_manual: false\n",
     )
 
@@ -81,7 +82,7 @@ def test_a_run_without_memory_names_a_batch_that_fits_and_goes_on_with_it(train)
     assert failed.returncode == 1
     told = failed.stderr[failed.stderr.index("hungry.py") :].strip().splitlines()
     assert len(told) == 5
-    assert re.search(r"in training_step: RuntimeError: out of memory, [\d.]+ MiB were asked", told[0])
+    assert re.search(r"training_step: RuntimeError: out of memory, [\d.]+ MiB were asked", told[0])
     assert told[1].startswith("32 samples at once did not fit on a device. ")
     assert "net.0.weight (1048576, 64): 256.0 MiB, the gradient of net.0.weight" in told[3]
     assert "SGD's momentum_buffer of net.0.weight" in told[3]

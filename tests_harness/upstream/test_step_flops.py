@@ -62,7 +62,10 @@ def test_sum_is_that_of_torchs_own_counter(name: str) -> None:
 
 
 def test_gradient_penalty_is_counted_where_torchs_counter_fails() -> None:
-    with pytest.raises(RuntimeError, match="currently not supported"), FlopCounterMode(display=False):
+    with (
+        pytest.raises(RuntimeError, match="currently not supported"),
+        FlopCounterMode(display=False),
+    ):
         penalised()
     once = count(lambda: CONVOLUTIONS(IMAGES.clone().requires_grad_()).sum())
     assert 2 * once < count(lambda: penalised().backward()) < 8 * once

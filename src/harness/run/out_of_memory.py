@@ -23,7 +23,10 @@ TEXTS = re.compile(
 ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MOST_NAMED = 5
-MEASURES = "`python scripts/tune.py batch-size` with the same words measures it"
+MEASURES = (
+    "That is an estimate; `python scripts/tune.py batch-size` with the same words measures it. Or "
+    "use trainer.precision=bf16-mixed."
+)
 
 
 def is_one(error: BaseException) -> bool:
@@ -75,7 +78,7 @@ def advice(trainer: pl.Trainer, num_bytes: float) -> str:
         advised += f" data.max_samples_per_device={fits} takes the same steps in parts."
     else:
         advised += f" data.batch_size={fits * num_devices(trainer) * trainer.world_size}."
-    return f"{said} {advised}\nThat is an estimate; {MEASURES}. Or use trainer.precision=bf16-mixed."
+    return f"{said} {advised}\n{MEASURES}"
 
 
 def estimate(tried: int, num_bytes: float, free: float, used: float) -> int:
@@ -134,17 +137,17 @@ def tensors(found: Raised, trainer: pl.Trainer) -> Iterator[tuple[str, Tensor]]:
 
 def named_tensors(found: Raised, trainer: pl.Trainer) -> Iterator[tuple[str, Tensor]]:
     """See ``tensors``; some more than once."""
-    names = {}
+    names: dict[Tensor, str] = {}
     for name, parameter in trainer.lightning_module.named_parameters():
         names[parameter] = name
         yield name, parameter
         if parameter.grad is not None:
             yield f"the gradient of {name}", parameter.grad
     for optimizer in trainer.optimizers:
-        for parameter, state in optimizer.state.items():
+        for of, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor):
-                    yield f"{type(optimizer).__name__}'s {key} of {names.get(parameter)}", value
+                    yield f"{type(optimizer).__name__}'s {key} of {names.get(of)}", value
     # The owner's own names come before those of the libraries that were called.
     for place in sorted(found.places, key=lambda place: not is_owners(place.file)):
         for name, value in (place.frame.f_locals if place.frame else {}).items():

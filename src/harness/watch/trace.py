@@ -53,12 +53,12 @@ class Trace(Profiler):
             self._begin()
         if self.traced is not None and action_name not in self.ranges:
             self.ranges[action_name] = record_function(action_name)
-            self.ranges[action_name].__enter__()
+            self.ranges[action_name].__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self, action_name: str) -> None:
         """End it; a step ends with its batch."""
         if action_name in self.ranges:
-            if MEASURED.search(action_name) and torch.cuda.is_initialized():
+            if MEASURED.search(action_name) and torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.ranges.pop(action_name).__exit__(None, None, None)
         if self.traced is not None and action_name == "run_training_batch":
@@ -80,11 +80,14 @@ class Trace(Profiler):
         assert self.dirpath is not None
         path = Path(self.dirpath, f"trace_{global_rank()}.json.gz")
         traced.export_chrome_trace(str(path))
-        self.lines = [*table(traced.events()), f"{shown(path)} opens in https://ui.perfetto.dev"]
+        events = traced.events()  # type: ignore[no-untyped-call]
+        self.lines = [*table(events), f"{shown(path)} opens in https://ui.perfetto.dev"]
 
     def summary(self) -> str:
         """The table."""
-        return "\n".join(self.lines or [f"No trace: there were fewer than {self.num_before} steps."])
+        return "\n".join(
+            self.lines or [f"No trace: there were no more than {self.num_before} steps."]
+        )
 
     def describe(self) -> None:
         """Write the table, and show it."""
@@ -112,11 +115,13 @@ def table(events: Any) -> list[str]:
         inside = [(child, part) for child in event.cpu_children]
         spent[part] += event.cpu_time_total - sum(child.cpu_time_total for child, _ in inside)
         waiting += inside
-    whole, num = sum(spent.values()), max(1, len(steps))
+    whole, num = sum(spent.values()) or 1.0, max(1, len(steps))
     lines = [f"{'of a step':<24}{'ms':>10}{'share':>8}   ({len(steps)} steps)"]
     for name, microseconds in spent.items():
         lines.append(f"{name:<24}{microseconds / num / 1000:>10.3f}{microseconds / whole:>8.1%}")
-    reducing = sum(event.time_range.elapsed_us() for event in events if ALL_REDUCE.search(event.name))
+    reducing = sum(
+        event.time_range.elapsed_us() for event in events if ALL_REDUCE.search(event.name)
+    )
     if reducing:
         lines.append(f"{'all-reduce, meanwhile':<24}{reducing / num / 1000:>10.3f}")
     return lines
