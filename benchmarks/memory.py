@@ -1,4 +1,4 @@
-"""Memory of a run and of each of its data workers as the data set grows; and of a run as it goes on.
+"""Memory of a run and its data workers as the data set grows; and of a run as it goes on.
 
     python benchmarks/memory.py [--repeats 3] [--json memory.json]
     python benchmarks/memory.py --steps 10000 [--repeats 3]
@@ -8,8 +8,8 @@ not share with the training process (USS); it must not grow with the data. Two d
 as this project's, and a Python list with one object per image, whose reference counts make each
 worker copy what it reads: it shows that the measurement would see a copy. Linux only.
 
-With --steps: the memory of a tiny network's run, with all that a run has, beside the loop by hand: at
-a tenth of the steps and at the last of them. Neither should grow.
+With --steps: the memory of a tiny network's run, with all that a run has, beside the loop by
+hand: at a tenth of the steps and at the last of them. Neither should grow.
 """
 
 import argparse
@@ -154,7 +154,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=NUM_IMAGES, help="images")
     parser.add_argument("--target", help=argparse.SUPPRESS)
     parser.add_argument("--num-images", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, help="of a run whose memory is looked at as it goes on")
+    parser.add_argument(
+        "--steps", type=int, help="of a run whose memory is looked at as it goes on"
+    )
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:

@@ -13,7 +13,7 @@ from harness.watch.trace import table
 from tests_harness.faults.fork_server import command
 from tests_harness.strategy_runs import STRATEGIES, execute
 
-TINY = ("data=synthetic", "model=mlp", "callbacks.throughput=null")
+TINY = ("data=synthetic", "model=mlp")
 
 
 def event(name: str, milliseconds: float, *inside: Any) -> Any:
@@ -64,6 +64,7 @@ def test_each_process_traces_ten_steps(strategy: str, tmp_path: Path) -> None:
     (table,) = tmp_path.glob("default/*/fit-trace*.txt")
     assert re.search(r"^forward +\d+\.\d{3} +[\d.]+%$", table.read_text(), re.MULTILINE)
     assert "(10 steps)" in said
+    assert "5.49 MFLOP per step" in said  # those of all processes and devices together
     traces = sorted(tmp_path.glob("default/*/trace_*.json.gz"))
     num_processes = 1 if STRATEGIES[strategy][0] in ("strategy=cpu", "strategy=dp") else 2
     assert [path.name for path in traces] == [f"trace_{k}.json.gz" for k in range(num_processes)]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.profiler import ExecutionTraceObserver
+from torch.utils.flop_counter import flop_registry
 
 PRIVATE = {
     "torch.utils.flop_counter": "flop_registry",
@@ -77,18 +78,25 @@ def hushed(path: Path) -> Iterator[None]:
 
 
 def count(nodes: list[dict[str, Any]]) -> float:
-    """The FLOPs of noted operations: of each, or of what it consists of, once."""
-    formulas, by_id, total = known_formulas(), {node["id"]: node for node in nodes}, 0
-    for node in nodes:
-        inputs = node["inputs"]
-        if UNKNOWN.search(node["name"]):
+    """The FLOPs of noted operations: of each, or of what it consists of, once.
+
+    Args:
+        nodes: in the order in which they have ended. Which is inside of which follows from this
+            and from their ids, the order in which they began; what torch says itself is wrong
+            where a process group's operation ends in another thread.
+    """
+    formulas, total = known_formulas(), 0
+    wanted = {*formulas, NOT_COUNTED}
+    begun: dict[int, float] = {}  # by thread, the id of the operation that the next are inside of
+    for node in reversed(nodes):
+        name, inputs = node["name"], node["inputs"]
+        if UNKNOWN.search(name):
             return math.nan
-        if node["name"] not in formulas:
+        thread = next(one["value"] for one in node["attrs"] if one["name"] == "tid")
+        if node["id"] > begun.get(thread, math.inf) or name not in wanted:
             continue
-        above, names = node, []
-        while (above := by_id.get(above["ctrl_deps"], {})) and above["ctrl_deps"] != above["id"]:
-            names.append(above["name"])
-        if NOT_COUNTED in names or not formulas.keys().isdisjoint(names):
+        begun[thread] = node["id"]
+        if name == NOT_COUNTED:
             continue
         arguments = []
         for kind, value, shape in zip(*map(inputs.get, ("types", "values", "shapes")), strict=True):
@@ -97,14 +105,12 @@ def count(nodes: list[dict[str, Any]]) -> float:
                 return math.nan
             arguments.append(shape if is_tensor else value)
         shapes = node["outputs"]["shapes"]
-        total += applied(formulas[node["name"]], arguments, shapes if shapes[1:] else shapes[0])
+        total += applied(formulas[name], arguments, shapes if shapes[1:] else shapes[0])
     return total
 
 
 def known_formulas() -> dict[str, Callable[..., int]]:
     """Torch's formulas by the names of operations."""
-    from torch.utils.flop_counter import flop_registry  # a tenth of a second, at the end of a run
-
     found = {str(packet).replace(".", "::", 1): f for packet, f in flop_registry.items()}
     for name in [name for name in found if "product_flash_attention" in name]:
         # It lacks the CPU's, which take the same arguments.

@@ -74,7 +74,7 @@ class Throughput(pl.Callback):
     are read when the device has passed them, so that no step waits for it.
 
     Validation is left out, and the first step, which starts the workers; its FLOPs are counted,
-    which slows it by some milliseconds and changes nothing in it. Of several processes
+    which slows it by some 20 ms and changes nothing in it. Of several processes
     those of the one that waited longest for data count: the others wait for it in their gradients.
     It must be the first callback, so that the others' work does not count as the transfer.
 
