@@ -26,6 +26,14 @@ def test_a_benchmark_tells_its_usage(program: str) -> None:
     assert f"python benchmarks/{program}" in run(program, "--help")
 
 
+def test_the_memory_of_a_run_is_measured_as_it_goes_on(tmp_path: Path) -> None:
+    table = tmp_path / "memory.json"
+    printed = run("memory.py", "--repeats=1", "--steps=50", f"--json={table}")
+    for name, (row,) in json.loads(table.read_text())["figures"].items():
+        assert name in printed
+        assert 0 < row["before"] < row["early"] < 2 * row["late"]
+
+
 def test_the_overhead_is_measured(tmp_path: Path) -> None:
     """With little data: three contenders, each as often as asked, and the machine's name."""
     table = tmp_path / "overhead.json"

@@ -18,8 +18,8 @@ KNOWN = {
     "training_step": {
         r"device-side assert": "Most often a label or an index is out of range; a GPU notices it "
         "later, at another line. strategy=cpu names the line.",
-        r"CUDA out of memory": "data.max_samples_per_device=<n> takes the same step in parts; or "
-        "use a smaller data.batch_size, or trainer.precision=bf16-mixed.",
+        # Of a spawned process, whose memory is gone; else run.out_of_memory says more.
+        r"CUDA out of memory": "data.max_samples_per_device=<n> takes the same step in parts.",
         r"does not require grad": "The loss that is returned must come from trained parameters, "
         "without detach, item or no_grad. A validation or test that takes gradients itself needs "
         "+trainer.inference_mode=false.",

@@ -24,7 +24,7 @@ from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
 from harness.places import Place, Raised, definition, is_harness, raised
-from harness.run import code_history, hints, log_file
+from harness.run import code_history, hints, log_file, out_of_memory
 from harness.run.targets import targets
 
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
@@ -95,6 +95,11 @@ def of_owner(error: BaseException) -> str | None:
         for text in texts:
             if not hint and re.search(text, found.message):
                 hint, method = texts[text], known
+    trainer = _trainer(error)
+    is_memory = trainer is not None and out_of_memory.is_one(error)
+    if is_memory:
+        hint = out_of_memory.answer(error, found, trainer)
+        found = replace(found, message=out_of_memory.said(error))
     if not method and isinstance(error, (MisconfigurationException, TypeError)):
         method = _named(error)
     place = None
@@ -104,7 +109,7 @@ def of_owner(error: BaseException) -> str | None:
         return None
     if hint:  # the rest of what torch and Lightning say is advice for their own settings
         found = replace(found, message=found.message.partition(". ")[0])
-    said = [hint, hints.seen(found)]
+    said = [hint, "" if is_memory else hints.seen(found)]
     if worker := WORKER.search(str(error)):
         said.append(
             f"In data worker {worker[1]}; data.num_workers=0 reads in the run's own process."

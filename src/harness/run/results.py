@@ -45,7 +45,8 @@ def speed(trainer: pl.Trainer) -> dict[str, Any]:
     for callback in callbacks:
         if isinstance(callback, Throughput) and callback.verdict is not None:
             samples = round(callback.total.samples_per_second, 1)
-            return {"samples_per_second": samples, "verdict": callback.verdict}
+            facts = {} if callback.work is None else callback.work.facts
+            return {"samples_per_second": samples, "verdict": callback.verdict, **facts}
     return {}
 
 

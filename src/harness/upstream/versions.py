@@ -1,7 +1,8 @@
 """Which versions the files of this package were tested with, and what a run does with others.
 
 With tested versions nothing but their numbers is looked at. With another one a run says so, goes
-without ``step_overhead``, and is refused where a name is gone that its results rest on.
+without ``step_overhead`` and ``step_flops``, and is refused where a name is gone that its results
+rest on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ TESTED = {  # the same bounds as in pyproject.toml
     "hydra-core": ">=1.3.6,<1.4",
 }
 FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
-NEEDED = sorted(FILES - {"versions", "step_overhead", "late_imports", "trials"})
+SAVING = {"late_imports", "step_flops", "step_overhead", "trials"}  # results do not rest on them
+NEEDED = sorted(FILES - SAVING - {"versions"})
 
 warn_once = lru_cache(logging.getLogger(__name__).warning)
 

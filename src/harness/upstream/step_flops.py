@@ -1,0 +1,129 @@
+"""Counts the floating-point operations of a step that runs as it would run unwatched.
+
+torch's ``FlopCounterMode`` changes a step: while a dispatch mode is active some derivatives (of
+``prod``) round in another way, and gradient penalties fail. Here torch only notes each operation with its shapes, in all threads, as for a profiler; the formulas are
+those of ``FlopCounterMode``. Seen in torch 2.6 to 2.13, and left out with versions that were not
+tested. ``tests_harness/upstream/test_step_flops.py`` compares the sums.
+"""
+
+import inspect
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ExecutionTraceObserver
+from torch.utils.flop_counter import flop_registry
+
+PRIVATE = {
+    "torch.utils.flop_counter": "flop_registry",
+    "torch.profiler:ExecutionTraceObserver()": "_registered",
+}
+NOT_COUNTED = "not of the step"  # name of a range whose operations are none of the step's
+# Kernels that hold products which torch has no formula for: the sum would be too small.
+UNKNOWN = re.compile("_rnn|CompiledFunction")
+
+
+class StepFlops:
+    """Counts from its creation to ``end``.
+
+    Raises:
+        OSError: if there is no room for a file of a kilobyte per operation.
+    """
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="flops")
+        self.file = Path(self.folder.name, "operations.json")
+        self.observer = ExecutionTraceObserver()
+        with hushed(said := Path(self.folder.name, "said")):
+            self.observer.register_callback(str(self.file))
+        if "already registered" in said.read_text():
+            self.observer._registered = False  # torch has one only, and this would take it away
+        with hushed(said):
+            self.observer.start()
+
+    def end(self) -> float:
+        """FLOPs of this process and all its devices; NaN where they cannot be known."""
+        with hushed(Path(self.folder.name, "said")):
+            self.observer.unregister_callback()
+        try:
+            return count(json.loads(self.file.read_bytes())["nodes"])
+        except Exception:  # of any kind: no count is worth a run
+            return math.nan
+        finally:
+            self.folder.cleanup()
+
+
+@contextmanager
+def hushed(path: Path) -> Iterator[None]:
+    """Keep in a file what torch's C++ would write to stderr: that it begins to note operations."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed, and nothing is written
+        yield
+        return
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def count(nodes: list[dict[str, Any]]) -> float:
+    """The FLOPs of noted operations: of each, or of what it consists of, once.
+
+    Args:
+        nodes: in the order in which they have ended. Which is inside of which follows from this
+            and from their ids, the order in which they began; what torch says itself is wrong
+            where a process group's operation ends in another thread.
+    """
+    formulas, total = known_formulas(), 0
+    wanted = {*formulas, NOT_COUNTED}
+    begun: dict[int, float] = {}  # by thread, the id of the operation that the next are inside of
+    for node in reversed(nodes):
+        name, inputs = node["name"], node["inputs"]
+        if UNKNOWN.search(name):
+            return math.nan
+        thread = next(one["value"] for one in node["attrs"] if one["name"] == "tid")
+        if node["id"] > begun.get(thread, math.inf) or name not in wanted:
+            continue
+        begun[thread] = node["id"]
+        if name == NOT_COUNTED:
+            continue
+        arguments = []
+        for kind, value, shape in zip(*map(inputs.get, ("types", "values", "shapes")), strict=True):
+            is_tensor = kind.startswith("Tensor")
+            if is_tensor and value[5] == "meta":  # a compiler at work
+                return math.nan
+            arguments.append(shape if is_tensor else value)
+        shapes = node["outputs"]["shapes"]
+        total += applied(formulas[name], arguments, shapes if shapes[1:] else shapes[0])
+    return total
+
+
+def known_formulas() -> dict[str, Callable[..., int]]:
+    """Torch's formulas by the names of operations."""
+    found = {str(packet).replace(".", "::", 1): f for packet, f in flop_registry.items()}
+    for name in [name for name in found if "product_flash_attention" in name]:
+        # It lacks the CPU's, which take the same arguments.
+        found[name.replace("attention", "attention_for_cpu")] = found[name]
+    return found
+
+
+def applied(formula: Callable[..., int], arguments: list[Any], out_shape: Any) -> int:
+    """A formula's answer; it takes the first arguments of its operation, and may name no others."""
+    wanted = [
+        name
+        for name, parameter in inspect.signature(formula).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and parameter.default is parameter.empty
+        and name != "out_shape"
+    ]
+    return formula(*arguments[: len(wanted)], out_val=out_shape)
