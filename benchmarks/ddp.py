@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-train", type=int, default=images.NUM_TRAIN)
     parser.add_argument("--num-epochs", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=[*CONTENDERS])
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
@@ -95,14 +96,15 @@ def main() -> None:
         return
     arguments = [f"--network={options.network}", f"--num-train={options.num_train}"]
     arguments.append(f"--num-epochs={options.num_epochs}")
-    turns = {name: partial(run, name, arguments) for name in CONTENDERS}
+    turns = {name: partial(run, name, arguments) for name in CONTENDERS if name in options.only}
     figures = contest.take_turns(turns, options.repeats)
     print(contest.machine())
     print(f"{options.network:26} {'steps/s (min - max)':24} of the loop by hand (min - max)")
     for name, values in figures.items():
         is_several = CONTENDERS[name][0] > 1
-        baseline = figures["by hand, 2 processes" if is_several else "by hand, 1 process"]
-        print(f"{name:26} {contest.spread(values, 0):24} {contest.ratio(values, baseline)}")
+        baseline = figures.get("by hand, 2 processes" if is_several else "by hand, 1 process")
+        share = contest.ratio(values, baseline) if baseline else ""
+        print(f"{name:26} {contest.spread(values, 0):24} {share}")
     contest.write(options.json, figures)
 
 

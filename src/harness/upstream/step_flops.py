@@ -1,9 +1,10 @@
 """Counts the floating-point operations of a step that runs as it would run unwatched.
 
 torch's ``FlopCounterMode`` changes a step: while a dispatch mode is active some derivatives (of
-``prod``) round in another way, and gradient penalties fail. Here torch only notes each operation with its shapes, in all threads, as for a profiler; the formulas are
-those of ``FlopCounterMode``. Seen in torch 2.6 to 2.13, and left out with versions that were not
-tested. ``tests_harness/upstream/test_step_flops.py`` compares the sums.
+``prod``) round in another way, and gradient penalties fail. Here torch only notes each operation
+with its shapes, in all threads, as for a profiler; the formulas are those of ``FlopCounterMode``.
+Seen in torch 2.6 to 2.13, and left out with versions that were not tested.
+``tests_harness/upstream/test_step_flops.py`` compares the sums.
 """
 
 import inspect
