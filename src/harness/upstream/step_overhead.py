@@ -36,6 +36,7 @@ PRIVATE = {
     "_call_strategy_hook",
     "pytorch_lightning:LightningModule()": "_current_fx_name",
     "pytorch_lightning.trainer.connectors.logger_connector.result": "_ResultMetric",
+    "torchmetrics:MeanMetric()": "_defaults",
     "pytorch_lightning.loops.training_epoch_loop": "is_param_in_hook_signature",
     "trainer:fit_loop.epoch_loop": "_broadcast_sigterm_tensor",
 }

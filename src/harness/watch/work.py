@@ -107,7 +107,7 @@ def num_devices(trainer: pl.Trainer) -> int:
 
 
 def shortened(number: float) -> str:
-    """A number with three digits and the prefix of its unit, as ``35.2 M``."""
+    """A number with three figures and the prefix of its unit, as ``35.2 M``."""
     for prefix in ("", "k", "M", "G", "T"):
         if abs(number) < 999.5:
             return f"{number:.3g} {prefix}"
