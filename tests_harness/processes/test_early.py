@@ -117,9 +117,13 @@ def test_launchers_start_their_own(
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **_: begun.append(args))
     monkeypatch.setattr(early, "started", {})
     monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.delitem(sys.modules, "torch")
     early.start("train", 1)
-    assert len(begun) == 1
+    assert begun == [([sys.executable, str(ROOT / "train.py")],)]
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", sys.__spec__)  # python -m
+    early.start("train", 1)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     early.start("train", 1)

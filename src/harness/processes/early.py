@@ -26,11 +26,12 @@ def start(task: str, num_further: int) -> None:
         task: the command.
         num_further: how many that are.
     """
-    is_command = Path(sys.argv[0]).stem == task and "torch" not in sys.modules
+    is_script = Path(sys.argv[0]).stem == task and sys.modules["__main__"].__spec__ is None
+    is_command = is_script and "torch" not in sys.modules
     is_first = launcher().name == "python" and "LOCAL_RANK" not in os.environ
     for local_rank in map(str, range(1, num_further + 1 if is_command and is_first else 1)):
         started[local_rank] = subprocess.Popen(
-            [sys.executable, *sys.orig_argv[1:]],
+            [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]],  # as Lightning does
             env=os.environ | {"LOCAL_RANK": local_rank, WAITS: "1"},
             stdin=subprocess.PIPE,
         )
