@@ -17,6 +17,7 @@ import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
 from harness.loggers import metrics_table
+from harness.loggers.mirror import Mirror
 from tests_harness.conftest import ROOT, command
 
 TRACKERS = ("wandb", "mlflow", "trackio")
@@ -38,7 +39,14 @@ each = pytest.mark.parametrize(
 
 
 class Kill(pl.Callback):
-    """Kill the process, as the system does, after the step that the environment names."""
+    """Kill the process, as the system does, after the step that the environment names.
+
+    Or, at step -2, when the training and its test are over and the trackers are to be closed.
+    """
+
+    def setup(self, *_: Any, **__: Any) -> None:
+        if os.environ.get("KILL_AT") == "-2":
+            Mirror.close = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step == int(os.environ.get("KILL_AT", -1)):
@@ -50,7 +58,7 @@ def start(out: Path, *words: str, kill_at: int = -1) -> None:
     logger = f"logger=[{','.join(INSTALLED)}]"
     environment = {"KILL_AT": str(kill_at), "PYTHONPATH": str(ROOT)}
     done = command("train.py", *WORDS, logger, f"output_dir={out}", *words, environment=environment)
-    assert done.returncode == (0 if kill_at < 0 else -signal.SIGKILL), done.stderr
+    assert done.returncode == (0 if kill_at == -1 else -signal.SIGKILL), done.stderr
     assert "has failed, and the run goes on" not in done.stderr
 
 
@@ -176,6 +184,18 @@ def test_twenty_kills_at_any_moment_leave_one_run(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     start(tmp_path, "trainer.max_epochs=40")
+    for tracker in INSTALLED:
+        known = read(tracker, tmp_path)
+        assert known["num_runs"] == 1, tracker
+        assert known["points"] == points(folder_of(tmp_path)), tracker
+
+
+@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
+def test_run_that_is_killed_while_its_trackers_open_goes_on(tmp_path: Path) -> None:
+    """Its training is over by then, and what it has learnt is in no tracker yet."""
+    start(tmp_path, kill_at=-2)
+    assert not (folder_of(tmp_path) / "results.json").exists()
+    start(tmp_path)
     for tracker in INSTALLED:
         known = read(tracker, tmp_path)
         assert known["num_runs"] == 1, tracker

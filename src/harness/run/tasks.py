@@ -261,8 +261,8 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         for name in (name for name, value in metrics.items() if not math.isfinite(value)):
             log.warning("%s is %s.", name, metrics[name])
         log_hyperparameters(trainer, cfg, metrics)
+        trackers = close_mirrors(trainer.loggers)  # before: a run with results never goes on
         write_json(Path(cfg.run_dir, "results.json"), json.dumps(metrics, indent=2) + "\n")
-        trackers = close_mirrors(trainer.loggers)
         has_test = not loaders.no_test(
             trainer.lightning_module, getattr(trainer, "datamodule", None)
         )
