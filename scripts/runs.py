@@ -60,7 +60,7 @@ def _answer(options: argparse.Namespace) -> bool:
             tables.print_one(runs[0], form)
         return True
     found = comparing.chosen(runs, options.filter)
-    if options.filter and found:
+    if options.filter and (found or options.what != "report"):
         print(f"{len(found)} of {len(runs)} runs match.", file=sys.stderr)
     runs = found
     if options.what == "report":

@@ -34,8 +34,10 @@ def read(run_dir: Path) -> dict[str, Any]:
     """What was noted; empty where nothing was, or what was is damaged."""
     with suppress(OSError, ValueError):
         found = json.loads((run_dir / FILE).read_bytes())
-        if isinstance(found, dict):
-            return found
+        starts = found.get("starts", []) if isinstance(found, dict) else None
+        is_list = isinstance(starts, list) and all(isinstance(one, dict) for one in starts)
+        if is_list and isinstance(found.get("seconds", 0), (int, float)):
+            return dict(found)
     return {}
 
 

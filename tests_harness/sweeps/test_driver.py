@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from harness import record
+from harness.sweeps.driver import Driver
 from harness.sweeps.jobs import Job, grid
+from harness.sweeps.slots import Needs, Slots
+from harness.sweeps.view import View
 from tests_harness.conftest import ROOT
 from tests_harness.machine.fake_nvml import FakeGpu, write_fake
 
@@ -200,6 +204,32 @@ def test_first_ctrl_c_saves_and_starts_no_more(tmp_path: Path) -> None:
         "stopped",
         "waiting",
     ]
+
+
+def test_ctrl_c_while_a_job_is_started_reaches_it(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+    def needs_of(words: list[str]) -> tuple[Needs, list[str]]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Needs(), words
+
+    jobs = grid(tmp_path, [["seed=1"], ["seed=2"]], retries_failed=False)
+    driver = Driver(jobs, Slots(2), program, needs_of, View([], 2))
+    assert driver.run() == signal.SIGINT
+    assert driver.num_asked == 1
+    assert not (tmp_path / "1").exists()
+
+
+def test_job_of_which_a_rank_has_died_goes_on(tmp_path: Path) -> None:
+    """Its first process leaves with status 1, and has noted no end."""
+    job = grid(tmp_path, [["seed=1"]], retries_failed=False).known[0]
+    job.folder.mkdir()
+    record.note(job.folder, status=None, starts=[{}])
+    program = [sys.executable, "-c", "raise SystemExit(1)"]
+    jobs = grid(tmp_path, [["seed=1"]], retries_failed=False)
+    driver = Driver(jobs, Slots(1), program, lambda words: (Needs(), words), View([], 1))
+    assert driver.run() == 0
+    assert job.status == "stopped"
 
 
 def test_second_ctrl_c_leaves(tmp_path: Path) -> None:

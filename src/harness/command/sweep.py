@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
         return False
     cfg = command.cfg
     check(command)
+    if is_optuna(command):
+        check_choices(overrides)
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
     parent = Path(cfg.output_dir, "sweeps", name_of(command))
     with run_folder.choosing(parent):
@@ -86,6 +89,25 @@ def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
     with run_folder.locked(folder):
         drive(folder, command, overrides, words, program)
     return True
+
+
+def check_choices(overrides: Sequence[Override]) -> None:
+    """Refuse a study that Optuna cannot choose for, before it has a folder.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    from harness.sweeps import study
+
+    varied = [override for override in overrides if override.is_sweep_override()]
+    if not varied:
+        raise UserError(
+            "sweep=optuna has nothing to choose: every job would be the same.\n"
+            'Add values, such as "model.optimizer.lr=tag(log,interval(1e-4,1e-1))".'
+        )
+    if find_spec("optuna"):  # else it is told where the study is opened
+        for override in varied:
+            study.distribution(override)
 
 
 def drive(
@@ -114,7 +136,7 @@ def drive(
     if signum or not is_whole:
         failed = any(job.status == "failed" for job in jobs.known)
         retry = " sweep.retry_failed=true" if failed else ""
-        print(f"Go on with: python {typed(program)} -m resume={shown(folder)}{retry}")
+        print(f"Go on with: python {typed(program)} -m resume={shlex.quote(shown(folder))}{retry}")
         sys.exit(128 + signum if signum else 1)
     if "data.fold" in varied:
         join_folds(folder, command.conf)

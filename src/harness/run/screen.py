@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
@@ -82,15 +83,19 @@ def show_end(
         rows["work"] = seen["work"]
     rows["results"] = shown(run_dir / "results.json")
     if (run_dir / "tensorboard").exists():
-        rows["learning curves"] = f"{_program('tensorboard')} --logdir {shown(run_dir.parent)}"
+        rows["learning curves"] = (
+            f"{_program('tensorboard')} --logdir {quote(shown(run_dir.parent))}"
+        )
     rows |= trackers
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
         rows["best checkpoint"] = shown(checkpoint)
         if has_test:
-            rows["test again"] = f"{_program('python')} evaluate.py checkpoint={shown(checkpoint)}"
+            rows["test again"] = (
+                f"{_program('python')} evaluate.py checkpoint={quote(shown(checkpoint))}"
+            )
         convert = f"{_program('python')} scripts/convert_checkpoint.py"
-        rows["weights only"] = f"{convert} {shown(checkpoint)}"
+        rows["weights only"] = f"{convert} {quote(shown(checkpoint))}"
     _print_table(rows)
 
 

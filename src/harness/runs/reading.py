@@ -231,7 +231,8 @@ def read(folder: Path) -> RunFiles:
     results: dict[str, float] = {}
     with suppress(OSError, ValueError):
         found = json.loads((folder / RESULTS).read_bytes())
-        results = {k: v for k, v in found.items() if isinstance(v, (int, float))}
+        if isinstance(found, dict):
+            results = {k: v for k, v in found.items() if isinstance(v, (int, float))}
     return RunFiles(folder, config, results, record.read(folder), damage)
 
 
@@ -257,7 +258,11 @@ def read_table(path: Path) -> "polars.DataFrame":
 
     try:
         found = polars.read_csv(
-            path, infer_schema=False, truncate_ragged_lines=True, encoding="utf8-lossy"
+            path,
+            infer_schema=False,
+            truncate_ragged_lines=True,
+            encoding="utf8-lossy",
+            glob=False,  # a folder may be called lr[0.1]
         )
     except (OSError, polars.exceptions.PolarsError):  # none, or nothing is in it yet
         found = polars.DataFrame()

@@ -80,7 +80,7 @@ def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "ta
     if not found:
         raise UserError(f"None of {len(runs)} runs has a value of {key}.")
     settings = [n for n in differing(runs) if n.rpartition(".")[2] != "seed"]
-    rows = [_row(group, settings) for group in found]
+    rows = [_row(group, settings, is_max) for group in found]
     if form != "table":
         return write(rows, form)
     names = list(rows[0]) if len(settings) <= MOST_SETTINGS else list(rows[0])[:-1][:12]
@@ -93,12 +93,13 @@ def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "ta
     return None
 
 
-def _row(group: Group, settings: Sequence[str]) -> dict[str, Any]:
+def _row(group: Group, settings: Sequence[str], is_max: bool) -> dict[str, Any]:
     first = group.runs[0]
     row: dict[str, Any] = {group.key: group.mean, "± 95 %": group.interval}
     row["seeds"] = len(group.runs)
     row |= {name: first.settings.get(name) for name in settings}
-    return row | {"best run": str(first.folder)}
+    best = (max if is_max else min)(group.runs, key=lambda run: value_of(run, group.key))
+    return row | {"best run": str(best.folder)}
 
 
 def print_difference(one: RunFiles, two: RunFiles, form: str = "table") -> None:

@@ -97,7 +97,7 @@ class Driver:
 
     def _fill(self) -> None:
         """Start jobs while there is room."""
-        while self.slots.free and (job := self.refused or self.jobs.next()):
+        while not self.signal and self.slots.free and (job := self.refused or self.jobs.next()):
             self.refused = None
             job.folder.mkdir(exist_ok=True)
             log = job.folder / SCREEN
@@ -112,6 +112,9 @@ class Driver:
                 return
             self.running.append(Running(job, *started, size))
             self.view.started(job)
+            if self.signal:  # which came while it was started
+                self.num_asked += 1
+                self.running[-1].process.send_signal(self.signal)
 
     def _end(self, done: Running) -> None:
         """Take note of how a job has ended."""
@@ -119,6 +122,8 @@ class Driver:
         self.slots.free |= done.shares
         job, code = done.job, done.process.returncode
         is_cut_off = code < 0 or code - 128 in (*leaving.ASKED_TO_LEAVE, signal.SIGKILL)
+        noted = record.read(job.folder)  # without an end where another rank has died
+        is_cut_off |= bool(noted.get("starts")) and noted.get("status") is None
         if done.verdict and job.status != "finished":
             record.note(job.folder, status="pruned", reason=done.verdict)
         elif code and not is_cut_off and job.status != "failed":
