@@ -210,3 +210,32 @@ def test_logged_value_follows_to_another_device() -> None:
     assert step_overhead.move(metric, torch.device("cpu")).value.device.type == "cpu"
     step_overhead.move(metric, torch.device("meta"))
     assert {metric.value.device.type, metric._defaults["value"].device.type} == {"meta"}
+
+
+def test_callback_that_gets_a_hook_is_called_from_the_next_epoch(tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Growing(pl.Callback):
+        def on_train_epoch_end(self, *_: Any) -> None:
+            self.on_train_batch_end = lambda *_: calls.append("grown")
+
+    class Adding(pl.Callback):  # which takes its place in the middle of an epoch
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+            if (trainer.current_epoch, index) == (1, 3):
+                trainer.callbacks.append(SomeHooks(calls))
+
+    trainer = pl.Trainer(
+        max_epochs=2,
+        limit_train_batches=5,
+        limit_val_batches=0,
+        callbacks=[Growing(), Adding()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=tmp_path,
+    )
+    step_overhead.skip_empty_hooks(trainer)
+    trainer.fit(BoringModel())
+    names = [one if one == "grown" else one[0] for one in calls]
+    assert names == ["grown"] * 3 + ["grown", "some"] * 2
+    assert not step_overhead.known  # nothing of a run is kept

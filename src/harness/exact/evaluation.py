@@ -15,6 +15,7 @@ from harness.errors import UserError
 from harness.exact.collected import CollectedLists, gathers_itself
 from harness.exact.gathering import Gathering
 from harness.exact.global_batches import check_same_batches, shares_of
+from harness.exact.metric_states import StatesTogether
 from harness.processes.agreement import gather
 from harness.upstream import logged_values
 
@@ -60,18 +61,23 @@ class ExactEvaluation(pl.Callback):
         self.group: Any = None  # of the processes, for what is on the host
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Look at logged values before they are computed."""
+        """Look at logged values before they are computed, and gather metrics' states at once."""
         if trainer.world_size > 1:
             # It is made so, or refused.
             warnings.filterwarnings("ignore", "It is recommended to use .self.log.*sync_dist=True")
             logged_values.at_end_of_values(trainer, partial(self._complete, trainer))
             self.gathering = Gathering(trainer)
+            for metric in metrics_of(pl_module):
+                metric.dist_sync_fn = metric.dist_sync_fn or StatesTogether(metric)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the strategy as it was."""
         if self.gathering is not None:
             self.gathering.remove()
             self.gathering = None
+        for metric in metrics_of(pl_module):
+            if isinstance(metric.dist_sync_fn, StatesTogether):
+                metric.dist_sync_fn = None
 
     def on_train_batch_start(
         self,

@@ -269,13 +269,14 @@ def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
     Raises:
         UserError: in every process.
     """
-    for sampler in sharing:
-        if isinstance(sampler, SharedBatchSampler) and sampler.num_ranks > 1:
-            last = -1 if sampler.in_turn else sampler.num_in_rounds
-            mine = [*sampler.sums[1:2], sampler.sums[last]]
-            if any(other != mine for other in gather(trainer, mine)):
-                raise UserError(
-                    f"{sampler.name} draws other batches in each process, which would share "
-                    "nothing.\nLet it draw from torch's, NumPy's or Python's generator, and the "
-                    "same in all processes: the harness shares its batches."
-                )
+    several = [s for s in sharing if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
+    lasts = [-1 if sampler.in_turn else sampler.num_in_rounds for sampler in several]
+    mine = [[*s.sums[1:2], s.sums[last]] for s, last in zip(several, lasts, strict=True)]
+    everyone = gather(trainer, mine) if several else []
+    for i, sampler in enumerate(several):
+        if any(other[i] != mine[i] for other in everyone):
+            raise UserError(
+                f"{sampler.name} draws other batches in each process, which would share "
+                "nothing.\nLet it draw from torch's, NumPy's or Python's generator, and the "
+                "same in all processes: the harness shares its batches."
+            )

@@ -14,6 +14,7 @@ from harness.data.measuring import RECEIVING_SECONDS, WatchedLoader
 from harness.data.shared_batches import SharedBatchSampler
 from harness.loggers.metrics_table import MetricsTable
 from harness.machine.limits import usable_cores
+from harness.processes.agreement import gather
 from harness.upstream import versions
 from harness.upstream.resume_counters import num_steps_logged
 from harness.upstream.step_flops import StepFlops
@@ -208,10 +209,8 @@ def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
     """What the process spent that waited longest for data; all of them call it."""
     if trainer.world_size == 1:
         return spent
-    mine = torch.tensor([getattr(spent, name) for name in PARTS]).to(trainer.strategy.root_device)
-    everyone = trainer.strategy.all_gather(mine)  # (ranks, 4)
-    data, transfer, compute, between = everyone[everyone[:, 0].argmax()].tolist()
-    return Spent(data, transfer, compute, between, spent.num_steps, spent.num_samples)
+    everyone: list[Spent] = gather(trainer, spent)
+    return max(everyone, key=lambda one: one.data)
 
 
 def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = False) -> str:

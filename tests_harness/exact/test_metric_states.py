@@ -1,0 +1,129 @@
+"""States of metrics gathered at once, beside what torchmetrics gathers, in two processes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing import spawn
+from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import BinaryAUROC, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics.regression import PearsonCorrCoef
+
+from harness import Mean
+from harness.exact.metric_states import StatesTogether
+from harness.processes.agreement import gather
+
+
+class Odd(Metric):
+    """States that are awkward to pack: empty, of few bytes, of other shapes than at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("flag", torch.tensor(False), dist_reduce_fx="max")
+        self.add_state("half", torch.zeros(3, dtype=torch.bfloat16), dist_reduce_fx="sum")
+        self.add_state("none", torch.zeros(0, 2), dist_reduce_fx=None)
+        self.add_state("grows", torch.zeros(1), dist_reduce_fx=None)
+        self.add_state("rows", torch.zeros(4, 2).t(), dist_reduce_fx="mean")  # not contiguous
+
+    def update(self, values: Tensor) -> None:
+        self.flag |= values.sum() > 0
+        self.half += values[:3].to(torch.bfloat16)
+        self.grows = torch.cat([self.grows, values[:2]])
+        self.rows = self.rows + values[0]
+
+    def compute(self) -> Any:
+        return self.flag, self.half, self.none, [*self.grows], self.rows
+
+
+def metrics() -> dict[str, Any]:
+    return {
+        "mean": Mean(),
+        "mean_of_torchmetrics": MeanMetric(),
+        "max": MaxMetric(),
+        "cat": CatMetric(),
+        "odd": Odd(),
+        "auroc": BinaryAUROC(),  # keeps a list of every prediction
+        "pearson": PearsonCorrCoef(),
+        "large": MulticlassConfusionMatrix(40),  # more than what is gathered at once
+        "group": MetricCollection({"f1": MulticlassF1Score(5), "macro": MulticlassF1Score(5)}),
+    }
+
+
+def updated(metric: Any, name: str, generator: torch.Generator) -> None:
+    values = torch.rand(6, generator=generator) - 0.3
+    match name:
+        case "mean" | "mean_of_torchmetrics":
+            metric.update(values[0], float(values[1] + 1))
+        case "auroc":
+            metric.update(values.abs(), values > 0)
+        case "pearson":
+            metric.update(values, values.roll(1) ** 2)
+        case "large":
+            metric.update((values * 50).long() % 40, (values * 30).long() % 40)
+        case "group":
+            metric.update((values * 50).long() % 5, (values * 30).long() % 5)
+        case _:
+            metric.update(values)
+
+
+def bits(value: Any) -> str:
+    return repr(
+        [bits(one) for one in (value.values() if isinstance(value, dict) else value)]
+        if isinstance(value, (list, tuple, dict))
+        else (value.dtype, value.tolist())
+    )
+
+
+def counting(counted: dict[str, int], name: str) -> Any:
+    operation = getattr(dist, name)
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        counted[name] += 1
+        return operation(*args, **kwargs)
+
+    return count
+
+
+def compare(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    counted = {"all_gather": 0, "barrier": 0}
+    for name in counted:
+        setattr(dist, name, counting(counted, name))
+    for name, theirs in metrics().items():
+        ours = metrics()[name]
+        for metric in ours.values() if name == "group" else [ours]:
+            metric.dist_sync_fn = StatesTogether(metric)
+        results, operations = [], []
+        for metric in theirs, ours:
+            generator = torch.Generator().manual_seed(rank)
+            before = sum(counted.values())
+            for _ in range(3):  # what was gathered once must not be taken for what came later
+                for _ in range(1 if name == "odd" else 1 + 2 * rank):
+                    updated(metric, name, generator)
+                results.append(bits(metric.compute()))
+            operations.append(sum(counted.values()) - before)
+        assert results[:3] == results[3:], name
+        assert len({*results[:3]}) > 1, name  # which was looked at
+        if name not in ("cat", "auroc"):
+            num_metrics, sizes = (2 if name == "group" else 1), (2 if name == "large" else 1)
+            assert operations[1] == 3 * num_metrics * sizes < operations[0], (name, operations)
+    uneven = Odd()
+    uneven.dist_sync_fn = StatesTogether(uneven)
+    for _ in range(1 + rank):
+        updated(uneven, "odd", torch.Generator())
+    with pytest.raises(RuntimeError, match="equal size"):  # as torchmetrics says
+        uneven.compute()
+    trainer: Any = SimpleNamespace(world_size=2)
+    for size in 0, 1, 4000, 4096, 5000, 100_000:
+        mine = [rank, b"x" * (size if rank else 7)]
+        assert gather(trainer, mine) == [[0, b"x" * 7], [1, b"x" * size]], size
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_results_are_those_of_torchmetrics_in_fewer_operations(tmp_path: Path) -> None:
+    spawn(compare, (str(tmp_path),), nprocs=2)
