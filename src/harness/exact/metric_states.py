@@ -27,7 +27,7 @@ class StatesTogether:
         """Every process's value of a state, by rank; asked for one state after another."""
         for i, (own, values) in enumerate(self.gathered):
             if own is state:
-                del self.gathered[i]  # it may have changed when it is asked for again
+                del self.gathered[i]  # asked for once in each synchronisation
                 return values
         states = [one for one in self.metric.metric_state.values() if isinstance(one, Tensor)]
         is_one = any(one is state for one in states)  # and not of a list, which has any length
