@@ -15,7 +15,7 @@ from harness.run.targets import HYDRA_KEYS
 from harness.schemas.signatures import DEFAULTS, OBJECT, REFERENCE, Schema, of_target
 
 FOLDER = ".schemas"
-HEAD = {"$schema": "http://json-schema.org/draft-07/schema#"}
+HEAD: Schema = {"$schema": "http://json-schema.org/draft-07/schema#"}
 # What an owner may choose beside the targets that conf/ has.
 OFFERED = ("torch.optim", "torch.optim.lr_scheduler", "pytorch_lightning.callbacks")
 NAMED = ("callbacks", "logger")  # objects below names that are free
@@ -93,12 +93,12 @@ def schemas(conf: Path) -> tuple[dict[str, Schema], list[str]]:
     ]
     targets = {"anyOf": [{"enum": [*made]}, {"type": "string"}]}
     anything = {"properties": {"_target_": targets}, "allOf": cases}
-    definitions: Schema = {**known, "object": anything, "defaults": _defaults(conf, [*texts])}
+    definitions = {**known, "object": anything, "defaults": _defaults(conf, [*texts])}
     found = {
         f"{file}.json": {**HEAD, "anyOf": [{"$ref": f"conf.json#{p}"} for p in sorted(pointers)]}
         for file, pointers in places.items()
     }
-    found["conf.json"] = {**HEAD, **whole, "definitions": definitions}
+    found["conf.json"] = HEAD | whole | {"definitions": definitions}
     return found, [target for target, schema in made.items() if schema is None]
 
 
@@ -148,15 +148,15 @@ def _schema(node: Node, path: str, known: dict[str, Schema], is_argument: bool =
 
 def _without_target(targets: set[str], keys: dict[str, Schema], known: dict[str, Schema]) -> Schema:
     properties: dict[str, Schema] = {}
-    for target in sorted(targets):
-        schema = known.get(target, {"properties": {}, "additionalProperties": True})
-        takes = schema["properties"].keys()
-        for name in sorted({*takes, *keys}) if schema["additionalProperties"] else takes:
-            texts = {"description": keys.get(name, {}).get("description", "")}
-            one = properties.setdefault(name, {**texts, "anyOf": []})
-            pointer = f"#/definitions/{target}/properties/{name}"
-            one["anyOf"].append({"$ref": pointer} if name in takes else {})
-    return {"properties": properties, "additionalProperties": False}
+    schemas_of = {target: known.get(target, {"additionalProperties": True}) for target in targets}
+    for target, schema in sorted(schemas_of.items()):
+        for name in schema.get("properties", ()):
+            one = properties.setdefault(name, {"anyOf": []})
+            one["anyOf"].append({"$ref": f"#/definitions/{target}/properties/{name}"})
+    is_open = any(schema["additionalProperties"] for schema in schemas_of.values())
+    for name in keys if is_open else properties.keys() & keys:
+        properties.setdefault(name, {})["description"] = keys[name].get("description", "")
+    return {"properties": dict(sorted(properties.items())), "additionalProperties": False}
 
 
 def _defaults(conf: Path, paths: list[Path]) -> Schema:
