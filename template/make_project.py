@@ -44,7 +44,7 @@ OTHER_MODULES = {
     *("PIL", "absl", "antlr4", "attr", "dateutil", "example", "functorch", "google", "grpc"),
     *("hydra", "hydra_plugins", "isympy", "lightning_fabric", "markdown_it", "mpl_toolkits"),
     *("mypyc", "py", "pydevd_plugins", "pylab", "pynvml", "sklearn", "torchgen", "xdist", "yaml"),
-    *("pip", "setuptools", "pkg_resources", "wheel"),
+    *("rpds", "pip", "setuptools", "pkg_resources", "wheel"),
 }
 
 
