@@ -44,9 +44,9 @@ def test_nothing_of_the_template_is_left(project: Path) -> None:
     left_out = [path for path in (*LEFT_OUT, "tests_harness") if path not in written]
     assert [path for path in there if path.startswith(tuple(left_out))] == []
     # What is left of the package's name is the word: [project], "the project", "of this project",
-    # and a tracker's setting, project: ${name}.
+    # a tracker's setting, project: ${name}, and uv's --no-emit-project.
     the_word = re.compile(
-        rf"(?<!-emit-)(?<!this )(?<!the )(?<!a )(?<!\[)(?<!_)\b{PACKAGE}(?!_cache|[a-z']|: \$)",
+        rf"(?<!this )(?<!the )(?<!a )(?<!\[)(?<!_)(?<!-emit-)\b{PACKAGE}(?!_cache|[a-z']|: \$)",
         re.I,
     )
     for path, file in there.items():
