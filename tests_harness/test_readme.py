@@ -46,7 +46,7 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
     line = re.sub(r"^(uv run (--no-sync )?|\.venv/bin/)", "", line)
     line = re.sub(r"outputs/\w+/<run>", str(finished_run), line)
     line = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", line)
-    line = re.sub(r"\bmodel=linear\b", "data=synthetic model=mlp", line)
+    line = re.sub(r"\bmodel=(linear|mine)\b", "data=synthetic model=mlp", line)
     # The run that stands for the reader's has no such file to predict on.
     line = re.sub(r" data\.predict_\w+=\S+", "", line)
     words = shlex.split(line)
