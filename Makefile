@@ -2,11 +2,19 @@
 # make check   set up if needed, run the linters and the type checker
 # make test    make check, and run the tests                make test ARGS="-k resume"
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
+# uv, where there is one, installs the same versions faster; make UV= leaves it out.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+UV ?= $(shell command -v uv 2> /dev/null)
+ifneq ($(UV),)
+NEW_VENV := $(UV) venv --quiet --seed --clear --python $(PYTHON)
+INSTALL := $(UV) pip install --python $(BIN)/python
+else
+NEW_VENV := $(PYTHON) -m venv --clear
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install
+endif
 
 # A stamp file is newer than what it was made from, so a second call installs nothing.
 INSTALLED := $(VENV)/installed
@@ -40,28 +48,29 @@ test: check
 -include benchmarks/bench.mk  # make bench
 -include tests_harness/packages/packages.mk  # make packages
 
-# The new lock takes its place only after the tests have passed with it. Platform parts of torch
-# (CUDA libraries, "+cpu") are left to the platform that installs.
+# The new lock takes its place only after the tests have passed with it. It has the versions for
+# every system; platform parts of torch (CUDA libraries) are left to the one that installs.
 lock:
-	rm -rf build/lock
+	rm -rf build/lock build/requirements.lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --upgrade-strategy eager -e .[test]
-	build/lock/bin/pip freeze --exclude-editable \
-	    | sed 's/+cpu//; /^\(nvidia-[^m]\|cuda-\|triton\)/d' > build/requirements.lock
+	build/lock/bin/pip install "uv>=0.9,<1"
+	build/lock/bin/uv pip compile --universal --quiet --upgrade --extra test --no-header --no-annotate \
+	    pyproject.toml | sed '/^\(nvidia-[^m]\|cuda-\|triton\|setuptools\)/d' > build/requirements.lock
+	build/lock/bin/pip install -c build/requirements.lock -e .[test]
 	touch build/lock/made build/lock/installed build/lock/installed-test
 	$(MAKE) test VENV=build/lock
 	mv build/requirements.lock requirements.lock
 
 # Some systems leave a broken environment behind where venv is half installed: start it anew.
 $(VENV)/made:
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed for the locked versions: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 10) else 0'
+	$(NEW_VENV) $(VENV)
 	touch $@
 
 $(INSTALLED): $(VENV)/made pyproject.toml requirements.lock
-	$(PIP) install -c requirements.lock -e .
+	$(INSTALL) -c requirements.lock -e .
 	touch $@
 
 $(TEST_INSTALLED): $(VENV)/made pyproject.toml requirements.lock
-	$(PIP) install -c requirements.lock -e .[test]
+	$(INSTALL) -c requirements.lock -e .[test]
 	touch $(INSTALLED) $@

@@ -25,24 +25,26 @@ PACKAGE = "project"  # its name in this repository
 # What no project gets: that of the template itself, and what is written anew below.
 LEFT_OUT = (
     *("template", "copier.yml", "tests_harness/template", "tests_harness/test_readme.py"),
-    *("benchmarks", "tests_harness/test_benchmarks.py"),
+    *(".github/ISSUE_TEMPLATE", ".github/pull_request_template.md"),
+    *("benchmarks", "tests_harness/test_benchmarks.py", "tests_harness/test_release.py"),
     *("tests_harness/packages", "docs/public_modules.md"),
     *("docs/performance.md", "docs/terminal.py", "docs/terminal.svg"),
-    *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE"),
+    *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "README.md", "LICENSE"),
+    ".schemas",  # a project makes its own
 )
 HARNESS_TESTS = "tests_harness"
 # An example's files carry its name, and no other file needs them: digits_mlp.yaml, test_digits.py.
 EXAMPLES = ("digits", "contrastive")
 # The files that may name the package.
 ROOMS = (f"src/{PACKAGE}/", "tests/", f"{HARNESS_TESTS}/", "conf/", "scripts/")
-ENTRIES = ("train.py", "evaluate.py", "predict.py", "pyproject.toml")
+ENTRIES = ("train.py", "evaluate.py", "predict.py", "pyproject.toml", "AGENTS.md")
 LICENSES = sorted(path.stem for path in (ROOT / "template" / "licenses").glob("*.txt"))
 # Modules of locked distributions that have other names than these; a test looks at them.
 OTHER_MODULES = {
     *("PIL", "absl", "antlr4", "attr", "dateutil", "example", "functorch", "google", "grpc"),
     *("hydra", "hydra_plugins", "isympy", "lightning_fabric", "markdown_it", "mpl_toolkits"),
     *("mypyc", "py", "pydevd_plugins", "pylab", "pynvml", "sklearn", "torchgen", "xdist", "yaml"),
-    *("pip", "setuptools", "pkg_resources", "wheel"),
+    *("rpds", "pip", "setuptools", "pkg_resources", "wheel"),
 }
 
 
@@ -187,6 +189,7 @@ def with_answers(files: Files, answers: argparse.Namespace) -> Files:
     pyproject, quoted = files["pyproject.toml"].data.decode(), json.dumps
     values = {
         "name": [f"name = {quoted(answers.name)}"],
+        "version": ['version = "0.1.0"'],
         "description": [
             f"description = {quoted(answers.description or answers.name, ensure_ascii=False)}"
         ],

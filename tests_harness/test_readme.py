@@ -12,11 +12,12 @@ from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += [ROOT / "template" / "README.md"]
+PAGES += [ROOT / "template" / "README.md", ROOT / "AGENTS.md"]
 # Commands whose work is what the suite itself is run by.
 SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
     *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "tensorboard --logdir"),
+    *("docker", "uv venv", ".venv/bin/python -m pytest"),
 )
 # Commands for machines of a cluster; tests_harness/cluster starts the like of them.
 CLUSTER = ("srun", "sbatch", "NODE_RANK=")
@@ -42,9 +43,10 @@ def test_shown_command_works(line: str, finished_run: Path) -> None:
         pytest.skip("part of setting up, or of a cluster")
     if inner := re.match(r'eval "\$\((.*)\)"', line):
         line = inner[1]
+    line = re.sub(r"^(uv run --no-sync |\.venv/bin/)", "", line)
     line = re.sub(r"outputs/\w+/<run>", str(finished_run), line)
     line = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", line)
-    line = re.sub(r"\bmodel=linear\b", "data=synthetic model=mlp", line)
+    line = re.sub(r"\bmodel=(linear|mine)\b", "data=synthetic model=mlp", line)
     # The run that stands for the reader's has no such file to predict on.
     line = re.sub(r" data\.predict_\w+=\S+", "", line)
     words = shlex.split(line)

@@ -25,7 +25,7 @@ def test_the_harness_goes_over_as_it_is(project: Path) -> None:
     """So do documentation and tools: an update merges them without a question."""
     here, there = read(ROOT), read(project)
     for room in ("src/harness/", "docs/", ".ci/", ".github/"):
-        names = [path for path in here if path.startswith(room) and path not in LEFT_OUT]
+        names = [path for path in here if path.startswith(room) and not path.startswith(LEFT_OUT)]
         assert names
         assert [path for path in names if there.get(path) != here[path]] == []
         pattern = package_pattern(here)
@@ -87,6 +87,8 @@ def test_project_has_the_answers_and_a_commit(project: Path) -> None:
         'license = "MIT"',
     ):
         assert f"\n{line}\n" in pyproject
+    assert 'version = "0.1.0"' in pyproject  # whichever the template's is
+    assert "`src/zebra_study_2/`: models" in (project / "AGENTS.md").read_text()
     assert succeed(project, "git", "status", "--porcelain") == ""
     assert len(succeed(project, "git", "log", "--oneline").splitlines()) == 1
     assert read(project)[".ci/run"].mode & 0o111

@@ -1,0 +1,1 @@
+"""JSON schemas of conf/: what an editor completes, explains and underlines keys with."""

@@ -1,0 +1,91 @@
+"""The schema of what a ``_target_`` takes: from its signature, its hints and its docstring."""
+
+import inspect
+import os
+import pydoc
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from harness.run.targets import HYDRA_KEYS
+
+Schema = dict[str, Any]
+
+# A value that is known later: an interpolation, the command line's, what the data teaches.
+REFERENCE: Schema = {"type": "string", "pattern": r"\$\{|^\?\?\?$|^from_data\."}
+OBJECT: Schema = {"$ref": "#/definitions/object"}  # a mapping, whose _target_ says its keys
+DEFAULTS: Schema = {"$ref": "#/definitions/defaults"}  # the choices at the head of a file
+PLAIN = {NoneType: "null", bool: "boolean", int: "integer", float: "number", str: "string"}
+ARRAYS = (list, tuple, set, Collection, Iterable, Sequence)
+# The entries of "Args:" in Google's style, below which their further lines are indented deeper.
+SECTION = re.compile(r"^(?:Args|Arguments):\s*\n((?:[ \t]+.*\n|\s*\n)+)", re.MULTILINE)
+ENTRY = re.compile(r"^(\w+)(?: ?\(.*?\))?:\s*(.*\n(?:[ \t]+.*\n|\s*\n)*)", re.MULTILINE)
+
+
+def of_target(target: str) -> Schema | None:
+    """The schema of a mapping with this target, or ``None`` where it cannot be imported.
+
+    It is closed where no ``**kwargs`` takes more than what is named.
+    """
+    try:
+        called: Any = pydoc.locate(target)
+    except pydoc.ErrorDuringImport:
+        return None
+    if called is None:
+        return None
+    made = called.__init__ if inspect.isclass(called) else called
+    try:
+        parameters, hints = {**inspect.signature(called).parameters}, {}
+        hints = get_type_hints(inspect.unwrap(made))
+    except (NameError, TypeError, ValueError):  # hints for a type checker alone, or written in C
+        parameters = parameters if "parameters" in locals() else {}
+    texts = {**_described(inspect.getdoc(called)), **_described(inspect.getdoc(made))}
+    properties: dict[str, Schema] = {key: {} for key in sorted(HYDRA_KEYS)} | {"defaults": DEFAULTS}
+    is_open = not parameters
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            is_open |= parameter.kind is parameter.VAR_KEYWORD
+            continue
+        properties[name] = or_reference(of_hint(hints.get(name, Any)))
+        if name in texts:
+            properties[name]["description"] = texts[name]
+        if isinstance(parameter.default, bool | int | float | str):
+            properties[name]["default"] = parameter.default
+    return {"properties": properties, "additionalProperties": is_open}
+
+
+def of_hint(hint: Any) -> Schema:
+    """The schema of the values that a type hint takes; ``{}`` takes any."""
+    arguments = get_args(hint)
+    kind = get_origin(hint) or hint
+    if kind is Annotated:
+        return of_hint(arguments[0])
+    if kind is Literal:
+        return {"enum": [*arguments]}
+    if kind in (Union, UnionType):
+        choices = [of_hint(argument) for argument in arguments]
+        return {"anyOf": choices} if all(choices) else {}
+    if kind in ARRAYS:
+        is_uniform = len(arguments) == 1 or arguments[1:] == (...,)
+        return {"type": "array", "items": or_reference(of_hint(arguments[0])) if is_uniform else {}}
+    if kind in PLAIN:
+        return {"type": PLAIN[kind]}
+    if not isinstance(kind, type) or kind is object:
+        return {}
+    if issubclass(kind, Mapping):
+        return {"type": "object"}
+    return {"type": "string"} if issubclass(kind, os.PathLike) else dict(OBJECT)
+
+
+def or_reference(schema: Schema) -> Schema:
+    """The same, or a value that is known later."""
+    return {"anyOf": [*schema.get("anyOf", [schema]), REFERENCE]} if schema else {}
+
+
+def _described(docstring: str | None) -> dict[str, str]:
+    """What a docstring says of each argument, in one line."""
+    section = SECTION.search(f"{docstring}\n")
+    entries = ENTRY.findall(inspect.cleandoc(section[1]) + "\n") if section else []
+    # Sphinx's roles are noise in an editor: :class:`~torch.Tensor`.
+    return {name: re.sub(r":\w+:`~?", "`", " ".join(text.split())) for name, text in entries}
