@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from harness.errors import TrainingError
 from harness.exact.sync_batch_norm import NORMS, SyncBatchNorm
+from harness.shards import has_parts
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +44,11 @@ class Replicas(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the buffers, to know later which of them training changes."""
         strategy = trainer.strategy
-        self.is_watching = trainer.world_size > 1 and isinstance(strategy, DDPStrategy)
+        are_whole = isinstance(strategy, DDPStrategy) and not has_parts(pl_module)
+        self.is_watching = trainer.world_size > 1 and are_whole
         if trainer.world_size > 1 and not self.is_watching:
             log.info(
-                "Replicas are not compared: %s may give each process a part of the model.",
+                "Replicas are not compared: %s gives each process a part of the model.",
                 type(strategy).__name__,
             )
         self.checked_step, self.has_checked = trainer.global_step, False

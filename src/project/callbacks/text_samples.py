@@ -40,10 +40,12 @@ class TextSamples(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write a text."""
-        if not trainer.is_global_zero or trainer.sanity_checking or self.has_failed:
+        if trainer.sanity_checking or self.has_failed:
             return
         try:
-            self.keep(self.text(trainer, pl_module), trainer)
+            text = self.text(trainer, pl_module)  # by all processes: each may have a part of net
+            if trainer.is_global_zero:
+                self.keep(text, trainer)
         except Exception as error:
             self.has_failed = True
             log.warning("No more text samples: %s: %s", type(error).__name__, error)
