@@ -1,6 +1,6 @@
 """Tensors of which each process has a part, as torch's ``fully_shard`` leaves them."""
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -22,6 +22,6 @@ def parted_like(tensor: Tensor, other: Tensor) -> Tensor:
     return distribute_tensor(moved, other.device_mesh, other.placements)
 
 
-def has_parts(module: nn.Module) -> bool:
-    """Whether this process has parts of a module's parameters, and not all of each."""
-    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
+def has_parts(tensor: Tensor) -> bool:
+    """Whether this process has a part of a tensor."""
+    return isinstance(tensor, DTensor)

@@ -44,13 +44,15 @@ class Kind:
     dp: str = ""
     ddp: str = ""
     ddp3: str | None = None  # None: as two
+    fsdp: str | None = None  # None: as two of ddp
     ddp2: str = ""
     cpu: str = ""
 
     def expected(self, strategy: str) -> str:
         """What must come of it."""
         three = self.ddp if self.ddp3 is None else self.ddp3
-        cells = {"cpu": self.cpu, "dp(2)": self.dp, "ddp(2)": self.ddp}
+        fsdp = self.ddp if self.fsdp is None else self.fsdp
+        cells = {"cpu": self.cpu, "dp(2)": self.dp, "ddp(2)": self.ddp, "fsdp(2)": fsdp}
         return (cells | {"ddp(3)": three, "ddp2(2x2)": self.ddp2})[strategy]
 
 

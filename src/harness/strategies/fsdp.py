@@ -6,8 +6,9 @@ launchers and groups. Lightning's own ``FSDPStrategy`` is FSDP 1, which refuses 
 Both write files that no other strategy can go on from. Checkpoints here are those of one device.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -17,29 +18,28 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from harness.errors import UserError
-from harness.shards import parted_like, whole
+from harness.shards import has_parts, parted_like, whole
 from harness.upstream.replication import is_compiled, synchronises_batch_norm
 
-STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class FSDPStrategy(DDPStrategy):
     """Gives each process a part of every parameter, which are whole only while they compute.
 
-    A part of the network that is called is made whole at its call, and so is each of its blocks:
-    what is in an ``nn.ModuleList``. A step that calls deeper parts names them.
+    Parameters are whole during a step, and those of blocks (what is in a ``ModuleList`` or a
+    ``Sequential``, and has parts itself) only while the block computes.
 
     Args:
-        modules: submodules of the LightningModule that steps call, such as ["net.encoder",
-            "net.decoder"]; by default its children.
-        blocks: make what is in a ``ModuleList`` whole by itself, which takes the least memory.
+        modules: further submodules that are whole only while they compute, such as ["net.encoder"].
+            With manual optimisation all that steps call: by default the module's children.
+        blocks: whether blocks are.
         reshard_after_forward: give a block's memory back between its forward and its backward; false
             is faster, and takes memory for the whole network.
         **kwargs: ``timeout`` and ``process_group_backend``, as of Lightning's DDPStrategy.
@@ -58,11 +58,13 @@ class FSDPStrategy(DDPStrategy):
         super().__init__(**kwargs)
         self.modules = None if modules is None else tuple(modules)
         self.blocks, self.reshard_after_forward = blocks, reshard_after_forward
+        self.has_looked, self.flags = False, [False]
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Refuse what would not train as on one device, and give each process its parts."""
         assert self.lightning_module is not None
         _check(trainer, self.lightning_module)
+        self.has_looked = False
         # Whole parameters that inference mode has made could not be trained with.
         for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop):
             loop.inference_mode = False
@@ -80,25 +82,74 @@ class FSDPStrategy(DDPStrategy):
         """Give each process its part, one unit after another: no device ever holds the whole."""
         module = self.lightning_module
         assert module is not None
-        if not any(isinstance(part, FSDPModule) for part in module.modules()):
+        if not any(map(has_parts, module.parameters())):
             for tensor in [*module.parameters(), *module.buffers()]:
-                at_start = tensor.detach().to(self.root_device)
+                # Parts of other layouts, such as channels last, there are not.
+                at_start = tensor.detach().to(self.root_device).contiguous()
                 dist.broadcast(at_start, src=0)  # as DDP does
-                tensor.data.copy_(at_start)
+                tensor.data = at_start.to(tensor.device)
             self._shard(module)
         module.to(self.root_device)
 
     def _shard(self, module: pl.LightningModule) -> None:
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
-        settings = {"mesh": mesh, "reshard_after_forward": self.reshard_after_forward}
         for unit in units(module, self.modules, self.blocks):
-            fully_shard(unit, **settings)
-        # Parameters of its own, or shared by its parts: whole in each step.
-        if any(not isinstance(p, DTensor) for p in module.parameters()):
-            fully_shard(module, mesh=mesh, reshard_after_forward=False)
-            for step in STEPS:
-                register_fsdp_forward_method(module, step)
+            fully_shard(unit, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
+        if not all(map(has_parts, module.parameters())):
+            if not module.automatic_optimization:  # whose backward is inside of the step
+                name = next(n for n, p in module.named_parameters() if not has_parts(p))
+                raise UserError(
+                    f"strategy=fsdp: {name} is in no part that training_step calls, or in two of "
+                    "them, which manual optimisation needs. Name those in trainer.strategy.modules."
+                )
+            root = Root(module)
+            fully_shard(root, mesh=mesh, reshard_after_forward=False)
+            for name in METHODS:
+                setattr(module, name, root.making_whole(getattr(module, name)))
         module.register_load_state_dict_pre_hook(_take_parts)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Refuse BatchNorm whose statistics would be each process's own.
+
+        Raises:
+            UserError: with what to type.
+        """
+        super().on_train_batch_start(batch, batch_idx)
+        module = self.lightning_module
+        assert module is not None
+        self.flags = _flags(module)
+        if self.has_looked or self.world_size == 1:
+            return
+        self.has_looked = True  # what is frozen is in evaluation by now
+        layers = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
+        if any(m.training for m in layers) and not synchronises_batch_norm(self):
+            raise UserError(
+                "strategy=fsdp leaves each process the BatchNorm statistics of its own share. "
+                "Use trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
+            )
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Refuse what a step has frozen or unfrozen, which its whole parameters alone know.
+
+        Raises:
+            UserError: with what to do instead.
+        """
+        super().pre_backward(closure_loss)
+        module = self.lightning_module
+        assert module is not None
+        if module.automatic_optimization and self.flags != _flags(module):
+            raise UserError(
+                f"{type(module).__name__}.training_step freezes or unfreezes parameters, which "
+                "strategy=fsdp does not see. Unfreeze it before the step, in on_train_batch_start."
+            )
+
+    def teardown(self) -> None:
+        """See Lightning's; after an exception in a step, what it was computing stays."""
+        try:
+            super().teardown()
+        except RuntimeError as error:
+            if error.__context__ is None:
+                raise
 
     def configure_ddp(self) -> None:
         """Wrap nothing: the parts are there."""
@@ -141,31 +192,64 @@ class FSDPStrategy(DDPStrategy):
         return found if self.is_global_zero else {}
 
 
+class Root(nn.Module):
+    """Makes what is in no unit whole while a method of a module runs, whatever that calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.is_inside = module, False
+
+    def forward(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the method returns."""
+        return method(*args, **kwargs)
+
+    def making_whole(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method that may be called from outside of a step as well as in it."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_inside:
+                return method(*args, **kwargs)
+            self.is_inside = True
+            try:
+                return self(method, *args, **kwargs)
+            finally:
+                self.is_inside = False
+
+        return call
+
+
 def units(
-    module: nn.Module, names: Sequence[str] | None = None, blocks: bool = True
+    module: pl.LightningModule, names: Sequence[str] | None = None, blocks: bool = True
 ) -> Iterator[nn.Module]:
     """What is made whole by itself, inner parts first.
 
-    Parts that share a parameter with others are left out: all that use it must be one.
+    Blocks are what has parts, and is in a ``ModuleList`` or a ``Sequential``. Parts that share a
+    parameter with others are left out: all that use it must be one.
 
     Raises:
         UserError: if there is no part of a name.
     """
-    outer = list(_called(module))
-    if names is not None:
-        known = dict(module.named_modules())
-        if unknown := [name for name in names if name not in known]:
-            raise UserError(
-                f"trainer.strategy.modules: there is no {unknown[0]} in {type(module).__name__}."
-            )
-        outer = [known[name] for name in names]
+    known = dict(module.named_modules())
+    if unknown := [name for name in names or () if name not in known]:
+        raise UserError(
+            f"trainer.strategy.modules: there is no {unknown[0]} in {type(module).__name__}."
+        )
+    inner = [
+        child
+        for part in reversed(known.values())
+        if blocks and isinstance(part, (nn.ModuleList, nn.Sequential))
+        for child in part.children()
+        if any(True for _ in child.children())
+    ]
+    outer = [known[name] for name in names or ()]
+    if names is None and not module.automatic_optimization:
+        outer = list(_called(module))
     holders = _holders(module)
-    for part in outer:
-        lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)] if blocks else []
-        for unit in dict.fromkeys([*(u for inner in reversed(lists) for u in _called(inner)), part]):
-            inside = _holders(unit)
-            if inside and all(num == holders[parameter] for parameter, num in inside.items()):
-                yield unit
+    for unit in dict.fromkeys([*inner, *outer]):
+        inside = _holders(unit)
+        if inside and all(num == holders[parameter] for parameter, num in inside.items()):
+            yield unit
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:
@@ -180,6 +264,11 @@ def _called(module: nn.Module) -> Iterator[nn.Module]:
 def _holders(module: nn.Module) -> Counter[nn.Parameter]:
     """How many modules have each parameter for their own."""
     return Counter(p for part in module.modules() for p in part.parameters(recurse=False))
+
+
+def _flags(module: nn.Module) -> list[bool]:
+    """Which parameters are trained."""
+    return [parameter.requires_grad for parameter in module.parameters()]
 
 
 def _take_parts(
@@ -206,11 +295,6 @@ def _check(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         "trainer.precision=16-mixed; bf16-mixed it has": trainer.precision == "16-mixed",
         "compiled networks": any(map(is_compiled, module.modules())),
         "lazy parameters": any(map(is_lazy, module.parameters())),
-        "BatchNorm of each share alone; trainer.sync_batchnorm=true is over all": (
-            not synchronises_batch_norm(trainer.strategy)  # type: ignore[arg-type]
-            and trainer.world_size > 1
-            and any(isinstance(part, BATCH_NORMS) for part in module.modules())
-        ),
     }
     for what, is_there in reasons.items():
         if is_there:

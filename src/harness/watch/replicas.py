@@ -44,11 +44,10 @@ class Replicas(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the buffers, to know later which of them training changes."""
         strategy = trainer.strategy
-        are_whole = isinstance(strategy, DDPStrategy) and not has_parts(pl_module)
-        self.is_watching = trainer.world_size > 1 and are_whole
+        self.is_watching = trainer.world_size > 1 and isinstance(strategy, DDPStrategy)
         if trainer.world_size > 1 and not self.is_watching:
             log.info(
-                "Replicas are not compared: %s gives each process a part of the model.",
+                "Replicas are not compared: %s may give each process a part of the model.",
                 type(strategy).__name__,
             )
         self.checked_step, self.has_checked = trainer.global_step, False
@@ -85,7 +84,9 @@ class Replicas(pl.Callback):
             TrainingError: in every process, naming the first tensor and the ranks that differ.
         """
         self.checked_step, self.has_checked = trainer.global_step, True
-        named = [*pl_module.named_parameters(), *pl_module.named_buffers()]
+        # Under fsdp no process has a replica of a parameter.
+        named = [pair for pair in pl_module.named_parameters() if not has_parts(pair[1])]
+        named += pl_module.named_buffers()
         mine = hashes([tensor for _, tensor in named], pl_module.device)
         everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
         differs = everyone != everyone[0]

@@ -43,7 +43,7 @@ class TextSamples(pl.Callback):
         if trainer.sanity_checking or self.has_failed:
             return
         try:
-            text = self.text(trainer, pl_module)  # by all processes: each may have a part of net
+            text = self.text(trainer, pl_module)  # by all processes: each may have a part of it
             if trainer.is_global_zero:
                 self.keep(text, trainer)
         except Exception as error:
@@ -58,9 +58,8 @@ class TextSamples(pl.Callback):
         ids = data.prompt(self.prompt)[-data.facts["length"] :]
         window = torch.full((1, data.facts["length"]), data.facts["pad_id"])
         window[0, : len(ids)] = torch.tensor(ids)
-        net: Any = pl_module.net
         found = continued(
-            net,
+            pl_module,
             window.to(pl_module.device),
             torch.tensor([len(ids)], device=pl_module.device),
             self.num_tokens,
