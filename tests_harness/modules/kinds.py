@@ -71,6 +71,7 @@ KINDS = {
         "classifiers.BatchNorm",
         dp=BATCHNORM,
         ddp=BATCHNORM,
+        fsdp="refused: leaves each process the BatchNorm statistics",
         ddp3="refused: BatchNorm got a share of one sample",
         ddp2="refused: BatchNorm got a share of one sample",
     ),
@@ -99,6 +100,7 @@ KINDS = {
         "classifiers.UnusedParameters",
         settings=("trainer.strategy.find_unused_parameters=true",),
         ddp=WITH,
+        fsdp="",
         ddp2=WITH,
     ),
     "torchmetrics, also with lists": Kind("classifiers.Metrics", data="OwnData"),
@@ -117,7 +119,7 @@ KINDS = {
     ),
     "`NamedTuple` outputs": Kind("classifiers.NamedTuples"),
     "dataclass outputs": Kind("classifiers.Dataclasses", data="OwnData"),
-    "compiled network": Kind("classifiers.Compiled"),
+    "compiled network": Kind("classifiers.Compiled", fsdp="refused: has no compiled networks"),
     "checkpointing": Kind(
         "classifiers.Checkpointed", words=("+model.use_reentrant=false", "+model.num_calls=2")
     ),

@@ -1,9 +1,9 @@
 """fsdp: a process per device, each with a part of every parameter, gradient and optimizer state.
 
 It is torch's ``fully_shard`` (FSDP 2) inside of Lightning's DDP strategy, which brings processes,
-launchers and groups. Lightning's own ``FSDPStrategy`` is FSDP 1, which refuses CPUs, precision
-64-true and clipping by norm; ``ModelParallelStrategy`` asks each module for code, and refuses 64-true.
-Both write files that no other strategy can go on from. Checkpoints here are those of one device.
+launchers and groups. Lightning's own ``FSDPStrategy`` is FSDP 1, which refuses CPUs, 64-true and
+clipping by norm; ``ModelParallelStrategy`` asks each module for code, and refuses 64-true. Both
+refuse to write as ``SafePoint`` asks them to. Checkpoints here are those of one device.
 """
 
 import functools
@@ -40,8 +40,8 @@ class FSDPStrategy(DDPStrategy):
         modules: further submodules that are whole only while they compute, such as ["net.encoder"].
             With manual optimisation all that steps call: by default the module's children.
         blocks: whether blocks are.
-        reshard_after_forward: give a block's memory back between its forward and its backward; false
-            is faster, and takes memory for the whole network.
+        reshard_after_forward: give a block's memory back between its forward and its backward;
+            false is faster, and takes memory for the whole network.
         **kwargs: ``timeout`` and ``process_group_backend``, as of Lightning's DDPStrategy.
     """
 
@@ -106,7 +106,7 @@ class FSDPStrategy(DDPStrategy):
             fully_shard(root, mesh=mesh, reshard_after_forward=False)
             for name in METHODS:
                 setattr(module, name, root.making_whole(getattr(module, name)))
-        module.register_load_state_dict_pre_hook(_take_parts)
+        module.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Refuse BatchNorm whose statistics would be each process's own.
@@ -162,7 +162,7 @@ class FSDPStrategy(DDPStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """As the optimizer of one device has it; all processes call it."""
-        state = super().optimizer_state(optimizer)
+        state: dict[str, Any] = super().optimizer_state(optimizer)
         parts = {key: self._gathered(values) for key, values in state["state"].items()}
         return {**state, "state": parts}
 
@@ -271,9 +271,7 @@ def _flags(module: nn.Module) -> list[bool]:
     return [parameter.requires_grad for parameter in module.parameters()]
 
 
-def _take_parts(
-    module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any
-) -> None:
+def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Let ``load_state_dict`` take whole tensors."""
     for name, parameter in module.named_parameters(prefix.rstrip("."), remove_duplicate=False):
         if name in state_dict:

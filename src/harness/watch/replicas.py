@@ -85,8 +85,8 @@ class Replicas(pl.Callback):
         """
         self.checked_step, self.has_checked = trainer.global_step, True
         # Under fsdp no process has a replica of a parameter.
-        named = [pair for pair in pl_module.named_parameters() if not has_parts(pair[1])]
-        named += pl_module.named_buffers()
+        parameters = [pair for pair in pl_module.named_parameters() if not has_parts(pair[1])]
+        named = [*parameters, *pl_module.named_buffers()]
         mine = hashes([tensor for _, tensor in named], pl_module.device)
         everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
         differs = everyone != everyone[0]

@@ -1,6 +1,5 @@
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
