@@ -19,6 +19,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "dp(2)": ("strategy=dp", "trainer.devices=2"),
     "ddp(2)": ("strategy=ddp", "trainer.devices=2"),
     "ddp(3)": ("strategy=ddp", "trainer.devices=3"),
+    "fsdp(2)": ("strategy=fsdp", "trainer.devices=2"),
     "ddp2(2x2)": ("strategy=ddp2", "trainer.devices=2", "trainer.num_nodes=2"),
 }
 COMMON = (

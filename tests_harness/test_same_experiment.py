@@ -43,6 +43,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         ("strategy=ddp", "trainer.devices=2"),
         ("strategy=ddp", "trainer.devices=3", "data.num_workers=1"),
         ("strategy=ddp", "trainer.devices=2", "data.max_samples_per_device=5"),
+        ("strategy=fsdp", "trainer.devices=3", "data.max_samples_per_device=5"),
         ("trainer.accumulate_grad_batches=4",),
     ],
     ids=" ".join,

@@ -44,13 +44,15 @@ class Kind:
     dp: str = ""
     ddp: str = ""
     ddp3: str | None = None  # None: as two
+    fsdp: str | None = None  # None: as two of ddp
     ddp2: str = ""
     cpu: str = ""
 
     def expected(self, strategy: str) -> str:
         """What must come of it."""
         three = self.ddp if self.ddp3 is None else self.ddp3
-        cells = {"cpu": self.cpu, "dp(2)": self.dp, "ddp(2)": self.ddp}
+        fsdp = self.ddp if self.fsdp is None else self.fsdp
+        cells = {"cpu": self.cpu, "dp(2)": self.dp, "ddp(2)": self.ddp, "fsdp(2)": fsdp}
         return (cells | {"ddp(3)": three, "ddp2(2x2)": self.ddp2})[strategy]
 
 
@@ -69,6 +71,7 @@ KINDS = {
         "classifiers.BatchNorm",
         dp=BATCHNORM,
         ddp=BATCHNORM,
+        fsdp="refused: leaves each process the BatchNorm statistics",
         ddp3="refused: BatchNorm got a share of one sample",
         ddp2="refused: BatchNorm got a share of one sample",
     ),
@@ -97,6 +100,7 @@ KINDS = {
         "classifiers.UnusedParameters",
         settings=("trainer.strategy.find_unused_parameters=true",),
         ddp=WITH,
+        fsdp="",
         ddp2=WITH,
     ),
     "torchmetrics, also with lists": Kind("classifiers.Metrics", data="OwnData"),
@@ -115,7 +119,7 @@ KINDS = {
     ),
     "`NamedTuple` outputs": Kind("classifiers.NamedTuples"),
     "dataclass outputs": Kind("classifiers.Dataclasses", data="OwnData"),
-    "compiled network": Kind("classifiers.Compiled"),
+    "compiled network": Kind("classifiers.Compiled", fsdp="refused: has no compiled networks"),
     "checkpointing": Kind(
         "classifiers.Checkpointed", words=("+model.use_reentrant=false", "+model.num_calls=2")
     ),

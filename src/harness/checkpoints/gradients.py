@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.checkpoints.fingerprints import tensor_sum
 from harness.processes.agreement import gather
+from harness.shards import parted_like, whole
 
 
 def waiting(trainer: pl.Trainer, group: Any = None) -> list[dict[str, Tensor]]:
@@ -21,7 +22,7 @@ def waiting(trainer: pl.Trainer, group: Any = None) -> list[dict[str, Tensor]]:
     if module.automatic_optimization and not is_overridden("optimizer_zero_grad", module):
         return []
     named = ((name, parameter.grad) for name, parameter in module.named_parameters())
-    mine = {name: gradient for name, gradient in named if gradient is not None}
+    mine = {name: whole(gradient) for name, gradient in named if gradient is not None}
     if trainer.world_size == 1:
         return [mine]
     print_ = {name: tensor_sum(gradient.cpu()) for name, gradient in mine.items()}
@@ -44,4 +45,5 @@ def put_back(trainer: pl.Trainer, saved: list[dict[str, Tensor]]) -> None:
     for name, parameter in trainer.lightning_module.named_parameters():
         if name in mine:
             with torch.no_grad():
-                parameter.grad = mine[name].to(parameter.device, copy=True)
+                gradient = mine[name].to(parameter.device, copy=True)
+                parameter.grad = parted_like(gradient, parameter)

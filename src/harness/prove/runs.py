@@ -51,12 +51,12 @@ def strategy(name: str) -> Strategy:
     Raises:
         UserError: for any other.
     """
-    found = re.fullmatch(r"(dp|ddp|ddp2)\((?:(\d+)x)?(\d+)\)", name)
-    if not found or (found[2] and found[1] == "dp") or int(found[3]) < 1:
+    found = re.fullmatch(r"(dp|ddp|ddp2|fsdp)\((?:(\d+)x)?(\d+)\)", name)
+    if not found or (found[2] and found[1] in ("dp", "fsdp")) or int(found[3]) < 1:
         raise UserError(f"--strategies {name}: use names such as dp(2), ddp(3) or ddp2(2x2).")
     kind, num_nodes, devices = found[1], int(found[2] or 1), int(found[3])
     words = (f"strategy={kind}", f"trainer.devices={devices}", f"trainer.num_nodes={num_nodes}")
-    per_node = devices if kind == "ddp" else 1
+    per_node = devices if kind in ("ddp", "fsdp") else 1
     return Strategy(name, words, num_nodes, per_node * num_nodes)
 
 

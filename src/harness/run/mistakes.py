@@ -170,7 +170,8 @@ def _refused(found: Raised, cfg: DictConfig) -> str | None:
 
 def _not_loaded(found: Raised, cfg: DictConfig) -> str | None:
     """Name the checkpoint of a run that goes on, where Lightning or torch refuse what it holds."""
-    if found.owners or not any(LOADER in place.file for place in found.places):
+    is_loader = any(LOADER in place.file for place in found.places)
+    if cfg.get("resume") is None or found.owners or not is_loader:
         return None
     now = code_version.running(code_history.named(cfg))
     return code_history.refusal(Path(cfg.resume), found.message.rstrip(" .") + ".", now)

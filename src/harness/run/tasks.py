@@ -49,6 +49,7 @@ from harness.run.provenance import Provenance
 from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, early_stop, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights, verified
+from harness.strategies.fsdp import FSDPStrategy
 from harness.upstream import clipping, processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective, explaining
@@ -179,7 +180,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     clipping.allow_without_scaler(trainer)
     # Each callback costs some microseconds in every step.
     idle: list[type[pl.Callback]] = [] if trainer.world_size > 1 else [Replicas]
-    idle += [] if isinstance(trainer.strategy, DDPStrategy) else [Unfrozen]
+    is_wrapped = isinstance(trainer.strategy, DDPStrategy)
+    idle += [] if is_wrapped and not isinstance(trainer.strategy, FSDPStrategy) else [Unfrozen]
     trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, tuple(idle))]
     return trainer, model, data
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from harness.checkpoints import lookup
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import TrainingError
+from harness.shards import whole
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +65,10 @@ class NonFinite(pl.Callback):
         if not self.every_gradient or getattr(trainer.precision_plugin, "scaler", None):
             return
         named = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None]
-        if get_total_norm([gradient for _, gradient in named]).isfinite():
+        if whole(get_total_norm([gradient for _, gradient in named])).isfinite():
             return
         for name, gradient in named:  # finite ones may be too large for their norm
-            if not gradient.isfinite().all():
+            if not whole(gradient.isfinite().all()):
                 self._stop(trainer, trainer.global_step, f"the gradient of {name} is not finite")
 
     def on_save_checkpoint(
@@ -125,6 +126,6 @@ def first_bad_weight(module: nn.Module) -> str | None:
     if not named:
         return None
     # A sum is fast, and not finite where an element is not; large elements may make it so as well.
-    sums = torch.stack([weight.sum().to(torch.float64) for _, weight in named]).tolist()
+    sums = torch.stack([whole(weight.sum()).to(torch.float64) for _, weight in named]).tolist()
     suspects = [pair for pair, total in zip(named, sums, strict=True) if not math.isfinite(total)]
-    return next((name for name, weight in suspects if not weight.isfinite().all()), None)
+    return next((name for name, weight in suspects if not whole(weight.isfinite().all())), None)

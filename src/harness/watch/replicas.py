@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from harness.errors import TrainingError
 from harness.exact.sync_batch_norm import NORMS, SyncBatchNorm
+from harness.shards import has_parts
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,9 @@ class Replicas(pl.Callback):
             TrainingError: in every process, naming the first tensor and the ranks that differ.
         """
         self.checked_step, self.has_checked = trainer.global_step, True
-        named = [*pl_module.named_parameters(), *pl_module.named_buffers()]
+        # Under fsdp no process has a replica of a parameter.
+        parameters = [pair for pair in pl_module.named_parameters() if not has_parts(pair[1])]
+        named = [*parameters, *pl_module.named_buffers()]
         mine = hashes([tensor for _, tensor in named], pl_module.device)
         everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
         differs = everyone != everyone[0]

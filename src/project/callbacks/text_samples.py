@@ -1,6 +1,5 @@
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -40,10 +39,12 @@ class TextSamples(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write a text."""
-        if not trainer.is_global_zero or trainer.sanity_checking or self.has_failed:
+        if trainer.sanity_checking or self.has_failed:
             return
         try:
-            self.keep(self.text(trainer, pl_module), trainer)
+            text = self.text(trainer, pl_module)  # by all processes: each may have a part of it
+            if trainer.is_global_zero:
+                self.keep(text, trainer)
         except Exception as error:
             self.has_failed = True
             log.warning("No more text samples: %s: %s", type(error).__name__, error)
@@ -56,9 +57,8 @@ class TextSamples(pl.Callback):
         ids = data.prompt(self.prompt)[-data.facts["length"] :]
         window = torch.full((1, data.facts["length"]), data.facts["pad_id"])
         window[0, : len(ids)] = torch.tensor(ids)
-        net: Any = pl_module.net
         found = continued(
-            net,
+            pl_module,
             window.to(pl_module.device),
             torch.tensor([len(ids)], device=pl_module.device),
             self.num_tokens,

@@ -66,6 +66,10 @@ class Regressor(pl.LightningModule):
         """What the network's numbers are in the targets' units."""
         return numbers * self.target_std + self.target_mean
 
+    def exported(self, x: Tensor) -> Tensor:
+        """What files of scripts/export.py compute: numbers in the targets' units."""
+        return self.in_units(self(x))
+
     def scaled_loss(self, numbers: Tensor, targets: Tensor) -> Tensor:
         """The loss between the network's numbers and targets in their own units."""
         scaled = (targets - self.target_mean) / self.target_std
