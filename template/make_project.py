@@ -157,6 +157,8 @@ def make(template: Files, answers: argparse.Namespace) -> Files:
             continue
         if path.startswith(ROOMS) or path in ENTRIES:
             data = re.sub(names_package, answers.package.encode(), file.data)
+            if path == "conf/rules.yaml" and not answers.harness_tests:  # it is not there
+                data = re.sub(rf"(?m)^ *- {HARNESS_TESTS}\n".encode(), b"", data)
             file = file._replace(data=data)
             path = path.replace(f"src/{PACKAGE}/", f"src/{answers.package}/")
         files[path] = file

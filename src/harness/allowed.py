@@ -19,6 +19,7 @@ from typing import Any
 
 import hydra.utils
 import yaml
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig
 
 from harness.errors import UserError
@@ -26,19 +27,20 @@ from harness.hydra_versions import building_only
 from harness.places import shown
 
 RULES = "rules.yaml"
-LIGHTNING = ("Trainer", "callbacks.*", "loggers.*", "profilers.*", "strategies.*")
+LIGHTNING = ("Trainer", "callbacks", "loggers", "profilers", "strategies")
 # The rooms whose classes a YAML file has a use for. Elsewhere are functions that load a pickle or
 # start a program, as also in the rest of torch: torch.load, torch.hub.load.
 BASE = (
-    *(f"{__package__}.{room}.*" for room in ("data", "images", "knobs", "loggers", "strategies")),
-    *(f"{__package__}.{room}.*" for room in ("tables", "text", "watch")),
+    *(f"{__package__}.{room}" for room in ("data", "images", "knobs", "loggers", "strategies")),
+    *(f"{__package__}.{room}" for room in ("tables", "text", "watch")),
     *(f"{__package__}.prove.{name}" for name in ("probing.Probe", "recording.Recorder")),
-    *("torch.nn.*", "torch._C._nn.*", "torch.optim.*", "torchmetrics.*"),
+    *("torch.nn", "torch._C._nn", "torch.optim", "torchmetrics"),
     *(f"pytorch_lightning.{name}" for name in LIGHTNING),
     *(f"lightning.pytorch.{name}" for name in LIGHTNING),
-    *("hydra.experimental.callbacks.*", "optuna.samplers.*", "timm.create_model", "timm.models.*"),
+    *("hydra.experimental.callbacks", "optuna.samplers", "timm.create_model", "timm.models"),
 )
-NAME = re.compile(r"\w+(\.\w+)*(\.\*)?")
+NAME = re.compile(r"\w+(\.\w+)*")
+NOT_LISTED = re.compile(r"Target '(\S+)'(?: \(resolved from '(\S+)'\))? is not in the Hydra")
 FINDERS = {f"hydra.utils.get_{kind}" for kind in ("class", "method", "object")}  # of their `path`
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
@@ -56,11 +58,11 @@ def follow(conf: str | Path) -> None:
     _rules = Path(conf, RULES)
     found = yaml.safe_load(_rules.read_text(encoding="utf-8")) if _rules.is_file() else None
     own = found.get("allowed") or [] if isinstance(found, dict) else []
-    _own = tuple(str(name) for name in own) if isinstance(own, list) else ("",)
+    _own = tuple(str(name).removesuffix(".*") for name in own) if isinstance(own, list) else ("",)
     if not all(NAME.fullmatch(name) for name in _own):
         raise UserError(
             f"{shown(_rules)}: allowed: {own!r} is no list of names.\n"
-            "Write whole names, or packages with .*, such as allowed: [my_package.*]"
+            "Write packages, or whole names, such as allowed: [my_package]"
         )
 
 
@@ -100,8 +102,16 @@ def instantiate(node: Any, **given: Any) -> Any:
         for name in _named(one):
             with suppress(ImportError):  # which Hydra tells of
                 check_found(key, name, hydra.utils.get_object(name))
-    with building():
-        return hydra.utils.instantiate(node, **given)
+    try:
+        with building():
+            return hydra.utils.instantiate(node, **given)
+    except InstantiationException as error:
+        if (found := NOT_LISTED.match(str(error))) is None:
+            raise
+        name, of = found.groups()
+        key = str(error).partition("full_key: ")[2]
+        what = f"{of} returns {name}, and that" if of else name
+        raise UserError(refusal(f"{key}: {what}" if key else what, name)) from error
 
 
 def building() -> Any:
@@ -125,7 +135,7 @@ def refusal(what: str, name: str) -> str:
     """Say in a line that something may not be named, and what to write where it is trusted."""
     package = name.partition(".")[0]
     is_wide = package in {*sys.stdlib_module_names, *(one.partition(".")[0] for one in BASE)}
-    lines = ", ".join([*_own, name if is_wide else f"{package}.*"])
+    lines = ", ".join([*_own, name if is_wide else package])
     return f"{what} is not allowed. If you trust it, write in {shown(_rules)}: allowed: [{lines}]"
 
 
@@ -135,9 +145,7 @@ def _named(node: Any) -> list[str]:
 
 
 def _is_allowed(name: str) -> bool:
-    return name in FINDERS or any(
-        name.startswith(one[:-1]) if one.endswith(".*") else name == one for one in (*BASE, *_own)
-    )
+    return name in FINDERS or any(f"{name}.".startswith(f"{one}.") for one in (*BASE, *_own))
 
 
 def _exists(module: str) -> bool:

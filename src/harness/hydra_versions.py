@@ -27,16 +27,16 @@ def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
     register(name, resolver, replace=True)
 
 
-def building_only(patterns: Sequence[str]) -> AbstractContextManager[Any]:
+def building_only(names: Sequence[str]) -> AbstractContextManager[Any]:
     """Let Hydra build what matches in the block; 1.3 knows of no such list.
 
     Args:
-        patterns: whole names, or ``package.*``.
+        names: of packages, classes and functions.
     """
     if _whitelist is None:
         return nullcontext()
     _let_partials_travel()
-    return _whitelist(patterns)  # type: ignore[no-any-return]  # it has no types in 1.3
+    return _whitelist([*names, *(f"{name}.*" for name in names)])  # type: ignore[no-any-return]  # it has no types in 1.3
 
 
 @cache

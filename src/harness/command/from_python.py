@@ -161,7 +161,7 @@ def _program(task: str, command: Command) -> list[str]:
     A notebook or a script of one's own is not made for that.
     """
     again = launchable.runs_program_again(command.cfg.trainer)
-    return [sys.executable, "-m", "harness", task] if again else []
+    return [sys.executable, "-m", "harness", task, f"conf={command.conf}"] if again else []
 
 
 @contextmanager
