@@ -27,7 +27,7 @@ from harness.hydra_versions import building_only
 from harness.places import shown
 
 RULES = "rules.yaml"
-LIGHTNING = ("Trainer", "callbacks", "loggers", "profilers", "strategies")
+LIGHTNING = ("Trainer", "callbacks", "demos", "loggers", "profilers", "strategies")
 # The rooms whose classes a YAML file has a use for. Elsewhere are functions that load a pickle or
 # start a program, as also in the rest of torch: torch.load, torch.hub.load.
 BASE = (
