@@ -27,6 +27,7 @@ LEFT_OUT = (
     *("template", "copier.yml", "tests_harness/template", "tests_harness/test_readme.py"),
     *("benchmarks", "tests_harness/test_benchmarks.py"),
     *("tests_harness/packages", "docs/public_modules.md"),
+    *(".ci/versions", ".github/workflows/versions.yaml"),
     *("docs/performance.md", "docs/terminal.py", "docs/terminal.svg"),
     *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE"),
 )
@@ -157,8 +158,6 @@ def make(template: Files, answers: argparse.Namespace) -> Files:
             continue
         if path.startswith(ROOMS) or path in ENTRIES:
             data = re.sub(names_package, answers.package.encode(), file.data)
-            if path == "conf/rules.yaml" and not answers.harness_tests:  # it is not there
-                data = re.sub(rf"(?m)^ *- {HARNESS_TESTS}\n".encode(), b"", data)
             file = file._replace(data=data)
             path = path.replace(f"src/{PACKAGE}/", f"src/{answers.package}/")
         files[path] = file

@@ -15,13 +15,14 @@ from harness import UserError, allowed, frozen_files, load_run
 from harness.testing import command
 from tests_harness.conftest import ROOT
 
-LINE = "write in conf/rules.yaml: allowed: "
+LINE = "write in conf/rules.yaml: allowed: [project, "
 
 
 @pytest.fixture(autouse=True)
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the project, whatever a test reads."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv(allowed.VARIABLE, "")
     allowed.follow("conf")
 
 
@@ -53,7 +54,7 @@ def test_what_may_be_named(target: str, real: str, line: str) -> None:
         allowed.instantiate({"net": {"_target_": target, "_args_": ["/nowhere"]}})
     assert str(refused.value).startswith(f"net._target_: {target} is ")
     assert real in str(refused.value)
-    assert f"{LINE}[project, tests_harness, {line}" in str(refused.value)
+    assert f"{LINE}{line}" in str(refused.value)
 
 
 def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path:
     (said,) = result.stderr.strip().splitlines()
     assert said == (
         "callbacks.mine._target_: evil.run is not allowed. If you trust it, "
-        "write in conf/rules.yaml: allowed: [project, tests_harness, evil]"
+        "write in conf/rules.yaml: allowed: [project, evil]"
     )
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
@@ -129,8 +130,10 @@ def make_a_loss() -> Any:
     return kornia.losses.SSIMLoss(3)
 
 
-def test_what_is_returned_belongs_to_an_allowed_package() -> None:
-    """Hydra 1.4 looks at it; its sentence is ours."""
+def test_what_is_returned_belongs_to_an_allowed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra 1.4 looks at it; its sentence is ours. The environment allows this module."""
+    monkeypatch.setenv(allowed.VARIABLE, "tests_harness")
+    allowed.follow("conf")
     node = {"_target_": f"{__name__}.make_a_loss"}
     if not hasattr(sys.modules["hydra.utils"], "execution_whitelist"):
         assert allowed.instantiate(node)

@@ -3,12 +3,13 @@
 A ``_target_`` is called, and a YAML file may come from somebody else, with an experiment or with a
 run. What is listed below and in conf/rules.yaml is built, and nothing else, whatever other name
 it is given (``torch.nn.functional.torch.load`` is ``torch.serialization.load``). That file alone
-is read: no word, no experiment and no run's folder adds to it. Hydra 1.4 gets the same list, and
-looks at what is returned as well; for 1.3 the check here is the only one. No sandbox: what is
-allowed does with its arguments what it does.
+is read, and ``HARNESS_ALLOWED``: no word, no experiment and no run's folder adds to it. Hydra 1.4
+gets the same list, and looks at what is returned as well; for 1.3 the check here is the only one.
+No sandbox: what is allowed does with its arguments what it does.
 """
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from harness.hydra_versions import building_only
 from harness.places import shown
 
 RULES = "rules.yaml"
+VARIABLE = "HARNESS_ALLOWED"  # more names, with commas, for one process and those that it starts
 LIGHTNING = ("Trainer", "callbacks", "demos", "loggers", "profilers", "strategies")
 # The rooms whose classes a YAML file has a use for. Elsewhere are functions that load a pickle or
 # start a program, as also in the rest of torch: torch.load, torch.hub.load.
@@ -59,9 +61,10 @@ def follow(conf: str | Path) -> None:
     found = yaml.safe_load(_rules.read_text(encoding="utf-8")) if _rules.is_file() else None
     own = found.get("allowed") or [] if isinstance(found, dict) else []
     _own = tuple(str(name).removesuffix(".*") for name in own) if isinstance(own, list) else ("",)
+    _own += tuple(filter(None, os.environ.get(VARIABLE, "").split(",")))
     if not all(NAME.fullmatch(name) for name in _own):
         raise UserError(
-            f"{shown(_rules)}: allowed: {own!r} is no list of names.\n"
+            f"{shown(_rules)}: allowed: {own!r}, or {VARIABLE}, is no list of names.\n"
             "Write packages, or whole names, such as allowed: [my_package]"
         )
 
