@@ -63,7 +63,7 @@ lock:
 
 # Some systems leave a broken environment behind where venv is half installed: start it anew.
 $(VENV)/made:
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 10) else 0'
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	$(NEW_VENV) $(VENV)
 	touch $@
 

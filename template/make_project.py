@@ -28,6 +28,7 @@ LEFT_OUT = (
     *(".github/ISSUE_TEMPLATE", ".github/pull_request_template.md"),
     *("benchmarks", "tests_harness/test_benchmarks.py", "tests_harness/test_release.py"),
     *("tests_harness/packages", "docs/public_modules.md"),
+    *(".ci/versions", ".github/workflows/versions.yaml"),
     *("docs/performance.md", "docs/terminal.py", "docs/terminal.svg"),
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "README.md", "LICENSE"),
     ".schemas",  # a project makes its own

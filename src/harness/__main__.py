@@ -7,4 +7,6 @@ from harness import main
 if __name__ == "__main__":
     if sys.argv[1:2] not in (["train"], ["evaluate"], ["predict"]):
         sys.exit("Use python -m harness train, evaluate or predict, and words such as model=mlp.")
-    main(sys.argv[1], "conf", sys.argv[2:])
+    words = sys.argv[2:]
+    given = words and words[0].startswith("conf=")  # by a program that has its files elsewhere
+    main(sys.argv[1], words.pop(0).removeprefix("conf=") if given else "conf", words)

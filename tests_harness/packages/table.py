@@ -18,6 +18,9 @@ or for `pytorch_lightning`.
 ```bash
 python train.py "hydra.searchpath=[file://tests_harness/packages/conf]" experiment=boring
 ```
+
+Lightning's own are allowed from the start; the package of another is written into
+`conf/rules.yaml` first, as in `allowed: [project, chemprop]`.
 """
 
 

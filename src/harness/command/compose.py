@@ -18,19 +18,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from harness import allowed
 from harness.command import run_folder
 from harness.errors import UserError
+from harness.hydra_versions import REPLACE, VERSION_BASE, register_resolver
 from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 
 TRACKERS = {"wandb", "mlflow", "trackio"}  # files of conf/logger that are beside others
 
-OmegaConf.register_new_resolver("num_gpus_or", lambda default: num_gpus() or default, replace=True)
-OmegaConf.register_new_resolver("num_nodes", lambda: launcher().num_nodes, replace=True)
-OmegaConf.register_new_resolver(
+register_resolver("num_gpus_or", lambda default: num_gpus() or default)
+register_resolver("num_nodes", lambda: launcher().num_nodes)
+register_resolver(
     "num_started_or",
     lambda default: default if (known := launcher()).name == "python" else known.num_here,
-    replace=True,
 )
 
 
@@ -101,6 +102,7 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
     conf, words = Path(conf).resolve(), list(overrides)
     if not (conf / f"{task}.yaml").is_file():
         raise UserError(f"conf={conf}: there is no {task}.yaml. Give the folder of the configs.")
+    allowed.follow(conf)
     refuse_other_meanings(words)
     words = as_hydra_reads(task, words)
     if task != "train":
@@ -161,7 +163,7 @@ def hydra_compose(
     """Let Hydra compose, inside of one of its applications or outside."""
     if GlobalHydra.instance().is_initialized():  # a sweep
         return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
-    with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+    with hydra.initialize_config_dir(str(conf), **VERSION_BASE):
         return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
 
 
@@ -271,7 +273,7 @@ def store_training_config(file: Path | None) -> None:
         node = {key: whole[key] for key in kept if key in whole}
         needed = {"precision", "inference_mode"} & saved.trainer.keys()
         node["trainer"] = {key: saved.trainer[key] for key in needed}
-    ConfigStore.instance().store(name="run", node=node, package="_global_")
+    ConfigStore.instance().store(name="run", node=node, package="_global_", **REPLACE)
 
 
 store_training_config(None)

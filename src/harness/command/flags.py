@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 import hydra
-from omegaconf import OmegaConf
 
+from harness import allowed
 from harness.command import run_folder, sweep
 from harness.command.compose import (
     Command,
@@ -23,6 +23,7 @@ from harness.command.explain import refuse_other_meanings
 from harness.command.hydra_job import Job
 from harness.command.yaml_files import check_experiments
 from harness.errors import UserError
+from harness.hydra_versions import VERSION_BASE, register_resolver
 from harness.processes.launcher import launcher
 
 # One sweep a process: the folder of another command's sweep has another name.
@@ -30,7 +31,7 @@ SWEEP_NAME = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 MULTIRUN = sweep.FLAGS[-1]
 
-OmegaConf.register_new_resolver("sweep_name", lambda: SWEEP_NAME, replace=True)
+register_resolver("sweep_name", lambda: SWEEP_NAME)
 
 
 def without_flags(arguments: Sequence[str]) -> list[str]:
@@ -93,7 +94,8 @@ def let_hydra_answer(
         with explained(task, words, conf), hydra_raises():
             if not any(word.startswith("--experimental-rerun") for word in words):
                 check_experiments(task, words, conf)
-            hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(job)()
+            with allowed.building():
+                hydra.main(config_path=str(conf), config_name=task, **VERSION_BASE)(job)()
         if task == "train" and any(re.match(r"data\.fold=.*[,(]", word) for word in words):
             sweep.join_folds(run_folder.sweeps(words) / SWEEP_NAME, conf)
     except OSError as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from harness import allowed
 from harness.broken_builds import explained_imports
 from harness.command import run_folder
 from harness.command.compose import Command, compose_command
@@ -39,9 +40,11 @@ class Run:
 
     Attributes:
         folder: of the run.
+        conf: the folder of the config files, whose ``rules.yaml`` says what the run's may name.
     """
 
     folder: Path
+    conf: Path = Path("conf")
 
     @cached_property
     def config(self) -> DictConfig:
@@ -76,8 +79,14 @@ class Run:
         """The module with the weights that were tested, on the CPU, ready for evaluation.
 
         Raises:
-            UserError: if the run has no checkpoint.
+            UserError: if the run has no checkpoint, or its config names what is not allowed.
         """
+        if not (self.conf / allowed.RULES).is_file():
+            raise UserError(
+                f"{self.conf / allowed.RULES}, which says what a run's config may name, does not "
+                "exist here. Use load_run(<folder>, conf=<the folder of the config files>)."
+            )
+        allowed.follow(self.conf)
         with explained_imports():
             from harness.upstream import late_imports
 
@@ -96,13 +105,17 @@ class Run:
         return run_folder.best_checkpoint(self.folder)
 
 
-def load_run(folder: str | Path) -> Run:
+def load_run(folder: str | Path, conf: str | Path = "conf") -> Run:
     """A run from its folder, finished or not.
+
+    Args:
+        folder: of the run.
+        conf: the folder of the config files.
 
     Raises:
         UserError: if there is none.
     """
-    run = Run(Path(folder).resolve())
+    run = Run(Path(folder).resolve(), Path(conf).resolve())
     _ = run.config
     return run
 
@@ -139,7 +152,7 @@ def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
         if command.is_sweep:
             raise UserError("A sweep runs from the command line: python train.py -m <words>.")
         with run_callbacks(command) as command:
-            return Run(start(command, _program(task, command)))
+            return Run(start(command, _program(task, command)), command.conf)
 
 
 def _program(task: str, command: Command) -> list[str]:
@@ -148,7 +161,7 @@ def _program(task: str, command: Command) -> list[str]:
     A notebook or a script of one's own is not made for that.
     """
     again = launchable.runs_program_again(command.cfg.trainer)
-    return [sys.executable, "-m", "harness", task] if again else []
+    return [sys.executable, "-m", "harness", task, f"conf={command.conf}"] if again else []
 
 
 @contextmanager

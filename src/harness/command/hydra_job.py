@@ -16,9 +16,10 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from harness import allowed
+from harness.allowed import instantiate
 from harness.command import run_folder
 from harness.command.compose import Command, explained, from_hydra
 from harness.errors import UserError
@@ -46,6 +47,7 @@ class Job:
 
     def __call__(self, cfg: DictConfig) -> float | None:
         """Run the job, and return what a sweep optimises."""
+        allowed.follow(self.conf)  # a launcher may have brought it to another process
         command = from_hydra(self.task, cfg, self.conf, self.words)
         if not GlobalHydra.instance().is_initialized():  # it runs again, and not in its old folder
             command.is_sweep, command.sweep_dir = False, None

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ def load_config(run_dir: Path) -> DictConfig:
 
 def save_words(words: list[str], run_dir: Path) -> None:
     """Write ``overrides.yaml``: when a run was started, and the words that started it."""
-    now = datetime.now(timezone.utc).isoformat()
+    now = datetime.now(UTC).isoformat()
     text = OmegaConf.to_yaml(OmegaConf.create(words))
     frozen_files.write_yaml(run_dir / "overrides.yaml", f"{frozen_files.STARTED}{now}\n{text}")
 
@@ -192,7 +192,7 @@ def load_words(run_dir: Path) -> list[str]:
 def note_start(run_dir: Path, launchers: Iterable[str]) -> None:
     """Add to ``.starts`` who has started a run, or lets it go on."""
     with (run_dir / STARTS).open("a") as file:
-        print(datetime.now(timezone.utc).isoformat(), *sorted(launchers), file=file)
+        print(datetime.now(UTC).isoformat(), *sorted(launchers), file=file)
 
 
 def started_by(run_dir: Path) -> set[str]:

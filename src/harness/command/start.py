@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from harness import frozen_files, record
+from harness import allowed, frozen_files, record
 from harness.broken_builds import explained_imports
 from harness.checkpoints.lookup import NEWEST
 from harness.command import gpus, resume, run_folder, validate
@@ -54,6 +54,7 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     outlive_screen()
     job = None
     try:
+        allowed.follow(conf)
         if run_dir := launch.run_that_this_is_a_rank_of():
             execute(task, run_folder.load_config(run_dir))
             leaving.arm(0)  # all is done, and the first process may end earlier
@@ -276,4 +277,5 @@ def execute(task: str, frozen: DictConfig) -> None:
         from harness.run import tasks  # torch and Lightning; seconds
 
     early.wait()
-    getattr(tasks, task)(cfg)
+    with allowed.building():
+        getattr(tasks, task)(cfg)

@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from harness.command import run_folder, which_run
 from harness.command.compose import explained
 from harness.errors import UserError
+from harness.hydra_versions import VERSION_BASE
 from harness.runs.reading import is_locked
 
 # What the same sweep may be typed with again: where it is, and how it is run.
@@ -35,7 +36,7 @@ def is_of_sweep(override: Override) -> bool:
 def parsed(conf: Path, words: Sequence[str]) -> list[Override]:
     """Words as Hydra reads them; ``glob(*)`` looks for the files of a group."""
     with explained("train", [*words], conf):
-        with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+        with hydra.initialize_config_dir(str(conf), **VERSION_BASE):
             parser = OverridesParser.create(GlobalHydra.instance().config_loader())
             overrides = parser.parse_overrides([*words])
             for override in overrides:  # while the files are within reach

@@ -8,6 +8,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from harness import allowed
 from harness.checkpoints.lookup import damage
 from harness.command import gpus
 from harness.command.compose import Command, flat, groups
@@ -43,6 +44,7 @@ def check(command: Command) -> None:
                 f"arrive below {group}.\nWrite this as its first line: # @package _global_"
             )
     OmegaConf.to_container(cfg, resolve=True)  # before there is a folder
+    allowed.check(cfg)
     for override in overrides:
         name = override.lstrip("+~").partition("=")[0]
         if name.partition(".")[0] == "sweep" and task == "train" and not command.is_sweep:
@@ -117,11 +119,11 @@ def _check_choices(cfg: DictConfig, rules: dict[str, Any]) -> None:
             f"trainer.accelerator={accelerator} is a setting of Lightning 1. "
             f"Use strategy={accelerator.replace('_cpu', '')}."
         )
-    for key, allowed in flat(rules["choices"]).items():
-        value = OmegaConf.select(cfg, key, default=allowed[0])
-        if value not in allowed:
+    for key, choices in flat(rules["choices"]).items():
+        value = OmegaConf.select(cfg, key, default=choices[0])
+        if value not in choices:
             named = {None: "null", True: "true", False: "false"}
-            words = [named.get(word, word) for word in allowed]
+            words = [named.get(word, word) for word in choices]
             raise UserError(f"{key}={value}: use {', '.join(words[:-1])} or {words[-1]}.")
 
 

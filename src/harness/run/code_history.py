@@ -16,12 +16,12 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 
 from harness import code_version
+from harness.allowed import targets
 from harness.checkpoints.reading import read
 from harness.code_version import CodeVersion
 from harness.errors import UserError
 from harness.places import shown
 from harness.processes.launch import global_rank
-from harness.run.targets import targets
 
 log = logging.getLogger(__name__)
 FOLDER = "code"

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from harness.allowed import instantiate
 from harness.data import facts
 from harness.frozen_files import read_yaml, write_json
 from harness.init.freezing import Freezing

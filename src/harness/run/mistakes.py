@@ -20,12 +20,12 @@ from omegaconf.errors import ConfigAttributeError
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from harness import broken_builds, code_version
+from harness.allowed import targets
 from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
 from harness.places import Place, Raised, definition, is_harness, raised
 from harness.run import code_history, hints, log_file, out_of_memory
-from harness.run.targets import targets
 
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
 # How Lightning names a method that is missing, or returns what it must not.

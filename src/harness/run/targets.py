@@ -3,16 +3,15 @@
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
-from omegaconf import OmegaConf
 from pytorch_lightning.loggers import Logger
 from torch import nn
 
+from harness.allowed import check, check_found, targets
 from harness.errors import UserError
 from harness.upstream import lightning_name
 
@@ -20,25 +19,14 @@ EXTRAS = {"timm": "timm", "tokenizers": "text"}  # of pyproject.toml, by the pac
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
-def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every node below and including ``node`` that has a ``_target_``, with its key."""
-    if OmegaConf.is_list(node):
-        for i, child in enumerate(node):
-            yield from targets(child, f"{key}[{i}]")
-    elif OmegaConf.is_dict(node):
-        if node.get("_target_") is not None:
-            yield key, node
-        for name, child in node.items():
-            yield from targets(child, f"{key}.{name}" if key else str(name))
-
-
 def check_targets(cfg: Any) -> None:
-    """Check every ``_target_`` of a config before any of them is called.
+    """Check every ``_target_`` of a config before any of them is called, or imported.
 
     Raises:
-        UserError: with the key, and the nearest real name.
+        UserError: with the key, and the nearest real name, or the line that allows it.
         InstantiationException: if a module exists and raises as it is imported.
     """
+    check(cfg)
     for key, node in targets(cfg):
         called = find(key, node["_target_"])
         try:
@@ -75,6 +63,7 @@ def find(key: str, target: str) -> Any:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {module_name}.{close[0]}?" if close else ""
         raise UserError(f"{key}._target_: {target} does not exist.{hint}") from error
+    check_found(key, target, found)
     if not callable(found):
         raise UserError(f"{key}._target_: {target} is not a class or a function.")
     return found

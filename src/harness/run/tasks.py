@@ -16,12 +16,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies import DDPStrategy
 
 from harness import record
+from harness.allowed import building, instantiate
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
@@ -131,7 +131,6 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     Raises:
         UserError: if a ``_target_`` does not exist or does not take its arguments.
     """
-    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
     with user_errors():
         check_targets(cfg)
     run_log = LogFile(Path(cfg.run_dir, "run.log"), packages(cfg))
@@ -252,7 +251,8 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
             cfg = OmegaConf.masked_copy(cfg, ["model"])
             check_targets(cfg)
             facts.fill_in(cfg, None, checkpoint.resolve().parent.parent)
-            model: pl.LightningModule = make(cfg.model)
+            with building():
+                model: pl.LightningModule = make(cfg.model)
         load_weights(model, verified(checkpoint))
     return model.eval()
 

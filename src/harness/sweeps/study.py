@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
-from hydra.utils import instantiate
 
 from harness import record
+from harness.allowed import instantiate
 from harness.errors import UserError
 from harness.sweeps.jobs import ENDED, Job, Jobs
 from harness.upstream.trials import running_trial
@@ -47,6 +47,8 @@ def opened(folder: Path, name: str, mode: str, settings: dict[str, Any]) -> Any:
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     try:
         sampler = instantiate(settings["sampler"])
+    except UserError:
+        raise  # it is not allowed
     except Exception as error:  # what it does not take, or that it does not exist
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise UserError(

@@ -9,9 +9,9 @@ from hydra.utils import get_object
 from omegaconf import DictConfig
 from torch.optim import Optimizer
 
+from harness.allowed import targets
 from harness.errors import UserError
 from harness.knobs.speed import check_compiler, networks
-from harness.run.targets import targets
 
 # How far a loss of the first steps may be from the plain run's, as a share of their mean. What
 # rounds in float32 differs by 1e-6 and grows from step to step; TF32 has 10 bits, bf16 has 7.
