@@ -32,4 +32,6 @@ def test_each_python_has_one_version_of_each_package(minor: int) -> None:
 
 def test_lock_names_no_index_and_no_platform() -> None:
     """An index of whoever made it would be asked by everybody."""
-    assert not [line for line in LINES if re.search(r"://|^-|\+cpu|\+cu|^nvidia-[^m]|^triton", line)]
+    assert not [
+        line for line in LINES if re.search(r"://|^-|\+cpu|\+cu|^nvidia-[^m]|^triton", line)
+    ]
