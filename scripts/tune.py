@@ -96,10 +96,13 @@ def tune_learning_rate(options: argparse.Namespace) -> None:
 
 def tune_speed(options: argparse.Namespace) -> None:
     """Try the switches that make steps faster beside the plain run."""
-    from harness.tuning import speed
+    from harness.tuning.commands import composed
 
     if not 1 <= options.seconds < float("inf"):
         raise UserError(f"--seconds {options.seconds:g} must be a number, 1 or more.")
+    composed(options.overrides)  # a mistake is told before torch is there
+    from harness.tuning import speed
+
     print(" ".join(speed.choose_switches(options.overrides, options.seconds)))
 
 

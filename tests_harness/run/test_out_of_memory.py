@@ -100,6 +100,39 @@ def test_who_optimizes_by_hand_is_told_a_batch_size(train) -> None:
     assert train("model.is_manual=true", f"data.batch_size={size}").returncode == 0
 
 
+def test_data_that_do_not_fit_are_no_matter_of_the_batch(train, tmp_path: Path) -> None:
+    (tmp_path / "hungry.py").write_text(
+        HUNGRY.replace(
+            "        size = self", "        __import__('numpy').ones(10**13)\n        size = self"
+        )
+    )
+    told = train().stderr
+    assert re.search(
+        r"make_dataset: \w*MemoryError: out of memory, [\d.]+ GiB were asked for", told
+    )
+    assert "a smaller batch does not help" in told
+    assert "max_samples_per_device" not in told
+
+
+def test_own_loaders_are_told_how_to_take_a_step_in_parts(train, tmp_path: Path) -> None:
+    own = """
+class Own(pl.LightningDataModule):
+    def __init__(self, **settings):
+        super().__init__()
+        self.data = Data(**settings)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.data.make_dataset("train"), batch_size=32)
+"""
+    (tmp_path / "hungry.py").write_text(HUNGRY + own)
+    failed = train("data._target_=hungry.Own")
+    assert failed.returncode == 1
+    assert (
+        "\ntrainer.accumulate_grad_batches=2 takes the same steps in smaller parts."
+        in failed.stderr
+    )
+
+
 @pytest.mark.parametrize(
     ("tried", "asked", "free", "used", "expected"),
     [

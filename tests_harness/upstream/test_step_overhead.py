@@ -212,23 +212,26 @@ def test_logged_value_follows_to_another_device() -> None:
     assert {metric.value.device.type, metric._defaults["value"].device.type} == {"meta"}
 
 
-def test_callback_that_gets_a_hook_is_called_from_the_next_epoch(tmp_path: Path) -> None:
+def test_callbacks_and_hooks_that_appear_in_a_run_are_called_at_once(tmp_path: Path) -> None:
     calls: list[Any] = []
 
-    class Growing(pl.Callback):
-        def on_train_epoch_end(self, *_: Any) -> None:
-            self.on_train_batch_end = lambda *_: calls.append("grown")
+    class Late(SomeHooks):
+        def setup(self, *_: Any, **__: Any) -> None:
+            self.calls.append(("set up",))
 
-    class Adding(pl.Callback):  # which takes its place in the middle of an epoch
+    class Growing(pl.Callback):
+        def setup(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+            trainer.callbacks.append(Late(calls))  # type: ignore[attr-defined]  # set untyped
+
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-            if (trainer.current_epoch, index) == (1, 3):
-                trainer.callbacks.append(SomeHooks(calls))
+            if index == 3:
+                self.on_train_batch_end = lambda *_: calls.append(("grown",))
 
     trainer = pl.Trainer(
-        max_epochs=2,
+        max_epochs=1,
         limit_train_batches=5,
         limit_val_batches=0,
-        callbacks=[Growing(), Adding()],
+        callbacks=[Growing()],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -236,6 +239,5 @@ def test_callback_that_gets_a_hook_is_called_from_the_next_epoch(tmp_path: Path)
     )
     step_overhead.skip_empty_hooks(trainer)
     trainer.fit(BoringModel())
-    names = [one if one == "grown" else one[0] for one in calls]
-    assert names == ["grown"] * 3 + ["grown", "some"] * 2
-    assert not step_overhead.known  # nothing of a run is kept
+    names = [one[0] for one in calls]
+    assert names == ["set up", *["some"] * 3, *["grown", "some"] * 2]

@@ -198,6 +198,7 @@ def test_samples_before_a_batch_are_those_that_all_ranks_have_read(
         (0.03, 2, 16, "try data.num_workers=8 (now 2)"),  # two load one batch in 20 ms: 80 ms each
         (0.03, 2, 2, "uses every core there is"),
         (0.0005, 0, 8, "workers would not be faster"),
+        (0.03, 0, 0, "every core trains already"),  # as on a CPU whose threads have all of them
     ],
 )
 def test_advice_is_what_the_rest_of_the_step_needs_and_the_cores_allow(
@@ -285,7 +286,9 @@ def test_flops_of_a_step_are_those_of_all_of_its_batches(accumulated: int) -> No
     assert found.flops_per_step == 2 * 2 * 4 * 4
     assert 0 < found.share < 1
     assert found.peak_bytes > 10**8
-    assert str(found).startswith("64 FLOP per step, 0.0% of what a matrix product reaches here, ")
+    assert str(found).startswith(
+        "64 FLOP per step, 0.0% of what a matrix product reaches here in float32, "
+    )
 
 
 @quiet

@@ -87,5 +87,5 @@ def test_a_run_is_the_same_without_its_trace_and_says_where_it_was_too_short(
         (path,) = tmp_path.glob(f"run{len(results)}/*/metrics.csv")
         results.append(path.read_bytes())
     assert results[0] == results[1]
-    assert "No trace: there were no more than 10 steps." in result.stdout
+    assert "No trace: there were no more than 10 batches." in result.stdout
     assert not [*tmp_path.glob("run2/*/trace_*")]

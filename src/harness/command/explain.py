@@ -162,7 +162,11 @@ def old_name(key: str) -> str:
 def known_keys(config_name: str, overrides: list[str], conf: Path) -> list[str]:
     """All keys of the composed config, with the choices of groups that the command made."""
     chosen = {*groups(conf), "hydra.searchpath"}
-    choices = [text for text in overrides if text.partition("=")[0] in chosen and "," not in text]
+    choices = [
+        text
+        for text in overrides
+        if text.partition("=")[0] in chosen and "," not in text and "={" not in text
+    ]
     return list(_keys(hydra_compose(config_name, choices, conf)))
 
 

@@ -1,4 +1,5 @@
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -38,9 +39,10 @@ class StatesTogether:
 
 
 def _gather(states: list[Tensor], group: Any) -> list[list[Tensor]] | None:
-    """Every process's value of each state; ``None`` where the shapes differ."""
-    shapes = [size for state in states for size in (state.dim(), *state.shape)]
-    parts = [torch.tensor(shapes, device=states[0].device), *(state.detach() for state in states)]
+    """Every process's value of each state; ``None`` where shapes or types differ."""
+    kinds = [(crc32(str(one.dtype).encode()), one.dim(), *one.shape) for one in states]
+    header = torch.tensor([number for kind in kinds for number in kind], device=states[0].device)
+    parts = [header, *(state.detach() for state in states)]
     parts = [part.contiguous().reshape(-1).view(torch.uint8) for part in parts]
     everyone = gather_bytes(torch.cat(parts), group)
     sizes = [len(part) for part in parts]

@@ -20,9 +20,13 @@ TEXTS = re.compile(
     "DefaultCPUAllocator: (can't allocate|not enough) memory|CUDA out of memory|CUDA error: out of "
     "memory|STATUS_ALLOC_FAILED|Unable to allocate .* for an array"
 )
-ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+ASKED = re.compile(r"(?:[Tt]ried to|Unable to) allocate ([\d.]+) (bytes|[KMGTP]iB)")
+# Functions of Lightning that compute a batch, and what loads one.
+TRAINING = {"training_step", "optimizer_step"}
+IN_A_BATCH = TRAINING | {"validation_step", "test_step", "predict_step", "batch_to_device", "fetch"}
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 MOST_NAMED = 5
+HELD = "; what a backward pass needs is held by autograd, and comes with the samples"
 MEASURES = (
     "That is an estimate; `python scripts/tune.py batch-size` with the same words measures it. Or "
     "use trainer.precision=bf16-mixed."
@@ -56,18 +60,28 @@ def answer(error: BaseException, found: Raised, trainer: pl.Trainer) -> str:
         found: the same exception.
         trainer: whose run it has ended.
     """
-    lines = [advice(trainer, asked(error))]
+    functions = {place.function for place in found.places}
+    if not functions & IN_A_BATCH:
+        return (
+            "No batch was computed there: what is loaded at once does not fit, and a smaller batch "
+            "does not help.\nLoad it in parts, or leave it on the disk: "
+            'np.load(path, mmap_mode="r").'
+        )
+    lines = [advice(trainer, asked(error), bool(functions & TRAINING))]
     largest = sorted(tensors(found, trainer), key=lambda one: -one[1].nbytes)[:MOST_NAMED]
+    largest = [(name, one) for name, one in largest if one.nbytes >= 2**20]
     named = [f"{name} {tuple(one.shape)}: {mib(one.nbytes)}" for name, one in largest]
-    return "\n".join([*lines, f"The largest tensors: {', '.join(named)}."] if named else lines)
+    if named:
+        lines.append(f"The largest tensors that Python holds: {', '.join(named)}{HELD}.")
+    return "\n".join(lines)
 
 
-def advice(trainer: pl.Trainer, num_bytes: float) -> str:
-    """A batch that may fit, for what could not be allocated."""
+def advice(trainer: pl.Trainer, num_bytes: float, is_training: bool) -> str:
+    """A batch that may fit, for what could not be allocated; the trainer has ended by now."""
     data, module = getattr(trainer, "datamodule", None), trainer.lightning_module
     if not isinstance(data, DataModule):
-        return "Use a smaller batch, or trainer.precision=bf16-mixed."
-    parts = trainer.accumulate_grad_batches * trainer.world_size if trainer.training else 1
+        return _advice_for_loaders(trainer, is_training)
+    parts = trainer.accumulate_grad_batches * trainer.world_size if is_training else 1
     tried = -(-data.batch_size // (parts * num_devices(trainer)))
     tried = min(tried, data.max_samples_per_device or tried)
     if tried == 1:
@@ -79,6 +93,15 @@ def advice(trainer: pl.Trainer, num_bytes: float) -> str:
     else:
         advised += f" data.batch_size={fits * num_devices(trainer) * trainer.world_size}."
     return f"{said} {advised}\n{MEASURES}"
+
+
+def _advice_for_loaders(trainer: pl.Trainer, is_training: bool) -> str:
+    """What to type where the owner's code makes the loaders, and nothing can be estimated."""
+    num = 2 * trainer.accumulate_grad_batches
+    less = "Use a smaller batch"
+    if is_training and trainer.lightning_module.automatic_optimization:
+        less = f"trainer.accumulate_grad_batches={num} takes the same steps in smaller parts"
+    return f"{less}. Or use trainer.precision=bf16-mixed."
 
 
 def estimate(tried: int, num_bytes: float, free: float, used: float) -> int:

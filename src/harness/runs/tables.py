@@ -83,13 +83,17 @@ def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "ta
     rows = [_row(group, settings, is_max) for group in found]
     if form != "table":
         return write(rows, form)
-    names = list(rows[0]) if len(settings) <= MOST_SETTINGS else list(rows[0])[:-1][:12]
+    *names, last = rows[0]
+    left_out = names[3 + MOST_SETTINGS :]
+    names = [*names[: 3 + MOST_SETTINGS], last]
     table, short = Table(box=None, pad_edge=False), short_names(names)
     for name in names:
         table.add_column(short[name], justify="left" if name == "best run" else "right")
     for row in rows:
         table.add_row(*(escape(text(name, row[name])) for name in names))
     console().print(table)
+    if left_out:
+        print(f"{len(left_out)} more settings differ: --json and --csv have them.")
     return None
 
 

@@ -43,7 +43,6 @@ class Ready(NamedTuple):
 
     switches: list[Switch]
     num_steps: float  # of the run
-    is_counted: bool  # whether samples are known, or batches alone
 
 
 class First(NamedTuple):
@@ -52,6 +51,7 @@ class First(NamedTuple):
     losses: list[float]  # all that had a backward pass
     seconds: list[float]  # of each step
     draws: bool  # whether a step draws random numbers
+    is_counted: bool  # whether samples are known, or batches alone
 
 
 class Turn(NamedTuple):
@@ -120,9 +120,8 @@ class Turns(pl.Callback):
         schedules = trainer.strategy.lr_scheduler_configs
         if pl_module.automatic_optimization:
             schedules[:] = [one for one in schedules if not one.reduce_on_plateau]
-        is_counted = bool(batch_sizes(trainer, (None, 0)))
         found = switches(self.typed, trainer, pl_module)
-        self.connection.send(Ready(found, num_steps, is_counted))
+        self.connection.send(Ready(found, num_steps))
         self.num_first, self.most_seconds = self.connection.recv()
 
     def on_train_batch_start(
@@ -158,7 +157,8 @@ class Turns(pl.Callback):
                 self.num_first = len(self.seconds)
             if len(self.seconds) == self.num_first:
                 losses = [loss.item() for loss in self.losses]
-                self._answer(trainer, First(losses, self.seconds, self.draws))
+                is_counted = bool(batch_sizes(trainer, (None, batch_idx)))
+                self._answer(trainer, First(losses, self.seconds, self.draws, is_counted))
             return
         if self.is_warming_up:  # the first step after a pause
             self.is_warming_up, self.num_samples, self.started = False, 0, self._now()

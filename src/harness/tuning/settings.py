@@ -116,7 +116,11 @@ def own_data(data: Any, what: str) -> DataModule:
     """
     if not isinstance(data, DataModule):
         found = "data=null" if data is None else f"{type(data).__module__}.{type(data).__name__}"
-        raise UserError(f"tune.py {what} needs a harness.DataModule, and {found} is none.")
+        raise UserError(
+            f"tune.py {what} needs a harness.DataModule, and {found} is none.\n"
+            "Inherit harness.DataModule (python scripts/new.py data mine shows one), or try values "
+            "by hand: a run says at its end how fast it was and what held it back."
+        )
     return data
 
 

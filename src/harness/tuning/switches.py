@@ -38,13 +38,15 @@ def switches(cfg: DictConfig, trainer: pl.Trainer, module: pl.LightningModule) -
     weights = [weight for weight in module.parameters() if weight.dim() == 4]
     on_gpu = "" if device.type == "cuda" else f"is for NVIDIA GPUs, and this is {device.type}"
     no_conv = "" if weights else "no convolution: no weight has 4 dimensions"
+    # A run that rounds to few bits is compared as such.
+    exact = EXACT if str(cfg.trainer.get("precision", 32))[:2] in ("32", "64") else TF32
     found = {
-        "channels_last=true": (EXACT, no_conv or _layout(weights)),
-        **{word: (EXACT, why) for word, why in _fused(cfg, trainer).items()},
+        "channels_last=true": (exact, no_conv or _layout(weights)),
+        **{word: (exact, why) for word, why in _fused(cfg, trainer).items()},
         "tf32=true": (TF32, on_gpu or _tf32(device)),
         "trainer.benchmark=true": (TF32, on_gpu or no_conv),
         "trainer.precision=bf16-mixed": (BF16, _bf16(cfg, device)),
-        "compile=true": (EXACT, _compile(module, device)),
+        "compile=true": (exact, _compile(module, device)),
     }
     on = {key: cfg.get(key) is True for key in ("compile", "channels_last", "tf32")}
     on["trainer.benchmark"] = cfg.trainer.get("benchmark") is True

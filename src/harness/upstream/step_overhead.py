@@ -40,6 +40,7 @@ PRIVATE = {
     "pytorch_lightning.loops.training_epoch_loop": "is_param_in_hook_signature",
     "trainer:fit_loop.epoch_loop": "_broadcast_sigterm_tensor",
 }
+MONITORING = (EarlyStopping, Checkpoint)
 STATES = (RunningStage, TrainerFn, TrainerStatus)
 
 originals: dict[str, Any] = {}  # Lightning's functions, by their names
@@ -112,37 +113,16 @@ def call_callbacks(
     state = {} if pl_module is None else pl_module.__dict__
     before = state.get("_current_fx_name")
     state["_current_fx_name"] = hook_name
-    for callback in having(trainer, hook_name):
-        is_monitoring = monitoring_callbacks is None or (
-            isinstance(callback, (EarlyStopping, Checkpoint)) == monitoring_callbacks
-        )
-        if is_monitoring:
-            getattr(callback, hook_name)(trainer, pl_module, *args, **kwargs)
-    state["_current_fx_name"] = before
-
-
-def having(trainer: pl.Trainer, hook_name: str) -> list[pl.Callback]:
-    """The callbacks that have a hook of their own; of a step's hooks they are kept for an epoch."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    is_of_step = "batch" in hook_name or "_before_" in hook_name or "_after_" in hook_name
-    if is_of_step and hook_name in known and known[hook_name][0] == callbacks:
-        return known[hook_name][1]
     empty = getattr(pl.Callback, hook_name)
-    found = [
-        one
-        for one in callbacks
-        if hook_name in vars(one) or getattr(type(one), hook_name) is not empty
-        if callable(getattr(one, hook_name))
-    ]
-    if is_of_step:
-        known[hook_name] = list(callbacks), found
-    else:
-        known.clear()  # a callback may get a hook, and all of them end with the run
-    return found
-
-
-# A hook's callbacks: those that the trainer had, and those of them that have it.
-known: dict[str, tuple[list[pl.Callback], list[pl.Callback]]] = {}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
+        if getattr(type(callback), hook_name) is empty and hook_name not in vars(callback):
+            continue
+        hook = getattr(callback, hook_name)
+        if not callable(hook):
+            continue
+        if monitoring_callbacks is None or monitoring_callbacks == isinstance(callback, MONITORING):
+            hook(trainer, pl_module, *args, **kwargs)
+    state["_current_fx_name"] = before
 
 
 def call_module(

@@ -195,8 +195,9 @@ class Throughput(pl.Callback):
         """Give the verdict."""
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
-            max_workers = max(1, usable_cores() // num_ranks_here)
             on_cpu = self.device.type == "cpu"
+            num_training = torch.get_num_threads() if on_cpu else 0
+            max_workers = max(not on_cpu, usable_cores() // num_ranks_here - num_training)
             self.verdict = verdict(self.total, self.loader.num_workers, max_workers, on_cpu)
             speed = self.total.samples_per_second
             self.work = work(trainer, self.flops, self.samples_counted, speed)
@@ -244,6 +245,11 @@ def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
     else:  # all of them are busy all the time
         to_load = num_workers * spent.seconds / spent.num_steps
     wanted = math.ceil(min(to_load / max(rest, 1e-6), max_workers))
+    if not max_workers:
+        return (
+            "every core trains already, and a worker would take one from the step: read whole "
+            "batches (BatchedDataset) or make the transforms cheaper"
+        )
     if wanted > num_workers:
         return f"try data.num_workers={wanted} (now {num_workers})"
     return (

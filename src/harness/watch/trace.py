@@ -22,7 +22,7 @@ PARTS = {
     "backward": r"^autograd::|\.backward$",
     "forward": r"\.training_step$",
 }
-REST = "loop"
+REST, BATCH = "loop", "run_training_batch"
 ALL_REDUCE = re.compile(r"^(gloo|nccl|mpi|c10d):+all_?reduce", re.IGNORECASE)
 MEASURED = re.compile(r"\.(training_step|backward|optimizer_step)$")
 
@@ -36,8 +36,8 @@ class Trace(Profiler):
 
     Args:
         dirpath: where the files go.
-        num_before: steps that warm up, one of them the profiler.
-        num_steps: that are traced, or fewer where training ends.
+        num_before: batches that warm up, one of them the profiler.
+        num_steps: batches that are traced, or fewer where training ends.
     """
 
     def __init__(self, dirpath: str | Path, num_before: int = 10, num_steps: int = 10) -> None:
@@ -61,7 +61,7 @@ class Trace(Profiler):
             if MEASURED.search(action_name) and torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.ranges.pop(action_name).__exit__(None, None, None)
-        if self.traced is not None and action_name == "run_training_batch":
+        if self.traced is not None and action_name == BATCH:
             with hushed(Path(os.devnull)):
                 self.traced.step()
 
@@ -86,7 +86,11 @@ class Trace(Profiler):
     def summary(self) -> str:
         """The table."""
         return "\n".join(
-            self.lines or [f"No trace: there were no more than {self.num_before} steps."]
+            self.lines
+            or [
+                f"No trace: there were no more than {self.num_before} batches. Several optimizers "
+                "count for several steps: trainer.max_steps=100 has room for them."
+            ]
         )
 
     def describe(self) -> None:
@@ -108,6 +112,8 @@ def table(events: Any) -> list[str]:
     """
     spent: dict[str, float] = dict.fromkeys(PARTS, 0.0) | {REST: 0.0}
     steps = [event for event in events if event.name.startswith("ProfilerStep")]
+    # What follows the last batch is none.
+    steps = [step for step in steps if any(c.name == BATCH for c in step.cpu_children)]
     waiting = [(step, REST) for step in steps]
     while waiting:
         event, outer = waiting.pop()

@@ -24,6 +24,7 @@ class Work:
     share: float  # of the peak of all devices, over all of the time: MFU
     peak_bytes: float  # of the process, or of the GPU, that had the most
     is_cpu: bool
+    dtype: str = "float32"  # of the run's products
 
     @property
     def facts(self) -> dict[str, float | str]:
@@ -39,7 +40,7 @@ class Work:
             said.append(f"{shortened(self.flops_per_step)}FLOP per step")
         if math.isfinite(self.share):
             peak = "what a matrix product reaches here" if self.is_cpu else "the device's peak"
-            said.append(f"{self.share:.1%} of {peak}")
+            said.append(f"{self.share:.1%} of {peak} in {self.dtype}")
         where = "process" if self.is_cpu else "GPU"
         return ", ".join([*said, f"{self.peak_bytes / 2**20:,.0f} MiB in one {where} at most"])
 
@@ -64,7 +65,8 @@ def work(
     total, peak = everyone[:, :2].sum(0).tolist()
     share = total / samples_per_batch * samples_per_second / peak
     per_step = total * trainer.accumulate_grad_batches
-    return Work(per_step, share, everyone[:, 2].max().item(), device.type == "cpu")
+    most, dtype = everyone[:, 2].max().item(), str(dtype_of(trainer)).removeprefix("torch.")
+    return Work(per_step, share, most, device.type == "cpu", dtype)
 
 
 def peak_flops(trainer: pl.Trainer) -> float:
@@ -74,7 +76,7 @@ def peak_flops(trainer: pl.Trainer) -> float:
     of a CPU what ``torch.mm`` reaches with the run's threads, while other processes do the same.
     """
     device = trainer.strategy.root_device
-    dtype = DTYPES.get(str(trainer.precision)[:2], torch.float32)
+    dtype = dtype_of(trainer)
     if device.type == "cuda":
         with warnings.catch_warnings():  # of a GPU that it does not know
             warnings.simplefilter("ignore")
@@ -88,6 +90,11 @@ def peak_flops(trainer: pl.Trainer) -> float:
         torch.mm(matrix, matrix)
         best = min(best, time.perf_counter() - start)
     return 2 * SIZE**3 / best
+
+
+def dtype_of(trainer: pl.Trainer) -> torch.dtype:
+    """The type that the run's products are computed in."""
+    return DTYPES.get(str(trainer.precision)[:2], torch.float32)
 
 
 def peak_bytes(trainer: pl.Trainer) -> float:
