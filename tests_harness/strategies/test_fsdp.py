@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from harness import UserError
 from harness.convert import convert
@@ -39,7 +40,9 @@ class Parts(pl.Callback):
             return
         mine = sum(p.to_local().numel() for p in pl_module.parameters())  # type: ignore[operator]
         path = self.folder / f"rank_{dist.get_rank()}.json"
-        path.write_text(json.dumps([mine, sum(p.numel() for p in pl_module.parameters())]))
+        blocks = [name for name, part in pl_module.named_modules() if isinstance(part, FSDPModule)]
+        whole = sum(p.numel() for p in pl_module.parameters())
+        path.write_text(json.dumps([mine, whole, blocks]))
         dcp.save(pl_module.state_dict(), checkpoint_id=self.folder / "sharded")
 
 
@@ -74,7 +77,8 @@ def test_each_process_has_a_part_and_the_converter_merges_them(
     folder = trained["fsdp(2)"].parents[1]
     sizes = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
     assert sizes[0][0] + sizes[1][0] == sizes[0][1]
-    assert max(mine for mine, _ in sizes) < 0.55 * sizes[0][1]
+    assert sizes[0][2] == ["net.layers.0", "net.layers.1"]
+    assert max(mine for mine, *_ in sizes) < 0.55 * sizes[0][1]
     for source in (folder / "sharded", trained["fsdp(2)"] / "checkpoints" / "last.ckpt"):
         convert(source, tmp_path / f"{source.stem}.pt", prefix="net")
     merged, whole = (torch.load(tmp_path / f"{name}.pt") for name in ("sharded", "last"))

@@ -23,6 +23,7 @@ from harness.exact.seeded_steps import dropouts
 from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.places import is_owners, shown
 from harness.prove.short_epochs import shorten
+from harness.shards import whole
 
 LARGEST = 65_536  # numbers of a tensor that are kept; of a larger one as many, evenly spaced
 
@@ -195,7 +196,7 @@ def snapshot(module: nn.Module) -> dict[str, Kept]:
     """Every tensor that a module holds, by its name, and the numbers that are its attributes."""
     in_checkpoint = module.state_dict().keys()
     tensors: dict[str, tuple[str, Tensor]] = {
-        name: ("parameter", value) for name, value in module.named_parameters()
+        name: ("parameter", whole(value)) for name, value in module.named_parameters()
     }
     for name, value in module.named_buffers():
         tensors[name] = ("buffer" if name in in_checkpoint else "hidden", value)

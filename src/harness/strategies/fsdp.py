@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from harness.errors import UserError
 from harness.shards import has_parts, parted_like, whole
+from harness.upstream.inference import use_no_grad
 from harness.upstream.replication import is_compiled, synchronises_batch_norm
 
 METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
@@ -65,12 +66,11 @@ class FSDPStrategy(DDPStrategy):
         assert self.lightning_module is not None
         _check(trainer, self.lightning_module)
         self.has_looked = False
-        # Whole parameters that inference mode has made could not be trained with.
-        for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop):
-            loop.inference_mode = False
-        trainer.test_loop.inference_mode = trainer.predict_loop.inference_mode = False
+        use_no_grad(trainer)  # parameters that are made whole stay for training
         if trainer.state.fn == TrainerFn.FITTING:
             super().setup(trainer)
+            if any(isinstance(optimizer, LBFGS) for optimizer in self.optimizers):
+                raise UserError("strategy=fsdp has no LBFGS, which joins all gradients. Use ddp.")
             return
         assert self.accelerator is not None  # Lightning's would make all parts those of rank 0
         self.accelerator.setup(trainer)
