@@ -21,6 +21,7 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 WARNINGS = [
     "error",
     "ignore:This DataLoader will create",  # torch, on a machine with fewer cores than workers
+    "ignore:Guards may run slower on Python 3.13.0",  # torch, of that interpreter alone
     "ignore:The `srun` command is available",  # Lightning, wherever Slurm is installed
 ]
 

@@ -347,7 +347,7 @@ def save_distributed(state: dict[str, object], folder: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        dcp.save(state, checkpoint_id=folder)  # of one process; torch 2.6 has no word for it
 
 
 class Trap(nn.Module):

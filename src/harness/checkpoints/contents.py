@@ -96,6 +96,17 @@ class Contents:
         return found
 
 
+class ButTensors(pickle.Pickler):
+    """Pickle all but tensors, of which it takes what authors have hung on them.
+
+    A class: the attribute of a pickler cannot be set in Python 3.13.0.
+    """
+
+    def persistent_id(self, obj: Any) -> Any:
+        """The attributes of a tensor."""
+        return vars(obj) if type(obj) in TENSORS else None
+
+
 def odd_values(value: Any, place: tuple[Any, ...] = (), around: Any = ()) -> list[Odd]:
     """The innermost parts of a value that ``reading.read`` would not give back.
 
@@ -107,8 +118,7 @@ def odd_values(value: Any, place: tuple[Any, ...] = (), around: Any = ()) -> lis
     if type(value) in PLAIN or id(value) in around:
         return []
     file, error = io.BytesIO(), None
-    pickler: Any = pickle.Pickler(file, protocol=2)  # which torch.save takes
-    pickler.persistent_id = lambda obj: vars(obj) if type(obj) in TENSORS else None
+    pickler = ButTensors(file, protocol=2)  # which torch.save takes
     reader: Any = Unpickler(file)
     reader.persistent_load = lambda attributes: None
     try:

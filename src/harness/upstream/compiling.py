@@ -12,7 +12,7 @@ from torch import nn
 
 PRIVATE = {
     "torch.nn:Module()": "_call_impl _compiled_call_impl",
-    "torch._dynamo.config": "recompile_limit",
+    "torch._dynamo.config": "cache_size_limit",  # of torch 2.6; later ones know both names
 }
 NUM_SHAPES = 8  # torch's own limit, which all networks share; what is more runs as it is
 
@@ -29,7 +29,7 @@ def compile_networks(networks: Sequence[nn.Module], is_split: bool = False) -> N
     from torch._dynamo import config  # seconds
 
     num_shapes = NUM_SHAPES * (4 if is_split else 1)
-    config.recompile_limit = max(config.recompile_limit, num_shapes * len(networks))
+    config.cache_size_limit = max(config.cache_size_limit, num_shapes * len(networks))
     for network in networks:
         compiled: Any = torch.compile(called(network), dynamic=False)
         network._compiled_call_impl = compiled
