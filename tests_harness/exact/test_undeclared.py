@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.exact.undeclared import _difference
-from harness.upstream.loss_graph import terms_of
+from harness.upstream.loss_graph import is_ratio_of_sums, terms_of
 
 # Of each share its number of samples, and of its tokens.
 SIZES = ((4, 7), (4, 19), (3, 5))
@@ -105,3 +105,46 @@ def test_declared_terms_are_left_out() -> None:
     assert len(terms_of(declared + other, [])) == 2
     (left,) = terms_of(declared + other, [declared.grad_fn])
     assert left.denominator == logits.numel()
+
+
+RATIOS = {
+    "dice": lambda x, y, m: (
+        1 - (2 * (x[..., 0].sigmoid() * m).sum() + 1) / (x[..., 0].sigmoid().sum() + m.sum() + 1)
+    ),
+    "of each class": lambda x, y, m: (
+        1 - ((x.softmax(-1) * m[..., None]).sum((0, 1)) / x.softmax(-1).square().sum((0, 1))).mean()
+    ),
+    "beside another": lambda x, y, m: (
+        cross_entropy(x, y) + 0.5 * (1 - x.sum((0, 1)).div(x.exp().sum((0, 1)).clamp(min=1)).mean())
+    ),
+    "flat": lambda x, y, m: 1 - 2 * x.flatten().sum() / (x.flatten() ** 2).sum(),
+    "logarithm": lambda x, y, m: -(x.exp().sum() / (x.exp().sum() + 1)).log(),
+}
+NO_RATIOS = {
+    "dice of each sample": lambda x, y, m: (
+        1 - ((x.sum((1, 2)) + 1) / (x.square().sum((1, 2)) + 1)).mean()
+    ),
+    "learned weight": lambda x, y, m: x.mean() / torch.ones((), requires_grad=True).square(),
+    "normalised": lambda x, y, m: (x / x.norm(dim=-1, keepdim=True)).square().mean(),
+    "weights over their sum": lambda x, y, m: (
+        x.mean() + (w := torch.rand(9, requires_grad=True)).square().sum() / w.sum()
+    ),
+}
+
+
+def of_batch(loss) -> bool:
+    return is_ratio_of_sums(loss(*share(4, 7)) / 2, [], 4)
+
+
+@pytest.mark.parametrize("loss", RATIOS.values(), ids=RATIOS)
+def test_ratios_of_sums_over_samples_are_told(loss) -> None:
+    assert of_batch(loss)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [*(OVER_SAMPLES | NO_RATIOS | OVER_TOKENS).values()],
+    ids=[*(OVER_SAMPLES | NO_RATIOS | OVER_TOKENS)],
+)
+def test_other_quotients_are_not(loss) -> None:
+    assert not of_batch(loss)

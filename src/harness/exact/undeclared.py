@@ -8,11 +8,17 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from harness.processes.agreement import gather
-from harness.upstream.loss_graph import Term, terms_of
+from harness.upstream.loss_graph import Term, is_ratio_of_sums, terms_of
 
 log = logging.getLogger(__name__)
 STEPS = (0, 1, 2, 10, 100, 1000)  # in which losses are looked at
 SAME = 1e-6
+RATIO = (
+    "divides one sum over the samples of a batch by another, as a Dice loss over a batch does: a "
+    "share of a batch gives another loss, and the weights will be others than those of one process."
+    "\nUse strategy=dp or ddp2, divide for each sample, or gather what is summed: "
+    "self.all_gather(..., sync_grads=True)."
+)
 
 Share = tuple[list[Term], int | None]  # the terms of its loss, and its number of samples
 
@@ -51,7 +57,10 @@ class UndeclaredMeans:
         self.shares += gather(self.trainer, mine)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         unit = int(self.trainer.accumulate_grad_batches) / (scaler.get_scale() if scaler else 1)
-        if not self.is_told and (said := _difference(self.shares, unit)):
+        said = _difference(self.shares, unit)
+        if num_samples and is_ratio_of_sums(loss, declared, num_samples):
+            said = RATIO
+        if not self.is_told and said:
             self.is_told = True
             if self.trainer.is_global_zero:
                 log.warning("The loss of %s %s", type(self.trainer.lightning_module).__name__, said)

@@ -5,6 +5,7 @@ documented ("Autograd mechanics"), and which ones a node has is not. Seen in tor
 where a node is another one, nothing is said of it.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ THROUGH = {"AddBackward0", "SubBackward0", "NegBackward0", "ToCopyBackward0", "N
 THROUGH |= {"WhereBackward0", "SqueezeBackward0", "SqueezeBackward1", "StackBackward0"}
 THROUGH |= {"ViewBackward0", "UnsqueezeBackward0", "CatBackward0", "CloneBackward0"}
 PRODUCTS = {"MulBackward0", "DivBackward0", "MulBackward1", "DivBackward1"}
+# And what changes the number on its way.
+CHANGING = {"RsubBackward1", "PowBackward0", "LogBackward0", "ClampMinBackward0", "ClampBackward1"}
 MOST_NODES = 200
 
 
@@ -73,6 +76,61 @@ def terms_of(loss: Tensor, declared: list[Any]) -> list[Term]:
                 classes = None if weight is None else values.shape[1 if values.dim() > 1 else 0]
             found.append(Term(name, size / factor, classes, rows))
     return found
+
+
+def is_ratio_of_sums(loss: Tensor, declared: list[Any], num_samples: int) -> bool:
+    """Whether a loss divides by a sum over the samples that is computed from weights, as Dice does.
+
+    Args:
+        loss: one number with a graph.
+        declared: nodes of terms whose weight is known, which are left out.
+        num_samples: of the batch.
+    """
+    for node in _above_samples(loss.grad_fn, num_samples, declared):
+        below = getattr(node, "_saved_other", None) if node.name() == "DivBackward0" else None
+        if isinstance(below, Tensor) and below.requires_grad:
+            is_of_samples = below.dim() > 0 and len(below) == num_samples
+            if not is_of_samples and _sums_samples(node.next_functions[1][0], num_samples):
+                return True
+    return False
+
+
+def _above_samples(node: Any, num_samples: int, left_out: list[Any]) -> Iterator[Any]:
+    """The nodes of a graph down to those that sum over samples, or are of another kind."""
+    nodes, num_nodes = [node], 0
+    while nodes and num_nodes < MOST_NODES:
+        node, num_nodes = nodes.pop(), num_nodes + 1
+        if node is None or any(node is one for one in left_out):
+            continue
+        yield node
+        is_sum = node.name().startswith(("Sum", "Mean"))
+        is_small = is_sum and not _is_of_samples(node, num_samples)
+        if is_small or node.name() in THROUGH | PRODUCTS | CHANGING:
+            nodes += [following for following, _ in node.next_functions]
+
+
+def _is_of_samples(node: Any, num_samples: int) -> bool:
+    """Whether a sum's values are of each sample, also in one row."""
+    sizes = [*node._saved_self_sym_sizes] if hasattr(node, "_saved_self_sym_sizes") else []
+    return bool(sizes) and (
+        sizes[0] == num_samples or (len(sizes) == 1 and sizes[0] % num_samples == 0)
+    )
+
+
+def _sums_samples(node: Any, num_samples: int) -> bool:
+    """Whether a sum over samples is part of a number, and not over those of all processes."""
+    for one in _above_samples(node, num_samples, []):
+        if one.name().startswith(("Sum", "Mean")) and _is_of_samples(one, num_samples):
+            nodes, seen = [one], 0
+            while nodes and seen < MOST_NODES:
+                below, seen = nodes.pop(), seen + 1
+                if below is not None and "AllGather" in below.name():
+                    return False
+                nodes += (
+                    [] if below is None else [following for following, _ in below.next_functions]
+                )
+            return True
+    return False
 
 
 def _one_number(value: Any) -> float | None:
