@@ -69,6 +69,11 @@ def follow(conf: str | Path) -> None:
         )
 
 
+def followed() -> Path:
+    """The folder whose rules this process follows; one that it starts has to be told."""
+    return _rules.parent
+
+
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Every node below and including ``node`` that has a ``_target_``, with its key."""
     if isinstance(node, (list, ListConfig)):

@@ -90,12 +90,12 @@ def test_noise_does_not_choose() -> None:
 
 
 def test_losses_are_compared_by_their_mean() -> None:
-    plain = First([2.0, 4.0], [1.0], False)
-    assert difference(plain, First([2.0, 4.3], [1.0], False)) == pytest.approx(0.1)
+    plain = First([2.0, 4.0], [1.0], False, True)
+    assert difference(plain, First([2.0, 4.3], [1.0], False, True)) == pytest.approx(0.1)
     with pytest.raises(UserError, match="the loss is nan at step 2"):
-        difference(plain, First([2.0, math.nan], [1.0], False))
+        difference(plain, First([2.0, math.nan], [1.0], False, True))
     with pytest.raises(UserError, match="1 losses instead of 2"):
-        difference(plain, First([2.0], [1.0], False))
+        difference(plain, First([2.0], [1.0], False, True))
 
 
 def first_steps(folder: Path, *words: str, draws_otherwise: bool = False) -> First:

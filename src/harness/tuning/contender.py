@@ -13,12 +13,14 @@ import tempfile
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from harness import allowed
 from harness.errors import UserError
 from harness.exact.seeded_steps import SeededSteps
 from harness.run import tasks as run
@@ -63,7 +65,7 @@ class Turn(NamedTuple):
 
 
 def train_by_turns(
-    connection: Connection, cfg: DictConfig, folder: str, draws_otherwise: bool
+    connection: Connection, cfg: DictConfig, conf: Path, folder: str, draws_otherwise: bool
 ) -> None:
     """Answer orders until the connection is closed.
 
@@ -71,9 +73,11 @@ def train_by_turns(
         connection: gives the most steps and seconds, answered with ``First``, and then seconds
             alone, with ``Turn``. ``Ready`` comes before, ``Failed`` in place of any.
         cfg: of a training command.
+        conf: the folder whose rules say what may be built.
         folder: for everything that is written; the other process removes it.
         draws_otherwise: draw other random numbers in steps, from the same weights and batches.
     """
+    allowed.follow(conf)
     tempfile.tempdir = folder  # also for what torch compiles
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has reached the other process as well
     with open(os.devnull, "w") as nowhere:  # the plain run says what train.py would

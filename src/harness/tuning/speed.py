@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness import allowed
 from harness.command import gpus
 from harness.errors import UserError
 from harness.strategies.launchable import num_processes
@@ -41,7 +42,7 @@ class Process:
         # What a killed process leaves is removed; nobody needs to read that.
         sys.warnoptions.append("ignore:resource_tracker")
         self.connection, others = context.Pipe()
-        arguments = (others, cfg, folder, draws_otherwise)
+        arguments = (others, cfg, allowed.followed(), folder, draws_otherwise)
         self.process = context.Process(target=train_by_turns, args=arguments)
         self.process.start()
         others.close()
