@@ -40,10 +40,10 @@ check: $(TEST_INSTALLED)
 	$(BIN)/ruff check $(RUFF_RULES)
 	$(BIN)/mypy $(MYPY_RULES)
 
-# All of tests/, and of tests_harness/ where it is there. Two workers, one thread each: tests that
+# All of tests/, and of tests_harness/ where it is there. Three workers, one thread each: tests that
 # start processes of their own share the same cores.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal $(ARGS)
 
 -include benchmarks/bench.mk  # make bench
 -include tests_harness/packages/packages.mk  # make packages
