@@ -74,6 +74,11 @@ def followed() -> Path:
     return _rules.parent
 
 
+def own_names() -> tuple[str, ...]:
+    """What the rules and the environment add, for ``VARIABLE``."""
+    return _own
+
+
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Every node below and including ``node`` that has a ``_target_``, with its key."""
     if isinstance(node, (list, ListConfig)):

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from harness import frozen_files, record
+from harness import allowed, frozen_files, record
 from harness.code_version import CodeVersion
 from harness.errors import UserError
 from harness.processes import launch
@@ -136,6 +136,8 @@ def command(python: Path | str, code: Path, run_dir: Path, start: dict[str, Any]
     if start.get("num_threads"):
         kept["OMP_NUM_THREADS"] = str(start["num_threads"])
     kept |= start.get("environment", {})
+    allowed.follow("conf")  # whoever makes it again has trusted that; the kept code may lack it
+    kept[allowed.VARIABLE] = ",".join(allowed.own_names())
     first = [str(code / "src"), str(code)]
     others = inherited.get("PYTHONPATH", "").split(os.pathsep)
     kept["PYTHONPATH"] = os.pathsep.join([*first, *filter(None, others)])
