@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.upstream.versions import IS_TORCH_2_6
+
+LIMIT = "cache_size_limit" if IS_TORCH_2_6 else "recompile_limit"
 PRIVATE = {
     "torch.nn:Module()": "_call_impl _compiled_call_impl",
-    "torch._dynamo.config": "cache_size_limit",  # of torch 2.6; later ones know both names
+    "torch._dynamo.config": LIMIT,
 }
 NUM_SHAPES = 8  # torch's own limit, which all networks share; what is more runs as it is
 
@@ -29,7 +32,7 @@ def compile_networks(networks: Sequence[nn.Module], is_split: bool = False) -> N
     from torch._dynamo import config  # seconds
 
     num_shapes = NUM_SHAPES * (4 if is_split else 1)
-    config.cache_size_limit = max(config.cache_size_limit, num_shapes * len(networks))
+    setattr(config, LIMIT, max(getattr(config, LIMIT), num_shapes * len(networks)))
     for network in networks:
         compiled: Any = torch.compile(called(network), dynamic=False)
         network._compiled_call_impl = compiled

@@ -28,6 +28,7 @@ TESTED = {  # the same bounds as in pyproject.toml
     "torchmetrics": ">=1.6,<1.10",
     "hydra-core": ">=1.3.6,<1.5",
 }
+IS_TORCH_2_6 = version("torch").startswith("2.6.")  # which has other names
 FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
 SAVING = {"late_imports", "step_flops", "step_overhead", "trials"}  # results do not rest on them
 NEEDED = sorted(FILES - SAVING - {"versions"})
