@@ -51,8 +51,10 @@ def _answer(options: argparse.Namespace) -> bool:
         if len(runs) != wanted:
             raise UserError(f"{options.what} takes {wanted} run(s), and there are {len(runs)}.")
         if options.what == "reproduce":
+            from harness import allowed
             from harness.reproduce.command import reproduce  # torch
 
+            allowed.follow(Path(__file__).resolve().parents[1] / "conf")
             return reproduce(runs[0], options.output, options.environment)
         if options.what == "diff":
             tables.print_difference(runs[0], runs[1], form)

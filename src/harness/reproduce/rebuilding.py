@@ -136,7 +136,7 @@ def command(python: Path | str, code: Path, run_dir: Path, start: dict[str, Any]
     if start.get("num_threads"):
         kept["OMP_NUM_THREADS"] = str(start["num_threads"])
     kept |= start.get("environment", {})
-    allowed.follow("conf")  # whoever makes it again has trusted that; the kept code may lack it
+    # Of whoever makes it again: rules are not imported, so that kept code may lack them.
     kept[allowed.VARIABLE] = ",".join(allowed.own_names())
     first = [str(code / "src"), str(code)]
     others = inherited.get("PYTHONPATH", "").split(os.pathsep)
