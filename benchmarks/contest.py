@@ -13,7 +13,7 @@ import torch
 from harness.machine.limits import usable_cores
 
 # Modules beside this one that configs name.
-os.environ.setdefault("HARNESS_ALLOWED", "images,memory,startup")
+os.environ.setdefault("YAML_ALLOWED", "images,memory,startup")
 
 ROOT = Path(__file__).parents[1]
 

@@ -81,7 +81,7 @@ def first_step(table: Path, folder: Path, batch_size: int) -> tuple[float, float
     result = subprocess.run(
         list(map(str, command)),
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": ":".join(paths), "HARNESS_ALLOWED": "first_step"},
+        env={**os.environ, "PYTHONPATH": ":".join(paths), "YAML_ALLOWED": "first_step"},
         capture_output=True,
         text=True,
         check=False,

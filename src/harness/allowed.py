@@ -3,7 +3,7 @@
 A ``_target_`` is called, and a YAML file may come from somebody else, with an experiment or with a
 run. What is listed below and in conf/rules.yaml is built, and nothing else, whatever other name
 it is given (``torch.nn.functional.torch.load`` is ``torch.serialization.load``). That file alone
-is read, and ``HARNESS_ALLOWED``: no word, no experiment and no run's folder adds to it. Hydra 1.4
+is read, and ``YAML_ALLOWED``: no word, no experiment and no run's folder adds to it. Hydra 1.4
 gets the same list, and looks at what is returned as well; for 1.3 the check here is the only one.
 No sandbox: what is allowed does with its arguments what it does.
 """
@@ -28,7 +28,7 @@ from harness.hydra_versions import building_only
 from harness.places import shown
 
 RULES = "rules.yaml"
-VARIABLE = "HARNESS_ALLOWED"  # more names, with commas, for one process and those that it starts
+VARIABLE = "YAML_ALLOWED"  # more names, with commas, for one process and those that it starts
 LIGHTNING = ("Trainer", "callbacks", "demos", "loggers", "profilers", "strategies")
 # The rooms whose classes a YAML file has a use for. Elsewhere are functions that load a pickle or
 # start a program, as also in the rest of torch: torch.load, torch.hub.load.

@@ -127,7 +127,7 @@ class Cells:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         # Lightning's own switch: its MNIST without torchvision.
         switches = {"PYTHONPATH": path, "PL_USE_MOCKED_MNIST": "1", "OMP_NUM_THREADS": "1"}
-        switches["HARNESS_ALLOWED"] = f"{os.environ['HARNESS_ALLOWED']},{NAMED}"
+        switches["YAML_ALLOWED"] = f"{os.environ['YAML_ALLOWED']},{NAMED}"
         try:
             done = subprocess.run(
                 [sys.executable, *map(str, arguments)],
