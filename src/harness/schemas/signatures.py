@@ -5,6 +5,7 @@ import os
 import pydoc
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -35,11 +36,11 @@ def of_target(target: str) -> Schema | None:
     if called is None:
         return None
     made = called.__init__ if inspect.isclass(called) else called
-    try:
-        parameters, hints = {**inspect.signature(called).parameters}, {}
+    parameters: Mapping[str, inspect.Parameter] = {}
+    hints: dict[str, Any] = {}
+    with suppress(NameError, TypeError, ValueError):  # hints for a type checker alone, written in C
+        parameters = inspect.signature(called).parameters
         hints = get_type_hints(inspect.unwrap(made))
-    except (NameError, TypeError, ValueError):  # hints for a type checker alone, or written in C
-        parameters = parameters if "parameters" in locals() else {}
     texts = {**_described(inspect.getdoc(called)), **_described(inspect.getdoc(made))}
     properties: dict[str, Schema] = {key: {} for key in sorted(HYDRA_KEYS)} | {"defaults": DEFAULTS}
     is_open = not parameters
