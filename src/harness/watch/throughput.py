@@ -195,9 +195,8 @@ class Throughput(pl.Callback):
         """Give the verdict."""
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
+            max_workers = max(1, usable_cores() // num_ranks_here)
             on_cpu = self.device.type == "cpu"
-            num_training = torch.get_num_threads() if on_cpu else 0
-            max_workers = max(not on_cpu, usable_cores() // num_ranks_here - num_training)
             self.verdict = verdict(self.total, self.loader.num_workers, max_workers, on_cpu)
             speed = self.total.samples_per_second
             self.work = work(trainer, self.flops, self.samples_counted, speed)
@@ -225,7 +224,7 @@ def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = Fal
     """
     waits = f"{spent.share('data'):.0%} of the time waiting for data"
     if spent.share("data") > WORTH_MENDING:
-        return f"input-bound: {waits}; {advice(spent, num_workers, max_workers)}"
+        return f"input-bound: {waits}; {advice(spent, num_workers, max_workers, is_cpu)}"
     if spent.share("transfer") > WORTH_MENDING:
         remedy = "data.pin_memory=true, or smaller values such as uint8"
         if is_cpu:  # nothing is copied, and only hooks take time there
@@ -235,7 +234,7 @@ def verdict(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = Fal
     return f"compute-bound: {waits}"
 
 
-def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
+def advice(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = False) -> str:
     """How to load as fast as the rest of a step goes."""
     rest = (spent.seconds - spent.data) / spent.num_steps
     if num_workers == 0:
@@ -245,13 +244,9 @@ def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
     else:  # all of them are busy all the time
         to_load = num_workers * spent.seconds / spent.num_steps
     wanted = math.ceil(min(to_load / max(rest, 1e-6), max_workers))
-    if not max_workers:
-        return (
-            "every core trains already, and a worker would take one from the step: read whole "
-            "batches (BatchedDataset) or make the transforms cheaper"
-        )
     if wanted > num_workers:
-        return f"try data.num_workers={wanted} (now {num_workers})"
+        shared = ", and compare the speed: workers and the step share the cores" if is_cpu else ""
+        return f"try data.num_workers={wanted} (now {num_workers}){shared}"
     return (
         f"data.num_workers={num_workers} uses every core there is: read whole batches "
         "(BatchedDataset) or make the transforms cheaper"
