@@ -114,5 +114,7 @@ def interruptible(is_command: bool) -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from harness.errors import UserError
-from harness.init.parts import bare, check_parts, is_below
+from harness.init.parts import bare, check_parts
+from harness.names import is_below
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -525,9 +525,10 @@ class PerProcess(Module):
     def make(self) -> None:
         self.losses: list[float] = []
         self.num_steps, self.world, self.rng = 0, 0, random.Random()
+        self.offset = 0
 
     def on_train_start(self) -> None:
-        self.world = self.trainer.world_size
+        self.world, self.offset = self.trainer.world_size, self.global_rank
         self.rng.seed(self.global_rank)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:

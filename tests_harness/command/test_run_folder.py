@@ -40,6 +40,12 @@ def test_config_of_a_copy_names_the_copy(tmp_path: Path) -> None:
     assert text.count(str(copy)) >= 4
 
 
+def test_words_stay_as_they_were_typed(tmp_path: Path) -> None:
+    words = ["+logger.mine.path=${run_dir}/mine.csv", "notes='${name}'"]
+    run_folder.save_words(words, tmp_path)
+    assert run_folder.load_words(tmp_path) == words
+
+
 def test_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -1,9 +1,11 @@
 """Frozen parts stay as they are by bit; runs go on around the moment at which they thaw."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from harness.checkpoints.lookup import by_step
 from harness.errors import UserError
@@ -68,6 +70,21 @@ def test_what_is_frozen_for_good_ends_alike_under_every_strategy(
     words += ["trainer.sync_batchnorm=true"] if strategy == "ddp(2)" else []
     one = outcome(train(tmp_path / "one", *words))
     assert farthest(one, outcome(train(tmp_path / "many", *words, strategy=strategy))) < 1e-9
+
+
+def test_norms_without_parameters_thaw_too() -> None:
+    """Nothing of them is trained; what they count is."""
+    module = FineTuned()
+    module.net.backbone = nn.Sequential(nn.BatchNorm1d(6, affine=False))
+    freezing, trainer = Freezing(["net.backbone"], 1), SimpleNamespace(current_epoch=0)
+    freezing.freeze(module)
+    freezing.on_train_start(trainer, module)  # type: ignore[arg-type]
+    module.train()
+    freezing.on_train_batch_start(trainer, module)  # type: ignore[arg-type]
+    assert not module.net.backbone[0].training
+    trainer.current_epoch = 1
+    freezing.on_train_batch_start(trainer, module)  # type: ignore[arg-type]
+    assert module.net.backbone[0].training
 
 
 def test_unfrozen_parts_learn_what_other_steps_have_not_seen(tmp_path: Path) -> None:

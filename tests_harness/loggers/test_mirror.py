@@ -15,8 +15,9 @@ from harness import UserError
 from harness.command.compose import compose_command
 from harness.loggers import mirror
 from harness.loggers.metrics_table import MetricsTable
-from harness.loggers.mirror import Label, Mirror, Row, is_beginning, tell_mirrors, values_in
+from harness.loggers.mirror import Label, Mirror, tell_mirrors
 from harness.loggers.rewind import Logs
+from harness.loggers.rows import Row, is_beginning, values_in
 from harness.loggers.tensorboard import TensorBoard
 from tests_harness.conftest import ROOT
 

@@ -1,5 +1,6 @@
 """Modules as an owner writes them, and the same with one fault planted in each."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,15 @@ class Counted(Points):
     def on_validation_epoch_end(self) -> None:
         share = self.right / self.num if self.fault else torch.cat(self.hits).double().mean()
         self.log("val/share", share)
+
+
+class CountedInOne(Counted):
+    """Has nothing to count in the further processes."""
+
+    def on_validation_epoch_end(self) -> None:
+        if self.fault and self.global_rank:
+            self.num = math.nan  # type: ignore[assignment]
+        super().on_validation_epoch_end()
 
 
 class CountedTwice(Points):

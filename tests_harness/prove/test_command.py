@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.prove import report
-from harness.prove.runs import strategy
+from harness.prove.runs import Runs, strategy
 from harness.prove.verdicts import BROKEN, HOLDS, Proof, Verdict
 from tests_harness.conftest import ROOT
 
@@ -91,3 +91,13 @@ def test_strategies_are_named_as_the_table_shows_them() -> None:
     assert (two_nodes.num_nodes, two_nodes.num_processes) == (2, 2)
     assert strategy("dp(3)").num_processes == 1
     assert strategy("ddp(3)").num_processes == 3
+
+
+def test_settings_of_a_strategy_are_not_typed_for_another(tmp_path: Path) -> None:
+    typed = ["trainer.strategy.blocks=false", "trainer.strategy.scalar_outputs=mean"]
+    typed += ["trainer.strategy.find_unused_parameters=true", "trainer.strategy.modules=[net]"]
+    runs = Runs(["experiment=synthetic", *typed], tmp_path, 3, 60.0)
+    one, two, three, four = (f"++{word}" for word in typed)
+    kinds = {name: runs.settings_of(strategy(name)) for name in ("dp(2)", "ddp(2)", "fsdp(2)")}
+    assert kinds == {"dp(2)": [two, four], "ddp(2)": [three], "fsdp(2)": [one, four]}
+    assert runs.settings_of(strategy("ddp2(2x2)")) == [two, three, four]

@@ -34,6 +34,10 @@ NAMES = {
         *(modules.Counted, "ddp(2)", "points", "ddp(2)", REFUSED),
         ("val/share", "is each process's own"),
     ),
+    "counted in one process": (
+        *(modules.CountedInOne, "ddp(2)", "points", "ddp(2)", REFUSED),
+        ("val/share", "nan", "is each process's own"),
+    ),
     "counted twice": (
         *(modules.CountedTwice, "ddp(3)", "points", "ddp(3)", BROKEN),
         ("val/num", "3 times", "SumMetric", "on_validation_epoch_end"),

@@ -256,3 +256,10 @@ def test_timings_are_not_compared(tmp_path: Path) -> None:
         (tmp_path / name / "metrics.csv").write_text(text)
     (metrics,) = equality.compare(tmp_path / "a", tmp_path / "b")
     assert metrics.is_equal
+
+
+def test_a_tensor_with_a_gap_equals_itself() -> None:
+    one, two = torch.tensor([1.0, float("nan")]), torch.tensor([2.0, float("nan")])
+    assert equality.differences({"x": one}, {"x": one.clone()}) == []
+    assert equality.differences({"x": one}, {"x": two}) == ["/x"]
+    assert equality.differences({"x": one}, {"x": one.nan_to_num(0.0)}) == ["/x"]

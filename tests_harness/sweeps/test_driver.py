@@ -250,6 +250,17 @@ def test_second_ctrl_c_leaves(tmp_path: Path) -> None:
         process.communicate()
 
 
+def test_job_that_waits_for_a_gpu_says_so_once(tmp_path: Path) -> None:
+    gpus = write_fake(tmp_path / "fake", [FakeGpu(70)])
+    gpus["PYTHONPATH"] = f"{gpus['PYTHONPATH']}:{ROOT}/src:{ROOT}"
+    first = start(tmp_path / "one", ["steps=60 gpus=1"], 0, 1, **gpus)
+    wait_for(tmp_path / "one", 1, first)
+    status, said = finish(tmp_path / "two", ["steps=1 gpus=1"], 0, 1, **gpus)
+    first.communicate(timeout=60)
+    assert status == 0, said
+    assert said.count("Waits for room for job 0.") == 1, said
+
+
 def test_two_jobs_are_never_on_one_gpu(tmp_path: Path) -> None:
     """Also under two drivers, of which one is killed while its jobs save."""
     gpus = write_fake(tmp_path / "fake", [FakeGpu(70 + number) for number in range(3)])

@@ -14,6 +14,7 @@ from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 
 TINY = ("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1", "watch=none")
+TINY += ("notes=${name}",)  # which only a run can tell
 GRID = ("model.optimizer.lr=0.001,0.01", "seed=1,2")
 
 

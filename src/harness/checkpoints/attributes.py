@@ -111,7 +111,7 @@ class Attributes:
             lost |= dict.fromkeys(names, f"differed between {len(each)} processes")
         other: dict[Name, str] = {}
         if saved["settings"] != settings(trainer):  # a hook may have looked at them
-            numbers = [n for n in saved["of_start"] if type(nodes.get(n)) in SCALARS]
+            numbers = [n for n in saved["of_start"] if n in nodes and type(nodes[n]) in SCALARS]
             other = {n: f"was {nodes.pop(n)!r}" for n in numbers if n[0] not in (FLAGS, BUFFERS)}
         moved = self._moved(trainer)
         known = {name: value for value, name in known_objects(trainer).values()}

@@ -12,6 +12,7 @@ import torch
 
 from harness.checkpoints.unpickling import Unpickler
 from harness.errors import UserError
+from harness.names import few
 from harness.places import definition
 from harness.upstream.plain_globals import plain_globals
 
@@ -193,13 +194,11 @@ def refusal(odd: Odd, owner: Any, method: str) -> str:
 
 def notice(found: list[Odd]) -> str:
     """Say what of a checkpoint only its author's code can build, and what follows."""
-    shown = ", ".join(map(str, found[:NUM_SHOWN]))
-    more = f" and {len(found) - NUM_SHOWN} more" if len(found) > NUM_SHOWN else ""
     names = [odd.place[1] for odd in found if odd.place[0] in HYPER_PARAMETERS and odd.place[1:]]
     ignored = list(dict.fromkeys(names))
     avoid = f" self.save_hyperparameters(ignore={ignored}) leaves it out." if names else ""
     return (
-        f"The checkpoints keep {shown}{more} as saved, which is not plain: the commands here read "
-        "around it, torch.load needs weights_only=False, and scripts/convert_checkpoint.py makes a "
-        f"plain file.{avoid}"
+        f"The checkpoints keep {few(found, NUM_SHOWN)} as saved, which is not plain: the commands "
+        "here read around it, torch.load needs weights_only=False, and "
+        f"scripts/convert_checkpoint.py makes a plain file.{avoid}"
     )

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.errors import UserError
 from harness.files import PART
 
 NEWEST = "last.ckpt"  # a link to the newest
@@ -35,6 +36,20 @@ def damage(path: Path) -> str | None:
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
         return str(error)  # a RuntimeError is of flags that only damage can have set
     return f"the checksum of {member} does not hold" if member else None
+
+
+def verified(path: Path) -> Path:
+    """The same path, if every checksum of the checkpoint holds.
+
+    Raises:
+        UserError: if it is cut off or damaged.
+    """
+    if reason := damage(path):
+        raise UserError(
+            f"checkpoint={path} is not a checkpoint, or is damaged ({reason}).\n"
+            "Use another checkpoint of the run, such as last.ckpt."
+        )
+    return path
 
 
 def path_of(folder: Path, step: int) -> Path:

@@ -231,17 +231,6 @@ def groups(conf: Path) -> set[str]:
     return {path.relative_to(conf).as_posix() for path in conf.rglob("*") if path.is_dir()}
 
 
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """All values of a tree of settings by their whole keys."""
-    values: dict[str, Any] = {}
-    for key, child in node.items():
-        if isinstance(child, (DictConfig, dict)) and child:
-            values |= flat(child, f"{prefix}{key!s}.")
-        else:
-            values[f"{prefix}{key!s}"] = child
-    return values
-
-
 def with_training_config(overrides: list[str]) -> list[str]:
     """Let the next composition have the settings of the run that wrote the command's checkpoint."""
     words, checkpoint = [], None

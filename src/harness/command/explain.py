@@ -1,6 +1,5 @@
 """What Hydra and OmegaConf refuse, in words that say what to type instead."""
 
-import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.command.compose import groups, hydra_compose
 from harness.errors import UserError
+from harness.names import did_you_mean
 
 # Settings of earlier Lightning versions and of the scripts of that time.
 OLD_NAMES = {
@@ -122,7 +122,7 @@ def _unknown_choice(error: MissingConfigException, conf: Path) -> str:
         return f"callbacks={choice} is watch={choice} today: callbacks=[...] adds to what watches."
     return (
         f"{group}={choice}: there is no conf/{group}/{choice}.yaml."
-        f"{_did_you_mean(choice, options, prefix=f'{group}=')}\n"
+        f"{did_you_mean(choice, options, prefix=f'{group}=')}\n"
         f"Choices: {', '.join(options)}."
     )
 
@@ -151,7 +151,7 @@ def nearest(key: str, config_name: str, overrides: list[str], conf: Path) -> str
     same_leaf = [known for known in keys if known.rpartition(".")[2] == leaf]
     if same_leaf:  # lr means model.optimizer.lr, however far the two are apart as text
         return f" Did you mean {same_leaf[0]}?"
-    return _did_you_mean(key, [*keys, *groups(conf)])
+    return did_you_mean(key, [*keys, *groups(conf)])
 
 
 def old_name(key: str) -> str:
@@ -175,8 +175,3 @@ def _keys(node: DictConfig, prefix: str = "") -> Iterable[str]:
         yield f"{prefix}{key!s}"
         if isinstance(child, DictConfig):
             yield from _keys(child, f"{prefix}{key!s}.")
-
-
-def _did_you_mean(name: str, names: list[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" Did you mean {prefix}{close[0]}?" if close else ""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from harness.command import run_folder
-from harness.command.compose import flat
 from harness.errors import UserError
 from harness.files import write_durably
+from harness.names import flat, is_below
 
 if TYPE_CHECKING:
     import polars as pl
@@ -118,11 +118,7 @@ def check_settings(configs: dict[Path, DictConfig], conf: Path) -> None:
 
     def settings(cfg: DictConfig) -> dict[str, Any]:
         whole: Any = OmegaConf.to_container(cfg)
-        return {
-            key: value
-            for key, value in flat(whole).items()
-            if not any(key == name or key.startswith(f"{name}.") for name in may_differ)
-        }
+        return {k: value for k, value in flat(whole).items() if not is_below(k, may_differ)}
 
     first, *others = configs
     known = settings(configs[first])

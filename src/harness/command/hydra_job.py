@@ -54,11 +54,6 @@ class Job:
             run_dir = self.start(command, ())
             return objective_of(run_dir, None)
         is_task = launcher().is_one_of_several  # of a job that submitit has sent to Slurm
-        if command.cfg.trainer.num_nodes > 1 and not is_task:
-            raise UserError(
-                f"trainer.num_nodes={command.cfg.trainer.num_nodes}, but the jobs of a sweep run "
-                "on the machine that it was started on.\nUse trainer.num_nodes=1."
-            )
         run_dir = self.start(command, () if is_task else self.program)
         # A grid has no use for the value, which a module may log by another name.
         is_grid = str(HydraConfig.get().sweeper.get("_target_")).endswith("BasicSweeper")

@@ -17,8 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from harness import record
 from harness.checkpoints import lookup
 from harness.command import run_folder
-from harness.command.compose import Command, flat
+from harness.command.compose import Command
 from harness.errors import UserError
+from harness.names import few, flat, is_below
 from harness.processes.launcher import launcher
 
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
@@ -75,8 +76,7 @@ def difference(word: str, keys: list[str]) -> str:
     """One word of the command with what it would change; a group changes many keys."""
     if keys[0].startswith(f"{word} "):
         return keys[0]
-    more = f" and {len(keys) - NUM_SHOWN} more" if len(keys) > NUM_SHOWN else ""
-    return f"{word}: {', '.join(keys[:NUM_SHOWN])}{more}"
+    return f"{word}: {few(keys, NUM_SHOWN)}"
 
 
 def shown(value: Any) -> str:
@@ -218,11 +218,6 @@ def asked_for(
         "trainer.strategy" if is_below(key, ("trainer.strategy",)) else key: word
         for key, word in keys.items()
     }
-
-
-def is_below(key: str, names: tuple[str, ...]) -> bool:
-    """Whether a key is one of ``names`` or inside of one."""
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def is_more(key: str, asked: Any, was: Any) -> bool:

@@ -184,9 +184,15 @@ def load_words(run_dir: Path) -> list[str]:
         UserError: if it was damaged or edited.
     """
     try:
-        return list(OmegaConf.create(frozen_files.read_yaml(run_dir / "overrides.yaml")))
+        return as_typed(frozen_files.read_yaml(run_dir / "overrides.yaml"))
     except (OmegaConfBaseException, YAMLError, OSError, ValueError):
         return []
+
+
+def as_typed(text: str) -> list[Any]:
+    """What a YAML of words has: ``${run_dir}`` in one is no reference into that file."""
+    words: list[Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    return words
 
 
 def note_start(run_dir: Path, launchers: Iterable[str]) -> None:

@@ -212,9 +212,7 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
             for path, data in before.items():
                 if data is None:
                     path.unlink(missing_ok=True)
-                elif (
-                    path.suffix == ".yaml"
-                ):  # with a checksum, which an older version did not write
+                elif path.suffix == ".yaml":  # has a checksum, but of an older version
                     frozen_files.write_again(path, data)
                 else:
                     write_durably(path, data)

@@ -156,8 +156,7 @@ def jobs_of(folder: Path, command: Command, overrides: Sequence[Override]) -> Jo
     """The jobs of a sweep, of which some may have ended."""
     retries = bool(command.sweep.get("retry_failed"))
     if not is_optuna(command):
-        jobs: Any = OmegaConf.create(frozen_files.read_yaml(folder / JOBS))
-        return grid(folder, jobs, retries)
+        return grid(folder, run_folder.as_typed(frozen_files.read_yaml(folder / JOBS)), retries)
     from harness.sweeps.study import Study
 
     kept = [override for override in overrides if not sweep_words.is_of_sweep(override)]
@@ -247,11 +246,6 @@ def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
         try:
             command = compose_command("train", [*words, "hydra.mode=MULTIRUN"], conf)
             validate.check(command)
-            if command.cfg.trainer.num_nodes > 1:
-                raise UserError(
-                    f"trainer.num_nodes={command.cfg.trainer.num_nodes}, but the jobs of a sweep "
-                    "run on the machine that it was started on.\nUse trainer.num_nodes=1."
-                )
             return command
         except UserError as error:
             first = first or error

@@ -78,7 +78,7 @@ def found(parent: Path, words: Sequence[str]) -> Path | None:
         UserError: if there are others only.
     """
     sweeps = which_run.runs_in(parent)
-    same = [folder for folder in sweeps if is_same(run_folder.load_words(folder), words)]
+    same = [folder for folder in sweeps if lasting(run_folder.load_words(folder)) == lasting(words)]
     free = [folder for folder in same if not is_locked(folder / run_folder.LOCK)]
     if same:  # of drivers that share a study, each has its folder
         return (free or same)[-1]
@@ -97,11 +97,6 @@ def another(folder: Path, words: Sequence[str]) -> str:
         f"this command {shlex.join(ours) or 'fewer words'}.\nUse resume={folder} and no words of "
         "settings to go on with it, or leave out resume to start another."
     )
-
-
-def is_same(one: Sequence[str], two: Sequence[str]) -> bool:
-    """Whether two lists of words make the same jobs."""
-    return lasting(one) == lasting(two)
 
 
 def lasting(words: Sequence[str]) -> list[str]:
@@ -124,6 +119,6 @@ def words_of(folder: Path, words: list[str]) -> list[str]:
     if not lasting(words):
         given = {key_of(word) for word in words}
         return [*(word for word in first if key_of(word) not in given), *words]
-    if not is_same(first, words):
+    if lasting(first) != lasting(words):
         raise UserError(another(folder, words))
     return words

@@ -9,15 +9,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from harness import allowed
-from harness.checkpoints.lookup import damage
+from harness.checkpoints.lookup import verified
 from harness.command import gpus
-from harness.command.compose import Command, flat, groups
+from harness.command.compose import Command, groups
 from harness.command.explain import OLD_NAMES, old_name
 from harness.command.yaml_files import NEEDED
 from harness.data.batch_size import check_batch_size
 from harness.errors import UserError
 from harness.init.settings import file_of, settings
 from harness.machine import num_gpus
+from harness.names import flat
 from harness.processes.launcher import launcher
 from harness.strategies import launchable
 
@@ -37,6 +38,12 @@ def check(command: Command) -> None:
         # What is left of ~trainer is the strategy's part of it.
         if not OmegaConf.is_dict(cfg.get(key)) or (key == "trainer" and "_target_" not in cfg[key]):
             raise UserError(f"{key} was removed, and nothing runs without it. Leave out ~{key}.")
+    num_nodes = cfg.trainer.get("num_nodes", 1)
+    if command.is_sweep and num_nodes > 1 and not launcher().is_one_of_several:
+        raise UserError(
+            f"trainer.num_nodes={num_nodes}, but the jobs of a sweep run on the machine that it "
+            "was started on.\nUse trainer.num_nodes=1."
+        )
     for group in ("experiment", "debug"):
         if OmegaConf.is_dict(cfg.get(group)):
             raise UserError(
@@ -77,7 +84,7 @@ def check(command: Command) -> None:
             "trainer.deterministic=true they must be those of yesterday.\nLeave out one of them."
         )
     if task != "train":
-        _check_checkpoint(Path(cfg.checkpoint))
+        verified(Path(cfg.checkpoint))
     if any(override.startswith("run_dir=") for override in overrides):
         raise UserError("run_dir is set by the run: use output_dir=<folder> and name=<name>.")
     if any(override.startswith("output=") for override in overrides):
@@ -251,16 +258,4 @@ def _check_clipping(cfg: DictConfig) -> None:
             f"trainer.gradient_clip_val={clip} with trainer.precision={precision} needs gradients "
             "that a fused optimizer does not show.\nAdd model.optimizer.fused=false, or use "
             "trainer.precision=bf16-mixed."
-        )
-
-
-def _check_checkpoint(path: Path) -> None:
-    """Refuse a checkpoint that is cut off or damaged; reads the file once.
-
-    ``torch.load`` itself would not notice a flipped bit.
-    """
-    if reason := damage(path):
-        raise UserError(
-            f"checkpoint={path} is not a checkpoint, or is damaged ({reason})."
-            " Use another checkpoint of the run, such as last.ckpt."
         )

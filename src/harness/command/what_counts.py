@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 import harness
 from harness.code_version import ALWAYS, installed_versions
-from harness.command.compose import Command, flat
+from harness.command.compose import Command
+from harness.names import flat, is_below
 
 # Where a process is, and what the first one decides.
 OWN = ("output_dir", "run_dir", "resume", "checkpoint", "output")
@@ -22,11 +23,7 @@ def what_counts(command: Command) -> dict[str, dict[str, Any]]:
     """Plain values by kind and name; files by checksums of their bytes."""
     cfg: Any = OmegaConf.to_container(command.cfg, resolve=True)
     may_differ = (*OWN, *command.rules.get("may_differ", ()))
-    settings = {
-        key: str(value)
-        for key, value in flat(cfg).items()
-        if not any(key == name or key.startswith(f"{name}.") for name in may_differ)
-    }
+    settings = {k: str(value) for k, value in flat(cfg).items() if not is_below(k, may_differ)}
     named = {*re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(command.cfg)), *ALWAYS}
     lock = command.conf.parent / "requirements.lock"
     if lock.is_file():

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import UserError
+from harness.names import few
 
 
 def split_positions(
@@ -108,14 +109,13 @@ def _check_classes(
 ) -> None:
     """Refuse classes that cannot be in every split, which would train or test without them."""
     values, counts = np.unique(classes, return_counts=True)
-    if few := [
+    if scarce := [
         f"{class_names[value] if class_names else value} ({count})"
         for value, count in zip(values.tolist(), counts.tolist(), strict=True)
         if count < num_needed
     ]:
-        shown = ", ".join(few[:5]) + (f" and {len(few) - 5} more" if len(few) > 5 else "")
         raise UserError(
-            f"Too few samples of class {shown}: each class needs {num_needed} to be split.\n"
+            f"Too few samples of class {few(scarce)}: each class needs {num_needed} to be split.\n"
             "Add samples, or leave these classes out."
         )
     if min(num_val, num_test) < len(values):

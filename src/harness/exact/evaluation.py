@@ -107,7 +107,7 @@ class ExactEvaluation(pl.Callback):
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Take out what a filler has added."""
         if self.gathering is not None:
             self.gathering.is_whole, self.gathering.batch_idx = False, None
@@ -125,13 +125,7 @@ class ExactEvaluation(pl.Callback):
                 logged_values.start_anew(logged)
         self.kept = None
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """See ``on_train_batch_end``."""
-        self.on_train_batch_end(trainer)
-
-    def on_test_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """See ``on_train_batch_end``."""
-        self.on_train_batch_end(trainer)
+    on_validation_batch_end = on_test_batch_end = on_train_batch_end
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the module's lists."""
@@ -179,7 +173,8 @@ class ExactEvaluation(pl.Callback):
         for name in dict.fromkeys(name for one in everyone for name in one):
             found = [one[name] for one in everyone if name in one]
             values, operations, are_counts = zip(*found, strict=True)
-            is_same = all(isclose(v, values[0], rel_tol=1e-6) or v != v for v in values)
+            is_same = all(isclose(v, values[0], rel_tol=1e-6) for v in values)
+            is_same |= all(v != v for v in values)  # NaN in every process
             is_same &= not all(are_counts) or not any(values)  # equal by chance, of other samples
             if operations[0] == "sum" and has_gathered:
                 raise UserError(

@@ -1,5 +1,6 @@
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -35,8 +36,11 @@ class Unfrozen(pl.Callback):
         """Look at what DDP wraps, and before each step."""
         strategy = trainer.strategy
         if stage == "fit" and isinstance(strategy, DDPStrategy):
-            wrapping.call_when_wrapped(strategy, lambda: self._learn(pl_module))
-            wrapping.call_before_step(strategy, lambda batch_idx: self._follow(trainer, batch_idx))
+            call_after = partial(wrapping.call_after, strategy)
+            call_after("configure_ddp", lambda: self._learn(pl_module))
+            call_after(
+                "on_train_batch_start", lambda _, batch_idx: self._follow(trainer, batch_idx)
+            )
 
     def teardown(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Look no more."""

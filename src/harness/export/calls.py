@@ -4,7 +4,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from harness.convert.names import NETWORKS
 from harness.errors import UserError
 from harness.run import loaders
 from harness.run.mistakes import user_errors
+from harness.run.out_of_memory import inside
 
 NUM_BATCHES = 2  # of each loader
 
@@ -89,7 +90,7 @@ def observed(model: pl.LightningModule, data: Any) -> tuple[nn.Module, list[Call
             "Let it call self(...), and forward compute what other programs want."
         )
     first = calls[0]
-    nested = [name for name, value in first.constants.items() if tensors_in(value)]
+    nested = [name for name, value in first.constants.items() if any(True for _ in inside(value))]
     if nested or not first.batch_size:
         what = f"tensors inside of {nested[0]}" if nested else "no batch of tensors"
         raise UserError(
@@ -103,15 +104,6 @@ def observed(model: pl.LightningModule, data: Any) -> tuple[nn.Module, list[Call
             "one for all but the batch size: pad them to one."
         )
     return module, calls
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in what a forward takes or returns, in their order."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value
-    is_nested = isinstance(value, (Mapping, list, tuple))
-    return [tensor for part in parts for tensor in tensors_in(part)] if is_nested else []
 
 
 @contextmanager

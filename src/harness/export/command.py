@@ -10,18 +10,20 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
 
+from harness.checkpoints.lookup import verified
 from harness.command import run_folder, validate
 from harness.command.compose import compose_command, in_quotes
 from harness.convert.sources import stem_of
 from harness.errors import UserError
-from harness.export.calls import observed, quiet, tensors_in
+from harness.export.calls import observed, quiet
 from harness.export.files import METHOD, WRITERS, Network, difference, traced
 from harness.files import replacing
 from harness.run.code_history import telling_changes
 from harness.run.making import made_data, make
 from harness.run.mistakes import user_errors
+from harness.run.out_of_memory import inside
 from harness.run.targets import check_targets
-from harness.run.weights import load_weights, verified
+from harness.run.weights import load_weights
 
 
 def export(
@@ -63,7 +65,7 @@ def export(
         for name, shape in calls[0].shapes().items()
     )
     with torch.no_grad(), ExitStack() as written:
-        expected = [tensors_in(network(*batch)) for batch in batches]
+        expected = [[*inside(network(*batch))] for batch in batches]
         program = traced(network, calls[0])
         for path in paths:
             file = written.enter_context(replacing(path, is_forced=force))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import UserError
-from harness.export.calls import Call, quiet, tensors_in
+from harness.export.calls import Call, quiet
 from harness.places import raised
+from harness.run.out_of_memory import inside
 
 CLOSE = 1e-4  # differences that rounding explains, in parts of the network's largest output
 FIXED = "Forward may squeeze it, or take it for a constant."
@@ -81,7 +82,7 @@ def _write_pt2(
     """Write torch.export's own file, and return what it computes."""
     torch.export.save(program, file)
     module = torch.export.load(_read_again(file)).module()
-    return lambda batch: tensors_in(module(*batch))
+    return lambda batch: [*inside(module(*batch))]
 
 
 def _write_onnx(

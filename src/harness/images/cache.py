@@ -199,7 +199,8 @@ def sweep(folder: Path) -> None:
     for part in folder.glob(f".*{PART}"):
         home = part.with_name(part.name[1:].removesuffix(PART))
         with suppress(OSError):
-            if Lock(lock_of(home)).has():
+            lock = Lock(lock_of(home))  # held until the next one
+            if lock.has():
                 shutil.rmtree(part, ignore_errors=True)
 
 
@@ -218,7 +219,8 @@ def _remove_outdated(home: Path, index: dict[str, Any]) -> None:
         if path.parent == home or other.get("root") != index["root"]:
             continue
         is_outdated = all(other.get(name) == index[name] for name in ("side", "channels", "pixels"))
-        if is_outdated and Lock(lock_of(path.parent)).has():
+        lock = Lock(lock_of(path.parent))  # held until the next one
+        if is_outdated and lock.has():
             path.unlink()  # first, so that what is left never looks complete
             shutil.rmtree(path.parent, ignore_errors=True)
             print(f"Removed {path.parent}: its images have changed", flush=True)

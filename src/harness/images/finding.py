@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import UserError
+from harness.names import few
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 SPLITS = {
@@ -152,7 +153,4 @@ def label(files: Files, key: str) -> Labelled:
 
 def listed(items: Iterable[str], most: int = 12) -> str:
     """The first items of many, and how many more there are; any file name can be printed."""
-    items = list(items)
-    more = f" and {len(items) - most:,} more" if len(items) > most else ""
-    text = ", ".join(items[:most]) + more
-    return text.encode(errors="backslashreplace").decode()
+    return few(items, most).encode(errors="backslashreplace").decode()

@@ -10,8 +10,9 @@ from torch.nn.parameter import is_lazy
 
 from harness.convert.tensors import Tensor as Stored
 from harness.errors import UserError
-from harness.init.parts import bare, check_parts, is_below, places, shown, tops, typed
-from harness.init.settings import AUTO, Init, did_you_mean
+from harness.init.parts import bare, check_parts, places, tops, typed
+from harness.init.settings import AUTO, Init
+from harness.names import did_you_mean, few, is_below
 
 
 @dataclass
@@ -109,7 +110,7 @@ def renamed(names: Iterable[str], given: Mapping[str, str]) -> dict[str, str]:
     known = places(names)
     for old in given:
         if old and old not in known:
-            near = did_you_mean(old, known) or f" The file has {shown(tops(known))}."
+            near = did_you_mean(old, known) or f" The file has {few(tops(known))}."
             raise UserError(f"{typed}: nothing in the file is called {old}.{near}")
     found: dict[str, str] = {}
     for name in names:

@@ -8,7 +8,8 @@ from torch import nn
 
 from harness.errors import UserError
 from harness.exact.sync_batch_norm import NORMS
-from harness.init.parts import bare, check_parts, is_below, typed
+from harness.init.parts import bare, check_parts, typed
+from harness.names import is_below
 
 
 class Freezing(pl.Callback):
@@ -67,7 +68,7 @@ class Freezing(pl.Callback):
             for norm in self.norms:
                 if norm.training:
                     norm.eval()
-        elif self.names:
+        elif self.names or self.norms:
             for name in self.names:
                 pl_module.get_parameter(name).requires_grad_(True)
             for norm in self.norms:

@@ -4,19 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from harness.convert.names import WRAPPERS
 from harness.errors import UserError
-from harness.init.settings import did_you_mean
-
-NUM_SHOWN = 5  # names of one message
+from harness.names import did_you_mean, few
 
 
 def bare(name: str) -> str:
     """A tensor's name without those of wrappers, such as that of ``torch.compile``."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def is_below(name: str, parts: Iterable[str]) -> bool:
-    """Whether a tensor belongs to one of the parts; ``""`` is the whole."""
-    return any(not part or name == part or name.startswith(f"{part}.") for part in parts)
 
 
 def check_parts(key: str, parts: Sequence[str], names: Iterable[str]) -> None:
@@ -33,7 +26,7 @@ def check_parts(key: str, parts: Sequence[str], names: Iterable[str]) -> None:
     known = places(names)
     for part in parts:
         if part not in known:
-            near = did_you_mean(part, known) or f" There is {shown(tops(known))}."
+            near = did_you_mean(part, known) or f" There is {few(tops(known))}."
             raise UserError(f"{key}: there is no {part}.{near}")
 
 
@@ -54,10 +47,3 @@ def tops(known: Iterable[str]) -> list[str]:
 def typed(parts: Iterable[str]) -> str:
     """A list as it is typed in a command."""
     return f"[{','.join(parts)}]"
-
-
-def shown(names: Iterable[str], num_shown: int = NUM_SHOWN) -> str:
-    """A few of the names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - num_shown} more" if len(names) > num_shown else ""
-    return ", ".join(names[:num_shown]) + more

@@ -3,15 +3,15 @@
 Imports no torch: mistakes are answered before a run has a folder.
 """
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from harness.convert.sources import is_checkpoint_folder
 from harness.errors import UserError
+from harness.names import did_you_mean
 
 AUTO = "auto"
 # What a folder that is no checkpoint itself may hold: that of a run, and of Hugging Face.
@@ -125,12 +125,6 @@ def file_of(path: str) -> Path:
         f"init.path={path} is a folder, neither of a run with a checkpoint nor of weights.\n"
         f"Name the file, as in init={given / 'weights.safetensors'}."
     )
-
-
-def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Ask for the nearest of some names, if one is near."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f" Did you mean {prefix}{close[0]}?" if close else ""
 
 
 def _is_name(value: Any) -> bool:

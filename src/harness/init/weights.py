@@ -15,8 +15,9 @@ from harness.convert.tensors import CheckpointError
 from harness.convert.tensors import Tensor as Stored
 from harness.errors import UserError
 from harness.init.fitting import Fit, fitted, tensors_of, typed_map, with_beginning
-from harness.init.parts import bare, is_below, places, shown, tops, typed
+from harness.init.parts import bare, places, tops, typed
 from harness.init.settings import AUTO, Init, file_of
+from harness.names import few, is_below
 
 # The converter names its command's options.
 OPTIONS = {
@@ -78,7 +79,7 @@ def check(fit: Fit, weights: Weights, own: Mapping[str, Tensor], init: Init) -> 
         UserError: says what, and what to type.
     """
     if not fit.taken:
-        here, there = shown(tops(places(own))), shown(tops(places(weights.tensors)))
+        here, there = few(tops(places(own))), few(tops(places(weights.tensors)))
         raise UserError(
             f"init.path={init.path}: none of its {len(weights.tensors)} tensors fits "
             f"{'the module' if init.into == AUTO else fit.place}.\n"
@@ -124,7 +125,7 @@ def told(path: Path, fit: Fit, weights: Weights) -> Started:
     if fit.rest:
         rows["does not fit"] = "; ".join(_faults(fit))
     if fit.left_out:
-        rows["left out"] = shown(fit.left_out)
+        rows["left out"] = few(fit.left_out)
     notes = [_in_words_of_init(note) for note in weights.notes if "--keep-module" not in note]
     notes += [f"init.into={place} would take them as well" for place in fit.elsewhere]
     if notes:
@@ -147,7 +148,7 @@ def _faults(fit: Fit) -> list[str]:
         "not in the file": fit.missing,
         "only in the file": fit.unexpected,
     }
-    return [f"{len(names)} {kind}: {shown(names, 3)}" for kind, names in kinds.items() if names]
+    return [f"{len(names)} {kind}: {few(names, 3)}" for kind, names in kinds.items() if names]
 
 
 def _parts_of(names: Iterable[str], fit: Fit) -> list[str]:

@@ -28,11 +28,11 @@ from harness.files import write_durably
 from harness.loggers import metrics_table
 from harness.loggers.event_files import PREFIX, pictures_in
 from harness.loggers.metrics_table import MetricsTable
+from harness.loggers.rows import Row, values_in, without
 
 log = logging.getLogger(__name__)
 
 ID_FILE = "tracker_id"  # in a run's folder: under this id it is the same run in every tracker
-Row = tuple[int, dict[str, float]]  # a step, and values by their names
 
 
 class Known(NamedTuple):
@@ -64,12 +64,14 @@ class Mirror(Logger):
 
     Attributes:
         package: of the tracker, which is an extra of the same name.
+        project: under which the tracker keeps the run.
         takes_back: whether points can be taken out again, as where the tracker is a file.
         looked_at: the command that shows them; empty where a service does.
         wait_seconds: what the end of a run waits for the tracker.
     """
 
     package: ClassVar[str]
+    project: str
     takes_back = True
     looked_at = ""
     wait_seconds = 60.0
@@ -118,6 +120,16 @@ class Mirror(Logger):
     def end(self, status: str) -> None:
         """Close the tracker's run: ``"success"``, ``"failed"`` or ``"stopped"``."""
         raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """What the tracker keeps runs together by."""
+        return self.project
+
+    @property
+    def version(self) -> str:
+        """Unknown until the run begins."""
+        return ""
 
     @property
     def id(self) -> str:
@@ -250,37 +262,6 @@ def close_mirrors(loggers: Iterable[Logger]) -> dict[str, str]:
     for mirror in mirrors:
         mirror.close("success")
     return {mirror.package: mirror.looked_at for mirror in mirrors if mirror.looked_at}
-
-
-def values_in(rows: Iterable[Row]) -> Counter[str]:
-    """How many values of each name rows have."""
-    return Counter(name for _, row in rows for name in row)
-
-
-def without(rows: Sequence[Row], counts: Counter[str]) -> list[Row]:
-    """The rows without so many of the first values of each name."""
-    seen, found = Counter[str](), []
-    for step, row in rows:
-        seen.update(row.keys())
-        if left := {name: value for name, value in row.items() if seen[name] > counts[name]}:
-            found.append((step, left))
-    return found
-
-
-def is_beginning(held: Sequence[Row], rows: Sequence[Row]) -> bool:
-    """Whether what a tracker holds is how rows begin, by names."""
-    ours, theirs = by_name(rows), by_name(held)
-    return all(ours.get(name, [])[: len(points)] == points for name, points in theirs.items())
-
-
-def by_name(rows: Iterable[Row]) -> dict[str, list[tuple[int, str]]]:
-    """Steps and values of each name; as texts, because NaN equals nothing."""
-    found: dict[str, list[tuple[int, str]]] = {}
-    for step, row in rows:
-        for name, value in row.items():
-            limited = min(max(value, -sys.float_info.max), sys.float_info.max)  # as MLflow has them
-            found.setdefault(name, []).append((step, repr(value if value != value else limited)))
-    return found
 
 
 def place_of(run_dir: Path, folder: str | Path, name: str) -> Path:

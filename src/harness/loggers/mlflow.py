@@ -15,10 +15,11 @@ from typing import Any
 
 from PIL import Image
 from pytorch_lightning.loggers import MLFlowLogger
-from pytorch_lightning.utilities import rank_zero_only
 
 from harness.files import replacing
-from harness.loggers.mirror import Mirror, Row, is_beginning, place_of, values_in
+from harness.loggers.mirror import Mirror, place_of
+from harness.loggers.rows import Row, is_beginning, values_in
+from harness.names import flat
 from harness.places import shown
 
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 6000  # of a batch, and of a value
@@ -179,32 +180,7 @@ class MLflow(Mirror, MLFlowLogger):
             self.experiment.log_artifact(self.run_id, str(best), "model")
         self.experiment.set_terminated(self.run_id, STATUSES[status])
 
-    @rank_zero_only
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Leave them to the table, from which they come."""
-
-    @property
-    def name(self) -> str:
-        """The experiment."""
-        return self.project
-
-    @property
-    def version(self) -> str:
-        """Unknown until the run begins."""
-        return ""
-
 
 def plain(name: str) -> str:
     """A name without the signs that MLflow refuses."""
     return re.sub(r"[^\w/. -]", "_", name)
-
-
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """All settings by their whole keys."""
-    found: dict[str, Any] = {}
-    for key, child in node.items():
-        if isinstance(child, dict) and child:
-            found |= flat(child, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = child
-    return found

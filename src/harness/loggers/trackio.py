@@ -12,7 +12,8 @@ from typing import Any
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from harness.errors import UserError
-from harness.loggers.mirror import Mirror, Row, is_beginning, place_of, values_in
+from harness.loggers.mirror import Mirror, place_of
+from harness.loggers.rows import Row, is_beginning, values_in
 from harness.places import shown
 
 RESERVED = re.compile("project|run|timestamp|step|time|metrics")  # Trackio's own names
@@ -120,11 +121,6 @@ class Trackio(Mirror):
     def experiment(self) -> Any:
         """Takes every call and does nothing: modules send their pictures to all loggers."""
         return DummyLogger().experiment
-
-    @property
-    def name(self) -> str:
-        """The project."""
-        return self.project
 
     @property
     def version(self) -> str:

@@ -17,7 +17,8 @@ from PIL import Image
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from harness.loggers.mirror import Mirror, Row, values_in
+from harness.loggers.mirror import Mirror
+from harness.loggers.rows import Row, values_in
 from harness.places import shown
 
 OPENING = threading.RLock()  # a module may ask for the run while the mirror opens it
@@ -132,16 +133,6 @@ class Wandb(Mirror, WandbLogger):
         rest = {name: value for name, value in metrics.items() if not is_number(value)}
         if rest:
             super(Mirror, self).log_metrics(rest, step)
-
-    @property
-    def name(self) -> str:
-        """The project."""
-        return self.project
-
-    @property
-    def version(self) -> str:
-        """Unknown until the run begins; W&B's folder has it."""
-        return ""
 
 
 def is_number(value: Any) -> bool:

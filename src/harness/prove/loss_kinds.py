@@ -30,26 +30,22 @@ def kind_of_loss(steps: Any) -> dict[str, Any]:
     bound = 1e-7 if steps.parameters[0].dtype == torch.float64 else 2e-3
     loss, whole = steps.gradient(indices)
     again, other = steps.gradient(indices, seed=1)
-    if _far(whole, other, whole) > bound or abs(loss - again) > bound * max(1.0, abs(loss)):
+    if _far(whole, other) > bound or abs(loss - again) > bound * max(1.0, abs(loss)):
         return _of_random(steps)
     pairs = [(indices[:cut], indices[cut:]) for cut in sorted({n // 2, max(1, n // 3), 1})]
     parts = [(steps.gradient(one)[1], steps.gradient(two)[1]) for one, two in pairs]
     declared = [_declared(steps, pair) for pair in pairs]
     is_declared = declared[0] is not None
     by_samples = [len(one) / n for one, _ in pairs]
-    exact = [
-        _far(whole, a * p + b * (1 - p), whole) for p, (a, b) in zip(by_samples, parts, strict=True)
-    ]
+    exact = [_far(whole, a * p + b * (1 - p)) for p, (a, b) in zip(by_samples, parts, strict=True)]
     if is_declared:
-        exact = [_far(whole, d, whole) for d in declared if d is not None]
+        exact = [_far(whole, d) for d in declared if d is not None]
     if max(exact) <= bound:
         return {"kind": "mean", "declared": is_declared}
-    if max(_far(whole, a + b, whole) for a, b in parts) <= bound:
+    if max(_far(whole, a + b) for a, b in parts) <= bound:
         return {"kind": "sum", "declared": is_declared}
     shares = [_share_of_first(whole, a, b) for a, b in parts]
-    rest = max(
-        _far(whole, a * p + b * (1 - p), whole) for p, (a, b) in zip(shares, parts, strict=True)
-    )
+    rest = max(_far(whole, a * p + b * (1 - p)) for p, (a, b) in zip(shares, parts, strict=True))
     if rest <= bound:
         counts = [
             text
@@ -64,9 +60,7 @@ def kind_of_loss(steps: Any) -> dict[str, Any]:
             "share": shares[0],
         }
     twice, doubled = steps.gradient([*indices, *indices])
-    is_same = _far(whole, doubled, whole) <= bound and abs(twice - loss) <= bound * max(
-        1, abs(loss)
-    )
+    is_same = _far(whole, doubled) <= bound and abs(twice - loss) <= bound * max(1, abs(loss))
     kind = "means" if is_same and is_separable(steps, bound) else "coupled"
     return {"kind": kind, "declared": is_declared, "by": max(exact)}
 
@@ -157,8 +151,8 @@ def _declared(steps: Any, pair: tuple[list[Any], list[Any]]) -> Tensor | None:
     return total
 
 
-def _far(whole: Tensor, made: Tensor, scale: Tensor) -> float:
-    return float((whole - made).norm() / (scale.norm() or 1.0))
+def _far(whole: Tensor, made: Tensor) -> float:
+    return float((whole - made).norm() / (whole.norm() or 1.0))
 
 
 def _share_of_first(whole: Tensor, a: Tensor, b: Tensor) -> float:

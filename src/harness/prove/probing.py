@@ -1,6 +1,5 @@
 """Looks into one training step of the owner's module: what it draws, writes and takes in."""
 
-import functools
 import inspect
 import json
 import os
@@ -106,15 +105,11 @@ class Steps:
     def run(self, batch: Any, seed: int = 0) -> Any:
         """The loss of a batch; what the step writes into the module stays."""
         seed_generators(seed)
-        self.thaw()
+        for part in self.module.modules():
+            if isinstance(part, BATCH_NORMS):  # which is looked at apart
+                part.eval()
         output: Any = self.trainer.strategy.training_step(batch, *[0] * self.takes_index)
         return output.get("loss") if isinstance(output, dict) else output
-
-    def thaw(self) -> None:
-        """Train, but for BatchNorm, which is looked at apart."""
-        for part in self.module.modules():
-            if isinstance(part, BATCH_NORMS):
-                part.eval()
 
     def gradient(self, indices: list[Any], seed: int = 0) -> tuple[float, Tensor]:
         """The loss of some samples, and numbers of its gradient; the module stays as it was."""
@@ -197,8 +192,7 @@ class Forward:
 
     def __enter__(self) -> "Forward":
         self.hooks = [
-            m.register_forward_pre_hook(functools.partial(self._note), with_kwargs=True)
-            for m in self.modules
+            m.register_forward_pre_hook(self._note, with_kwargs=True) for m in self.modules
         ]
         return self
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.checkpoints import lookup
 from harness.errors import UserError
+from harness.names import few
 from harness.prove import reasons
 from harness.prove.checkpoint_file import CheckpointFile
 from harness.prove.records import (
@@ -46,7 +47,6 @@ def prove(
     strategies: Sequence[str] = STRATEGIES,
     precision: str = "auto",
     timeout: float = 600.0,
-    conf: str = "conf",
     tell: Callable[[str], None] = lambda _: None,
 ) -> Proof:
     """Train an experiment for a few steps in many ways, and compare.
@@ -58,7 +58,6 @@ def prove(
         strategies: names such as ``ddp(2)`` or ``ddp2(2x2)``.
         precision: of the runs; ``auto`` takes 64 bits where the module can.
         timeout: seconds after which a run counts as one that hangs.
-        conf: the folder of the config files.
         tell: is told what is being done.
 
     Raises:
@@ -67,7 +66,7 @@ def prove(
     if num_steps < 3:
         raise UserError(f"--steps {num_steps}: use 3 or more, to be killed and to go on.")
     began, chosen = time.monotonic(), [strategy(name) for name in strategies]
-    runs = Runs(words, folder, num_steps, timeout, conf)
+    runs = Runs(words, folder, num_steps, timeout)
     proving = Proving(runs, tell, precision)
     proof = proving.proof
     proof.verdicts += [proving.under(how) for how in chosen]
@@ -162,7 +161,7 @@ class Proving:
             left = [] if other.status or self.frozen.status else self.compared(self.frozen, other)
             if not left and not other.status:
                 line = "" if how.kind == "dp" else "trainer.sync_batchnorm=true"
-                why = f"BatchNorm ({_some(norms)}) sees a share of the batch; frozen, all is equal"
+                why = f"BatchNorm ({few(norms, 3)}) sees a share of the batch; frozen, all is equal"
                 return Verdict(how.name, DEFINITION, said, why, line)
             found, also = left or found, "BatchNorm is not the whole reason; "
         reason = reasons.of_departure(found, how, self.facts, self.probe)
@@ -258,16 +257,16 @@ class Proving:
         """What stands between strategies by nature, and what was done about it."""
         step, found = self.probe.get("step", {}), []
         if dropout := self.facts["dropout"]:
-            names = _some(dropout)
+            names = few(dropout, 3)
             found.append(f"dropout ({names}): off in the comparisons, on where a run is killed")
         if norms := self.facts["batch_norm"]:
-            found.append(f"BatchNorm ({_some(norms)})")
+            found.append(f"BatchNorm ({few(norms, 3)})")
         if draws := step.get("draws"):
-            found.append(f"the step draws random numbers: {_some(list(draws))}")
+            found.append(f"the step draws random numbers: {few(draws, 3)}")
         if written := step.get("written"):
-            found.append(f"the step writes {_some(written)}")
+            found.append(f"the step writes {few(written, 3)}")
         if coincide := step.get("coincide"):
-            found.append(f"inputs with as many rows as samples: {_some(coincide)}")
+            found.append(f"inputs with as many rows as samples: {few(coincide, 3)}")
         own = [
             name
             for name, entry in self.facts["logged"].items()
@@ -277,7 +276,7 @@ class Proving:
         ]
         if own and any(ended.strategy.num_processes > 1 for ended in self.ended.values()):
             found.append(
-                f"logged of each process's own share, without sync_dist=True: {_some(own)}"
+                f"logged of each process's own share, without sync_dist=True: {few(own, 3)}"
             )
         return found
 
@@ -288,8 +287,3 @@ def _evaluated(records: Records) -> dict[tuple[str, int], Counter[Any]]:
         key: Counter(batch[:2] for rank in ranks for batch in rank["batches"])
         for key, ranks in records.evaluated().items()
     }
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -37,7 +37,7 @@ def of_departure(
         return _of_metric(metric, how, facts)
     at = f" ({probe['place']})" if probe.get("place") else ""
     step, loss = probe.get("step", {}), probe.get("loss", {})
-    of_loss = _of_loss(loss, step, at) if how.num_processes > 1 else None
+    of_loss = _of_loss(loss, at) if how.num_processes > 1 else None
     if of_loss and loss["kind"] in ("weighted", "sum"):
         return of_loss
     if how.kind != "ddp" and step.get("coincide"):
@@ -63,7 +63,7 @@ def of_departure(
     return Reason(BROKEN, why)
 
 
-def _of_loss(loss: dict[str, Any], step: dict[str, Any], at: str) -> Reason | None:
+def _of_loss(loss: dict[str, Any], at: str) -> Reason | None:
     kind = loss.get("kind")
     told = (
         "what mean_over was told is not what the loss is a mean over; "
@@ -100,22 +100,13 @@ def _of_loss(loss: dict[str, Any], step: dict[str, Any], at: str) -> Reason | No
             "the loss looks at the whole batch: a process's share gives another one",
             "strategy=dp, or strategy=ddp2 for the node's whole batch",
         )
-    if kind == "random" and step.get("draws"):
-        return Reason(
-            DEFINITION, f"each process draws its own random numbers: {_places(step['draws'])}"
-        )
     return None
 
 
 def _drawn(draws: dict[str, str], how: Strategy) -> Reason:
     who = "device" if how.num_processes == 1 else "process"
-    return Reason(DEFINITION, f"each {who} draws its own random numbers: {_places(draws)}")
-
-
-def _places(draws: dict[str, str]) -> str:
-    return ", ".join(
-        f"{name or 'drawn'} at {place}" if name else place for place, name in draws.items()
-    )
+    places = ", ".join(f"{name} at {place}" if name else place for place, name in draws.items())
+    return Reason(DEFINITION, f"each {who} draws its own random numbers: {places}")
 
 
 def _of_shapes(paths: list[str]) -> Reason:
@@ -158,9 +149,7 @@ def _of_metric(metric: Departure, how: Strategy, facts: dict[str, Any]) -> Reaso
 
 def _synced(metric: Departure, settings: dict[str, Any]) -> str:
     kept = {k: v for k, v in settings.items() if k in ("reduce_fx", "on_epoch") and v is not None}
-    more = "".join(
-        f", {key}={v!r}" for key, v in (kept | {"sync_dist": True}).items() if key != "prog_bar"
-    )
+    more = "".join(f", {key}={v!r}" for key, v in (kept | {"sync_dist": True}).items())
     return f'self.log("{metric.name}", <value>{more})  # or a metric of torchmetrics'
 
 

@@ -25,18 +25,16 @@ class Records:
         ranks = []
         for i in range(len(list(folder.glob("rank_*")))):
             files = sorted((folder / f"rank_{i}").glob("*.pt"))
-            ranks.append({path.stem: _load(path) for path in files})
+            # Written by this command's own runs.
+            ranks.append({path.stem: torch.load(path, weights_only=False) for path in files})
         path = folder / "rank_0" / "facts.json"
         return cls(ranks, json.loads(path.read_text()) if path.exists() else {})
 
     def steps(self, kind: str = "step") -> dict[int, dict[str, Any]]:
         """The first process's records of a kind by step: ``start``, ``step``, ``val``, ``test``."""
-        named = {name.rpartition("_"): value for name, value in self.ranks[0].items()}
-        return {
-            int(step): value
-            for (k, _, step), value in sorted(named.items(), key=_step)
-            if k == kind
-        }
+        names = [name.rpartition("_") for name in self.ranks[0]]
+        found = sorted(int(step) for k, _, step in names if k == kind)
+        return {step: self.ranks[0][f"{kind}_{step}"] for step in found}
 
     def evaluated(self) -> dict[tuple[str, int], list[dict[str, Any]]]:
         """The evaluations, each with the records of all processes."""
@@ -54,16 +52,6 @@ class Records:
         starts = self.steps("start")
         state: dict[str, Kept] = starts[min(starts)]["state"]
         return state
-
-
-def _load(path: Path) -> dict[str, Any]:
-    # Written by this command's own runs.
-    found: dict[str, Any] = torch.load(path, weights_only=False)
-    return found
-
-
-def _step(item: tuple[tuple[str, str, str], Any]) -> int:
-    return int(item[0][2])
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
 """What a run that was killed has lost."""
 
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from harness.checkpoints import lookup
 from harness.checkpoints.reading import read
-from harness.checkpoints.stand_in import StandIn
 from harness.prove.records import Departure, Records
+from harness.reproduce.equality import STATES, differences
 
 
 def forgotten(whole: Records, resumed: Records) -> list[str]:
@@ -32,16 +29,6 @@ def other_states(one: Path, two: Path) -> list[Departure]:
     a, b = (read(folder / "checkpoints" / lookup.NEWEST) for folder in (one, two))
     return [
         Departure("state of", key, a["global_step"], float("nan"))
-        for key in ("optimizer_states", "lr_schedulers")
-        if not _is_same(a.get(key), b.get(key))
+        for key in STATES
+        if differences(a.get(key), b.get(key))
     ]
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_is_same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_is_same, a, b))
-    return bool(a == b or (a != a and b != b) or isinstance(a, StandIn))

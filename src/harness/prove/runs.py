@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,12 @@ from harness.prove.verdicts import BROKEN, REFUSED, Verdict
 
 RECORDER = "harness.prove.recording.Recorder"
 SETTING = "trainer.strategy."
-OF_DP = ("modules", "whole_inputs", "scalar_outputs", "check_forward")
+OF_DDP = ("ddp", "ddp2")
+HAVE_IT = {  # which strategies have a setting; ddp and ddp2 any other
+    "modules": ("dp", "ddp2", "fsdp"),
+    **dict.fromkeys(("whole_inputs", "scalar_outputs", "check_forward"), ("dp", "ddp2")),
+    **dict.fromkeys(("blocks", "reshard_after_forward"), ("fsdp",)),
+}
 MOST_SAID = 4  # lines of a refusal
 NOISE = re.compile(
     r"(?i)warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$"
@@ -109,16 +114,13 @@ class Runs:
         folder: for all runs.
         num_steps: optimizer steps of each.
         timeout: seconds after which a run counts as one that hangs.
-        conf: the folder of the config files.
     """
 
     words: Sequence[str]
     folder: Path
     num_steps: int
     timeout: float
-    conf: str = "conf"
     precision: str = "64-true"
-    common: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         chosen = {"strategy", "trainer.devices", "trainer.num_nodes", "trainer.strategy"}
@@ -132,7 +134,7 @@ class Runs:
         # Settings of a strategy are those of some, and of none in one process.
         self.of_strategy = [word for word in self.words if word.lstrip("+").startswith(SETTING)]
         self.words = [word for word in self.words if word not in self.of_strategy]
-        command = compose_command("train", [*self.words, *ALONE.words], self.conf)
+        command = compose_command("train", [*self.words, *ALONE.words])
         validate.check(command)
         cfg: Any = command.cfg
         self.has_sync_batchnorm = bool(cfg.trainer.sync_batchnorm)
@@ -156,44 +158,35 @@ class Runs:
         # Batches that two and three processes share unevenly; what was typed is the owner's choice.
         limits = {"limit_val_batches": 5, "limit_test_batches": 5}
         trainer |= {key: n for key, n in limits.items() if f"trainer.{key}" not in typed}
-        self.common = [
+        self.common: list[str] = [
             *(
                 f"{'' if key in cfg.trainer else '+'}trainer.{key}={v}"
                 for key, v in trainer.items()
             ),
             *(f"logger.{key}=null" for key in cfg.logger or {}),
             *(["callbacks.throughput=null"] if "throughput" in (cfg.callbacks or {}) else []),
-            *(
-                ["data.num_workers=0"]
-                if OmegaConf.select(cfg, "data.num_workers") == "auto"
-                else []
-            ),
             "checkpoint={every_n_steps:1,num_kept:1000}",
             "name=run",
             f"+callbacks.prove._target_={RECORDER}",
             "+callbacks.prove.folder=${run_dir}/prove",
         ]
-
-    def words_of(self, how: Strategy) -> list[str]:
-        """The owner's words, with those settings of a strategy that this one has."""
-        return [*self.words, *how.words, *self.settings_of(how)]
+        if OmegaConf.select(cfg, "data.num_workers") == "auto":
+            self.common.append("data.num_workers=0")
 
     def settings_of(self, how: Strategy) -> list[str]:
         """What the owner has typed for strategies, as far as it is for this one."""
-        kinds = {True: ("dp", "ddp2"), False: ("ddp", "ddp2")}
-        return [
-            f"++{word.lstrip('+')}"
-            for word in self.of_strategy
-            if how.kind in kinds[any(key in word for key in OF_DP)]
-        ]
+        words = {word.lstrip("+"): word.partition(SETTING)[2] for word in self.of_strategy}
+        keys = {word: rest.partition("=")[0] for word, rest in words.items()}
+        return [f"++{w}" for w, key in keys.items() if how.kind in HAVE_IT.get(key, OF_DDP)]
 
     def start(self, name: str, how: Strategy, *words: str, **recorder: Any) -> Ended:
         """Train from the start, into a folder of this name."""
         more = [f"+callbacks.prove.{key}={value}" for key, value in recorder.items()]
         precision = f"trainer.precision={self.precision}"
         folder = self.folder / re.sub(r"\W+", "_", name).strip("_")
-        all_words = [*self.words_of(how), *self.common, precision, *more, *words]
-        return self._run(how, folder, *all_words, f'output_dir="{folder}"')
+        owners = [*self.words, *how.words, *self.settings_of(how)]
+        ours = [*self.common, precision, *more, *words, f'output_dir="{folder}"']
+        return self._run(how, folder, *owners, *ours)
 
     def resume(self, ended: Ended, how: Strategy) -> Ended:
         """Go on with a run from its newest checkpoint."""
@@ -206,8 +199,7 @@ class Runs:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        is_script = Path("train.py").is_file() and self.conf == "conf"
-        program = ["train.py"] if is_script else ["-m", "harness", "train"]
+        program = ["train.py"] if Path("train.py").is_file() else ["-m", "harness", "train"]
         addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         processes = []
         for node in range(how.num_nodes):

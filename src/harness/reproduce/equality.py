@@ -142,20 +142,17 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
     if isinstance(a, (np.ndarray, np.generic)):
         same = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
         return [] if same else [where]
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+    if isinstance(a, torch.Tensor):
         a, b = (x.to_dense() if x.is_sparse else x for x in (a, b))
-        same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-        return [] if same or (a.isnan().all() and b.isnan().all()) else [where]
-    if isinstance(a, dict) and isinstance(b, dict):
+        same = a.dtype == b.dtype and a.shape == b.shape
+        same = same and bool(((a == b) | ((a != a) & (b != b))).all())  # a NaN equals a NaN
+        return [] if same else [where]
+    if isinstance(a, dict):
         found = [f"{where}: {sorted(a.keys() ^ b.keys(), key=str)}"] if a.keys() != b.keys() else []
         for key in a.keys() & b.keys():
             found += differences(a[key], b[key], f"{where}/{key}")
         return found
-    if (
-        isinstance(a, (list, tuple, deque))
-        and isinstance(b, (list, tuple, deque))
-        and len(a) == len(b)
-    ):
+    if isinstance(a, (list, tuple, deque)) and len(a) == len(b):
         pairs = zip(a, b, strict=True)
         return [d for i, (x, y) in enumerate(pairs) for d in differences(x, y, f"{where}[{i}]")]
     return [] if a == b or (a != a and b != b) else [f"{where}: {a!r:.60} != {b!r:.60}"]

@@ -10,9 +10,10 @@ from typing import Any
 from harness import code_version, record
 from harness.code_version import CodeVersion
 from harness.data.identity import identity_of
+from harness.names import few, flat
 from harness.run.code_history import FOLDER, NUM_SHOWN, history
 from harness.run.provenance import PACKAGES, installed
-from harness.runs.reading import RunFiles, flat
+from harness.runs.reading import RunFiles
 
 # What of a start decides bits, and what it is called.
 MACHINE = {
@@ -115,12 +116,12 @@ def _code(run: RunFiles) -> Iterator[str]:
             yield f"its code: {path} is damaged; bring it back from a copy"
     whole = [(step, code) for step, _, code in kept if code is not None]
     for (_, before), (step, now) in pairwise(whole):
-        changed = few(code_version.differences(before, now))
+        changed = few(code_version.differences(before, now), NUM_SHOWN)
         yield f"one code: {changed} changed at step {step}; no single code gives this run"
     for name in whole[-1][1].sources if whole else []:
         if not name.endswith((".py", ".ipynb")):
             yield f"{name}, of which only the hash is kept: install it as a package of its own"
-    if any(str(value).startswith("__main__.") for _, value in flat(run.config)):
+    if any(str(value).startswith("__main__.") for value in flat(run.config).values()):
         yield "classes of a notebook or of a script itself: put them in a module, and train again"
 
 
@@ -156,7 +157,7 @@ def _packages(run: RunFiles) -> Iterator[str]:
             if here.get(name) != version and name not in {one.replace("_", "-") for one in used}
         ]
         if others:
-            yield f"packages that it does not import itself: {few(others)}"
+            yield f"packages that it does not import itself: {few(others, NUM_SHOWN)}"
 
 
 def versions_in(text: str) -> dict[str, str]:
@@ -181,12 +182,6 @@ def _course(run: RunFiles, starts: list[dict[str, Any]]) -> Iterator[str]:
         yield "trainer.deterministic was not true, and GPUs then need not repeat bits"
     if not starts[-1].get("host"):
         yield "how it was started, its data and its packages: an older version notes nothing"
-
-
-def few(texts: list[str]) -> str:
-    """The first of many, with how many are left out."""
-    more = f" and {len(texts) - NUM_SHOWN} more" if len(texts) > NUM_SHOWN else ""
-    return ", ".join(texts[:NUM_SHOWN]) + more
 
 
 def other_data(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from harness.allowed import targets
 from harness.checkpoints.reading import read
 from harness.code_version import CodeVersion
 from harness.errors import UserError
+from harness.names import few
 from harness.places import shown
 from harness.processes.launch import global_rank
 
@@ -91,14 +92,6 @@ class CodeHistory(pl.Callback):
                 log.warning("%s was not kept: %s.", shown(self.folder), error.strerror)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep what was imported since."""
-        self._keep_late(trainer)
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep what the test has imported."""
-        self._keep_late(trainer)
-
-    def _keep_late(self, trainer: pl.Trainer) -> None:
         """Add modules that were imported while it trained: alone it must run without the rest."""
         path = trained_by(self.folder, None) if trainer.is_global_zero else None
         before = None if path is None else code_version.load(path)
@@ -108,6 +101,8 @@ class CodeHistory(pl.Callback):
         if self.now.sources.keys() - before.sources.keys():
             with suppress(OSError):
                 replace(before, sources=self.now.sources | before.sources).save(path)
+
+    on_test_end = on_fit_end  # which may import more
 
     def _keep(self, step: int) -> None:
         """Write what trains the steps from here, unless it is what has trained those before."""
@@ -170,11 +165,10 @@ def change(checkpoint: Path, now: CodeVersion) -> str | None:
     changed = code_version.differences(before, now)
     if not changed:
         return None
-    more = f" and {len(changed) - NUM_SHOWN} more" if len(changed) > NUM_SHOWN else ""
     commit = f" (commit {before.commit[:10]})" if before.commit else ""
     return (
         f"The code has changed since {checkpoint.name} was trained: "
-        f"{', '.join(changed[:NUM_SHOWN])}{more}. What trained it is in {shown(path)}{commit}."
+        f"{few(changed, NUM_SHOWN)}. What trained it is in {shown(path)}{commit}."
     )
 
 

@@ -174,20 +174,20 @@ def named_tensors(found: Raised, trainer: pl.Trainer) -> Iterator[tuple[str, Ten
     # The owner's own names come before those of the libraries that were called.
     for place in sorted(found.places, key=lambda place: not is_owners(place.file)):
         for name, value in (place.frame.f_locals if place.frame else {}).items():
-            for tensor in inside(value):
+            for tensor in inside(value, 100):
                 yield f"{name} in {place.function}", tensor
     for one in gc.get_objects():
         if issubclass(type(one), Tensor):
             yield "one without a name", one
 
 
-def inside(value: Any) -> Iterator[Tensor]:
-    """The tensors of a batch, or of what else a variable may hold."""
+def inside(value: Any, most: int | None = None) -> Iterator[Tensor]:
+    """The tensors of a batch, or of what else a variable may hold; of its first parts alone."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
-        for part in [*(value.values() if isinstance(value, Mapping) else value)][:100]:
-            yield from inside(part)
+        for part in [*(value.values() if isinstance(value, Mapping) else value)][:most]:
+            yield from inside(part, most)
 
 
 def mib(num_bytes: float) -> str:

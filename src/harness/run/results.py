@@ -6,6 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 
 from harness.frozen_files import read_yaml
 from harness.watch.objective import DEFAULT
@@ -58,12 +59,16 @@ def best_of(trainer: pl.Trainer) -> dict[str, float]:
 
 def early_stop(trainer: pl.Trainer) -> dict[str, str]:
     """Why a training has ended before its last epoch; nothing where it has not."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    for callback in callbacks:
-        if isinstance(callback, pl.callbacks.EarlyStopping) and callback.stopped_epoch:
-            best = float(callback.best_score)
-            return {
-                "stopped_early": f"in epoch {callback.stopped_epoch}: {callback.monitor} was no "
-                f"better than {best:.4g} for {callback.wait_count} validations"
-            }
+    for stopper in trainer.early_stopping_callbacks:
+        epoch, reason = stopper.stopped_epoch, stopper.stopping_reason
+        # A run that was stopped once may have gone on to its last epoch.
+        if reason is EarlyStoppingReason.NOT_STOPPED or epoch < trainer.current_epoch - 1:
+            continue
+        why = f"{stopper.stopping_reason_message}".removesuffix(". Signaling Trainer to stop.")
+        if reason is EarlyStoppingReason.PATIENCE_EXHAUSTED:
+            why = (
+                f"{stopper.monitor} was no better than {float(stopper.best_score):.4g} for "
+                f"{stopper.wait_count} validations"
+            )
+        return {"stopped_early": f"in epoch {epoch}: {why}"}
     return {}

@@ -22,6 +22,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from harness import record
 from harness.allowed import building, instantiate
+from harness.checkpoints.lookup import verified
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
@@ -48,7 +49,7 @@ from harness.run.mistakes import user_errors
 from harness.run.provenance import Provenance
 from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, early_stop, scalars, speed
 from harness.run.targets import check_kinds, check_targets
-from harness.run.weights import link_best, load_weights, verified
+from harness.run.weights import link_best, load_weights
 from harness.strategies.fsdp import FSDPStrategy
 from harness.upstream import clipping, processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks

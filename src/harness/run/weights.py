@@ -6,24 +6,13 @@ from pickle import UnpicklingError
 
 import pytorch_lightning as pl
 
-from harness.checkpoints.lookup import damage, link
+from harness.checkpoints.lookup import link
 from harness.checkpoints.reading import read, unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
 BEST = "best.ckpt"
-
-
-def verified(path: Path) -> Path:
-    """The same path, if every checksum of the checkpoint holds: torch takes any bit for a weight's.
-
-    Raises:
-        UserError: if it is damaged.
-    """
-    if damaged := damage(path):
-        raise UserError(f"checkpoint={path} is damaged: {damaged}.")
-    return path
 
 
 def load_weights(model: pl.LightningModule, path: Path) -> None:

@@ -1,6 +1,7 @@
 """Runs beside each other: in what they differ, and what they have reached."""
 
 import math
+import operator
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -114,6 +115,10 @@ def _nearest(runs: Sequence[RunFiles], key: str) -> str:
     return ", ".join(leaf or difflib.get_close_matches(key, names, 3, 0.3)) or "status"
 
 
+SIGNS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le}
+SIGNS |= {">": operator.gt, ">=": operator.ge}
+
+
 def _holds(value: Any, sign: str, wanted: str) -> bool:
     if isinstance(value, list):  # tags, or all of a list in any way to write it
         whole = [text.strip() for text in wanted.strip("[]").split(",")] == list(map(str, value))
@@ -124,14 +129,7 @@ def _holds(value: Any, sign: str, wanted: str) -> bool:
     except (TypeError, ValueError):
         same = str(value).lower() == wanted.lower() or (value is None and wanted == "null")
         return same if sign == "=" else not same if sign == "!=" else False
-    return {
-        "=": one == two,
-        "!=": one != two,
-        "<": one < two,
-        ">": one > two,
-        "<=": one <= two,
-        ">=": one >= two,
-    }[sign]
+    return bool(SIGNS[sign](one, two))
 
 
 def in_order(runs: Sequence[RunFiles], key: str, is_reversed: bool = False) -> list[RunFiles]:

@@ -26,6 +26,7 @@ import yaml
 from harness import record
 from harness.errors import UserError
 from harness.frozen_files import STARTED
+from harness.names import flat
 
 if TYPE_CHECKING:
     import polars
@@ -63,7 +64,9 @@ class RunFiles:
     def settings(self) -> dict[str, Any]:
         """Settings by their whole keys, without places."""
         return {
-            key: value for key, value in flat(self.config) if key.partition(".")[0] not in PLACES
+            key: value
+            for key, value in flat(self.config).items()
+            if key.partition(".")[0] not in PLACES
         }
 
     @cached_property
@@ -271,15 +274,6 @@ def read_table(path: Path) -> "polars.DataFrame":
     metrics = polars.exclude("step").cast(polars.Float64, strict=False)
     found = found.select(polars.col("step").cast(polars.Int64, strict=False), metrics)
     return found.drop_nulls("step")
-
-
-def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested settings with its whole key; a list is one value."""
-    if isinstance(node, dict) and node:
-        for name, child in node.items():
-            yield from flat(child, f"{prefix}.{name}" if prefix else str(name))
-    else:
-        yield prefix, node
 
 
 def is_locked(path: Path) -> bool:

@@ -30,14 +30,8 @@ def columns_of(runs: Sequence[RunFiles], is_whole: bool) -> list[str]:
     settings = differing(runs)
     if is_whole:
         return [*ABOUT, *tested, *settings]
-    names = ["run", *FACTS, "best", *tested]
-    names += settings[:MOST_SETTINGS]
-    return [
-        name
-        for name in names
-        if name in ("run", "status")
-        or any(value_of(run, name) not in (None, "", []) for run in runs)
-    ]
+    names, always = ["run", *FACTS, "best", *tested, *settings[:MOST_SETTINGS]], ("run", "status")
+    return [n for n in names if n in always or any(value_of(r, n) not in EMPTY for r in runs)]
 
 
 def print_list(runs: Sequence[RunFiles], form: str = "table") -> None:

@@ -8,11 +8,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from harness.errors import UserError
 
 
-def num_sequences(packed: PackedSequence) -> int:
-    """The samples of a packed batch: all of them have a first step."""
-    return int(packed.batch_sizes[0])
-
-
 def narrow_packed(packed: PackedSequence, start: int, length: int) -> PackedSequence:
     """Copy `length` sequences, in the order in which they were packed."""
     rows = slice(start, start + length)

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from harness.errors import UserError
 
-from .packed import join_packed, narrow_packed, num_sequences
+from .packed import join_packed, narrow_packed
 
 
 class Share(NamedTuple):
@@ -94,7 +94,8 @@ def num_rows(batched: Any, batch_sizes: Sequence[int]) -> int:
     have in one tensor; else, as for a selection of the samples, dimension 0 of the first tensor
     where it is not 1. A batch of one sample is not split: what else has rows is not a sample.
     """
-    rows = [n for n in _numbers_of_rows(batched) if n != 1]
+    found = (_num_rows(leaf) for _, leaf in leaves_of(batched))
+    rows = [n for n in found if n is not None and n != 1]
     sizes = [size for size in batch_sizes if size > 1]
     if batch_sizes and not sizes:
         return 1
@@ -221,18 +222,10 @@ def _child(tree: Any, key: Any) -> Any:
     return tree[key] if isinstance(tree, (Mapping, list, tuple)) else getattr(tree, key)
 
 
-def _numbers_of_rows(tree: Any) -> Iterator[int]:
-    """The rows of the tensors, in the order in which they were passed."""
-    if (rows := _num_rows(tree)) is not None:
-        yield rows
-    for key in _keys(tree) or ():
-        yield from _numbers_of_rows(_child(tree, key))
-
-
 def _num_rows(leaf: Any) -> int | None:
     """The size of a tensor's dimension 0, 1 for a scalar; the sequences of a packed batch."""
     if isinstance(leaf, PackedSequence):
-        return num_sequences(leaf)
+        return int(leaf.batch_sizes[0])  # all sequences have a first step
     if isinstance(leaf, Tensor):
         return len(leaf) if leaf.dim() > 0 else 1
     return None

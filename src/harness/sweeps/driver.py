@@ -65,6 +65,7 @@ class Driver:
         self.program, self.needs_of = program, needs_of
         self.running: list[Running] = []
         self.refused: Job | None = None  # there was no room for it
+        self.told, self.again = "", 0.0  # that there is no room; when to look again
         self.signal = 0  # that has asked the sweep to stop
         self.num_asked = 0  # jobs that ran then
 
@@ -85,7 +86,7 @@ class Driver:
                     )
                 for done in [one for one in self.running if one.process.poll() is not None]:
                     self._end(done)
-                if not self.signal:
+                if not self.signal and (not self.refused or time.monotonic() > self.again):
                     self._fill()
                 nothing_left = self.refused is None and not self.jobs.pending
                 if not self.running and (self.signal or nothing_left):
@@ -106,10 +107,12 @@ class Driver:
             needs, words = self.needs_of(job.words)
             started = self.slots.start([*self.program, *words], job.folder, log, needs)
             if started is None:
-                self.refused = job
-                if not self.running:
-                    self.view.say(f"Waits for room for job {job.number}. {self.slots.why_not}")
+                self.refused, self.again = job, time.monotonic() + WATCH_SECONDS
+                if not self.running and self.told != self.slots.why_not:
+                    self.told = self.slots.why_not
+                    self.view.say(f"Waits for room for job {job.number}. {self.told}")
                 return
+            self.told = ""
             self.running.append(Running(job, *started, size))
             self.view.started(job)
             if self.signal:  # which came while it was started
@@ -120,6 +123,7 @@ class Driver:
         """Take note of how a job has ended."""
         self.running.remove(done)
         self.slots.free |= done.shares
+        self.again = 0.0
         job, code = done.job, done.process.returncode
         is_cut_off = code < 0 or code - 128 in (*leaving.ASKED_TO_LEAVE, signal.SIGKILL)
         noted = record.read(job.folder)  # without an end where another rank has died

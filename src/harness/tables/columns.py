@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import UserError
+from harness.names import few
 
 if TYPE_CHECKING:
     import polars as pl
@@ -222,8 +223,7 @@ def _codes(column: "pl.Series", values: list[str], refuses_unknown: bool) -> NDA
     unknown = texts.filter((codes == 0) & texts.is_not_null())
     if len(unknown):
         counts = unknown.value_counts(sort=True).rows()
-        shown = ", ".join(f"{value!r} ({count:,})" for value, count in counts[:5])
-        shown += f" and {len(counts) - 5} more" if len(counts) > 5 else ""
+        shown = few(f"{value!r} ({count:,})" for value, count in counts)
         said = f"column {column.name} has values that the training rows do not have: {shown}"
         if refuses_unknown:
             raise UserError(f"{said}.\nMend them, or count them as unknown: data.unknown=code.")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.data.batches import BatchedDataset
-from harness.data.caching import hashed, kept
+from harness.data.caching import hashed, identity, kept
 from harness.data.datamodule import DataModule, tell
 from harness.data.identity import identity_of
 from harness.data.splits import split_positions
@@ -272,12 +272,11 @@ class Text(DataModule):
             return Bytes()
         tokenizers.library()  # which may be missing, before the text is read
         source = self._source("train")
-        status = source.path.stat()
-        identity = [str(source.path.resolve()), status.st_size, status.st_mtime_ns]
-        identity += [source.start, source.end, self.vocab_size, self.unit, self.files]
-        identity += [self.fractions, self.split_seed, self.fold, self.num_folds]
+        what = [*identity(source.path), source.start, source.end]
+        what += [self.vocab_size, self.unit, self.files]
+        what += [self.fractions, self.split_seed, self.fold, self.num_folds]
         path = kept(
-            self.cache_dir / f"tokenizer_{hashed(identity)}.json",
+            self.cache_dir / f"tokenizer_{hashed(what)}.json",
             lambda path: write_durably(path, self._trained().encode()),
         )
         return OfLibrary(path.read_text(encoding="utf-8"))

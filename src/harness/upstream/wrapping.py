@@ -15,30 +15,19 @@ from torch import nn
 PRIVATE = {"pytorch_lightning.strategies:DDPStrategy()": "_ddp_kwargs _pl_static_graph_delay_done"}
 
 
-def call_when_wrapped(strategy: DDPStrategy, function: Callable[[], None]) -> None:
-    """Call a function whenever the model was wrapped."""
-    original = strategy.configure_ddp
+def call_after(strategy: DDPStrategy, method: str, function: Callable[..., None]) -> None:
+    """Call a function, with the method's arguments, whenever the strategy has run that method."""
+    original = getattr(strategy, method)
 
-    def configure_ddp() -> None:
-        original()
-        function()
+    def called(*args: Any) -> None:
+        original(*args)
+        function(*args)
 
-    strategy.configure_ddp = configure_ddp  # type: ignore[method-assign]
-
-
-def call_before_step(strategy: DDPStrategy, function: Callable[[int], None]) -> None:
-    """Call a function with each batch's number, after all hooks of its start."""
-    original = strategy.on_train_batch_start
-
-    def on_train_batch_start(batch: Any, batch_idx: int) -> None:
-        original(batch, batch_idx)
-        function(batch_idx)
-
-    strategy.on_train_batch_start = on_train_batch_start  # type: ignore[method-assign]
+    vars(strategy)[method] = called
 
 
 def call_no_more(strategy: DDPStrategy) -> None:
-    """Undo both."""
+    """Undo it for both methods that are looked at."""
     for name in ("configure_ddp", "on_train_batch_start"):
         vars(strategy).pop(name, None)
 

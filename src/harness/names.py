@@ -1,0 +1,34 @@
+"""Dotted names of settings and of a module's parts, and lists of them in a sentence."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """All values of a tree of settings by their whole keys; a list is one value."""
+    values: dict[str, Any] = {}
+    for key, child in node.items():
+        if isinstance(child, Mapping) and child:  # a DictConfig as well
+            values |= flat(child, f"{prefix}{key!s}.")
+        else:
+            values[f"{prefix}{key!s}"] = child
+    return values
+
+
+def is_below(name: str, parts: Iterable[str]) -> bool:
+    """Whether a name is one of the parts, or belongs to one; ``""`` is the whole."""
+    return any(not part or name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def few(items: Iterable[object], most: int = 5) -> str:
+    """The first of many, and how many more there are."""
+    texts = [*map(str, items)]
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Ask for the nearest of some names, if one is near."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f" Did you mean {prefix}{close[0]}?" if close else ""
