@@ -528,7 +528,7 @@ class PerProcess(Module):
         self.offset = 0
 
     def on_train_start(self) -> None:
-        self.world, self.offset = self.trainer.world_size, self.global_rank
+        self.world, self.offset = self.trainer.world_size, self.global_rank + 1
         self.rng.seed(self.global_rank)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
