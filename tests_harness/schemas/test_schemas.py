@@ -99,6 +99,7 @@ def test_every_file_has_one_schema_and_keeps_it(path: Path, made: dict[str, Any]
         ("model/new.yaml", "net: {_target_: project.models.mlp.MLP, hiddn: [3]}"),
         ("model/new.yaml", "nett: {_target_: project.models.mlp.MLP, hidden: [3]}"),
         ("data/new.yaml", "{_target_: harness.images.datamodule.Images, root: 3}"),
+        ("data/new.yaml", "{_target_: project.data.synthetic.Synthetic, batchsize: 3}"),
         ("strategy/new.yaml", "device: 1"),
         ("gpus/new.yaml", "orders: visible"),
         ("logger/new.yaml", "csv: {_target_: harness.loggers.metrics_table.MetricsTable, pth: x}"),
@@ -141,6 +142,34 @@ def test_hints_and_docstrings_of_a_class_are_told() -> None:
     assert sgd is not None
     assert "momentum factor" in sgd["properties"]["momentum"]["description"]
     assert of_target("project.models.no_such.Thing") is None
+
+
+class Base:
+    def __init__(self, size: int, name: str = "a") -> None:
+        """Args: size: of it."""
+
+
+class HandsOn(Base):
+    def __init__(self, depth: int, **kwargs: Any) -> None:
+        super().__init__(name="b", **kwargs)
+
+
+class Looks(Base):
+    def __init__(self, **kwargs: Any) -> None:
+        self.width = kwargs.pop("width", 1)
+        super().__init__(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "is_open"), [("HandsOn", {"depth", "size"}, False), ("Looks", set(), True)]
+)
+def test_arguments_that_are_handed_on_are_those_of_the_base(
+    name: str, takes: set[str], is_open: bool
+) -> None:
+    schema = of_target(f"{__name__}.{name}")
+    assert schema is not None
+    assert {key for key in schema["properties"] if key[0] != "_"} - {"defaults"} == takes
+    assert schema["additionalProperties"] is is_open
 
 
 def test_comments_are_told_where_a_file_leaves_the_target_out(

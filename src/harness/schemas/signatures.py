@@ -1,9 +1,11 @@
 """The schema of what a ``_target_`` takes: from its signature, its hints and its docstring."""
 
+import ast
 import inspect
 import os
 import pydoc
 import re
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType, UnionType
@@ -35,6 +37,16 @@ def of_target(target: str) -> Schema | None:
         return None
     if called is None:
         return None
+    properties: dict[str, Schema] = {key: {} for key in sorted(HYDRA_KEYS)} | {"defaults": DEFAULTS}
+    own, is_open = _arguments(called)
+    return {"properties": properties | own, "additionalProperties": is_open}
+
+
+def _arguments(called: Any) -> tuple[dict[str, Schema], bool]:
+    """What a callable takes by name, and whether ``**kwargs`` take more.
+
+    Those that a constructor hands on to its base class are the base class's.
+    """
     made = called.__init__ if inspect.isclass(called) else called
     parameters: Mapping[str, inspect.Parameter] = {}
     hints: dict[str, Any] = {}
@@ -42,18 +54,38 @@ def of_target(target: str) -> Schema | None:
         parameters = inspect.signature(called).parameters
         hints = get_type_hints(inspect.unwrap(made))
     texts = {**_described(inspect.getdoc(called)), **_described(inspect.getdoc(made))}
-    properties: dict[str, Schema] = {key: {} for key in sorted(HYDRA_KEYS)} | {"defaults": DEFAULTS}
+    taken: dict[str, Schema] = {}
+    further: dict[str, Schema] = {}
     is_open = not parameters
     for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            is_open |= parameter.kind is parameter.VAR_KEYWORD
-            continue
-        properties[name] = or_reference(of_hint(hints.get(name, Any)))
-        if name in texts:
-            properties[name]["description"] = texts[name]
-        if isinstance(parameter.default, bool | int | float | str):
-            properties[name]["default"] = parameter.default
-    return {"properties": properties, "additionalProperties": is_open}
+        if parameter.kind is parameter.VAR_KEYWORD:
+            base, given = _handed_on(called, name)
+            further, is_open = _arguments(base) if base else ({}, True)
+            further = {key: schema for key, schema in further.items() if key not in given}
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            taken[name] = or_reference(of_hint(hints.get(name, Any)))
+            if name in texts:
+                taken[name]["description"] = texts[name]
+            if isinstance(parameter.default, bool | int | float | str):
+                taken[name]["default"] = parameter.default
+    return further | taken, is_open
+
+
+def _handed_on(called: Any, kwargs: str) -> tuple[type | None, set[str]]:
+    """The class whose constructor gets ``**kwargs`` and what it is given beside; else ``None``."""
+    if not inspect.isclass(called) or "__init__" not in vars(called):
+        return None, set()
+    with suppress(OSError, SyntaxError, TypeError):  # no source
+        tree = ast.parse(textwrap.dedent(inspect.getsource(called.__init__)))
+        nodes = [*ast.walk(tree)]
+        uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == kwargs]
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        calls = [node for node in calls if ast.unparse(node.func) == "super().__init__"]
+        # Anything else that looks at them may take what the base class does not.
+        if len(uses) == len(calls) == 1 and uses[0] in [one.value for one in calls[0].keywords]:
+            bases = (base for base in called.__mro__[1:] if "__init__" in vars(base))
+            return next(bases), {str(one.arg) for one in calls[0].keywords}
+    return None, set()
 
 
 def of_hint(hint: Any) -> Schema:
