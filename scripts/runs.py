@@ -70,9 +70,7 @@ def _answer(options: argparse.Namespace) -> bool:
     elif options.what == "best":
         objectives = {run.objective for run in runs if run.objective}
         key = options.by or ("best" if len(objectives) == 1 else "")
-        if {
-            key
-        } == objectives:  # as ls and the report: of the best checkpoint, not of the last epoch
+        if objectives == {key}:  # as ls and the report name it
             key = "best"
         if not key:
             raise UserError(f"They have several objectives ({', '.join(objectives)}): add --by.")

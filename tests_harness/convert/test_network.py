@@ -1,6 +1,9 @@
 """The run's config two folders above the checkpoint says which network the weights must fit."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import types
 from functools import partial
@@ -13,6 +16,7 @@ from torch.distributed.nn import RemoteModule
 
 import harness.convert
 from harness.convert import CheckpointError
+from tests_harness.conftest import ROOT
 
 from .checkpoint_matrix import lightning, prefixed, trained
 
@@ -213,3 +217,21 @@ def test_partials_are_built_as_hydra_builds_them(tmp_path: Path) -> None:
     config = {"_target_": "project.models_of_test.Partly", "layer": layer, "widths": [2, 3]}
     path = run_with(Partly(partial(nn.BatchNorm1d, affine=False), [2, 3]), config, tmp_path)
     assert "Partly" in convert(path, tmp_path / "out.pt").verified[1]
+
+
+def test_what_the_rules_allow_is_held_against(tmp_path: Path) -> None:
+    """A class of another package that conf/rules.yaml has been given."""
+    for folder in ("conf", "scripts", "crystals"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "conf" / "rules.yaml").write_text("allowed: [project, crystals]\n")
+    (tmp_path / "crystals" / "__init__.py").write_text(
+        "from torch import nn\nclass Net(nn.Linear): ..."
+    )
+    shutil.copy(ROOT / "scripts" / "convert_checkpoint.py", tmp_path / "scripts")
+    path = run_with(nn.Linear(3, 2), LINEAR | {"_target_": "crystals.Net"}, tmp_path)
+    command = [sys.executable, "scripts/convert_checkpoint.py", str(path), "-o", "out.pt"]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert "loads strict into config.yaml's Net" in result.stdout

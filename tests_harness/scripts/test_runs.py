@@ -164,6 +164,21 @@ def test_best_by_the_objective_is_the_best_value(trained: Path, tmp_path: Path, 
     assert -5.0 not in row.values()
 
 
+def test_a_run_is_as_good_beside_those_of_another_objective(
+    trained: Path, tmp_path: Path, capsys
+) -> None:
+    run = reading.read(trained)
+    other = (f"objective: {run.objective}", "objective: val/other")
+    copied(trained, tmp_path / "other", other, ("lr: ", "lr: 1"))
+    (tmp_path / "other" / "results.json").write_text("{}")
+    (tmp_path / "other" / "metrics.csv").unlink()
+    words = ("--by", run.objective, "--json")
+    (alone,) = json.loads(answer(capsys, "best", trained, *words))
+    (beside,) = json.loads(answer(capsys, "best", trained, tmp_path, *words))
+    assert alone["best"] == beside[run.objective] == run.best
+    assert alone.keys() - {"best"} == beside.keys() - {run.objective}  # no column of the other
+
+
 def test_show_and_tables_for_a_person_hold_the_same(trained: Path, capsys) -> None:
     accuracy = json.loads((trained / "results.json").read_text())["test/accuracy"]
     for words in (("show", trained), ("ls", trained), ("best", trained, "--by", "test/accuracy")):

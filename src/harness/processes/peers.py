@@ -142,7 +142,7 @@ class Peers:
                 log.log(
                     logging.INFO if is_told else logging.ERROR,
                     "The process of rank %d %s; rank %d leaves, it cannot go on without it.\n"
-                    "resume=auto goes on from the last checkpoint.",
+                    "The same command with resume=auto goes on from the last checkpoint.",
                     rank,
                     what,
                     self.rank,

@@ -45,7 +45,8 @@ def answering() -> Iterator[None]:
         if status > 128:
             raise SystemExit(status) from error
         log.error(
-            "The process of rank %d has ended (%s).\nresume=auto goes on from the last checkpoint.",
+            "The process of rank %d has ended (%s).\n"
+            "The same command with resume=auto goes on from the last checkpoint.",
             error.error_index,
             error.msg,
         )

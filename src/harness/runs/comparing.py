@@ -43,6 +43,12 @@ def value_of(run: RunFiles, key: str) -> Any:
     return run.settings[min(named, key=rank_of)] if named else None
 
 
+def score_of(run: RunFiles, key: str) -> Any:
+    """A metric of a run: its best where the best checkpoint was chosen by it, else its last."""
+    best = value_of(run, "best") if run.objective == key else None
+    return value_of(run, key) if best is None else best
+
+
 def differing(runs: Sequence[RunFiles]) -> list[str]:
     """Settings that are not the same in all runs, the telling ones first.
 
@@ -172,18 +178,19 @@ def groups(runs: Sequence[RunFiles], key: str, is_max: bool) -> list[Group]:
         key: a metric or fact.
         is_max: whether more is better.
     """
+    values = [score_of(run, key) for run in runs]
+    is_known = [isinstance(value, (int, float)) and math.isfinite(value) for value in values]
+    runs = [run for run, known in zip(runs, is_known, strict=True) if known]
     names = [name for name in differing(runs) if name.rpartition(".")[2] != SEED]
     found: dict[str, list[RunFiles]] = {}
     for run in runs:
-        value = value_of(run, key)
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            found.setdefault(repr([run.settings.get(name) for name in names]), []).append(run)
+        found.setdefault(repr([run.settings.get(name) for name in names]), []).append(run)
     made = []
     for repeated in found.values():
         # A seed that was run again counts once, as it was run last.
         by_time = sorted(repeated, key=lambda run: run.started or 0.0)
         same = list({run.settings.get(SEED): run for run in by_time}.values())
-        values = [float(value_of(run, key)) for run in same]
+        values = [float(score_of(run, key)) for run in same]
         made.append(Group(same, key, statistics.fmean(values), _interval(values)))
     return sorted(made, key=lambda group: group.mean, reverse=is_max)
 

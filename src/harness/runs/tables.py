@@ -15,7 +15,7 @@ from rich.table import Table
 
 from harness.errors import UserError
 from harness.places import shown
-from harness.runs.comparing import ABOUT, Group, differing, groups, value_of
+from harness.runs.comparing import ABOUT, Group, differing, groups, score_of, value_of
 from harness.runs.reading import RunFiles
 
 FACTS = ("status", "started", "seconds", "samples/s", "held back by", "commit", "tags", "notes")
@@ -73,7 +73,8 @@ def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "ta
     found = groups(runs, key, is_max)
     if not found:
         raise UserError(f"None of {len(runs)} runs has a value of {key}.")
-    settings = [n for n in differing(runs) if n.rpartition(".")[2] != "seed"]
+    listed = [run for group in found for run in group.runs]
+    settings = [n for n in differing(listed) if n.rpartition(".")[2] != "seed"]
     rows = [_row(group, settings, is_max) for group in found]
     if form != "table":
         return write(rows, form)
@@ -96,7 +97,7 @@ def _row(group: Group, settings: Sequence[str], is_max: bool) -> dict[str, Any]:
     row: dict[str, Any] = {group.key: group.mean, "± 95 %": group.interval}
     row["seeds"] = len(group.runs)
     row |= {name: first.settings.get(name) for name in settings}
-    best = (max if is_max else min)(group.runs, key=lambda run: value_of(run, group.key))
+    best = (max if is_max else min)(group.runs, key=lambda run: score_of(run, group.key))
     return row | {"best run": str(best.folder)}
 
 
