@@ -11,8 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from harness.broken_builds import explained_imports
 from harness.errors import UserError
-from harness.schemas.files import FOLDER, write
 
 
 def main() -> None:
@@ -20,7 +20,10 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=form).parse_args()
     try:
-        missing = write(Path(__file__).resolve().parents[1])
+        with explained_imports():
+            from harness.schemas.files import FOLDER, write
+
+            missing = write(Path(__file__).resolve().parents[1])
     except UserError as error:
         sys.exit(str(error))
     print(f"wrote  {FOLDER}/")

@@ -31,6 +31,8 @@ COMMON = (
     "logger.tensorboard=null",
 )
 SAME = 1e-9  # in 64 bits: sums over processes are added up in another order
+# Of torch 2.6.
+NO_FSDP = not hasattr(torch.cpu.Stream, "record_event")
 TIMED_OUT = 124  # the status of a run that had to be killed, as that of timeout(1)
 
 

@@ -41,8 +41,11 @@ def stranger(folder: Path, text: str) -> list[str]:
         ("torch.nn.functional.torch.load", "torch.serialization.load", "torch.serialization.load"),
         ("project.models.cnn.nn.modules.module.torch.save", "torch.serialization.save", "torch."),
         ("harness.testing.command", "harness.testing.command", "harness.testing.command"),
+        ("torch.nn.functional.torch.hub.load.__call__", "no class or function", "torch."),
+        ("torch.nn.functional.torch.sys.modules.get", "no class or function", "torch."),
         ("kornia.losses.SSIMLoss", "kornia.losses.SSIMLoss", "kornia]"),
         ("project.models.cnn.CNN.load_state_dict", "torch.nn", ""),
+        ("torch.nn.functional.conv2d", "torch.nn", ""),
     ],
 )
 def test_what_may_be_named(target: str, real: str, line: str) -> None:
@@ -55,6 +58,39 @@ def test_what_may_be_named(target: str, real: str, line: str) -> None:
     assert str(refused.value).startswith(f"net._target_: {target} is ")
     assert real in str(refused.value)
     assert f"{LINE}{line}" in str(refused.value)
+
+
+def test_a_finder_is_given_a_path_and_no_more() -> None:
+    for given in ({"_args_": ["joblib.load"]}, {}):
+        with pytest.raises(UserError, match="get_method takes path"):
+            allowed.instantiate({"net": {"_target_": "hydra.utils.get_method", **given}})
+
+
+HANDLER = "handlers: {h: {(): torch.hub.load, repo_or_dir: ., model: m, source: local}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"job_logging: {{{HANDLER}}}", "hydra.job_logging.handlers.h.(): torch.hub.load"),
+        (f"mode: MULTIRUN\n  hydra_logging: {{{HANDLER}}}", "hydra.hydra_logging.handlers.h.()"),
+        ("job_logging: {x: 'ext://evil.run'}", "hydra.job_logging.x: evil.run"),
+        (
+            "mode: MULTIRUN\n  sweeper: {params: {seed: {_target_: torch.hub.load}}}",
+            "hydra.sweeper.params.seed._target_: torch.hub.load",
+        ),
+        (
+            'callbacks: {a: {_target_: "${notes}"}}\nnotes: evil.run',
+            "hydra.callbacks.a._target_: ${notes}",
+        ),
+    ],
+)
+def test_what_hydra_would_call_itself_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    result = command("train.py", *stranger(tmp_path, f"hydra:\n  {text}\n"))
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"{said}"), result.stderr
+    assert "is not allowed" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path: Path) -> None:

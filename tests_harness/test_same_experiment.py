@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests_harness.faults.fork_server import command
+from tests_harness.strategy_runs import NO_FSDP
 
 # An odd batch size, so that shares differ in size and the last batch is smaller.
 EXPERIMENT = (
@@ -43,7 +44,10 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         ("strategy=ddp", "trainer.devices=2"),
         ("strategy=ddp", "trainer.devices=3", "data.num_workers=1"),
         ("strategy=ddp", "trainer.devices=2", "data.max_samples_per_device=5"),
-        ("strategy=fsdp", "trainer.devices=3", "data.max_samples_per_device=5"),
+        pytest.param(
+            ("strategy=fsdp", "trainer.devices=3", "data.max_samples_per_device=5"),
+            marks=pytest.mark.skipif(NO_FSDP, reason="this torch has no fsdp on CPUs"),
+        ),
         ("trainer.accumulate_grad_batches=4",),
     ],
     ids=" ".join,

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import hydra.utils
 import yaml
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from harness.errors import UserError
 from harness.hydra_versions import building_only
@@ -36,13 +37,14 @@ BASE = (
     *(f"{__package__}.{room}" for room in ("data", "images", "knobs", "loggers", "strategies")),
     *(f"{__package__}.{room}" for room in ("tables", "text", "watch")),
     *(f"{__package__}.prove.{name}" for name in ("probing.Probe", "recording.Recorder")),
-    *("torch.nn", "torch._C._nn", "torch.optim", "torchmetrics"),
+    *("torch.nn", "torch._C._nn", "torch._VariableFunctionsClass", "torch.optim", "torchmetrics"),
     *(f"pytorch_lightning.{name}" for name in LIGHTNING),
     *(f"lightning.pytorch.{name}" for name in LIGHTNING),
     *("hydra.experimental.callbacks", "optuna.samplers", "timm.create_model", "timm.models"),
 )
 NAME = re.compile(r"\w+(\.\w+)*")
 NOT_LISTED = re.compile(r"Target '(\S+)'(?: \(resolved from '(\S+)'\))? is not in the Hydra")
+PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")
 FINDERS = {f"hydra.utils.get_{kind}" for kind in ("class", "method", "object")}  # of their `path`
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
@@ -138,9 +140,17 @@ def check_found(key: str, name: str, found: Any) -> None:
     Raises:
         UserError: with the line that allows it.
     """
+    if name in (*BASE, *_own):
+        return
+    if isinstance(found, partial):
+        return check_found(key, name, found.func)
     module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-    real = f"{module}.{path}"
-    if name not in (*BASE, *_own) and module and path and not _is_allowed(real):
+    of = getattr(found, "__self__", None)  # of a function that is written in C
+    if module is None and isinstance(of, type):  # such as torch.conv2d
+        module = of.__module__
+    if not isinstance(module, str) or not isinstance(path, str) or "__" in name:
+        raise UserError(refusal(f"{key}._target_: {name} is no class or function, and that", name))
+    if not _is_allowed(real := f"{module}.{path}"):
         raise UserError(refusal(f"{key}._target_: {name} is {real}, and that", real))
 
 
@@ -152,9 +162,45 @@ def refusal(what: str, name: str) -> str:
     return f"{what} is not allowed. If you trust it, write in {shown(_rules)}: allowed: [{lines}]"
 
 
+def check_hydra(settings: Any) -> None:
+    """Refuse what Hydra itself would call: in its callbacks, its plugins' settings, its logging.
+
+    Raises:
+        UserError: with the line that allows it.
+    """
+    whole: Any = OmegaConf.to_container(settings)  # as it is written: it needs what comes later
+    for key, node in targets(whole):
+        for name in _named(node):
+            is_plugin = key in ("launcher", "sweeper") and name.startswith(PLUGINS)
+            if not is_plugin and not _is_allowed(name):
+                raise UserError(refusal(f"hydra.{key}._target_: {name}", name))
+    for key in ("job_logging", "hydra_logging"):
+        _check_logging(whole.get(key), f"hydra.{key}")
+
+
+def _check_logging(node: Any, key: str) -> None:
+    """Refuse what ``logging.config`` would import and call."""
+    if isinstance(node, (list, tuple)):
+        node = dict(enumerate(node))
+    if not isinstance(node, dict):
+        return
+    for name, value in node.items():
+        called = value if name in ("()", "class") else None
+        if isinstance(value, str) and value.startswith("ext://"):
+            called = value.removeprefix("ext://")
+        known = ("logging.StreamHandler", "logging.FileHandler", "sys.stdout", "sys.stderr")
+        if called is not None and called not in known and not _is_allowed(str(called)):
+            raise UserError(refusal(f"{key}.{name}: {called}", str(called)))
+        _check_logging(value, f"{key}.{name}")
+
+
 def _named(node: Any) -> list[str]:
     name = str(node["_target_"])
-    return [name, str(node.get("path"))] if name in FINDERS else [name]
+    if name not in FINDERS:
+        return [name]
+    if node.get("_args_") or not isinstance(node.get("path"), str):
+        raise UserError(f"{name} takes path=<name> here, and nothing else.")
+    return [name, node["path"]]
 
 
 def _is_allowed(name: str) -> bool:

@@ -1,10 +1,12 @@
 """Editors know every key of conf/, and underline one that nothing takes."""
 
+import enum
 import fnmatch
 import json
+import math
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -142,6 +144,30 @@ def test_hints_and_docstrings_of_a_class_are_told() -> None:
     assert sgd is not None
     assert "momentum factor" in sgd["properties"]["momentum"]["description"]
     assert of_target("project.models.no_such.Thing") is None
+
+
+class Kind(enum.Enum):
+    ONE = 1
+
+
+class Odd:
+    def __init__(
+        self,
+        clip: float = math.inf,
+        seed: int = None,  # type: ignore[assignment]  # noqa: RUF013
+        kind: Literal[Kind.ONE] = Kind.ONE,
+    ) -> None: ...
+
+
+def test_odd_defaults_and_hints_are_left_open() -> None:
+    """Infinity is no JSON, and one such value would take the schemas of all files away."""
+    schema = of_target(f"{__name__}.Odd")
+    assert schema is not None
+    json.dumps(schema, allow_nan=False)
+    taken = schema["properties"]
+    assert "default" not in taken["clip"]
+    assert {"type": "null"} in taken["seed"]["anyOf"]
+    assert taken["kind"] == {}
 
 
 class Base:

@@ -17,8 +17,9 @@ from harness import UserError
 from harness.convert import convert
 from harness.strategies.fsdp import units
 from tests_harness.faults.run_folder import leave_at
-from tests_harness.strategy_runs import SAME, distances, execute, farthest, outcome
+from tests_harness.strategy_runs import NO_FSDP, SAME, distances, execute, farthest, outcome
 
+pytestmark = pytest.mark.skipif(NO_FSDP, reason="this torch has no fsdp on CPUs")
 STEP = 5  # of 4 in each of 2 epochs
 TEXT = (  # a transformer whose blocks are in a ModuleList, with one matrix in two places
     *("experiment=text", "name=run", "data.batch_size=5", "trainer.limit_train_batches=4"),
@@ -44,6 +45,22 @@ class Parts(pl.Callback):
         whole = sum(p.numel() for p in pl_module.parameters())
         path.write_text(json.dumps([mine, whole, blocks]))
         dcp.save(pl_module.state_dict(), checkpoint_id=self.folder / "sharded")
+
+
+class Writes(pl.Callback):
+    """Lets a part of the network write into its weights whenever it computes, as max_norm does."""
+
+    def __init__(self, through_data: bool) -> None:
+        self.through_data = through_data
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        part = next(one for one in pl_module.modules() if isinstance(one, nn.Linear))
+
+        def write(*_: Any) -> None:
+            with torch.no_grad():
+                (part.weight.data if self.through_data else part.weight).mul_(0.5)
+
+        part.register_forward_pre_hook(write)
 
 
 def run_of(folder: Path, strategy: str, *words: str) -> Path:
@@ -115,6 +132,10 @@ def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
     ("words", "said"),
     [
         (["callbacks=ema"], "strategy=fsdp has no averaged weights"),
+        *(
+            ([f"+callbacks.a={{_target_:{__name__}.Writes,through_data:{how}}}"], "is written in a")
+            for how in ("true", "false")
+        ),
         (["trainer.strategy.modules=[net.encoder]"], "there is no net.encoder in LanguageModel"),
     ],
 )

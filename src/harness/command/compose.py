@@ -119,6 +119,7 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
             raise
         with explained(task, [*first, *words], conf):
             cfg = hydra_compose(task, [*first, *words], conf, with_hydra=True)
+    allowed.check_hydra(cfg.hydra)
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
     whole = copy.deepcopy(cfg) if cfg.hydra.callbacks else None
     command = from_hydra(task, cfg, conf, words)

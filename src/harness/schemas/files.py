@@ -41,7 +41,9 @@ def write(root: Path) -> list[str]:
     found, missing = schemas(root / "conf")
     (root / FOLDER).mkdir(exist_ok=True)
     for name, schema in found.items():
-        (root / FOLDER / name).write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n")
+        (root / FOLDER / name).write_text(
+            json.dumps(schema, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        )
     return missing
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import os
 import pydoc
 import re
@@ -9,7 +10,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
 
 from harness.run.targets import HYDRA_KEYS
 
@@ -63,11 +64,13 @@ def _arguments(called: Any) -> tuple[dict[str, Schema], bool]:
             further, is_open = _arguments(base) if base else ({}, True)
             further = {key: schema for key, schema in further.items() if key not in given}
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            taken[name] = or_reference(of_hint(hints.get(name, Any)))
+            hint, default = hints.get(name, Any), parameter.default
+            taken[name] = or_reference(of_hint(Optional[hint] if default is None else hint))  # noqa: UP045
             if name in texts:
                 taken[name]["description"] = texts[name]
-            if isinstance(parameter.default, bool | int | float | str):
-                taken[name]["default"] = parameter.default
+            is_number = isinstance(default, float) and math.isfinite(default)  # as JSON has them
+            if is_number or isinstance(default, bool | int | str):
+                taken[name]["default"] = default
     return further | taken, is_open
 
 
@@ -95,7 +98,8 @@ def of_hint(hint: Any) -> Schema:
     if kind is Annotated:
         return of_hint(arguments[0])
     if kind is Literal:
-        return {"enum": [*arguments]}
+        is_plain = all(type(one) in PLAIN for one in arguments if one is not None)
+        return {"enum": [*arguments]} if is_plain else {}
     if kind in (Union, UnionType):
         choices = [of_hint(argument) for argument in arguments]
         return {"anyOf": choices} if all(choices) else {}

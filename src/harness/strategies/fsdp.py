@@ -6,12 +6,12 @@ clipping by norm; ``ModelParallelStrategy`` asks each module for code, and refus
 refuse to write as ``SafePoint`` asks them to. Checkpoints here are those of one device.
 """
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 import torch.distributed as dist
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.strategies import DDPStrategy
@@ -24,6 +24,7 @@ from torch.optim import LBFGS, Optimizer
 
 from harness.errors import UserError
 from harness.shards import has_parts, parted_like, whole
+from harness.strategies.whole_parameters import Root, refuse_writes
 from harness.upstream.inference import use_no_grad
 from harness.upstream.replication import is_compiled, synchronises_batch_norm
 
@@ -93,8 +94,10 @@ class FSDPStrategy(DDPStrategy):
 
     def _shard(self, module: pl.LightningModule) -> None:
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
-        for unit in units(module, self.modules, self.blocks):
+        # All are known before the first has parts, which are other parameters.
+        for unit in [*units(module, self.modules, self.blocks)]:
             fully_shard(unit, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
+            refuse_writes(unit, module)
         if not all(map(has_parts, module.parameters())):
             if not module.automatic_optimization:  # whose backward is inside of the step
                 name = next(n for n, p in module.named_parameters() if not has_parts(p))
@@ -104,6 +107,7 @@ class FSDPStrategy(DDPStrategy):
                 )
             root = Root(module)
             fully_shard(root, mesh=mesh, reshard_after_forward=False)
+            refuse_writes(root, module)
             for name in METHODS:
                 setattr(module, name, root.making_whole(getattr(module, name)))
         module.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
@@ -192,33 +196,6 @@ class FSDPStrategy(DDPStrategy):
         return found if self.is_global_zero else {}
 
 
-class Root(nn.Module):
-    """Makes what is in no unit whole while a method of a module runs, whatever that calls."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module, self.is_inside = module, False
-
-    def forward(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the method returns."""
-        return method(*args, **kwargs)
-
-    def making_whole(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method that may be called from outside of a step as well as in it."""
-
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.is_inside:
-                return method(*args, **kwargs)
-            self.is_inside = True
-            try:
-                return self(method, *args, **kwargs)
-            finally:
-                self.is_inside = False
-
-        return call
-
-
 def units(
     module: pl.LightningModule, names: Sequence[str] | None = None, blocks: bool = True
 ) -> Iterator[nn.Module]:
@@ -292,7 +269,12 @@ def _check(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         ),
         "trainer.precision=16-mixed; bf16-mixed it has": trainer.precision == "16-mixed",
         "compiled networks": any(map(is_compiled, module.modules())),
+        f"CPUs with torch {torch.__version__}; a newer one has them": (
+            trainer.strategy.root_device.type == "cpu"
+            and not hasattr(torch.cpu.Stream, "record_event")
+        ),
         "lazy parameters": any(map(is_lazy, module.parameters())),
+        "parameters without a dimension": any(not p.dim() for p in module.parameters()),
     }
     for what, is_there in reasons.items():
         if is_there:
