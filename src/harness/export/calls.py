@@ -97,6 +97,12 @@ def observed(model: pl.LightningModule, data: Any) -> tuple[nn.Module, list[Call
             f"{type(module).__name__}.forward gets {what}, and a file has tensors for inputs: "
             "let each be an argument of its own."
         )
+    for name, value in first.constants.items():
+        if any(repr(call.constants.get(name)) != repr(value) for call in calls):
+            raise UserError(
+                f"{type(module).__name__}.forward gets another {name} with another batch, and a "
+                "file would hold the first one: let it be a tensor."
+            )
     if any(call.shapes() != first.shapes() for call in calls):
         shapes = " and ".join(sorted({str(call.shapes()) for call in calls})[:2])
         raise UserError(

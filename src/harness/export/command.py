@@ -9,6 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from harness.checkpoints.lookup import verified
 from harness.command import run_folder, validate
@@ -64,8 +65,10 @@ def export(
         f"({', '.join(map(str, shape))})"
         for name, shape in calls[0].shapes().items()
     )
+    if baked := [f"{k}={v!r:.40}" for k, v in calls[0].constants.items() if v is not None]:
+        inputs += f"; with {', '.join(baked)} for ever"
     with torch.no_grad(), ExitStack() as written:
-        expected = [[*inside(network(*batch))] for batch in batches]
+        expected = [_computed(network, batch) for batch in batches]
         program = traced(network, calls[0])
         for path in paths:
             file = written.enter_context(replacing(path, is_forced=force))
@@ -75,6 +78,23 @@ def export(
             size = Path(file.name).stat().st_size / 1e6
             lines.append(f"{path}  {size:,.2f} MB, differs by {found:.1g} at most; {inputs}")
     return lines
+
+
+def _computed(network: Network, batch: list[Tensor]) -> list[Tensor]:
+    """What a network returns, in the order of its tensors.
+
+    Raises:
+        UserError: if it does not take a batch of another size.
+    """
+    try:
+        return [*inside(network(*batch))]
+    except (RuntimeError, ValueError, IndexError) as error:
+        shapes = ", ".join(str(tuple(one.shape)) for one in batch)
+        said = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"forward does not take {shapes}: {said}. Inputs with as many rows as the batch are "
+            "taken for samples: where one is not, use another data.batch_size."
+        ) from error
 
 
 def _check_output(path: Path, force: bool, is_named: bool) -> None:
