@@ -6,6 +6,7 @@ clipping by norm; ``ModelParallelStrategy`` asks each module for code, and refus
 refuse to write as ``SafePoint`` asks them to. Checkpoints here are those of one device.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -57,6 +58,8 @@ class FSDPStrategy(DDPStrategy):
         reshard_after_forward: bool = True,
         **kwargs: Any,
     ) -> None:
+        if of_ddp := kwargs.keys() - inspect.signature(DDPStrategy.__init__).parameters.keys():
+            raise UserError(f"strategy=fsdp has no {', '.join(sorted(of_ddp))}: leave it out.")
         super().__init__(**kwargs)
         self.modules = None if modules is None else tuple(modules)
         self.blocks, self.reshard_after_forward = blocks, reshard_after_forward
