@@ -40,11 +40,11 @@ check: $(TEST_INSTALLED)
 	$(BIN)/ruff check $(RUFF_RULES)
 	$(BIN)/mypy $(MYPY_RULES)
 
-# All of tests/, and of tests_harness/ where it is there. Four workers, one thread each: tests that
+# All of tests/, and of tests_harness/ where it is there. Three workers, one thread each: tests that
 # start processes of their own share the same cores.
 test: check
 	$(BIN)/python -m compileall -q src  # once, and not in each process, where nothing may be written
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal $(ARGS)
 
 -include benchmarks/bench.mk  # make bench
 -include tests_harness/packages/packages.mk  # make packages
