@@ -41,6 +41,7 @@ BASE = (
     *(f"pytorch_lightning.{name}" for name in LIGHTNING),
     *(f"lightning.pytorch.{name}" for name in LIGHTNING),
     *("hydra.experimental.callbacks", "optuna.samplers", "timm.create_model", "timm.models"),
+    "datetime.timedelta",  # of Timer, and of collective operations
 )
 NAME = re.compile(r"\w+(\.\w+)*")
 NOT_LISTED = re.compile(r"Target '(\S+)'(?: \(resolved from '(\S+)'\))? is not in the Hydra")

@@ -132,7 +132,10 @@ def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
     ("words", "said"),
     [
         (["callbacks=ema"], "strategy=fsdp has no averaged weights"),
-        (["+trainer.strategy.find_unused_parameters=true"], "fsdp has no find_unused_parameters"),
+        (
+            ["+trainer.strategy.find_unused_parameters=true"],
+            "FSDPStrategy has no argument find_unused_parameters",
+        ),
         *(
             ([f"+callbacks.a={{_target_:{__name__}.Writes,through_data:{how}}}"], "is written in a")
             for how in ("true", "false")

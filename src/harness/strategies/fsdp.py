@@ -6,9 +6,9 @@ clipping by norm; ``ModelParallelStrategy`` asks each module for code, and refus
 refuse to write as ``SafePoint`` asks them to. Checkpoints here are those of one device.
 """
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
@@ -45,7 +45,8 @@ class FSDPStrategy(DDPStrategy):
         blocks: whether blocks are.
         reshard_after_forward: give a block's memory back between its forward and its backward;
             false is faster, and takes memory for the whole network.
-        **kwargs: ``timeout`` and ``process_group_backend``, as of Lightning's DDPStrategy.
+        timeout: of collective operations, as of Lightning's DDPStrategy.
+        process_group_backend: as of Lightning's DDPStrategy.
     """
 
     strategy_name = "fsdp"
@@ -56,11 +57,10 @@ class FSDPStrategy(DDPStrategy):
         modules: Sequence[str] | None = None,
         blocks: bool = True,
         reshard_after_forward: bool = True,
-        **kwargs: Any,
+        timeout: timedelta | None = timedelta(minutes=30),
+        process_group_backend: str | None = None,
     ) -> None:
-        if of_ddp := kwargs.keys() - inspect.signature(DDPStrategy.__init__).parameters.keys():
-            raise UserError(f"strategy=fsdp has no {', '.join(sorted(of_ddp))}: leave it out.")
-        super().__init__(**kwargs)
+        super().__init__(timeout=timeout, process_group_backend=process_group_backend)
         self.modules = None if modules is None else tuple(modules)
         self.blocks, self.reshard_after_forward = blocks, reshard_after_forward
         self.has_looked, self.flags = False, [False]
@@ -272,7 +272,7 @@ def _check(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         ),
         "trainer.precision=16-mixed; bf16-mixed it has": trainer.precision == "16-mixed",
         "compiled networks": any(map(is_compiled, module.modules())),
-        f"CPUs with torch {torch.__version__}; a newer one has them": (
+        "CPUs with torch 2.6; a newer one has them": (
             trainer.strategy.root_device.type == "cpu"
             and not hasattr(torch.cpu.Stream, "record_event")
         ),
