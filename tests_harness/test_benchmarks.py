@@ -39,6 +39,14 @@ def test_the_memory_of_a_run_is_measured_as_it_goes_on(tmp_path: Path) -> None:
         assert 0 < row["before"] < row["early"] < 2 * row["late"]
 
 
+def test_the_parts_of_a_step_are_measured(tmp_path: Path) -> None:
+    table = tmp_path / "exactness.json"
+    printed = run("exactness.py", "--repeats=1", f"--json={table}")
+    figures = json.loads(table.read_text())["figures"]
+    assert figures.keys() >= {"weight of an uneven batch", "random numbers by sample"}
+    assert all(name in printed for name in figures)
+
+
 def test_the_overhead_is_measured(tmp_path: Path) -> None:
     """With little data: three contenders, each as often as asked, and the machine's name."""
     table = tmp_path / "overhead.json"
