@@ -33,7 +33,15 @@ def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path)
     assert {step: differences for step, differences in found.items() if differences} == {}
 
 
-@pytest.mark.parametrize("name", ["ReduceLROnPlateau", "early stopping", "batches that fit"])
+THIRD = [
+    "ReduceLROnPlateau",
+    "early stopping",
+    "batches that fit",
+    "a log per two steps, accumulation",
+]
+
+
+@pytest.mark.parametrize("name", THIRD)
 def test_resume_from_every_third_step_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
     """The quick look at what the test above sees to the end; in step with no epoch's length."""
     found = dict(sweep(name, tmp_path, stride=3))

@@ -124,6 +124,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "trainer.val_check_interval=2",
     ),
     "every kind of log": PLAIN,
+    "a log per two steps, accumulation": (*PLAIN, "trainer.accumulate_grad_batches=2"),
     "a log per step, accumulation": (
         *PLAIN,
         "trainer.accumulate_grad_batches=2",

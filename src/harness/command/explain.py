@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -54,6 +55,10 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
             f"Write it in two pairs of quotes: '{key}=\"{quoted}\"'."
         )
     text = str(error)
+    if text.startswith("Config group override must be"):  # it does not say which: a number or null
+        for key, _, value in (word.partition("=") for word in overrides):
+            if (conf / key).is_dir() and not isinstance(yaml.safe_load(value), (str, list)):
+                return _unknown_choice(MissingConfigException("", f"{key}/{value}"), conf)
     if group := re.match(r"Multiple values for (\w+)\.", text):
         return (
             f"{group[1]} is chosen already: write {group[1]}=<choice>, without a plus sign; in a "

@@ -18,6 +18,7 @@ from harness.exact.global_batches import check_same_batches, shares_of
 from harness.exact.metric_states import StatesTogether
 from harness.processes.agreement import gather
 from harness.upstream import logged_values
+from harness.upstream.step_values import combine_steps
 
 
 def evaluated(trainer: pl.Trainer) -> Any:
@@ -57,6 +58,7 @@ class ExactEvaluation(pl.Callback):
         self.collected: CollectedLists | None = None
         self.has_gathered = False
         self.gathering: Gathering | None = None  # of several processes
+        self.num_samples: int | None = None  # of this process in the batch that runs
         self.counted: dict[str, Any] = {}  # numbers of the module, before the hook
         self.group: Any = None  # of the processes, for what is on the host
 
@@ -69,6 +71,10 @@ class ExactEvaluation(pl.Callback):
             self.gathering = Gathering(trainer)
             for metric in metrics_of(pl_module):
                 metric.dist_sync_fn = metric.dist_sync_fn or StatesTogether(metric)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the values of whole batches."""
+        combine_steps(trainer, partial(gather, trainer), lambda: self.num_samples)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the strategy as it was."""
@@ -89,14 +95,17 @@ class ExactEvaluation(pl.Callback):
     ) -> None:
         """Count samples; before a filler, remember the states of all metrics and logged values."""
         sharing = shares_running(trainer, dataloader_idx)
+        is_filler = sharing is not None and sharing.is_filler(batch_idx)
+        num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
+        self.num_samples = 0 if is_filler else num_samples
         if self.gathering is not None:
             in_turn = isinstance(sharing, SharedBatchSampler) and sharing.in_turn
             self.gathering.is_whole = bool(trainer.evaluating) and in_turn
             self.gathering.batch_idx = None if trainer.evaluating else batch_idx
+            self.gathering.num_samples = self.num_samples
         if sharing is None:
             return
-        logged_values.count_samples(trainer, sharing.num_samples_in(batch_idx))
-        is_filler = sharing.is_filler(batch_idx)
+        logged_values.count_samples(trainer, num_samples)
         if self.collected is not None:
             self.collected.begin_batch(is_filler)
         if is_filler:

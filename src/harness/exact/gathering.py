@@ -1,8 +1,9 @@
-"""``self.all_gather`` of a module, where processes have whole batches, or shares of any size."""
+"""What a module gathers or averages over processes, of whole batches, or shares of any size."""
 
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -13,11 +14,12 @@ from harness.processes.agreement import gather
 
 
 class Gathering:
-    """Stands between a module and its strategy's ``all_gather``.
+    """Stands between a module and its strategy's ``all_gather`` and ``reduce``.
 
     A step of an evaluation has a batch that one process would have, so its tensors stay as they
     are, unless batches are split (limit_val_batches=0.5). Elsewhere shapes are compared first where
-    they may differ: gloo ends the process over unequal ones or joins garbage, and NCCL waits.
+    they may differ: gloo ends the process over unequal ones or joins garbage, and NCCL waits. What
+    ``self.log(..., sync_dist=True)`` of a training step averages is the mean over samples.
 
     Args:
         trainer: of several processes.
@@ -28,12 +30,15 @@ class Gathering:
         self.original = trainer.strategy.all_gather
         self.is_whole = False  # this process has what all of them together would gather
         self.batch_idx: int | None = None  # of the training batch that runs
+        self.num_samples: int | None = None  # of this process's share of it, 0 in a filler
         self.refusal = ""  # of any call
-        vars(trainer.strategy)["all_gather"] = self
+        self.original_reduce = trainer.strategy.reduce
+        vars(trainer.strategy).update(all_gather=self, reduce=self.reduce)
 
     def remove(self) -> None:
         """Give the strategy its own method back."""
-        vars(self.trainer.strategy).pop("all_gather", None)
+        for name in ("all_gather", "reduce"):
+            vars(self.trainer.strategy).pop(name, None)
 
     def __call__(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
@@ -56,6 +61,17 @@ class Gathering:
                     "are gathered."
                 )
         return self.original(tensor, group=group, sync_grads=sync_grads)
+
+    def reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce a tensor over the processes, as the strategy does."""
+        is_share = self.batch_idx is not None and reduce_op in ("mean", "avg")
+        if not is_share or self.num_samples is None or self._is_even():
+            return self.original_reduce(tensor, group=group, reduce_op=reduce_op)
+        parts = torch.cat(
+            [tensor.flatten() * self.num_samples, tensor.new_tensor([self.num_samples])]
+        )
+        parts = self.original_reduce(parts, group=group, reduce_op="sum")
+        return (parts[:-1] / parts[-1]).view_as(tensor)
 
     def _is_even(self) -> bool:
         """Whether the shares of the running batch are of one size."""

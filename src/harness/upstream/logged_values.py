@@ -166,6 +166,7 @@ def _logged_state(logged: Any) -> dict[str, Any]:
         "has_reset": logged.has_reset,
         "num_updates": logged._update_count,
         "last": copied(logged._forward_cache),
+        "parts": copied(getattr(logged, "parts", None)),  # of harness.upstream.step_values
     }
     if logged.is_tensor:
         state["value"] = copied(logged.value)
@@ -205,6 +206,7 @@ def _restore_logged(
     logged._forward_cache = state["last"]
     logged._update_count = state["num_updates"]
     logged.has_reset = state["has_reset"]
+    logged.parts = state.get("parts")
     return logged.to(trainer.strategy.root_device)
 
 

@@ -1,0 +1,145 @@
+"""A row of training steps is of all samples of its batch, however many hold a part of it."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from tests_harness.faults.fork_server import command
+from tests_harness.strategy_runs import NO_FSDP
+
+
+class Logs(pl.LightningModule):
+    """Logs as authors do who train in one process."""
+
+    def __init__(self, plateau: bool = False, metric: bool = False) -> None:
+        super().__init__()
+        self.net, self.plateau = nn.Linear(8, 3), plateau
+        self.accuracy = MulticlassAccuracy(3, average="micro") if metric else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, y)
+        self.log("plain", loss)
+        self.log("both", loss, on_step=True, on_epoch=True)
+        self.log("synced", loss, sync_dist=True)
+        self.log_dict({"largest": x.max()}, reduce_fx="max")
+        self.log("smallest", x.min(), reduce_fx=torch.min)
+        self.log("samples", float(len(x)), reduce_fx="sum")
+        self.log("constant", 0.1)
+        self.log("epoch_only", loss, on_step=False, on_epoch=True)
+        if self.global_step % 4 == 0:  # between two rows
+            self.log("rare", loss)
+        if self.accuracy is not None:
+            self.accuracy(logits, y)
+            self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val/loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if not self.plateau:
+            return optimizer
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        config = {"scheduler": scheduler, "interval": "step", "monitor": "plain"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class Numbers(pl.LightningDataModule):
+    """65 samples in batches of 7: uneven shares, and at the end two samples."""
+
+    def setup(self, stage: str) -> None:
+        random = torch.Generator().manual_seed(0)
+        inputs = torch.randn(65, 8, generator=random, dtype=torch.float64)
+        self.samples = TensorDataset(inputs, torch.randint(0, 3, (65,), generator=random))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.samples, batch_size=7, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.samples, batch_size=7)
+
+
+def train(folder: Path, *words: str) -> tuple[list[dict[str, float]], str]:
+    """The rows of a run, and its screen."""
+    result = command(
+        "train.py",
+        "~model",
+        f"+model._target_={__name__}.Logs",
+        "~data",
+        f"+data._target_={__name__}.Numbers",
+        "objective=val/loss",
+        "mode=min",
+        "trainer.max_epochs=2",
+        "trainer.log_every_n_steps=2",
+        "trainer.precision=64-true",
+        "test=false",
+        f"output_dir={folder}",
+        *words,
+    )
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (folder / "default").iterdir()
+    with (run_dir / "metrics.csv").open() as file:
+        rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+    return rows, result.stderr
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    rows, _ = train(tmp_path_factory.mktemp("one"))
+    assert len({row["plain"] for row in rows}) == len(rows) > 9
+    assert {row["samples"] for row in rows} == {7.0, 2.0}
+    return rows
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=ddp", "trainer.devices=2"),
+        ("strategy=ddp", "trainer.devices=3"),  # one has nothing of the last two samples
+        ("strategy=ddp", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),
+        ("trainer.accumulate_grad_batches=3",),
+        ("strategy=dp", "trainer.devices=2"),
+        ("strategy=ddp2", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),
+        pytest.param(
+            ("strategy=fsdp", "trainer.devices=2"),
+            marks=pytest.mark.skipif(NO_FSDP, reason="this torch has no fsdp on CPUs"),
+        ),
+    ],
+    ids=" ".join,
+)
+def test_rows_are_those_of_one_process(
+    words: tuple[str, ...], one_process: list[dict[str, float]], tmp_path: Path
+) -> None:
+    rows, _ = train(tmp_path, *words)
+    assert [row.keys() for row in rows] == [row.keys() for row in one_process]
+    for row, expected in zip(rows, one_process, strict=True):
+        assert row == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_scheduler_that_looks_at_each_step_sees_all_samples(tmp_path: Path) -> None:
+    words = ("+model.plateau=true", "trainer.max_epochs=1")
+    expected, _ = train(tmp_path / "one", *words)
+    rows, _ = train(tmp_path / "two", *words, "strategy=ddp", "trainer.devices=2")
+    assert len({row["lr-SGD"] for row in expected}) > 1
+    assert [row["lr-SGD"] for row in rows] == [row["lr-SGD"] for row in expected]
+
+
+def test_metric_at_steps_is_told_once(tmp_path: Path) -> None:
+    words = ("+model.metric=true", "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=1")
+    _, screen = train(tmp_path, *words)
+    assert screen.count("accuracy, a metric, is logged at steps") == 1
