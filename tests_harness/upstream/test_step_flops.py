@@ -2,15 +2,20 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing import spawn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.strategies.parallel_forward import ParallelForward
+from harness.upstream import step_flops
 from harness.upstream.step_flops import StepFlops
 
 IMAGES, SEQUENCES = torch.ones(4, 3, 8, 8), torch.ones(4, 6, 8)
@@ -48,6 +53,7 @@ STEPS: dict[str, Callable[[], Tensor]] = {
 def count(step: Callable[[], Any]) -> float:
     counting = StepFlops()
     step()
+    counting.stop()
     return counting.end()
 
 
@@ -106,6 +112,7 @@ def test_step_that_is_counted_is_the_same_by_bit_where_torchs_counter_changes_it
 
     plain, counting = gradient(), StepFlops()
     counted = gradient()
+    counting.stop()
     counting.end()
     with FlopCounterMode(display=False):
         changed = gradient()
@@ -121,4 +128,20 @@ def test_nothing_is_written_to_the_screen(capfd: pytest.CaptureFixture[str]) -> 
 def test_second_counter_at_once_knows_nothing() -> None:
     with_other = StepFlops()
     assert math.isnan(count(lambda: SEQUENCES @ SEQUENCES.mT))
+    with_other.stop()
     with_other.end()
+
+
+def count_often(rank: int, file: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    step_flops.QUIET_SECONDS, step_flops.count = 0.01, len  # soon, for many attempts
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+    net = DistributedDataParallel(layers, bucket_cap_mb=0.0001)  # an operation for each tensor
+    for _ in range(200):
+        assert count(lambda: net(SEQUENCES[:, 0]).sum().backward()) > 0
+
+
+def test_processes_outlive_the_operations_that_end_in_other_threads(tmp_path: Path) -> None:
+    """Without ``stop`` and the moment behind it, one of them crashes or hangs within the loop."""
+    spawn(count_often, (str(tmp_path / "meeting"),), nprocs=2)

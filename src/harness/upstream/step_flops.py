@@ -3,6 +3,11 @@
 torch's ``FlopCounterMode`` changes a step: while a dispatch mode is active some derivatives (of
 ``prod``) round in another way, and gradient penalties fail. Here torch only notes each operation
 with its shapes, in all threads, as for a profiler; the formulas are those of ``FlopCounterMode``.
+
+A process group's operation may end in another thread when the step is over already: what it then
+notes is lost memory once the observer is gone, and the process crashes or hangs, in one of some
+hundred steps under DDP. So the observer is stopped at the step's end, and goes later.
+
 Seen in torch 2.6 to 2.13, and left out with versions that were not tested.
 ``tests_harness/upstream/test_step_flops.py`` compares the sums.
 """
@@ -13,11 +18,13 @@ import math
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.profiler import ExecutionTraceObserver
 from torch.utils.flop_counter import flop_registry
 
@@ -28,10 +35,11 @@ PRIVATE = {
 NOT_COUNTED = "not of the step"  # name of a range whose operations are none of the step's
 # Kernels that hold products which torch has no formula for: the sum would be too small.
 UNKNOWN = re.compile("_rnn|CompiledFunction")
+QUIET_SECONDS = 0.2  # after which no thread is left that notes an operation
 
 
 class StepFlops:
-    """Counts from its creation to ``end``.
+    """Counts from its creation to ``stop``.
 
     Raises:
         OSError: if there is no room for a file of a kilobyte per operation.
@@ -48,8 +56,19 @@ class StepFlops:
         with hushed(said):
             self.observer.start()
 
+    def stop(self) -> None:
+        """The step is over; until ``end`` the observer costs nothing."""
+        with hushed(Path(self.folder.name, "said")):
+            self.observer.stop()
+        self.stopped_time = time.monotonic()
+
     def end(self) -> float:
-        """FLOPs of this process and all its devices; NaN where they cannot be known."""
+        """FLOPs of this process and all its devices; NaN where they cannot be known.
+
+        The later after ``stop`` the better: with a process group it waits for its threads.
+        """
+        if dist.is_available() and dist.is_initialized():
+            time.sleep(max(0.0, self.stopped_time + QUIET_SECONDS - time.monotonic()))
         with hushed(Path(self.folder.name, "said")):
             self.observer.unregister_callback()
         try:

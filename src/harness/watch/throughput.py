@@ -98,6 +98,7 @@ class Throughput(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Watch the epoch's loader; until its first batch is there, the run waits for data."""
+        self._end_counting()
         loader = trainer.train_dataloader
         sampler = getattr(loader, "batch_sampler", None)
         self.is_watching = False
@@ -128,8 +129,12 @@ class Throughput(pl.Callback):
     def on_exception(self, *_: Any) -> None:
         """Count no more."""
         if self.counting is not None:
-            self.counting.end()
-            self.counting = None
+            self.counting.stop()
+        self._end_counting()
+
+    def _end_counting(self) -> None:
+        if self.counting is not None:
+            self.flops, self.counting = self.counting.end(), None
 
     def on_train_batch_end(
         self,
@@ -142,8 +147,8 @@ class Throughput(pl.Callback):
         """The step is done; read the marks that are past."""
         if not self.is_watching:
             return
-        if self.counting is not None:
-            self.flops, self.counting = self.counting.end(), None
+        if self.counting is not None and self.is_first:
+            self.counting.stop()
             num_before = self.sampler.num_before
             self.samples_counted = num_before(batch_idx + 1) - num_before(batch_idx)
         end = mark(self.device)
@@ -193,6 +198,7 @@ class Throughput(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the verdict."""
+        self._end_counting()
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_ranks_here)
