@@ -8,7 +8,7 @@
 
 Each comes with its YAML file, and with a test that you keep. Nothing has to be registered: a file's
 name is the choice on the command line. What is written lies in scripts/new/, where you may change
-it. Needs Python 3.10; nothing has to be installed.
+it. Needs Python 3.11; nothing has to be installed.
 """
 
 import argparse

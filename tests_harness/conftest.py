@@ -1,6 +1,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from harness.processes import leaving
 from harness.testing import clean_environment, command, make_cfg
 
-__all__ = ["ROOT", "clean_environment", "command", "finished_run", "make_cfg"]
+__all__ = ["ROOT", "clean_environment", "command", "finished_run", "make_cfg", "slow"]
 
 ROOT = Path(__file__).parents[1]
 # Some tests fork this process, and a fork lacks the threads that torch has computed with.
@@ -25,6 +26,12 @@ WARNINGS = [
     "ignore:Guards may run slower on Python 3.13.0",  # torch, of that interpreter alone
     "ignore:The `srun` command is available",  # Lightning, wherever Slurm is installed
 ]
+
+
+def slow(*values: Any) -> list[Any]:
+    """Values of parameters that say little more than the others: run with ``-m slow``."""
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

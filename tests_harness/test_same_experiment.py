@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests_harness.conftest import slow
 from tests_harness.faults.fork_server import command
 from tests_harness.strategy_runs import NO_FSDP
 
@@ -76,7 +77,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory):
     return evaluate
 
 
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("devices", [*slow(2), 3])
 def test_scores_do_not_depend_on_the_processes(devices: int, evaluated) -> None:
     """Also for fewer samples than processes, and for plain values logged in the step."""
     expected = json.loads((evaluated(1) / "results.json").read_text())
@@ -97,7 +98,7 @@ def test_predictions_are_complete_and_in_order(devices: int, evaluated) -> None:
         assert tables[0] == tables[1]
 
 
-@pytest.mark.parametrize(("module", "devices"), [("plain", 3), ("norm", 2)])
+@pytest.mark.parametrize(("module", "devices"), [*slow(("plain", 3)), ("norm", 2)])
 def test_module_that_knows_nothing_of_this_trains_the_same(
     module: str, devices: int, tmp_path: Path
 ) -> None:

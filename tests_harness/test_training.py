@@ -136,6 +136,7 @@ def test_torchrun_processes_share_one_folder(tmp_path: Path) -> None:
     assert (only(tmp_path / "default") / "results.json").exists()
 
 
+@pytest.mark.slow
 def test_sweep_with_two_processes_runs_each_job_once(tmp_path: Path) -> None:
     result = typed("train.py", "-m", "seed=1,2", "strategy=ddp", *SHORT, f"output_dir={tmp_path}")
     assert result.returncode == 0, result.stderr

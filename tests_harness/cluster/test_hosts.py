@@ -22,7 +22,7 @@ from tests_harness.cluster.runs import (
     wait_all,
     where,
 )
-from tests_harness.conftest import ROOT
+from tests_harness.conftest import ROOT, slow
 
 PACKAGES = Path(pytest.__file__).parents[1]
 # A run that is refused has no need to wait for anything but the others' arrival.
@@ -131,7 +131,7 @@ def test_what_does_not_count_may_differ_at_a_resume(network: Network, folder: Pa
     assert "epoch=1" in screens(more) or (run_dir / "results.json").exists()
 
 
-@pytest.mark.parametrize("resume", ["null", "auto"])
+@pytest.mark.parametrize("resume", [*slow("null"), "auto"])
 def test_outputs_that_are_not_shared_are_told_at_the_start(
     resume: str, network: Network, folder: Path
 ) -> None:
@@ -153,7 +153,7 @@ def test_outputs_that_are_not_shared_are_told_at_the_start(
     assert not list(own.rglob("*.ckpt"))
 
 
-@pytest.mark.parametrize("resume", ["null", "auto"])
+@pytest.mark.parametrize("resume", [*slow("null"), "auto"])
 def test_data_that_a_host_lacks_end_both_and_no_results_are_lost(
     resume: str, network: Network, folder: Path
 ) -> None:
@@ -180,7 +180,7 @@ def test_data_that_a_host_lacks_end_both_and_no_results_are_lost(
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("missing", [0, *slow(1)])
 def test_rank_that_never_arrives_is_named(missing: int, network: Network, folder: Path) -> None:
     """Its host's torchrun has started something else, as a hung import is."""
     words = [[*torchrun(), "train.py", *_words(folder, JOIN)] for _ in range(2)]
@@ -206,7 +206,7 @@ def test_address_that_does_not_resolve_is_told(network: Network, folder: Path) -
     assert run_folders(folder) == []
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, *slow(1)])
 def test_name_that_leads_a_host_to_itself_is_told(
     which: int, network: Network, folder: Path
 ) -> None:

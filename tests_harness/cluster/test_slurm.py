@@ -20,7 +20,7 @@ from tests_harness.cluster.runs import (
     where,
 )
 from tests_harness.cluster.slurm import Slurm
-from tests_harness.conftest import ROOT
+from tests_harness.conftest import ROOT, slow
 
 TWO = ("--nodes=2", "--ntasks-per-node=1")
 ON_TWO = f"srun --kill-on-bad-exit=1 {' '.join(TWO)} {sys.executable} train.py"
@@ -102,6 +102,7 @@ def test_sweep_under_srun_is_refused_with_the_line_to_type(slurm: Slurm, tmp_pat
     check_said(started.wait(), started.screen(), tmp_path, r"Use python train.py .*-m")
 
 
+@pytest.mark.slow
 def test_each_step_of_a_job_has_a_folder(slurm: Slurm, tmp_path: Path) -> None:
     run = line(ON_TWO, *words(tmp_path), "strategy=ddp trainer.devices=1 trainer.num_nodes=2")
     job = slurm.submit(f"{run} seed=1\n{run} seed=2", options=TWO)
@@ -152,6 +153,7 @@ def test_batch_script_without_srun_is_one_process(slurm: Slurm, tmp_path: Path) 
     assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
 
 
+@pytest.mark.slow
 def test_task_of_an_array_resumes_its_own_run(slurm: Slurm, tmp_path: Path) -> None:
     """Both are put back in the queue; the second of them has begun later."""
     run = words(tmp_path, "resume=auto", "seed=$SLURM_ARRAY_TASK_ID")
@@ -212,7 +214,7 @@ def test_script_puts_each_task_of_an_array_back_alone(slurm: Slurm, tmp_path: Pa
 ON_BOTH = ("trainer.devices=1", "trainer.num_nodes=2", "resume=auto")
 
 
-@pytest.mark.parametrize("signum", ["USR1", "TERM"])
+@pytest.mark.parametrize("signum", ["USR1", *slow("TERM")])
 def test_script_puts_a_job_back_that_was_asked_to_leave(
     signum: str, slurm: Slurm, tmp_path: Path
 ) -> None:
@@ -227,7 +229,7 @@ def test_script_puts_a_job_back_that_was_asked_to_leave(
     assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
 
 
-@pytest.mark.parametrize("rank", [None, 0, 1])
+@pytest.mark.parametrize("rank", [*slow(None, 0), 1])
 def test_script_puts_no_mistake_back(rank: int | None, slurm: Slurm, tmp_path: Path) -> None:
     """The task that lives longer must not end by the signal that a preempted job gets."""
     mistake = ["model=nope"]

@@ -218,7 +218,7 @@ def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_pat
 def test_faults_lose_nothing(faults: tuple[str, ...], num_rows: int, tmp_path: Path) -> None:
     """A few of every kind, by the program that docs/reliability.md was made with."""
     figures = tmp_path / "figures.json"
-    words = ("-W", "ignore", "-m", "tests_harness.faults", *faults, "--num", "3", "--json", figures)
+    words = ("-W", "ignore", "-m", "tests_harness.faults", *faults, "--num", "2", "--json", figures)
     # How long a run takes to leave is a figure of the docs, and on busy cores tells nothing.
     result = command(*words, "--finish-seconds", "300", timeout=1100)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -156,8 +156,7 @@ DURING = {
 AFTER = {"test": file("test_0")}
 # Of each kind of moment one; the others take minutes.
 QUICK = {
-    *((signal.SIGKILL, moment) for moment in ("start", "imports", "first step", "writing")),
-    (signal.SIGTERM, "folder"),
+    *((signal.SIGKILL, moment) for moment in ("start", "imports", "writing")),
     (signal.SIGTERM, "epoch"),
     *(("ddp", moment) for moment in ("start", "imports", "epoch")),
     *(("ddp_spawn", moment) for moment in ("start", "first step")),

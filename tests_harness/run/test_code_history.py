@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from harness import Run, UserError, code_version, evaluate, load_run, predict, train
 from harness.command.run_folder import save_config
 from harness.run.code_history import history
+from tests_harness.conftest import slow
 from tests_harness.faults.fork_server import command
 from tests_harness.faults.run_folder import contents, differences
 
@@ -391,10 +392,11 @@ def test_rate_that_the_optimizers_state_overrules_is_told_once(study: Study, run
     assert "has no effect" not in study.go_on(run, 5)
 
 
-OPTIMIZERS = [name for name, kind in vars(torch.optim).items() if isinstance(kind, type)]
+OPTIMIZERS = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+OTHERS = sorted(OPTIMIZERS - {"AdamW", "LBFGS", "Optimizer", "SparseAdam", "Muon"})
 
 
-@pytest.mark.parametrize("name", sorted({*OPTIMIZERS} - {"Optimizer", "SparseAdam", "Muon"}))
+@pytest.mark.parametrize("name", ["AdamW", "LBFGS", *slow(*OTHERS)])
 def test_every_optimizer_of_torch_goes_on(name: str, study: Study) -> None:
     study.edit("model.py", ("optim.Adam(", f"optim.{name}("))
     run = train(*study.words)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_harness.conftest import ROOT
+from tests_harness.conftest import ROOT, slow
 
 WORDS = ("model=mlp", "trainer.max_epochs=2", "strategy=cpu", "trainer.enable_progress_bar=false")
 
@@ -51,7 +51,7 @@ def tmpfs(size: str, place: Path | str) -> str:
     return f"-t tmpfs -o size={size} tmpfs {place}"
 
 
-@pytest.mark.parametrize("size", ["8k", "20k", "48k", "300k"])
+@pytest.mark.parametrize("size", [*slow("8k", "20k"), "48k", *slow("300k")])
 def test_full_disk_lets_training_go_on(size: str, on: Run, tmp_path: Path) -> None:
     """What finds no room, however much there is, is named; the results at the end need some."""
     result = on(tmpfs(size, tmp_path), "train.py", *WORDS, f"output_dir={tmp_path}")

@@ -82,6 +82,16 @@ def wait_for(folder: Path, num_events: int, process: "subprocess.Popen[str]") ->
         time.sleep(0.005)
 
 
+def running(folder: Path, num_jobs: int) -> list[Job]:
+    """The first jobs of a sweep, when all of them run."""
+    jobs = [Job(number, [], folder / str(number)) for number in range(num_jobs)]
+    end = time.monotonic() + 60
+    while not all(job.status == "running" for job in jobs) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert [job.status for job in jobs] == ["running"] * num_jobs
+    return jobs
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep") / "undisturbed"
@@ -142,9 +152,7 @@ def test_many_kills_lose_nothing(seed: int, undisturbed: Path, tmp_path: Path) -
 def test_jobs_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     process = start(folder, ["steps=1000 seed=1", "steps=1000 seed=2"])
-    wait_for(folder, 6, process)
-    jobs = [Job(number, [], folder / str(number)) for number in range(2)]
-    assert [job.status for job in jobs] == ["running", "running"]
+    jobs = running(folder, 2)
     process.kill()
     end = time.monotonic() + 20
     while any(job.status == "running" for job in jobs) and time.monotonic() < end:
@@ -194,7 +202,7 @@ def test_failed_job_keeps_its_folder_and_is_tried_again_when_asked(tmp_path: Pat
 def test_first_ctrl_c_saves_and_starts_no_more(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     process = start(folder, ["steps=1000", "steps=1000", "steps=1"])
-    wait_for(folder, 6, process)
+    running(folder, 2)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.command import run_folder
-from tests_harness.conftest import ROOT
+from harness.command import run_folder, sweep_words
+from tests_harness.conftest import ROOT, slow
 from tests_harness.faults.fork_server import command
 
 TINY = ("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1", "watch=none")
@@ -109,6 +109,11 @@ def test_job_that_cannot_be_composed_fails_alone(tmp_path: Path) -> None:
     assert (sweep / "1" / "results.json").exists()
 
 
+def test_job_that_is_asked_for_twice_is_one() -> None:
+    overrides = sweep_words.parsed(ROOT / "conf", ["seed=1,2,1", "model=mlp,mlp"])
+    assert sweep_words.combinations(overrides) == [["seed=1", "model=mlp"], ["seed=2", "model=mlp"]]
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
@@ -116,6 +121,7 @@ def test_job_that_cannot_be_composed_fails_alone(tmp_path: Path) -> None:
         (("-m", "seed=1,2", "model.optimizer.lr=interval(0,1)"), "sweep=optuna"),
         (("-m", "seed=1,2", "sweep.num_parallel=0"), "sweep.num_parallel=0 must be"),
         (("-m", "seed=1,2", "resume=nowhere"), "there is no sweep"),
+        (("-m", "seed=1,2", "debug=trace,trase"), "Did you mean debug=trace"),
         (("-m", "seed=1,2", "hydra/launcher=basic", "sweep.num_parallel=2"), "Leave out one"),
         (("seed=1", "sweep.num_parallel=2"), "train.py -m sweep.num_parallel=2"),
     ],
@@ -177,7 +183,7 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert {path.parent.name for path in sweep.glob("*/results.json")} == {"0", "1"}
 
 
-@pytest.mark.parametrize("kind", ["grid", "study"])
+@pytest.mark.parametrize("kind", ["grid", *slow("study")])
 def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
     """Two of the kills of ``python -m tests_harness.sweeps``."""
     figures = tmp_path / "figures.json"

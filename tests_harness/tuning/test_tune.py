@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from harness.command.compose import compose
 from harness.strategies.launchable import num_processes, runs_program_again
 from project.models.classifier import Classifier
-from tests_harness.conftest import ROOT
+from tests_harness.conftest import ROOT, slow
 
 spec = importlib.util.spec_from_file_location("tune", ROOT / "scripts" / "tune.py")
 tune: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
@@ -61,7 +61,8 @@ def test_batch_size_is_what_fits_in_each_process(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected"), [((), 1024), (("strategy=ddp", "trainer.devices=2"), 1250)]
+    ("strategy", "expected"),
+    [*slow(((), 1024)), (("strategy=ddp", "trainer.devices=2"), 1250)],
 )
 def test_data_set_bounds_the_batch_size(
     strategy: tuple[str, ...], expected: int, capsys, tmp_path: Path

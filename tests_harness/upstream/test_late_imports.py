@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from harness.upstream import late_imports
-from tests_harness.conftest import ROOT
+from tests_harness.conftest import ROOT, slow
 
 START = """
 import sys
@@ -28,9 +28,13 @@ assert isinstance(figure, plt.Figure)
 assert isinstance(axes, torchmetrics.utilities.plot.matplotlib.axes.Axes)
 assert metric.plot(ax=axes)[1] is axes
 """,
-    "signals": "import scipy.signal; assert scipy.signal.butter(2, 0.1)",
     "pyplot": "import matplotlib.pyplot as plt; assert plt.style.context('default')",
-    "colours": "from matplotlib import colors; assert colors.to_rgb('red') == (1, 0, 0)",
+    "colours and signals": """
+from matplotlib import colors
+assert colors.to_rgb("red") == (1, 0, 0)
+import scipy.signal
+assert scipy.signal.butter(2, 0.1)
+""",
 }
 
 
@@ -47,7 +51,7 @@ def test_what_was_left_out_is_there_when_it_is_used(use: str) -> None:
     program(START, "import torchmetrics", USES[use])
 
 
-@pytest.mark.parametrize("first", ["import matplotlib", "import matplotlib.axes"])
+@pytest.mark.parametrize("first", [*slow("import matplotlib"), "import matplotlib.axes"])
 def test_modules_that_are_there_already_stay(first: str) -> None:
     program(first, START.replace("assert not late, late", ""), """
 import matplotlib.pyplot as plt, torchmetrics

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from harness.loggers.tensorboard import TensorBoard
 from harness.watch.picture import Picture
-from tests_harness.conftest import ROOT, command
+from tests_harness.conftest import ROOT, command, slow
 
 pytestmark = [
     # Lightning 2.6 walks batches with names that torch 2.13 calls old.
@@ -146,9 +146,9 @@ if trainer.is_global_zero:
 @pytest.mark.parametrize(
     ("fault", "num_samples", "drawn"),
     [
-        ("none", 4, "[[1.0], [5.0]]"),
+        *slow(("none", 4, "[[1.0], [5.0]]")),
         ("none", 1, "[[0.0], []]"),  # the second process repeats the first one's sample
-        ("update", 4, "None"),
+        *slow(("update", 4, "None")),
         ("pickle", 4, "None"),
     ],
 )

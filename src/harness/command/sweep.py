@@ -16,11 +16,12 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from harness import frozen_files
 from harness.command import run_folder, sweep_words, validate
-from harness.command.compose import Command, compose_command
+from harness.command.compose import Command, compose_command, groups
 from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.places import shown
@@ -82,6 +83,8 @@ def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
         check_choices(overrides)
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
     parent = Path(cfg.output_dir, "sweeps", name_of(command))
+    if wanted == "null" or not parent.is_dir():
+        check_files(conf, overrides)
     with run_folder.choosing(parent):
         folder = sweep_words.found(parent, words) if wanted == "auto" else None
         folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
@@ -250,6 +253,24 @@ def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
         except UserError as error:
             first = first or error
     raise first or UserError("A word of the sweep has no values.")
+
+
+def check_files(conf: Path, overrides: Sequence[Override]) -> None:
+    """Refuse a choice that there is no file of, which else is told when its job's turn comes.
+
+    Raises:
+        UserError: with the choices.
+    """
+    first = [sweep_words.values_of(override)[0] for override in overrides]
+    for i, override in enumerate(overrides):
+        if override.key_or_group not in groups(conf):
+            continue
+        for word in sweep_words.values_of(override)[1:]:
+            try:
+                compose_command("train", [*first[:i], word, *first[i + 1 :]], conf)
+            except UserError as error:  # any other mistake may be of this combination alone
+                if isinstance(error.__cause__, MissingConfigException):
+                    raise
 
 
 def is_of_files(command: Command) -> bool:

@@ -56,7 +56,7 @@ def values_of(override: Override) -> list[str]:
 
 
 def combinations(overrides: Sequence[Override]) -> list[list[str]]:
-    """The words of each job, in Hydra's order.
+    """The words of each job, in Hydra's order; a job that is asked for twice is one.
 
     Raises:
         UserError: for an interval.
@@ -68,7 +68,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
                 "Name some (0.001,0.01), or let Optuna choose: sweep=optuna."
             )
     kept = [override for override in overrides if not is_of_sweep(override)]
-    return [list(words) for words in itertools.product(*map(values_of, kept))]
+    return [list(words) for words in dict.fromkeys(itertools.product(*map(values_of, kept)))]
 
 
 def found(parent: Path, words: Sequence[str]) -> Path | None:
