@@ -1,7 +1,7 @@
 """Dotted names of settings and of a module's parts, and lists of them in a sentence."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -32,3 +32,8 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Ask for the nearest of some names, if one is near."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" Did you mean {prefix}{close[0]}?" if close else ""
+
+
+def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names as a YAML file gives them: a list, or one by itself."""
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -140,7 +140,7 @@ def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
             ([f"+callbacks.a={{_target_:{__name__}.Writes,through_data:{how}}}"], "is written in a")
             for how in ("true", "false")
         ),
-        (["trainer.strategy.modules=[net.encoder]"], "there is no net.encoder in LanguageModel"),
+        (["trainer.strategy.modules=net.encoder"], "there is no net.encoder in LanguageModel"),
     ],
 )
 def test_what_it_does_not_keep_is_refused(words: list[str], said: str, tmp_path: Path) -> None:

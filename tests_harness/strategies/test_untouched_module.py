@@ -236,7 +236,7 @@ class Copied(Module):
 
 
 def test_a_copy_made_during_training_has_a_plain_forward():
-    trainer(DataParallelStrategy(modules=["net"])).fit(CallsNet(Case()), batches(24, 24))
+    trainer(DataParallelStrategy(modules="net")).fit(CallsNet(Case()), batches(24, 24))
 
 
 class CallsNet(Copied):

@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
 from harness.errors import UserError
+from harness.names import as_names
 from harness.shards import has_parts, parted_like, whole
 from harness.strategies.whole_parameters import Root, refuse_writes
 from harness.upstream.inference import use_no_grad
@@ -61,7 +62,7 @@ class FSDPStrategy(DDPStrategy):
         process_group_backend: str | None = None,
     ) -> None:
         super().__init__(timeout=timeout, process_group_backend=process_group_backend)
-        self.modules = None if modules is None else tuple(modules)
+        self.modules = None if modules is None else as_names(modules)
         self.blocks, self.reshard_after_forward = blocks, reshard_after_forward
         self.has_looked, self.flags = False, [False]
 

@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning.strategies import ParallelStrategy
 
 from harness.errors import UserError
+from harness.names import as_names
 from harness.upstream.replication import synchronises_batch_norm
 
 from .batch_sizes import batch_sizes
@@ -44,8 +45,8 @@ class NodeParallelStrategy(ParallelStrategy):
             raise UserError(
                 f"trainer.strategy.scalar_outputs={scalar_outputs} is unknown: error or mean."
             )
-        self.modules = None if modules is None else tuple(modules)
-        self.whole_inputs = tuple(whole_inputs)
+        self.modules = None if modules is None else as_names(modules)
+        self.whole_inputs = as_names(whole_inputs)
         self.scalar_outputs: Literal["error", "mean"] = scalar_outputs
         self.check_forward = check_forward
         self.parallel_forwards: list[ParallelForward] = []
