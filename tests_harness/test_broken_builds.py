@@ -1,5 +1,6 @@
 """A torchvision that was built for another torch is named, however it is met."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,26 @@ def test_a_healthy_start_imports_none_of_them() -> None:
     code = "import harness, sys; from harness.command import start; print('torch' in sys.modules)"
     result = command("-c", code)
     assert result.stdout.strip() == "False", result.stderr
+
+
+@pytest.mark.parametrize("was_looking", [True, False])
+def test_garbage_is_looked_for_as_before_the_imports(was_looking: bool) -> None:
+    """Also after one that fails; and what an owner's program holds by then may still go."""
+    was, num_frozen = gc.isenabled(), gc.get_freeze_count()
+    try:
+        gc.enable() if was_looking else gc.disable()
+        seen: list[bool] = []
+        with pytest.raises(IndexError), broken_builds.explained_imports():
+            seen.append(gc.isenabled()) or seen[1]
+        assert seen == [False]
+        assert gc.isenabled() == was_looking
+    finally:
+        gc.enable() if was else gc.disable()
+    assert gc.get_freeze_count() == num_frozen
+
+
+def test_nobody_looks_for_garbage_in_what_a_command_has_imported() -> None:
+    said = "from harness import DataModule; import gc; print(gc.isenabled(), gc.get_freeze_count())"
+    is_looking, num_frozen = command("-c", said).stdout.split()
+    assert is_looking == "True"
+    assert int(num_frozen) > 100_000

@@ -60,7 +60,8 @@ assert torchmetrics.utilities.plot.plt is plt
 
 
 def test_nothing_happens_where_torchmetrics_is_there() -> None:
-    """As in this process."""
+    import torchmetrics  # noqa: F401  # as in most programs of tests
+
     before = dict(sys.modules)
     late_imports.import_torchmetrics()
     assert dict(sys.modules) == before
