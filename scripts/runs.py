@@ -76,7 +76,10 @@ def _answer(options: argparse.Namespace) -> bool:
             raise UserError(f"They have several objectives ({', '.join(objectives)}): add --by.")
         of_loss = any(word in key for word in ("loss", "error", "mae", "mse", "perplexity"))
         is_max = _is_max(runs) if key == "best" else not of_loss
-        tables.print_best(runs, key, is_max != options.reverse, form)
+        is_max = is_max != options.reverse
+        if key != "best" and form == "table":
+            print(f"the {'largest' if is_max else 'smallest'} {key} first; --reverse turns it")
+        tables.print_best(runs, key, is_max, form)
     else:
         comparing.check_name(runs, options.sort)
         tables.print_list(comparing.in_order(runs, options.sort, options.reverse), form)

@@ -19,7 +19,8 @@ Modules and callbacks:
   that a YAML file gives.
 - ``parameter_groups``: learning rates of parts and by depth, for any ``configure_optimizers``.
 - ``Mean``: a weighted mean that is cheap enough for every training step.
-- ``mean_over``: says that a loss is a mean over tokens, nodes or weights, not over samples.
+- ``mean_over``: says that a loss is a mean over tokens, nodes or weights, not over samples;
+  ``sum_over``: divides a sum by a number, such as objects, both of the whole batch.
 - ``is_logged``: whether Lightning writes what is logged at this step.
 - ``Picture``: what a test looked like, in TensorBoard; its mistakes cost a run nothing.
 - ``UserError``: a mistake that is told in a line, without a traceback.
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from harness.data.datamodule import DataModule
     from harness.data.randomness import uniform
     from harness.errors import UserError
-    from harness.exact.denominators import mean_over
+    from harness.exact.denominators import mean_over, sum_over
     from harness.exact.mean import Mean, is_logged
     from harness.groups import parameter_groups
     from harness.optimizers import build_optimizers
@@ -69,6 +70,7 @@ __all__ = [
     "mean_over",
     "parameter_groups",
     "predict",
+    "sum_over",
     "train",
     "uniform",
 ]
@@ -90,6 +92,7 @@ _MODULES = {
     "mean_over": "exact.denominators",
     "parameter_groups": "groups",
     "predict": "command.from_python",
+    "sum_over": "exact.denominators",
     "train": "command.from_python",
     "uniform": "data.randomness",
 }

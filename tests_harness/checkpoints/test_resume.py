@@ -66,7 +66,7 @@ REPAIRS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
     "current score": (resume_states, "repair_current_scores", nothing, "dropout, OneCycle"),
     "precision": (resume_states, "repair_precision", nothing, "double precision"),
     "end of the restart": (resume_counters, "end_restart", nothing, "ReduceLROnPlateau"),
-    "logged sums": (logged_values, "_restore_logged", nothing, "every kind of log"),
+    "logged sums": (logged_values, "restored", nothing, "every kind of log"),
     "metrics": (logged_values, "restore_metric", nothing, "dropout, OneCycle"),
     "logged values": (logged_values, "restore_of_all_ranks", nothing, "every kind of log"),
     "seeds": (seeded_steps, "seed_generators", nothing, "dropout, OneCycle"),

@@ -45,6 +45,8 @@ MISTAKES = {
     "no strategy": ("~strategy", "Leave out ~strategy"),
     "no trainer": ("~trainer", "Leave out ~trainer"),
     "no gpus": ("~gpus", "Leave out ~gpus"),
+    "rules as a word": ("rules=null", "there are those of conf/rules.yaml alone"),
+    "interpolated fact": ("model.num_classes=${from_data.num_classes}", "write from_data.num_cl"),
     "empty strategy": ("strategy=null", "there is no conf/strategy/null.yaml"),
     "truth value for a choice": ("model=true", "there is no conf/model/true.yaml"),
     "name outside": ("name=../x", "without '..'"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness import mean_over
+from harness import mean_over, sum_over
 from harness.errors import UserError
 from harness.exact import denominators
 from harness.exact.denominators import Denominators
@@ -17,9 +17,14 @@ def running(num_processes: int, num_batches: int, share: float = 1.0, total=None
     """What a process has; ``total`` is what its all-reduce gives."""
     strategy = SimpleNamespace(
         distributed_sampler_kwargs={"num_replicas": num_processes, "rank": 0},
-        reduce=lambda mine, reduce_op: torch.as_tensor([0.0, total], dtype=mine.dtype),
+        reduce=lambda mine, reduce_op: torch.as_tensor([0.0, total, 0.0], dtype=mine.dtype),
     )
-    trainer = SimpleNamespace(strategy=strategy, accumulate_grad_batches=num_batches, training=True)
+    trainer = SimpleNamespace(
+        strategy=strategy,
+        accumulate_grad_batches=num_batches,
+        training=True,
+        is_global_zero=True,
+    )
     found = Denominators(trainer, lambda: share)
     found.start()
     return found
@@ -35,16 +40,22 @@ def nothing_runs():
     ("num_processes", "num_batches"), [*itertools.product((1, 2, 3), (1, 2, 4))]
 )
 @pytest.mark.parametrize("empty", [(), (0,), (0, 1)], ids=str)
-def test_gradient_is_that_of_the_whole_batch(num_processes, num_batches, empty) -> None:
-    """Also where shares differ in samples, and where some have no token."""
+@pytest.mark.parametrize("is_sum", [False, True], ids=["mean", "sum"])
+def test_gradient_is_that_of_the_whole_batch(num_processes, num_batches, empty, is_sum) -> None:
+    """Also where shares differ in samples, and where some have no token, or no object."""
     torch.manual_seed(num_processes * 10 + num_batches)
     num_shares = num_processes * num_batches
-    if len(empty) >= num_shares:
+    if len(empty) >= num_shares and not is_sum:
         pytest.skip("a batch without a token has no gradient")
     weight = torch.randn(3, dtype=torch.float64, requires_grad=True)
     sizes = [0 if i in empty else 1 + 2 * i for i in range(num_shares)]
     tokens = [torch.randn(size, 3, dtype=torch.float64) for size in sizes]
-    (torch.cat(tokens) @ weight).tanh().mean().backward()
+    pixels = torch.randn(num_shares, 7, 3, dtype=torch.float64)  # a share has them in any case
+    if is_sum:
+        whole = (pixels @ weight).tanh().sum() / max(sum(sizes), 5.0)
+    else:
+        whole = (torch.cat(tokens) @ weight).tanh().mean()
+    whole.backward()
     expected, weight.grad = weight.grad.clone(), None
     shares = torch.rand(num_batches, num_processes, dtype=torch.float64) + 0.5
     if num_shares == 1:
@@ -59,10 +70,14 @@ def test_gradient_is_that_of_the_whole_batch(num_processes, num_batches, empty) 
                 process = running(num_processes, num_batches, share, of_batch)
             process.weight = lambda share=share: share
             process.trainer.strategy.reduce = lambda mine, reduce_op, of_batch=of_batch: (
-                torch.tensor([0.0, float(of_batch)], dtype=mine.dtype)
+                torch.tensor([0.0, float(of_batch), 0.0], dtype=mine.dtype)
             )
             mine = tokens[micro * num_processes + rank]
-            loss = mean_over((mine @ weight).tanh().mean(), len(mine)) / num_batches
+            if is_sum:
+                own = pixels[micro * num_processes + rank]
+                loss = sum_over((own @ weight).tanh().sum(), len(mine), at_least=5.0) / num_batches
+            else:
+                loss = mean_over((mine @ weight).tanh().mean(), len(mine)) / num_batches
             assert loss.isfinite()
             process.check(loss)
             # What GlobalBatches does to the whole loss.
@@ -85,11 +100,11 @@ def test_function_of_a_mean_is_that_of_the_whole_batch(function) -> None:
 
     whole = function(mean(torch.cat(shares)))
     (expected,) = torch.autograd.grad(whole, weight)
-    sums = torch.tensor([sum(mean(s).item() * len(s) for s in shares), 11.0], dtype=torch.float64)
+    sums = [sum(mean(s).item() * len(s) for s in shares), 11.0, 0.0]
     total = torch.zeros(3, dtype=torch.float64)
     for tokens in shares:
         process = running(2, 1, share=1.3)
-        process.trainer.strategy.reduce = lambda mine, reduce_op: sums
+        process.trainer.strategy.reduce = lambda mine, reduce_op: mine.new_tensor(sums)
         loss = function(mean_over(mean(tokens), len(tokens)))
         assert torch.isclose(loss, whole)
         total += 1.3 * torch.autograd.grad(loss, weight)[0] / 2
@@ -146,6 +161,32 @@ def test_a_mean_over_nothing_counts_nothing() -> None:
     loss.backward()
     assert loss == 0
     assert not logits.grad.any()
+
+
+def test_a_loss_that_the_weight_0_takes_away_is_told_once(caplog) -> None:
+    process = running(1, 1)
+    mean_over(torch.zeros(()), 0)
+    mean_over(torch.full((), torch.nan), 0)
+    mean_over(torch.ones(()), 1)
+    assert not caplog.records
+    for _ in range(2):
+        mean_over(torch.ones(()), 0)
+    (record,) = caplog.records
+    assert "return sum_over(sum, number)" in record.getMessage()
+    process.end()
+
+
+def test_a_sum_is_divided_everywhere() -> None:
+    total, value = torch.full((), 6.0), torch.full((), 3.0)
+    assert sum_over(total, 2) == value  # outside of a run
+    assert sum_over(total, torch.tensor(0)) == total
+    process = running(1, 1)
+    assert sum_over(total, 2) == value
+    assert sum_over(total, 0, at_least=2) == value
+    process.trainer.training = False
+    assert sum_over(total, 2) == value
+    with pytest.raises(UserError, match="use a number above 0"):
+        sum_over(total, 2, at_least=0)
 
 
 def test_one_number_is_asked_for() -> None:

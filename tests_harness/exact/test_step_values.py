@@ -42,10 +42,24 @@ class Logs(pl.LightningModule):
         self.log("epoch_only", loss, on_step=False, on_epoch=True)
         if self.global_step % 4 == 0:  # between two rows
             self.log("rare", loss)
+        if self.global_step % 10 == 0:  # once in each epoch
+            self.log("first", loss, on_step=True, on_epoch=True)
+        is_right, known = (logits.argmax(-1) == y).double(), y != 2
+        if num := int(known.sum()):
+            self.log("known", is_right[known].mean(), batch_size=num, on_step=True, on_epoch=True)
+        if num or self.trainer.world_size > 1:
+            own = is_right[known].mean() if num else loss * torch.nan
+            self.log("known, synced", own, batch_size=num, sync_dist=True)
+        if (x[:, 0] > 1.9).any():  # perhaps in one process alone
+            self.log("large", (x[:, 0] > 1.9).double().sum(), reduce_fx="sum")
+            self.log("largest with NaN", x[:, 0].max() * torch.nan, reduce_fx="max")
         if self.accuracy is not None:
             self.accuracy(logits, y)
             self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: tuple[Tensor, Tensor], _: int) -> None:
+        self.log("after the step", batch[0].mean(), on_step=True, on_epoch=True)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self.log("val/loss", F.cross_entropy(self(batch[0]), batch[1]))
@@ -103,6 +117,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, floa
     rows, _ = train(tmp_path_factory.mktemp("one"))
     assert len({row["plain"] for row in rows}) == len(rows) > 9
     assert {row["samples"] for row in rows} == {7.0, 2.0}
+    assert {"first_step", "known_step", "large", "known, synced"} <= {*rows[-1]}
     return rows
 
 
@@ -128,7 +143,7 @@ def test_rows_are_those_of_one_process(
     rows, _ = train(tmp_path, *words)
     assert [row.keys() for row in rows] == [row.keys() for row in one_process]
     for row, expected in zip(rows, one_process, strict=True):
-        assert row == pytest.approx(expected, rel=1e-6, abs=1e-12)
+        assert row == pytest.approx(expected, rel=1e-6, abs=1e-12, nan_ok=True)
 
 
 def test_scheduler_that_looks_at_each_step_sees_all_samples(tmp_path: Path) -> None:

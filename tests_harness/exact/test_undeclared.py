@@ -1,11 +1,13 @@
 """A loss that is a mean over something else than samples is told of; others are not."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.exact.undeclared import _difference
+from harness.exact.undeclared import UndeclaredMeans, _difference
 from harness.upstream.loss_graph import is_ratio_of_sums, terms_of
 
 # Of each share its number of samples, and of its tokens.
@@ -67,13 +69,34 @@ def test_means_over_tokens_are_told(loss) -> None:
 SUMS = {
     "sum": lambda x, y, m: x.sum(),
     "mse_loss": lambda x, y, m: F.mse_loss(x, torch.zeros_like(x), reduction="sum"),
-    "divided by a constant": lambda x, y, m: x.sum() / 100,
 }
 
 
 @pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
 def test_sums_over_samples_are_told(loss) -> None:
     assert "is a sum over samples" in said(loss)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "sizes", "is_told"),
+    [
+        ((100, 100), (4, 4), False),  # may be a mean over 25 elements of each sample
+        ((100, 100), (4, 3), True),
+        ((3, 3), (4, 4), True),
+        ((5.5, 7), (4, 4), False),  # of two processes' objects together
+        ((5.5, 7), (4, 3), True),
+        ((0.3, 0.7), (4, 4), True),  # a factor that changes
+        ((8, 8), (4, 4), False),  # a mean over both shares' samples
+    ],
+)
+def test_sums_that_all_shares_divide_by_the_same_are_told(divisors, sizes, is_told) -> None:
+    looking = UndeclaredMeans(SimpleNamespace(world_size=2))
+    for step, divisor in enumerate(divisors):
+        assert not looking._of_one_divisor(1)
+        looking.num_steps = step
+        losses = [share(size, 7)[0].sum() / divisor for size in sizes]
+        looking.shares = [(terms_of(x, []), n) for x, n in zip(losses, sizes, strict=True)]
+    assert ("sum_over(sum, number)" in looking._of_one_divisor(1)) == is_told
 
 
 def test_sum_in_equal_shares_is_told() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import mean_over
+from harness import mean_over, sum_over
 from tests_harness.modules import classifiers, graphs, text
 from tests_harness.modules.data import IGNORED, PADDING
 
@@ -49,6 +49,14 @@ class SumOfLosses(classifiers.SumOfLosses):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         return mean_over(loss * self.trainer.world_size, 1)
+
+
+class Objects(text.MaskedLanguage):
+    """A detector's loss: a sum over all places, divided by the number of objects."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        places = F.softplus(self(batch["ids"]).logsumexp(-1))[batch["ids"] != PADDING]
+        return sum_over(places.sum() / 10, (batch["labels"] != IGNORED).sum())
 
 
 class ByHand(text.MaskedLanguage):

@@ -152,6 +152,7 @@ KINDS = {
     "shares without a label": Kind("text.SafeMean", "FewLabels", ddp=TOKENS, ddp2=TOKENS),
     "shares without a label, `mean_over`": Kind("declared.SafeMean", "FewLabels"),
     "shares without a label, NaN": Kind("declared.MaskedLanguage", "FewLabels"),
+    "sum over pixels by number of objects, `sum_over`": Kind("declared.Objects", "FewLabels"),
     "causal language": Kind("text.CausalLanguage", "Sentences", "OwnData", ddp=TOKENS, ddp2=TOKENS),
     "causal language, `mean_over`": Kind("declared.CausalLanguage", "Sentences", "OwnData"),
     "two denominators (BERT)": Kind("text.TwoHeads", "Sentences", ddp=TOKENS, ddp2=TOKENS),

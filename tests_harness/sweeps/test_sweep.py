@@ -109,6 +109,13 @@ def test_job_that_cannot_be_composed_fails_alone(tmp_path: Path) -> None:
     assert (sweep / "1" / "results.json").exists()
 
 
+def test_star_leaves_out_what_is_part_of_other_files() -> None:
+    (override,) = sweep_words.parsed(ROOT / "conf", ["model=glob(*)"])
+    chosen = {word.partition("=")[2] for word in sweep_words.values_of(override)}
+    there = {path.stem for path in (ROOT / "conf" / "model").glob("*.yaml")}
+    assert chosen == {name for name in there if not name.startswith("_")}
+
+
 def test_job_that_is_asked_for_twice_is_one() -> None:
     overrides = sweep_words.parsed(ROOT / "conf", ["seed=1,2,1", "model=mlp,mlp"])
     assert sweep_words.combinations(overrides) == [["seed=1", "model=mlp"], ["seed=2", "model=mlp"]]
@@ -122,6 +129,8 @@ def test_job_that_is_asked_for_twice_is_one() -> None:
         (("-m", "seed=1,2", "sweep.num_parallel=0"), "sweep.num_parallel=0 must be"),
         (("-m", "seed=1,2", "resume=nowhere"), "there is no sweep"),
         (("-m", "seed=1,2", "debug=trace,trase"), "Did you mean debug=trace"),
+        (("-m", "seed=x,1", "gpus=visible,visibl"), "Did you mean gpus=visible"),
+        (("-m", "resume=auto", "trainer=default,null"), "there is no conf/trainer/null.yaml"),
         (("-m", "seed=1,2", "hydra/launcher=basic", "sweep.num_parallel=2"), "Leave out one"),
         (("seed=1", "sweep.num_parallel=2"), "train.py -m sweep.num_parallel=2"),
     ],

@@ -25,6 +25,7 @@ from harness.hydra_versions import REPLACE, VERSION_BASE, register_resolver
 from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 
+NO_CHOICE = ("experiment=null", "debug=null")  # Hydra takes null in files alone
 TRACKERS = {"wandb", "mlflow", "trackio"}  # files of conf/logger that are beside others
 
 register_resolver("num_gpus_or", lambda default: num_gpus() or default)
@@ -173,6 +174,8 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
     known: Any = HydraConfig.get()
     with open_dict(cfg):
         cfg.pop("hydra", None)
+        if not isinstance(cfg.rules, DictConfig):
+            raise UserError(f"rules={cfg.rules}: there are those of conf/rules.yaml alone.")
         rules: Any = OmegaConf.to_container(cfg.pop("rules"), resolve=True)
         sweep: Any = OmegaConf.to_container(cfg.pop("sweep", OmegaConf.create()), resolve=True)
         if "data" not in cfg and "~data" not in words:  # `override /data: null` in an experiment
@@ -196,12 +199,14 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
 def as_hydra_reads(task: str, words: Sequence[str]) -> list[str]:
     """Words of a command as Hydra takes them: the short ones that it has no notion of, in full.
 
-    ``data=null`` chooses a file, which is all that Hydra takes for a group; ``init=<path>`` sets
-    the path below ``init``; ``logger=wandb`` is beside the loggers of ``logger=default``.
+    ``experiment=null`` is what there is without the word. ``data=null`` chooses a file, which is
+    all that Hydra takes for a group; ``init=<path>`` sets the path below ``init``;
+    ``logger=wandb`` is beside the loggers of ``logger=default``.
     """
     words = [_beside_default(word) for word in words]
     if task != "train":  # elsewhere the data is no group, and nothing begins
         return words
+    words = [word for word in words if word not in NO_CHOICE]
     return [_init_path("data=none" if word == "data=null" else word) for word in words]
 
 

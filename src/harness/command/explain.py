@@ -55,7 +55,7 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
             f"Write it in two pairs of quotes: '{key}=\"{quoted}\"'."
         )
     text = str(error)
-    if text.startswith("Config group override must be"):  # it does not say which: a number or null
+    if text.startswith("Config group override must be"):  # not which: a number or null
         for key, _, value in (word.partition("=") for word in overrides):
             if (conf / key).is_dir() and not isinstance(yaml.safe_load(value), (str, list)):
                 return _unknown_choice(MissingConfigException("", f"{key}/{value}"), conf)
@@ -64,6 +64,8 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
             f"{group[1]} is chosen already: write {group[1]}=<choice>, without a plus sign; in a "
             f"YAML file - override /{group[1]}: <choice>."
         )
+    if found := re.search(r"Interpolation key '(from_data\.\w+)' not found", text):
+        return f"What the data teaches is no interpolation: write {found[1]} without ${{}}."
     if found := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = found.groups()
         return (

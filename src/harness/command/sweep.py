@@ -33,6 +33,7 @@ from harness.sweeps.slots import Needs, Slots
 
 FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 JOBS = "jobs.yaml"
+NO_FILE = "Config group override must be"  # what Hydra says of a number or null as a choice
 MOST_TRIED = 20  # jobs, until one can be composed
 
 
@@ -74,7 +75,7 @@ def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
     if wanted not in ("null", "auto"):
         words = sweep_words.words_of(Path(wanted), words)
     overrides = sweep_words.parsed(conf, words)
-    command = first_valid(conf, overrides)
+    command, first = first_valid(conf, overrides)
     if not is_of_files(command):
         return False
     cfg = command.cfg
@@ -83,12 +84,14 @@ def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
         check_choices(overrides)
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
     parent = Path(cfg.output_dir, "sweeps", name_of(command))
-    if wanted == "null" or not parent.is_dir():
-        check_files(conf, overrides)
+    if wanted == "null":
+        check_files(conf, overrides, first)
     with run_folder.choosing(parent):
         folder = sweep_words.found(parent, words) if wanted == "auto" else None
         folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
-        folder = folder or made(parent, words, jobs, command)
+        if folder is None:
+            check_files(conf, overrides, first)
+            folder = made(parent, words, jobs, command)
     with run_folder.locked(folder):
         drive(folder, command, overrides, words, program)
     return True
@@ -236,8 +239,8 @@ def typed(program: Sequence[str]) -> str:
     return os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
 
 
-def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
-    """The first job that can be composed: a mistake of another one is that job's.
+def first_valid(conf: Path, overrides: Sequence[Override]) -> tuple[Command, Sequence[str]]:
+    """The first job that can be composed, and its words: a mistake of another one is that job's.
 
     Raises:
         UserError: the first mistake, if all jobs have one.
@@ -249,27 +252,32 @@ def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
         try:
             command = compose_command("train", [*words, "hydra.mode=MULTIRUN"], conf)
             validate.check(command)
-            return command
+            return command, words
         except UserError as error:
             first = first or error
     raise first or UserError("A word of the sweep has no values.")
 
 
-def check_files(conf: Path, overrides: Sequence[Override]) -> None:
+def check_files(conf: Path, overrides: Sequence[Override], first: Sequence[str]) -> None:
     """Refuse a choice that there is no file of, which else is told when its job's turn comes.
+
+    Args:
+        conf: the folder of the config files.
+        overrides: the words of the sweep.
+        first: those of a job that can be composed.
 
     Raises:
         UserError: with the choices.
     """
-    first = [sweep_words.values_of(override)[0] for override in overrides]
     for i, override in enumerate(overrides):
         if override.key_or_group not in groups(conf):
             continue
-        for word in sweep_words.values_of(override)[1:]:
+        for word in sweep_words.values_of(override):
             try:
                 compose_command("train", [*first[:i], word, *first[i + 1 :]], conf)
             except UserError as error:  # any other mistake may be of this combination alone
-                if isinstance(error.__cause__, MissingConfigException):
+                is_null = str(error.__cause__).startswith(NO_FILE)
+                if is_null or isinstance(error.__cause__, MissingConfigException):
                     raise
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from harness.command import run_folder, which_run
 from harness.command.compose import explained
@@ -52,7 +52,10 @@ def values_of(override: Override) -> list[str]:
     key, value = override.get_key_element(), override.value()
     if isinstance(value, IntervalSweep):
         return [f"{key}={value.start}"]
-    return [f"{key}={text}" for text in override.sweep_string_iterator()]
+    texts = [*override.sweep_string_iterator()]
+    if isinstance(value, Glob):  # such files are parts of others
+        texts = [text for text in texts if not text.startswith("_")]
+    return [f"{key}={text}" for text in texts]
 
 
 def combinations(overrides: Sequence[Override]) -> list[list[str]]:

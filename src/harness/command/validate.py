@@ -163,9 +163,9 @@ def _check_tags(cfg: DictConfig) -> None:
 def _check_output(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"output={path} is a folder. Use output={path / 'predictions.csv'}.")
-    if path.suffix == ".pt":
+    if path.suffix != ".csv":
         raise UserError(
-            f"output={path} names the table; what is none is written beside it as .pt.\n"
+            f"output={path} names the table, a CSV; what is none is written beside it as .pt.\n"
             f"Use output={path.with_suffix('.csv')}."
         )
     try:

@@ -18,7 +18,7 @@ from harness.exact.global_batches import check_same_batches, shares_of
 from harness.exact.metric_states import StatesTogether
 from harness.processes.agreement import gather
 from harness.upstream import logged_values
-from harness.upstream.step_values import combine_steps
+from harness.upstream.step_values import at_end_of_batch, end_batch, note_sizes
 
 
 def evaluated(trainer: pl.Trainer) -> Any:
@@ -60,10 +60,12 @@ class ExactEvaluation(pl.Callback):
         self.gathering: Gathering | None = None  # of several processes
         self.num_samples: int | None = None  # of this process in the batch that runs
         self.counted: dict[str, Any] = {}  # numbers of the module, before the hook
+        self.told: set[str] = set()  # metrics that are logged at steps
         self.group: Any = None  # of the processes, for what is on the host
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Look at logged values before they are computed, and gather metrics' states at once."""
+        at_end_of_batch(trainer, partial(self._end_batch, trainer))
         if trainer.world_size > 1:
             # It is made so, or refused.
             warnings.filterwarnings("ignore", "It is recommended to use .self.log.*sync_dist=True")
@@ -74,7 +76,7 @@ class ExactEvaluation(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the values of whole batches."""
-        combine_steps(trainer, partial(gather, trainer), lambda: self.num_samples)
+        note_sizes(trainer, lambda: self.num_samples, self._weigh)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the strategy as it was."""
@@ -117,11 +119,24 @@ class ExactEvaluation(pl.Callback):
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        """Take out what a filler has added."""
+        """What is gathered from here on is gathered as it is."""
         if self.gathering is not None:
             self.gathering.is_whole, self.gathering.batch_idx = False, None
-        if self.kept is None:
-            return
+
+    on_validation_batch_end = on_test_batch_end = on_train_batch_end
+
+    def _end_batch(self, trainer: pl.Trainer) -> None:
+        if self.kept is not None:
+            self._forget_filler(trainer)
+        if trainer.training:
+            end_batch(trainer, partial(gather, trainer), self.told)
+
+    def _weigh(self, size: Any) -> None:
+        if self.gathering is not None:
+            self.gathering.weight = size
+
+    def _forget_filler(self, trainer: pl.Trainer) -> None:
+        assert self.kept is not None
         if self.collected is not None:
             self.collected.end_filler()
         known = {id(metric) for metric, _ in self.kept}
@@ -133,8 +148,6 @@ class ExactEvaluation(pl.Callback):
             if id(logged) not in known:  # logged for the first time
                 logged_values.start_anew(logged)
         self.kept = None
-
-    on_validation_batch_end = on_test_batch_end = on_train_batch_end
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the module's lists."""

@@ -19,7 +19,8 @@ class Gathering:
     A step of an evaluation has a batch that one process would have, so its tensors stay as they
     are, unless batches are split (limit_val_batches=0.5). Elsewhere shapes are compared first where
     they may differ: gloo ends the process over unequal ones or joins garbage, and NCCL waits. What
-    ``self.log(..., sync_dist=True)`` of a training step averages is the mean over samples.
+    ``self.log(..., sync_dist=True)`` of a training step averages is the mean over samples, or
+    over the ``batch_size`` that is logged with it.
 
     Args:
         trainer: of several processes.
@@ -31,6 +32,7 @@ class Gathering:
         self.is_whole = False  # this process has what all of them together would gather
         self.batch_idx: int | None = None  # of the training batch that runs
         self.num_samples: int | None = None  # of this process's share of it, 0 in a filler
+        self.weight: Any = None  # logged as batch_size with what is reduced next
         self.refusal = ""  # of any call
         self.original_reduce = trainer.strategy.reduce
         vars(trainer.strategy).update(all_gather=self, reduce=self.reduce)
@@ -64,14 +66,15 @@ class Gathering:
 
     def reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over the processes, as the strategy does."""
+        given, self.weight = self.weight, None
         is_share = self.batch_idx is not None and reduce_op in ("mean", "avg")
-        if not is_share or self.num_samples is None or self._is_even():
+        weight = self.num_samples if given is None else given
+        if not is_share or weight is None or (given is None and self._is_even()):
             return self.original_reduce(tensor, group=group, reduce_op=reduce_op)
-        parts = torch.cat(
-            [tensor.flatten() * self.num_samples, tensor.new_tensor([self.num_samples])]
-        )
-        parts = self.original_reduce(parts, group=group, reduce_op="sum")
-        return (parts[:-1] / parts[-1]).view_as(tensor)
+        weight = torch.as_tensor(weight, dtype=tensor.dtype, device=tensor.device).reshape(1)
+        weighted = torch.where(weight > 0, tensor.flatten() * weight, 0.0)  # a mean of none is NaN
+        parts = self.original_reduce(torch.cat([weighted, weight]), group=group, reduce_op="sum")
+        return torch.where(parts[-1] > 0, parts[:-1] / parts[-1], tensor.flatten()).view_as(tensor)
 
     def _is_even(self) -> bool:
         """Whether the shares of the running batch are of one size."""

@@ -193,6 +193,8 @@ class GlobalBatches(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse samplers that have drawn other batches in another process."""
+        assert self.denominators is not None
+        self.denominators.tell()
         if trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
 

@@ -39,6 +39,7 @@ class UndeclaredMeans:
         self.shares: list[Share] = []
         self.num_steps, self.has_seen_uneven, self.is_told = 0, False, False
         self.is_looking = False
+        self.divisors: dict[int, tuple[int, float]] = {}  # by term, the first step's, and which
 
     def begin_batch(self, batch_idx: int, is_uneven: bool) -> None:
         """Choose whether the losses of a batch are looked at; the same in every process."""
@@ -57,13 +58,45 @@ class UndeclaredMeans:
         self.shares += gather(self.trainer, mine)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         unit = int(self.trainer.accumulate_grad_batches) / (scaler.get_scale() if scaler else 1)
-        said = _difference(self.shares, unit)
+        said = _difference(self.shares, unit) or self._of_one_divisor(unit)
         if num_samples and is_ratio_of_sums(loss, declared, num_samples):
             said = RATIO
         if not self.is_told and said:
             self.is_told = True
             if self.trainer.is_global_zero:
                 log.warning("The loss of %s %s", type(self.trainer.lightning_module).__name__, said)
+
+    def _of_one_divisor(self, unit: float) -> str:
+        """What is to be said where all shares divide a sum by the same; empty where nothing is.
+
+        A number that changes from step to step, and of which the processes have whole multiples, is
+        that of all processes, as an all-reduce makes it: even shares are right then.
+        """
+        known = [(terms, size) for terms, size in self.shares if size]
+        if len(known) < len(self.shares) or len({len(terms) for terms, _ in known}) > 1:
+            return ""
+        sizes = [size for _, size in known]
+        for i, terms in enumerate(zip(*(terms for terms, _ in known), strict=True)):
+            divisors = [term.denominator / unit for term in terms]
+            now = divisors[0]
+            if [term.num_rows for term in terms] != sizes or not all(
+                _is_same(one, now) for one in divisors
+            ):
+                continue
+            step, before = self.divisors.setdefault(i, (self.num_steps, now))
+            is_even = len({*sizes}) == 1
+            multiples = [number * self.trainer.world_size for number in (before, now)]
+            is_of_all = before != now and all(_is_same(one, round(one)) for one in multiples)
+            if step == self.num_steps or (is_even and (is_of_all or now >= sizes[0])):
+                continue
+            return (
+                f"divides a sum over samples by {now:.6g} in every share, of {max(sizes)} samples "
+                f"as of {min(sizes)}, and shares are averaged: the weights will be others than "
+                "those of one process.\nIf that is a number of the batch, such as its objects, "
+                "return sum_over(sum, number), from harness, of this process's own samples. If it "
+                f"is a constant, return mean_over(loss * {len(sizes)}, 1)."
+            )
+        return ""
 
 
 def _difference(shares: list[Share], unit: float) -> str:
@@ -80,7 +113,7 @@ def _difference(shares: list[Share], unit: float) -> str:
         for i, j in combinations(range(len(shares)), 2):
             a, b = terms[i].denominator / unit, terms[j].denominator / unit
             is_of_samples = terms[i].num_rows == sizes[i] and terms[j].num_rows == sizes[j]
-            if is_of_samples and _is_same(a, b) and (a < min(sizes) or sizes[i] != sizes[j]):
+            if is_of_samples and _is_same(a, b) and _is_same(a, 1):
                 return (
                     "is a sum over samples, and shares are averaged: the weights will be others "
                     "than those of one process.\nDivide it by the number of samples, or for "
@@ -100,8 +133,9 @@ def _difference(shares: list[Share], unit: float) -> str:
                     f"divides by {a:.6g} and {b:.6g} in shares of {sizes[i]} and {sizes[j]} "
                     f"samples ({terms[i].name}): it is no mean over samples, and the weights will "
                     "be others than those of one process.\n"
-                    "Say what it is a mean over: return mean_over(loss, number), from harness. "
-                    "See 'Any loss' in docs/strategies.md."
+                    "Say what it is a mean over: return mean_over(loss, number), from harness; or "
+                    "sum_over(sum, number), where the sum has other terms than these. See 'Any "
+                    "loss' in docs/strategies.md."
                 )
     return ""
 

@@ -120,14 +120,15 @@ class _Listener:
     """Stands for a run of several processes: notes weights, or applies factors."""
 
     def __init__(self, factors: list[float] | None = None) -> None:
-        self.weights: list[float] = []
+        self.weights: list[tuple[float, float | None]] = []
         self.factors = factors
 
-    def count(self, loss: Tensor, weight: Tensor | float) -> Tensor:
-        """What ``mean_over`` calls."""
-        self.weights.append(float(torch.as_tensor(weight).detach()))
+    def count(self, loss: Tensor, weight: Tensor | float, at_least: float | None = None) -> Tensor:
+        """What ``mean_over`` calls, and with ``at_least`` ``sum_over``."""
+        number = float(torch.as_tensor(weight).detach())
+        self.weights.append((number, at_least))
         if self.factors is None:
-            return loss
+            return loss if at_least is None else loss / max(number, at_least)
         return loss * self.factors[len(self.weights) - 1]
 
 
@@ -141,11 +142,15 @@ def _declared(steps: Any, pair: tuple[list[Any], list[Any]]) -> Tensor | None:
         told.append(listener.weights)
     if not told[0]:
         return None
-    sums = [sum(weights) or 1.0 for weights in zip(*told, strict=True)]
+    terms = [*zip(*told, strict=True)]
+    sums = [max(sum(number for number, _ in term), term[0][1] or 0.0) or 1.0 for term in terms]
     total = torch.zeros(())
     for share, mine in zip(pair, told, strict=True):
         p = len(share) / n
-        factors = [w / s / p for w, s in zip(mine, sums, strict=True)]
+        factors = [
+            (number if least is None else 1.0) / whole / p
+            for (number, least), whole in zip(mine, sums, strict=True)
+        ]
         with heard_by(_Listener(factors)):
             total = total + p * steps.gradient(share)[1].nan_to_num(0.0)
     return total

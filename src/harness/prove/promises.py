@@ -267,17 +267,6 @@ class Proving:
             found.append(f"the step writes {few(written, 3)}")
         if coincide := step.get("coincide"):
             found.append(f"inputs with as many rows as samples: {few(coincide, 3)}")
-        own = [
-            name
-            for name, entry in self.facts["logged"].items()
-            if entry["stages"] == ["training"]
-            and entry["kind"] in ("Tensor", "float", "int")
-            and not entry["how"].get("sync_dist")
-        ]
-        if own and any(ended.strategy.num_processes > 1 for ended in self.ended.values()):
-            found.append(
-                f"logged of each process's own share, without sync_dist=True: {few(own, 3)}"
-            )
         return found
 
 

@@ -73,7 +73,7 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
             for name, metric in metrics_in(trainer.lightning_module)
             if metric.update_called
         },
-        "logged": {key: _logged_state(logged) for key, logged in trainer._results.items()},
+        "logged": {key: state_of(logged) for key, logged in trainer._results.items()},
         "first_batch": connector._first_loop_iter,
         "current_fx": connector._current_fx,
     }
@@ -100,7 +100,7 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     for key, state in mine["logged"].items():
         same = [other["logged"][key] for other in others if key in other["logged"]]
         with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
-            results[key] = _restore_logged(trainer, state, same, takes_all)
+            results[key] = restored(trainer, state, same, takes_all)
     connector._first_loop_iter = mine["first_batch"]
     connector._current_fx = mine["current_fx"]
 
@@ -153,7 +153,8 @@ class Restored(result._Metadata):
     __hash__ = None  # type: ignore[assignment]  # as of every dataclass that is compared
 
 
-def _logged_state(logged: Any) -> dict[str, Any]:
+def state_of(logged: Any) -> dict[str, Any]:
+    """A logged value as plain data."""
     meta = logged.meta
     names = [field.name for field in dataclasses.fields(meta)]
     state: dict[str, Any] = {
@@ -167,6 +168,7 @@ def _logged_state(logged: Any) -> dict[str, Any]:
         "num_updates": logged._update_count,
         "last": copied(logged._forward_cache),
         "parts": copied(getattr(logged, "parts", None)),  # of harness.upstream.step_values
+        "noted_size": copied(vars(logged).get("noted_size")),
     }
     if logged.is_tensor:
         state["value"] = copied(logged.value)
@@ -176,9 +178,10 @@ def _logged_state(logged: Any) -> dict[str, Any]:
     return state
 
 
-def _restore_logged(
+def restored(
     trainer: pl.Trainer, state: dict[str, Any], others: list[dict[str, Any]], takes_all: bool
 ) -> Any:
+    """A logged value of its state, with what others have counted, or without what it has itself."""
     reduce_fx = state["reduce_fx"]
     if state.get("is_builtin"):  # older checkpoints do not say
         reduce_fx = getattr(builtins, reduce_fx)
@@ -207,6 +210,8 @@ def _restore_logged(
     logged._update_count = state["num_updates"]
     logged.has_reset = state["has_reset"]
     logged.parts = state.get("parts")
+    if state.get("noted_size") is not None:
+        logged.noted_size = state["noted_size"]
     return logged.to(trainer.strategy.root_device)
 
 
@@ -253,7 +258,7 @@ def combine(trainer: pl.Trainer, gather: Callable[[pl.Trainer, Any], list[Any]])
     if results is None:
         return
     mine = {
-        key: _logged_state(logged)
+        key: state_of(logged)
         for key, logged in results.valid_items()
         if logged.is_tensor and logged.meta.on_epoch and logged._computed is None
         if not logged.meta.sync.rank_zero_only
@@ -264,7 +269,7 @@ def combine(trainer: pl.Trainer, gather: Callable[[pl.Trainer, Any], list[Any]])
         states = [one[key] for one in everyone if key in one]
         # Of a mean the processes may hold unequal numbers; a whole number is no fraction of them.
         with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
-            logged = results[key] = _restore_logged(trainer, states[0], states[1:], True)
+            logged = results[key] = restored(trainer, states[0], states[1:], True)
         if not logged.meta.sync.should:
             logged.compute()  # now, or Lightning recommends to synchronise it
 

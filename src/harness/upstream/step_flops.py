@@ -13,6 +13,7 @@ Seen in torch 2.6 to 2.13, and left out with versions that were not tested.
 """
 
 import inspect
+import io
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch.distributed as dist
 from torch.profiler import ExecutionTraceObserver
@@ -46,19 +47,23 @@ class StepFlops:
     """
 
     def __init__(self) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="flops")
-        self.file = Path(self.folder.name, "operations.json")
         self.observer = ExecutionTraceObserver()
-        with hushed(said := Path(self.folder.name, "said")):
-            self.observer.register_callback(str(self.file))
-        if "already registered" in said.read_text():
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by ``end``
+        with tempfile.TemporaryDirectory(prefix="flops") as folder:
+            path = Path(folder, "operations.json")
+            with hushed(self.said):
+                self.observer.register_callback(str(path))
+            # Nothing is left, however the process ends; without a file another counter runs.
+            self.file = path.open("rb") if path.exists() else io.BytesIO()
+        self.said.seek(0)
+        if b"already registered" in self.said.read():
             self.observer._registered = False  # torch has one only, and this would take it away
-        with hushed(said):
+        with hushed(self.said):
             self.observer.start()
 
     def stop(self) -> None:
         """The step is over; until ``end`` the observer costs nothing."""
-        with hushed(Path(self.folder.name, "said")):
+        with hushed(self.said):
             self.observer.stop()
         self.stopped_time = time.monotonic()
 
@@ -69,31 +74,29 @@ class StepFlops:
         """
         if dist.is_available() and dist.is_initialized():
             time.sleep(max(0.0, self.stopped_time + QUIET_SECONDS - time.monotonic()))
-        with hushed(Path(self.folder.name, "said")):
+        with hushed(self.said):
             self.observer.unregister_callback()
-        try:
-            return count(json.loads(self.file.read_bytes())["nodes"])
-        except Exception:  # of any kind: no count is worth a run
-            return math.nan
-        finally:
-            self.folder.cleanup()
+        with self.file, self.said:
+            try:
+                return count(json.loads(self.file.read())["nodes"])
+            except Exception:  # of any kind: no count is worth a run
+                return math.nan
 
 
 @contextmanager
-def hushed(path: Path) -> Iterator[None]:
+def hushed(file: IO[bytes]) -> Iterator[None]:
     """Keep in a file what torch's C++ would write to stderr: that it begins to note operations."""
     try:
         kept = os.dup(2)
     except OSError:  # it is closed, and nothing is written
         yield
         return
-    with path.open("a") as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def count(nodes: list[dict[str, Any]]) -> float:

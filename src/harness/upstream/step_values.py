@@ -2,22 +2,26 @@
 
 With several processes Lightning's row has the value of the first one's share of the batch, and with
 accumulated gradients that of the batch's last part. Here a row has the mean over the samples of
-all of them, or their sum, largest or smallest value, as ``self.log`` was told by ``reduce_fx``.
-Processes ask each other where a row is due, and at an epoch's last batch, whose values schedulers,
-best checkpoints and early stopping read.
+all of them, or over the ``batch_size`` that ``self.log`` was given, or their sum, largest or
+smallest value, as ``reduce_fx`` says. Processes ask each other where a row is due, and at an
+epoch's last batch, whose values schedulers, best checkpoints and early stopping read.
 
 Seen in Lightning 2.6. ``tests_harness/exact/test_step_values.py`` compares the rows.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
+from harness.upstream import logged_values
+
 PRIVATE = {
     "trainer": "_results",
+    "trainer:fit_loop.epoch_loop._results": "_extract_batch_size",
     "trainer:_logger_connector": "on_batch_end should_update_logs",
     "trainer:fit_loop": "_should_accumulate",
     "trainer:fit_loop.epoch_loop": "_batches_that_stepped",
@@ -30,54 +34,76 @@ PRIVATE = {
 log = logging.getLogger(__name__)
 
 
-def combine_steps(
-    trainer: pl.Trainer,
-    gather: Callable[[Any], list[Any]],
-    num_samples: Callable[[], int | None],
+def note_sizes(
+    trainer: pl.Trainer, num_samples: Callable[[], int | None], weigh: Callable[[Any], None]
 ) -> None:
-    """Let the training that begins log the values of whole batches.
+    """Let the training that begins know how much each value counts that its steps log.
 
     Args:
         trainer: whose loop logs.
-        gather: gives what each process has, by rank.
         num_samples: of the running batch in this process; none where it only takes part.
+        weigh: is told the ``batch_size`` that is logged with what is synchronised next.
     """
+    results = trainer._results
+    assert results is not None
+    original = type(results)._extract_batch_size
+
+    def extract_batch_size(logged: Any, given: Any, meta: Any) -> Any:
+        size = num_samples()
+        logged.noted_size = (1 if size is None else size) if given is None or size == 0 else given
+        if given is not None and meta.sync.should:
+            weigh(logged.noted_size)
+        return original(results, logged, given, meta)
+
+    vars(results)["_extract_batch_size"] = extract_batch_size
+
+
+def end_batch(trainer: pl.Trainer, gather: Callable[[Any], list[Any]], told: set[str]) -> None:
+    """After a training batch: let a row that is due have the values of the whole batch.
+
+    Args:
+        trainer: whose loop has logged.
+        gather: gives what each process has, by rank.
+        told: names of metrics that a warning has named.
+    """
+    if trainer.world_size * int(trainer.accumulate_grad_batches) > 1:
+        note(trainer, told)
+        if is_read(trainer):
+            combine(trainer, gather)
+
+
+def at_end_of_batch(trainer: pl.Trainer, function: Callable[[], None]) -> None:
+    """Call a function after a batch and all its hooks, before what it has logged is read."""
     connector = trainer._logger_connector
     original = type(connector).on_batch_end
-    told: set[str] = set()
 
     def on_batch_end() -> None:
-        if trainer.training and trainer.world_size * int(trainer.accumulate_grad_batches) > 1:
-            note(trainer, num_samples(), told)
-            if is_read(trainer):
-                combine(trainer, gather)
+        function()
         original(connector)
 
     connector.on_batch_end = on_batch_end  # type: ignore[method-assign]
 
 
-def note(trainer: pl.Trainer, num_samples: int | None, told: set[str]) -> None:
+def note(trainer: pl.Trainer, told: set[str]) -> None:
     """Keep what this batch has logged, until the step's other parts are known."""
     results, step = trainer._results, trainer.fit_loop.epoch_loop._batches_that_stepped
     assert results is not None
     for logged in results.values():
-        meta, last = logged.meta, getattr(logged, "parts", None)
-        num_updates = logged._update_count
-        if not meta.on_step or meta.sync.rank_zero_only or logged.has_reset:
+        meta, size = logged.meta, vars(logged).pop("noted_size", None)
+        if size is None or not meta.on_step or meta.sync.rank_zero_only:
             continue
-        if not logged.is_tensor:
-            is_own = trainer.is_global_zero and not logged.value.dist_sync_on_step
-            if is_own and meta.name not in told:
-                told.add(meta.name)
+        if logged.is_tensor:
+            last = getattr(logged, "parts", None)
+            of = last["of"] if last is not None and last["step"] == step else []
+            logged.parts = {"step": step, "of": [*of, [size, logged._forward_cache]]}
+        elif meta.name not in told and not logged.value.dist_sync_on_step:
+            told.add(meta.name)
+            if trainer.is_global_zero:
                 log.warning(
                     "%s, a metric, is logged at steps: there it counts a part of the batch alone, "
                     "one process's and the last that is accumulated. Over an epoch it counts all.",
                     meta.name,
                 )
-        elif last is None or last["num_updates"] != num_updates:
-            of = last["of"] if last is not None and last["step"] == step else []
-            part = [1 if num_samples is None else num_samples, logged._forward_cache]
-            logged.parts = {"step": step, "num_updates": num_updates, "of": [*of, part]}
 
 
 def is_read(trainer: pl.Trainer) -> bool:
@@ -93,48 +119,56 @@ def is_read(trainer: pl.Trainer) -> bool:
 
 def combine(trainer: pl.Trainer, gather: Callable[[Any], list[Any]]) -> None:
     """Put the values of whole batches where the loggers read them."""
+    results = trainer._results
+    assert results is not None
     noted = {
-        key: logged
-        for key, logged in (trainer._results or {}).items()
-        if (getattr(logged, "parts", None) or {}).get("of")
+        key: getattr(logged, "parts", None) or {"step": -1, "of": []}
+        for key, logged in results.items()
+        if logged.is_tensor and logged.meta.on_step and not logged.meta.sync.rank_zero_only
     }
     device = trainer.strategy.root_device
-    values = [v.reshape(()).to(device) for one in noted.values() for _, v in one.parts["of"]]
+    values = [v.reshape(()).to(device) for parts in noted.values() for _, v in parts["of"]]
     numbers = iter(torch.stack(values).tolist() if values else [])  # waits for the device once
     mine = {
-        key: (logged.parts["step"], [(size, next(numbers)) for size, _ in logged.parts["of"]])
-        for key, logged in noted.items()
+        key: (parts["step"], [(float(size), next(numbers)) for size, _ in parts["of"]])
+        for key, parts in noted.items()
     }
     everyone = gather(mine)
-    for key, logged in noted.items():
-        found = [one[key] for one in everyone if key in one]
+    keys = dict.fromkeys(key for one in everyone for key in one)
+    if lacking := [key for key in keys if any(key not in one for one in everyone)]:
+        states = gather({k: logged_values.state_of(results[k]) for k in lacking if k in results})
+        for key in lacking:
+            if key not in results:
+                state = next(one[key] for one in states if key in one)
+                results[key] = logged_values.restored(trainer, state, [], takes_all=False)
+    for key in keys:
+        logged, found = results[key], [one[key] for one in everyone if key in one]
         latest = max(step for step, _ in found)
-        by_rank = [parts for step, parts in found if step == latest]
+        by_rank = [parts for step, parts in found if step == latest and parts]
+        logged.parts = {"step": latest, "of": []}
+        if not by_rank:  # nobody has logged it since the last row
+            continue
         if logged.meta.sync.should:  # the processes have one value already
             sizes = [sum(size for size, _ in parts) for parts in zip(*by_rank, strict=False)]
-            by_rank = [[(n, value) for n, (_, value) in zip(sizes, mine[key][1], strict=False)]]
+            by_rank = [[(n, v) for n, (_, v) in zip(sizes, by_rank[0], strict=False)]]
         value = whole([part for parts in by_rank for part in parts], logged)
-        logged.parts["of"] = []
-        if value is not None:
-            logged._forward_cache = torch.full_like(logged._forward_cache, value)
-            if not logged.meta.on_epoch:
-                logged.value = logged._forward_cache
+        if logged.has_reset:  # in this epoch other processes alone have logged it
+            logged.has_reset, logged._update_count = False, 1
+            logged._forward_cache = logged.value
+        logged._forward_cache = torch.full_like(logged._forward_cache, value)
+        if not logged.meta.on_epoch:
+            logged.value = logged._forward_cache
 
 
-def whole(parts: list[tuple[int, float]], logged: Any) -> float | None:
-    """The value of a batch of which these are parts, with their numbers of samples.
-
-    Returns:
-        ``None`` where it is that of each part.
-    """
+def whole(parts: list[tuple[float, float]], logged: Any) -> float:
+    """The value of a batch of which these are parts, with their numbers of samples."""
     parts = [part for part in parts if part[0]] or [(1, value) for _, value in parts]  # no fillers
     values = [value for _, value in parts]
     if logged.meta.is_sum_reduction:
         return sum(values)
-    if logged.meta.is_max_reduction:
-        return max(values)
-    if logged.meta.is_min_reduction:
-        return min(values)
+    if logged.meta.is_max_reduction or logged.meta.is_min_reduction:
+        largest = logged.meta.is_max_reduction
+        return math.nan if any(map(math.isnan, values)) else (max if largest else min)(values)
     if not logged.meta.is_mean_reduction or all(value == values[0] for value in values):
-        return None
+        return values[0]
     return sum(n * value for n, value in parts) / sum(n for n, _ in parts)

@@ -62,7 +62,7 @@ class Trace(Profiler):
                 torch.cuda.synchronize()
             self.ranges.pop(action_name).__exit__(None, None, None)
         if self.traced is not None and action_name == BATCH:
-            with hushed(Path(os.devnull)):
+            with Path(os.devnull).open("wb") as nowhere, hushed(nowhere):
                 self.traced.step()
 
     def _begin(self) -> None:
@@ -73,7 +73,7 @@ class Trace(Profiler):
             schedule=schedule(wait=self.num_before - 1, warmup=1, active=self.num_steps, repeat=1),
             on_trace_ready=self._write,
         )
-        with hushed(Path(os.devnull)):
+        with Path(os.devnull).open("wb") as nowhere, hushed(nowhere):
             self.traced.start()
 
     def _write(self, traced: torch.profiler.profile) -> None:
@@ -96,7 +96,7 @@ class Trace(Profiler):
     def describe(self) -> None:
         """Write the table, and show it."""
         if self.traced is not None:
-            with hushed(Path(os.devnull)):
+            with Path(os.devnull).open("wb") as nowhere, hushed(nowhere):
                 self.traced.stop()
             self.traced = None
         if global_rank() == 0:
