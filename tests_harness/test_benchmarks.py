@@ -31,6 +31,7 @@ def test_a_benchmark_tells_its_usage(program: str, monkeypatch, capsys) -> None:
     assert f"python benchmarks/{program}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_run_is_measured_as_it_goes_on(tmp_path: Path) -> None:
     table = tmp_path / "memory.json"
     printed = run("memory.py", "--repeats=1", "--steps=50", f"--json={table}")

@@ -16,7 +16,7 @@ from harness.command import hydra_job, run_folder
 from harness.errors import UserError
 from harness.run import tasks as run
 from harness.testing import command as typed
-from tests_harness.conftest import ROOT
+from tests_harness.conftest import ROOT, slow
 from tests_harness.faults.fork_server import command
 
 SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=2")
@@ -103,7 +103,7 @@ def test_checkpoints_hold_plain_values_only(finished_run: Path) -> None:
         assert checkpoint["hyper_parameters"]["num_classes"] == 10
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+@pytest.mark.parametrize("strategy", ["ddp", *slow("ddp_spawn")])
 def test_two_processes_train_one_run(strategy: str, tmp_path: Path) -> None:
     result = typed(
         "train.py", f"strategy={strategy}", "trainer.devices=2", *SHORT, f"output_dir={tmp_path}"

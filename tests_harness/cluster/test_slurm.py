@@ -124,6 +124,7 @@ def test_job_that_is_requeued_goes_on_by_itself(slurm: Slurm, tmp_path: Path) ->
     assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
 
 
+@pytest.mark.slow
 def test_steps_side_by_side_go_on_each_with_its_own_run(slurm: Slurm, tmp_path: Path) -> None:
     """Slurm numbers them in the order of their start, which a restart may change."""
     trace = f"{TRACE} +callbacks.trace.folder={tmp_path}/task_%d/trace"

@@ -20,7 +20,7 @@ from harness.command import resume, run_folder, which_run
 from harness.command import start as cli
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
-from tests_harness.conftest import ROOT
+from tests_harness.conftest import ROOT, slow
 from tests_harness.faults.fork_server import command
 
 SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
@@ -213,7 +213,8 @@ def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_pat
 
 @pytest.mark.timeout(1200)  # a minute each on two idle cores
 @pytest.mark.parametrize(
-    ("faults", "num_rows"), [(("kill", "storm", "write", "damage"), 7), (("signal", "dead"), 5)]
+    ("faults", "num_rows"),
+    [(("kill", "storm", "write", "damage"), 7), *slow((("signal", "dead"), 5))],
 )
 def test_faults_lose_nothing(faults: tuple[str, ...], num_rows: int, tmp_path: Path) -> None:
     """A few of every kind, by the program that docs/reliability.md was made with."""

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from harness import UserError
 from harness.convert import convert
-from harness.strategies.fsdp import units
+from harness.strategies.fsdp import FSDPStrategy, units
 from tests_harness.faults.run_folder import leave_at
 from tests_harness.strategy_runs import NO_FSDP, SAME, distances, execute, farthest, outcome
 
@@ -148,6 +148,20 @@ def test_what_it_does_not_keep_is_refused(words: list[str], said: str, tmp_path:
     assert status == 1
     assert said in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"timeout": 5}, "datetime.timedelta,minutes:5"),
+        ({"process_group_backend": "glooo"}, "there is no glooo. Use one of gloo"),
+        ({"process_group_backend": "cpu:gloo,cuda:nccll"}, "there is no nccll"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        FSDPStrategy(**setting)
+    FSDPStrategy(timeout=None, process_group_backend="cpu:gloo,cuda:nccl")
 
 
 class Blocks(pl.LightningModule):

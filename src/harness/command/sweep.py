@@ -16,12 +16,11 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
-from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from harness import frozen_files
 from harness.command import run_folder, sweep_words, validate
-from harness.command.compose import Command, compose_command, groups
+from harness.command.compose import Command, compose_command
 from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.places import shown
@@ -33,7 +32,6 @@ from harness.sweeps.slots import Needs, Slots
 
 FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 JOBS = "jobs.yaml"
-NO_FILE = "Config group override must be"  # what Hydra says of a number or null as a choice
 MOST_TRIED = 20  # jobs, until one can be composed
 
 
@@ -85,12 +83,12 @@ def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
     parent = Path(cfg.output_dir, "sweeps", name_of(command))
     if wanted == "null":
-        check_files(conf, overrides, first)
+        sweep_words.check_files(conf, overrides, first)
     with run_folder.choosing(parent):
         folder = sweep_words.found(parent, words) if wanted == "auto" else None
         folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
         if folder is None:
-            check_files(conf, overrides, first)
+            sweep_words.check_files(conf, overrides, first)
             folder = made(parent, words, jobs, command)
     with run_folder.locked(folder):
         drive(folder, command, overrides, words, program)
@@ -256,29 +254,6 @@ def first_valid(conf: Path, overrides: Sequence[Override]) -> tuple[Command, Seq
         except UserError as error:
             first = first or error
     raise first or UserError("A word of the sweep has no values.")
-
-
-def check_files(conf: Path, overrides: Sequence[Override], first: Sequence[str]) -> None:
-    """Refuse a choice that there is no file of, which else is told when its job's turn comes.
-
-    Args:
-        conf: the folder of the config files.
-        overrides: the words of the sweep.
-        first: those of a job that can be composed.
-
-    Raises:
-        UserError: with the choices.
-    """
-    for i, override in enumerate(overrides):
-        if override.key_or_group not in groups(conf):
-            continue
-        for word in sweep_words.values_of(override):
-            try:
-                compose_command("train", [*first[:i], word, *first[i + 1 :]], conf)
-            except UserError as error:  # any other mistake may be of this combination alone
-                is_null = str(error.__cause__).startswith(NO_FILE)
-                if is_null or isinstance(error.__cause__, MissingConfigException):
-                    raise
 
 
 def is_of_files(command: Command) -> bool:

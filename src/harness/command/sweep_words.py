@@ -9,13 +9,15 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.errors import MissingConfigException
 
 from harness.command import run_folder, which_run
-from harness.command.compose import explained
+from harness.command.compose import compose_command, explained, groups
 from harness.errors import UserError
 from harness.hydra_versions import VERSION_BASE
 from harness.runs.reading import is_locked
 
+NO_FILE = "Config group override must be"  # what Hydra says of a number or null as a choice
 # What the same sweep may be typed with again: where it is, and how it is run.
 MAY_CHANGE = (
     *("resume", "output_dir", "name"),
@@ -72,6 +74,29 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
             )
     kept = [override for override in overrides if not is_of_sweep(override)]
     return [list(words) for words in dict.fromkeys(itertools.product(*map(values_of, kept)))]
+
+
+def check_files(conf: Path, overrides: Sequence[Override], first: Sequence[str]) -> None:
+    """Refuse a choice that there is no file of, which else is told when its job's turn comes.
+
+    Args:
+        conf: the folder of the config files.
+        overrides: the words of the sweep.
+        first: those of a job that can be composed.
+
+    Raises:
+        UserError: with the choices.
+    """
+    for i, override in enumerate(overrides):
+        if override.key_or_group not in groups(conf):
+            continue
+        for word in values_of(override):
+            try:
+                compose_command("train", [*first[:i], word, *first[i + 1 :]], conf)
+            except UserError as error:  # any other mistake may be of this combination alone
+                is_null = str(error.__cause__).startswith(NO_FILE)
+                if is_null or isinstance(error.__cause__, MissingConfigException):
+                    raise
 
 
 def found(parent: Path, words: Sequence[str]) -> Path | None:

@@ -61,6 +61,18 @@ class FSDPStrategy(DDPStrategy):
         timeout: timedelta | None = timedelta(minutes=30),
         process_group_backend: str | None = None,
     ) -> None:
+        if not isinstance(timeout, timedelta | None):
+            raise UserError(
+                f"trainer.strategy.timeout={timeout} is no time: write "
+                f'"+trainer.strategy.timeout={{_target_:datetime.timedelta,minutes:{timeout}}}".'
+            )
+        known = dist.Backend.backend_list  # of "gloo", or of "cpu:gloo,cuda:nccl"
+        for part in (process_group_backend or known[0]).split(","):
+            if (backend := part.rpartition(":")[2]) not in known:
+                raise UserError(
+                    f"trainer.strategy.process_group_backend={process_group_backend}: there is no "
+                    f"{backend}. Use one of {', '.join(known[1:])}."
+                )
         super().__init__(timeout=timeout, process_group_backend=process_group_backend)
         self.modules = None if modules is None else as_names(modules)
         self.blocks, self.reshard_after_forward = blocks, reshard_after_forward
@@ -212,9 +224,10 @@ def units(
         UserError: if there is no part of a name.
     """
     known = dict(module.named_modules())
-    if unknown := [name for name in names or () if name not in known]:
+    if unknown := [name for name in names or () if not name or name not in known]:
         raise UserError(
-            f"trainer.strategy.modules: there is no {unknown[0]} in {type(module).__name__}."
+            f"trainer.strategy.modules: there is no {unknown[0] or 'part without a name'} in "
+            f"{type(module).__name__}."
         )
     inner = [
         child
