@@ -17,8 +17,6 @@ from tests_harness.strategy_runs import STRATEGIES
 EQUAL = ("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several")
 EQUAL += ("distributed", "of the module", "overridden", "longest", "own generator")
 EQUAL += ("random split",)
-MANY = ("weighted", "by tokens", "several", "of the module")  # the others: with -m slow
-MANY += ("distributed", "overridden", "random collate", "empty")
 DRAWN = ("random collate", "moved at random")  # for whole batches, as dropout does
 PARTS = ("stream in parts", "stream with state", "streams of a DataModule")
 ALONE = {  # what is refused where processes would have to share it
@@ -68,7 +66,16 @@ def check(kind: str, strategy: str, found: dict[str, Any]) -> None:
         assert found["resumed"]["differences"] == []
 
 
-@pytest.mark.parametrize("kinds", [MANY[:4], MANY[4:], PARTS, (*ALONE,)], ids="_".join)
+@pytest.mark.parametrize(
+    "kinds",  # all of them under every strategy: with -m slow
+    [
+        ("weighted", "by tokens", "several", "of the module"),
+        ("distributed", "overridden", "random collate", "empty"),
+        PARTS,
+        (*ALONE,),
+    ],
+    ids="_".join,
+)
 def test_two_processes_train_as_one_does(kinds: tuple[str, ...]) -> None:
     found = cells(kinds, ("cpu", "ddp(2)"))
     for kind in kinds:

@@ -175,7 +175,7 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
     with open_dict(cfg):
         cfg.pop("hydra", None)
         if not isinstance(cfg.rules, DictConfig):
-            raise UserError(f"rules={cfg.rules}: there are those of conf/rules.yaml alone.")
+            raise UserError("rules: there are those of conf/rules.yaml alone. Leave the word out.")
         rules: Any = OmegaConf.to_container(cfg.pop("rules"), resolve=True)
         sweep: Any = OmegaConf.to_container(cfg.pop("sweep", OmegaConf.create()), resolve=True)
         if "data" not in cfg and "~data" not in words:  # `override /data: null` in an experiment

@@ -55,7 +55,7 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
             f"Write it in two pairs of quotes: '{key}=\"{quoted}\"'."
         )
     text = str(error)
-    if text.startswith("Config group override must be"):  # not which: a number or null
+    if _is_no_name(error):  # it does not say which: a number or null
         for key, _, value in (word.partition("=") for word in overrides):
             if (conf / key).is_dir() and not isinstance(yaml.safe_load(value), (str, list)):
                 return _unknown_choice(MissingConfigException("", f"{key}/{value}"), conf)
@@ -85,6 +85,15 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {lines[0]}"
     return "\n".join(lines[:2])
+
+
+def is_of_no_file(error: BaseException | None) -> bool:
+    """Whether Hydra has refused a choice that there is no file of."""
+    return isinstance(error, MissingConfigException) or _is_no_name(error)
+
+
+def _is_no_name(error: BaseException | None) -> bool:
+    return str(error).startswith("Config group override must be")
 
 
 def _split_by_shell(override: str, overrides: list[str]) -> str | None:

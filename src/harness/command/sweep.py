@@ -83,13 +83,13 @@ def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
     parent = Path(cfg.output_dir, "sweeps", name_of(command))
     if wanted == "null":
-        sweep_words.check_files(conf, overrides, first)
+        sweep_words.check_files(conf, overrides, first)  # before there is a folder
     with run_folder.choosing(parent):
         folder = sweep_words.found(parent, words) if wanted == "auto" else None
         folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
-        if folder is None:
+        if wanted == "auto" and folder is None:
             sweep_words.check_files(conf, overrides, first)
-            folder = made(parent, words, jobs, command)
+        folder = folder or made(parent, words, jobs, command)
     with run_folder.locked(folder):
         drive(folder, command, overrides, words, program)
     return True

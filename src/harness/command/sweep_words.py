@@ -9,15 +9,14 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
-from hydra.errors import MissingConfigException
 
 from harness.command import run_folder, which_run
 from harness.command.compose import compose_command, explained, groups
+from harness.command.explain import is_of_no_file
 from harness.errors import UserError
 from harness.hydra_versions import VERSION_BASE
 from harness.runs.reading import is_locked
 
-NO_FILE = "Config group override must be"  # what Hydra says of a number or null as a choice
 # What the same sweep may be typed with again: where it is, and how it is run.
 MAY_CHANGE = (
     *("resume", "output_dir", "name"),
@@ -87,15 +86,14 @@ def check_files(conf: Path, overrides: Sequence[Override], first: Sequence[str])
     Raises:
         UserError: with the choices.
     """
+    known = groups(conf)
     for i, override in enumerate(overrides):
-        if override.key_or_group not in groups(conf):
-            continue
-        for word in values_of(override):
+        for word in values_of(override) if override.key_or_group in known else ():
             try:
-                compose_command("train", [*first[:i], word, *first[i + 1 :]], conf)
+                if word != first[i]:
+                    compose_command("train", [*first[:i], word, *first[i + 1 :]], conf)
             except UserError as error:  # any other mistake may be of this combination alone
-                is_null = str(error.__cause__).startswith(NO_FILE)
-                if is_null or isinstance(error.__cause__, MissingConfigException):
+                if is_of_no_file(error.__cause__):
                     raise
 
 

@@ -83,7 +83,7 @@ def sum_over(total: Tensor, number: Tensor | float, at_least: float = 1.0) -> Te
     if not at_least > 0:
         raise UserError(f"sum_over was given at_least={at_least}: use a number above 0.")
     if _running is None:
-        return total / torch.as_tensor(number, device=total.device).clamp(min=at_least)
+        return _quotient(total, number, at_least)
     return _running.count(total, number, at_least)
 
 
@@ -130,6 +130,8 @@ class Denominators:
     def count(self, loss: Tensor, weight: Tensor | float, at_least: float | None = None) -> Tensor:
         """See ``mean_over``; with ``at_least`` see ``sum_over``."""
         is_sum, at_least = at_least is not None, at_least or 0.0
+        if not self.trainer.training:
+            return _quotient(loss, weight, at_least) if is_sum else loss
         name = "sum_over" if is_sum else "mean_over"
         dtype = torch.promote_types(loss.dtype, torch.float32)
         mine = torch.as_tensor(weight, dtype=dtype, device=loss.device).detach()
@@ -141,21 +143,18 @@ class Denominators:
             )
         if mine.device.type == "cpu" and not mine >= 0:
             raise UserError(f"{name} was given the weight {float(mine)}: use a number from 0 on.")
-        mine = mine.reshape(loss.shape)
-        if not self.trainer.training:
-            return (loss / mine.clamp(min=at_least)).to(loss.dtype) if is_sum else loss
         if self.terms and loss.grad_fn and _is_made_of(loss, self.terms):
             raise UserError(f"{name} was given what was returned: call it once for each term.")
         num_batches, share = int(self.trainer.accumulate_grad_batches), self.weight()
+        mine = mine.reshape(loss.shape)
         if share == 0:  # the sample of another process
             mine = torch.zeros_like(mine)
-        nothing = torch.zeros_like(loss)
         # The mean over nothing is NaN; a sum is a sum.
         is_counted = torch.full_like(mine, share != 0, dtype=torch.bool) if is_sum else mine > 0
-        counted, times = torch.where(is_counted, loss, nothing), mine if not is_sum else 1.0
-        known = torch.where(is_counted | (share == 0) | ~loss.isfinite(), nothing, loss)
-        lost, total = known.detach().abs().to(dtype), mine.clone()
-        value = counted / mine.clamp(min=at_least).to(loss.dtype) if is_sum else counted
+        counted = torch.where(is_counted, loss, torch.zeros_like(loss))
+        times, total = 1.0 if is_sum else mine, mine.clone()
+        lost = (loss - counted).detach().abs().nan_to_num(0.0, 0.0).to(dtype) * bool(share)
+        value = _quotient(counted, mine, at_least) if is_sum else counted
         if self.num_processes > 1:
             sums = torch.stack([counted.detach().to(dtype) * times, mine, lost])
             weighted, total, lost = self.trainer.strategy.reduce(sums, reduce_op="sum")
@@ -227,6 +226,11 @@ class Denominators:
                     if parameter.grad is not None:
                         parameter.grad.mul_(factor.to(parameter.grad.dtype))
         self.has_terms = None
+
+
+def _quotient(total: Tensor, number: Tensor | float, at_least: float) -> Tensor:
+    divisor = torch.as_tensor(number, device=total.device).clamp(min=at_least)
+    return (total / divisor).to(total.dtype)
 
 
 def _is_made_of(loss: Tensor, terms: list[Any]) -> bool:

@@ -127,27 +127,26 @@ class ExactEvaluation(pl.Callback):
 
     def _end_batch(self, trainer: pl.Trainer) -> None:
         if self.kept is not None:
-            self._forget_filler(trainer)
+            self._forget_filler(trainer, self.kept)
+            self.kept = None
         if trainer.training:
-            end_batch(trainer, partial(gather, trainer), self.told)
+            end_batch(trainer, gather, self.told)
 
     def _weigh(self, size: Any) -> None:
         if self.gathering is not None:
             self.gathering.weight = size
 
-    def _forget_filler(self, trainer: pl.Trainer) -> None:
-        assert self.kept is not None
+    def _forget_filler(self, trainer: pl.Trainer, kept: list[tuple[Metric, Any]]) -> None:
         if self.collected is not None:
             self.collected.end_filler()
-        known = {id(metric) for metric, _ in self.kept}
-        for metric, states in self.kept:
+        known = {id(metric) for metric, _ in kept}
+        for metric, states in kept:
             for name, before in states.items():
                 now = getattr(metric, name)
                 setattr(metric, name, _without_rows(metric, now, before))
         for logged in logged_values.logged_means(trainer):
             if id(logged) not in known:  # logged for the first time
                 logged_values.start_anew(logged)
-        self.kept = None
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the module's lists."""

@@ -20,7 +20,7 @@ RATIO = (
     "self.all_gather(..., sync_grads=True)."
 )
 
-Share = tuple[list[Term], int | None]  # the terms of its loss, and its number of samples
+Share = tuple[list[Term], int]  # the terms of its loss, and its number of samples, or 0
 
 
 class UndeclaredMeans:
@@ -52,7 +52,7 @@ class UndeclaredMeans:
 
     def look(self, loss: Tensor, declared: list[Any], num_samples: int | None) -> None:
         """Before a loss flows back: compare it with those of the other shares."""
-        mine = (terms_of(loss, declared), num_samples)
+        mine = (terms_of(loss, declared), num_samples or 0)
         if not self.trainer.lightning_module.automatic_optimization:
             self.shares = []  # each loss has a name of its own there
         self.shares += gather(self.trainer, mine)
@@ -72,11 +72,8 @@ class UndeclaredMeans:
         A number that changes from step to step, and of which the processes have whole multiples, is
         that of all processes, as an all-reduce makes it: even shares are right then.
         """
-        known = [(terms, size) for terms, size in self.shares if size]
-        if len(known) < len(self.shares) or len({len(terms) for terms, _ in known}) > 1:
-            return ""
-        sizes = [size for _, size in known]
-        for i, terms in enumerate(zip(*(terms for terms, _ in known), strict=True)):
+        sizes = [size for _, size in self.shares]
+        for i, terms in enumerate(_by_term(self.shares)):
             divisors = [term.denominator / unit for term in terms]
             now = divisors[0]
             if [term.num_rows for term in terms] != sizes or not all(
@@ -104,10 +101,8 @@ def _difference(shares: list[Share], unit: float) -> str:
 
     Every loss has been divided by ``unit``.
     """
-    if len({len(terms) for terms, _ in shares}) > 1 or any(not size for _, size in shares):
-        return ""
-    for terms in zip(*(terms for terms, _ in shares), strict=True):
-        sizes = [size or 1 for _, size in shares]
+    for terms in _by_term(shares):
+        sizes = [size for _, size in shares]
         if len({term.name for term in terms}) > 1:
             return ""
         for i, j in combinations(range(len(shares)), 2):
@@ -138,6 +133,13 @@ def _difference(shares: list[Share], unit: float) -> str:
                     "loss' in docs/strategies.md."
                 )
     return ""
+
+
+def _by_term(shares: list[Share]) -> list[tuple[Term, ...]]:
+    """Each term in all shares; nothing where they have unequal numbers of them, or no samples."""
+    if len({len(terms) for terms, _ in shares}) > 1 or not all(size for _, size in shares):
+        return []
+    return [*zip(*(terms for terms, _ in shares), strict=True)]
 
 
 def _is_same(a: float, b: float) -> bool:

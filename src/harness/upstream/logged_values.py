@@ -167,7 +167,8 @@ def state_of(logged: Any) -> dict[str, Any]:
         "has_reset": logged.has_reset,
         "num_updates": logged._update_count,
         "last": copied(logged._forward_cache),
-        "parts": copied(getattr(logged, "parts", None)),  # of harness.upstream.step_values
+        # Of harness.upstream.step_values.
+        "parts": copied(getattr(logged, "parts", None)),
         "noted_size": copied(vars(logged).get("noted_size")),
     }
     if logged.is_tensor:

@@ -84,14 +84,16 @@ class StepFlops:
 
 
 @contextmanager
-def hushed(file: IO[bytes]) -> Iterator[None]:
-    """Keep in a file what torch's C++ would write to stderr: that it begins to note operations."""
+def hushed(file: IO[bytes] | None = None) -> Iterator[None]:
+    """Keep in a file, or nowhere, what torch's C++ would write to stderr of its beginning."""
     try:
         kept = os.dup(2)
     except OSError:  # it is closed, and nothing is written
         yield
         return
-    os.dup2(file.fileno(), 2)
+    place = os.open(os.devnull, os.O_WRONLY) if file is None else os.dup(file.fileno())
+    os.dup2(place, 2)
+    os.close(place)
     try:
         yield
     finally:

@@ -50,15 +50,19 @@ def note_sizes(
 
     def extract_batch_size(logged: Any, given: Any, meta: Any) -> Any:
         size = num_samples()
-        logged.noted_size = (1 if size is None else size) if given is None or size == 0 else given
+        if given is not None and size != 0:
+            size = given
+        vars(logged)["noted_size"] = 1 if size is None else size  # sooner than a module's attribute
         if given is not None and meta.sync.should:
-            weigh(logged.noted_size)
+            weigh(size)
         return original(results, logged, given, meta)
 
     vars(results)["_extract_batch_size"] = extract_batch_size
 
 
-def end_batch(trainer: pl.Trainer, gather: Callable[[Any], list[Any]], told: set[str]) -> None:
+def end_batch(
+    trainer: pl.Trainer, gather: Callable[[pl.Trainer, Any], list[Any]], told: set[str]
+) -> None:
     """After a training batch: let a row that is due have the values of the whole batch.
 
     Args:
@@ -90,7 +94,7 @@ def note(trainer: pl.Trainer, told: set[str]) -> None:
     assert results is not None
     for logged in results.values():
         meta, size = logged.meta, vars(logged).pop("noted_size", None)
-        if size is None or not meta.on_step or meta.sync.rank_zero_only:
+        if size is None or not meta.on_step or meta.sync.rank_zero_only or logged.has_reset:
             continue
         if logged.is_tensor:
             last = getattr(logged, "parts", None)
@@ -117,7 +121,7 @@ def is_read(trainer: pl.Trainer) -> bool:
     return plateau or trainer.is_last_batch or trainer._logger_connector.should_update_logs
 
 
-def combine(trainer: pl.Trainer, gather: Callable[[Any], list[Any]]) -> None:
+def combine(trainer: pl.Trainer, gather: Callable[[pl.Trainer, Any], list[Any]]) -> None:
     """Put the values of whole batches where the loggers read them."""
     results = trainer._results
     assert results is not None
@@ -133,10 +137,11 @@ def combine(trainer: pl.Trainer, gather: Callable[[Any], list[Any]]) -> None:
         key: (parts["step"], [(float(size), next(numbers)) for size, _ in parts["of"]])
         for key, parts in noted.items()
     }
-    everyone = gather(mine)
+    everyone = gather(trainer, mine)
     keys = dict.fromkeys(key for one in everyone for key in one)
     if lacking := [key for key in keys if any(key not in one for one in everyone)]:
-        states = gather({k: logged_values.state_of(results[k]) for k in lacking if k in results})
+        known = {key: logged_values.state_of(results[key]) for key in lacking if key in results}
+        states = gather(trainer, known)
         for key in lacking:
             if key not in results:
                 state = next(one[key] for one in states if key in one)

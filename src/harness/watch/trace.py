@@ -1,6 +1,5 @@
 """Where the time of some steps goes, and a trace of them: ``debug=trace``."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ class Trace(Profiler):
                 torch.cuda.synchronize()
             self.ranges.pop(action_name).__exit__(None, None, None)
         if self.traced is not None and action_name == BATCH:
-            with Path(os.devnull).open("wb") as nowhere, hushed(nowhere):
+            with hushed():
                 self.traced.step()
 
     def _begin(self) -> None:
@@ -73,7 +72,7 @@ class Trace(Profiler):
             schedule=schedule(wait=self.num_before - 1, warmup=1, active=self.num_steps, repeat=1),
             on_trace_ready=self._write,
         )
-        with Path(os.devnull).open("wb") as nowhere, hushed(nowhere):
+        with hushed():
             self.traced.start()
 
     def _write(self, traced: torch.profiler.profile) -> None:
@@ -96,7 +95,7 @@ class Trace(Profiler):
     def describe(self) -> None:
         """Write the table, and show it."""
         if self.traced is not None:
-            with Path(os.devnull).open("wb") as nowhere, hushed(nowhere):
+            with hushed():
                 self.traced.stop()
             self.traced = None
         if global_rank() == 0:
