@@ -31,7 +31,6 @@ LEFT_OUT = (
     *(".ci/versions", ".github/workflows/versions.yaml"),
     *("docs/performance.md", "docs/terminal.py", "docs/terminal.svg"),
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "README.md", "LICENSE"),
-    ".schemas",  # a project makes its own
 )
 HARNESS_TESTS = "tests_harness"
 # An example's files carry its name, and no other file needs them: digits_mlp.yaml, test_digits.py.
@@ -45,7 +44,7 @@ OTHER_MODULES = {
     *("PIL", "absl", "antlr4", "attr", "dateutil", "example", "functorch", "google", "grpc"),
     *("hydra", "hydra_plugins", "isympy", "lightning_fabric", "markdown_it", "mpl_toolkits"),
     *("mypyc", "py", "pydevd_plugins", "pylab", "pynvml", "sklearn", "torchgen", "xdist", "yaml"),
-    *("rpds", "pip", "setuptools", "pkg_resources", "wheel"),
+    *("pip", "setuptools", "pkg_resources", "wheel"),
 }
 
 
