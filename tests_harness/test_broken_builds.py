@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from harness import broken_builds
-from harness.doctor import machine
 from harness.testing import command
 
 REASON = "RuntimeError: operator torchvision::nms does not exist"
@@ -48,16 +47,6 @@ def test_commands_name_it_in_two_lines(words: list[str], broken: Path) -> None:
     assert "Type pip uninstall torchvision" in second
     assert ("Traceback" in result.stderr) == (words[0] == "-c")  # a program of one's own
     assert not [*broken.glob("runs/*")]
-
-
-def test_doctor_names_it(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(broken))
-    monkeypatch.setenv("PYTHONPATH", str(broken))
-    section = machine.versions()
-    assert section.values["torchvision"] == "0.20.1"
-    (problem,) = section.problems
-    assert REASON in problem.what
-    assert "pip uninstall torchvision" in problem.remedy
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,10 @@ def test_version_without_a_needed_name_is_refused_by_it(
 
 
 def test_nobody_else_looks_at_versions() -> None:
-    """But for the doctor, which compares what is installed with pyproject.toml."""
     asking = re.compile(r"__version__|importlib.metadata|packaging")
     files = [path for path in (ROOT / "src").rglob("*.py") if asking.search(path.read_text())]
     places = {str(path.relative_to(ROOT / "src")) for path in files}
-    assert {place for place in places if "/doctor/" not in place} == {
+    assert places == {
         "harness/code_version.py",  # which keeps them with a run
         "harness/run/provenance.py",  # which lists what is installed
         "harness/upstream/lightning_name.py",  # which hands one on

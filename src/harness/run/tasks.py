@@ -142,7 +142,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
     if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
         log.warning(
-            "This torch cannot use the GPUs, and computes on the CPU: see scripts/doctor.py."
+            "This torch cannot use the GPUs, and computes on the CPU: "
+            "`python -m torch.utils.collect_env` shows what it was built for."
         )
     with user_errors():
         data = made_data(cfg)

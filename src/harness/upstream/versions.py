@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from harness.errors import UserError
 
-if TYPE_CHECKING:  # the doctor reads TESTED without importing torch
+if TYPE_CHECKING:  # importing it takes seconds
     import pytorch_lightning as pl
 
 TESTED = {  # the same bounds as in pyproject.toml
