@@ -3,7 +3,6 @@
     python scripts/tune.py workers experiment=synthetic       data.num_workers
     python scripts/tune.py batch-size experiment=synthetic    data.batch_size that fits in memory
     python scripts/tune.py lr experiment=synthetic            model.optimizer.lr
-    python scripts/tune.py speed experiment=synthetic         compile, bf16, ...: what pays here
 
 What follows the first word is what train.py takes. The last line on the screen is for pasting
 behind train.py; the curve of lr goes to <output_dir>/tune/. Exit status: 0 found; 1 a mistake in
@@ -37,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    what = parser.add_subparsers(required=True, metavar="{workers,batch-size,lr,speed}")
+    what = parser.add_subparsers(required=True, metavar="{workers,batch-size,lr}")
     workers = what.add_parser("workers", help="how many processes read the data")
     workers.set_defaults(run=tune_workers)
     batch_size = what.add_parser("batch-size", help="how many samples fit in memory")
@@ -47,29 +46,24 @@ def _parser() -> argparse.ArgumentParser:
     lr.add_argument("--highest", type=float, default=1.0)
     lr.add_argument("--steps", type=int, default=100, help="at growing rates")
     lr.set_defaults(run=tune_learning_rate)
-    speed = what.add_parser("speed", help="which switches make it faster, and leave the loss")
-    speed.set_defaults(run=tune_speed)
-    speed.add_argument("--seconds", type=float, default=60, help="in all, but for compiling")
-    for command in (workers, batch_size, lr, speed):
+    for command in (workers, batch_size, lr):
         command.add_argument("overrides", nargs="*", metavar="key=value", help="as of train.py")
     return parser
 
 
 def tune_workers(options: argparse.Namespace) -> None:
     """Measure reading the data set with 0, 1, 2, 4, … workers."""
-    from harness.tuning import settings
-    from harness.tuning.commands import composed
+    from harness import tuning
 
-    chosen = settings.choose_workers(composed(options.overrides))
+    chosen = tuning.choose_workers(tuning.composed(options.overrides))
     print(f"data.num_workers={chosen}")
 
 
 def tune_batch_size(options: argparse.Namespace) -> None:
     """Find the largest batch that fits."""
-    from harness.tuning import settings
-    from harness.tuning.commands import composed
+    from harness import tuning
 
-    found = settings.find_batch_size(composed(options.overrides))
+    found = tuning.find_batch_size(tuning.composed(options.overrides))
     more = f"{2 * found.per_process} do not" if found.is_out_of_memory else "memory is no limit"
     print(f"{found.per_process} samples fit in each process; {more}.")
     print(f"data.batch_size={found.of_all_processes}")
@@ -77,33 +71,20 @@ def tune_batch_size(options: argparse.Namespace) -> None:
 
 def tune_learning_rate(options: argparse.Namespace) -> None:
     """Find the learning rate at which the loss falls the fastest."""
-    from harness.tuning import settings
-    from harness.tuning.commands import composed
+    from harness import tuning
 
     lowest, highest, num_steps = options.lowest, options.highest, options.steps
     if not 0 < lowest < highest:
         raise UserError(f"--lowest {lowest} must be above 0 and below --highest {highest}.")
     if num_steps < 20:
         raise UserError(f"--steps {num_steps} are too few to see a slope: use 20 or more.")
-    cfg = composed(options.overrides)
-    suggestion, picture = settings.find_learning_rate(cfg, lowest, highest, num_steps)
+    cfg = tuning.composed(options.overrides)
+    suggestion, picture = tuning.find_learning_rate(cfg, lowest, highest, num_steps)
     path = Path(cfg.output_dir, "tune", "lr.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, dpi=150)
     print(f"picture: {path}")
     print(f"model.optimizer.lr={suggestion:.2g}")
-
-
-def tune_speed(options: argparse.Namespace) -> None:
-    """Try the switches that make steps faster beside the plain run."""
-    from harness.tuning.commands import composed
-
-    if not 1 <= options.seconds < float("inf"):
-        raise UserError(f"--seconds {options.seconds:g} must be a number, 1 or more.")
-    composed(options.overrides)  # a mistake is told before torch is there
-    from harness.tuning import speed
-
-    print(" ".join(speed.choose_switches(options.overrides, options.seconds)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The results hold for several processes, because training is the same under every
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from pytorch_lightning.tuner.tuning import Tuner
 
-from harness.command import gpus
+from harness.command import gpus, validate
+from harness.command.compose import compose_command
 from harness.data.datamodule import DataModule
 from harness.errors import UserError
 from harness.run import log_file as run_log
@@ -32,6 +33,17 @@ class BatchSize(NamedTuple):
     per_process: int
     of_all_processes: int  # what data.batch_size counts
     is_out_of_memory: bool  # twice as many samples did not fit
+
+
+def composed(overrides: Sequence[str]) -> Any:
+    """Compose and check the config of a training command.
+
+    Raises:
+        UserError: with what to type instead.
+    """
+    command = compose_command("train", list(overrides), "conf")
+    validate.check(command)
+    return OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
 
 
 def choose_workers(cfg: Any) -> int:
