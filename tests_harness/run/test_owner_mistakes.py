@@ -243,6 +243,26 @@ IN_TRAINING = {
         "training_step",
         "in producing the loss\nSome parameters have no part in the loss: use or freeze them",
     ),
+    "no memory for a batch": Mistake(
+        STEP,
+        "        loss = F.cross_entropy(self(x), y) + torch.empty(2**60).mean()  #!\n",
+        "training_step",
+        "RuntimeError: out of memory, 4611686018427387904 bytes were asked for\n"
+        "data.max_samples_per_device=<n> takes the same step in parts; ",
+    ),
+    "no memory on a GPU": Mistake(  # as torch says it
+        STEP,
+        '        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. "'
+        ")  #!\n",
+        "training_step",
+        "OutOfMemoryError: out of memory, 20.00 MiB were asked for\ndata.max_samples_per_device=",
+    ),
+    "no memory for the data": Mistake(
+        "        self.split = split\n",
+        "        self.split = __import__('numpy').ones(10**15)  #!\n",
+        "__init__",
+        "What is loaded at once does not fit: load it in parts, or leave it on the disk",
+    ),
     "in a callback": Mistake(
         "        self.seen = batch_idx\n",
         "        self.seen += batch_idx  #!\n",

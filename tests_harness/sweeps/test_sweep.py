@@ -128,7 +128,7 @@ def test_job_that_is_asked_for_twice_is_one() -> None:
         (("-m", "seed=1,2", "model.optimizer.lr=interval(0,1)"), "sweep=optuna"),
         (("-m", "seed=1,2", "sweep.num_parallel=0"), "sweep.num_parallel=0 must be"),
         (("-m", "seed=1,2", "resume=nowhere"), "there is no sweep"),
-        (("-m", "seed=1,2", "debug=trace,trase"), "Did you mean debug=trace"),
+        (("-m", "seed=1,2", "debug=profile,profle"), "Did you mean debug=profile"),
         (("-m", "seed=x,1", "gpus=visible,visibl"), "Did you mean gpus=visible"),
         (("-m", "resume=auto", "trainer=default,null"), "there is no conf/trainer/null.yaml"),
         (("-m", "seed=1,2", "hydra/launcher=basic", "sweep.num_parallel=2"), "Leave out one"),

@@ -1,7 +1,5 @@
 """Known answers, by a clock that the tests move: on a busy machine, what sleeps is late."""
 
-import math
-import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +20,6 @@ from harness.watch.throughput import (
     of_slowest,
     verdict,
 )
-from harness.watch.work import shortened
 
 
 class SlowDataset(BatchedDataset):
@@ -275,68 +272,3 @@ def test_marks_on_a_gpu_wait_for_nothing() -> None:
         torch.cuda.set_sync_debug_mode("default")
     last.synchronize()
     assert first.elapsed_time(last) > 10
-
-
-@quiet
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_flops_of_a_step_are_those_of_all_of_its_batches(accumulated: int) -> None:
-    """A layer of 4 weights: forward, and the gradient of the weights, on 4 samples a step."""
-    size = 4 // accumulated
-    data = SlowData(lambda: None, max_samples_per_device=size)
-    found = fit(data, SlowModule(lambda: None)).work
-    assert found.flops_per_step == 2 * 2 * 4 * 4
-    assert 0 < found.share < 1
-    assert found.peak_bytes > 10**8
-    assert str(found).startswith(
-        "64 FLOP per step, 0.0% of what a matrix product reaches here in float32, "
-    )
-
-
-@quiet
-def test_work_that_cannot_be_known_is_not_told() -> None:
-    class Recurrent(SlowModule):
-        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            return self.net(nn.LSTM(4, 4)(batch)[0]).mean()
-
-    found = fit(SlowData(lambda: None), Recurrent(lambda: None)).work
-    assert re.fullmatch(r"[\d,]+ MiB in one process at most", str(found))
-    assert found.facts.keys() == {"peak_bytes", "work"}
-
-
-@quiet
-def test_training_is_the_same_by_bit_without_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a dispatch mode would change a step, as torch's ``prod`` of several factors."""
-
-    class Product(SlowModule):
-        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            factors = torch.rand(50, 4) * self.net.weight + 0.5
-            return factors.prod(1).mean() + self.net(batch).mean()
-
-    weights = []
-    for is_counted in (True, False):
-        if not is_counted:
-            monkeypatch.setattr(throughput.versions, "untested", lambda: ["torch"])
-        torch.manual_seed(1)
-        module = Product(lambda: None)
-        found = fit(SlowData(lambda: None), module)
-        assert math.isfinite(found.work.flops_per_step) == is_counted
-        weights.append(module.net.weight.detach().clone())
-    assert torch.equal(*weights)
-
-
-@quiet
-def test_exception_in_the_first_step_ends_the_count() -> None:
-    """Another run of the same process can count again."""
-
-    class Broken(SlowModule):
-        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            raise ValueError("a mistake")
-
-    with pytest.raises(ValueError, match="a mistake"):
-        fit(SlowData(lambda: None), Broken(lambda: None))
-    assert fit(SlowData(lambda: None), SlowModule(lambda: None)).work.flops_per_step == 64
-
-
-@pytest.mark.parametrize(("number", "said"), [(5.5, "5.5 "), (35.2e6, "35.2 M"), (9e17, "900 P")])
-def test_numbers_are_shortened(number: float, said: str) -> None:
-    assert shortened(number) == said

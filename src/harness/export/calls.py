@@ -4,7 +4,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from harness.convert.names import NETWORKS
 from harness.errors import UserError
 from harness.run import loaders
 from harness.run.mistakes import user_errors
-from harness.run.out_of_memory import inside
 
 NUM_BATCHES = 2  # of each loader
 
@@ -122,3 +121,12 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(logging.NOTSET)
+
+
+def inside(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested mappings, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from inside(part)

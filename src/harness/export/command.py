@@ -16,13 +16,12 @@ from harness.command import run_folder, validate
 from harness.command.compose import compose_command, in_quotes
 from harness.convert.sources import stem_of
 from harness.errors import UserError
-from harness.export.calls import observed, quiet
+from harness.export.calls import inside, observed, quiet
 from harness.export.files import METHOD, WRITERS, Network, difference, traced
 from harness.files import replacing
 from harness.run.code_history import telling_changes
 from harness.run.making import made_data, make
 from harness.run.mistakes import user_errors
-from harness.run.out_of_memory import inside
 from harness.run.targets import check_targets
 from harness.run.weights import load_weights
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import UserError
-from harness.export.calls import Call, quiet
+from harness.export.calls import Call, inside, quiet
 from harness.places import raised
-from harness.run.out_of_memory import inside
 
 CLOSE = 1e-4  # differences that rounding explains, in parts of the network's largest output
 FIXED = "Forward may squeeze it, or take it for a constant."

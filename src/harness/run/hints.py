@@ -1,5 +1,6 @@
 """What mends a mistake, and what a person would print first to find it."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -12,14 +13,19 @@ NO_SHARED_MEMORY = (
     "Data workers pass batches by /dev/shm, which has no room: use data.num_workers=0, or give it "
     "more, as with docker run --shm-size=8g."
 )
+OUT_OF_MEMORY = (
+    "CUDA out of memory|CUDA error: out of memory|STATUS_ALLOC_FAILED"
+    "|DefaultCPUAllocator: (can't allocate|not enough) memory"
+)
 # What torch says of a mistake and what mends it, by the owner's method that has made the mistake,
 # which is told where the exception has passed through none of the owner's lines.
 KNOWN = {
     "training_step": {
         r"device-side assert": "Most often a label or an index is out of range; a GPU notices it "
         "later, at another line. strategy=cpu names the line.",
-        # Of a spawned process, whose memory is gone; else run.out_of_memory says more.
-        r"CUDA out of memory": "data.max_samples_per_device=<n> takes the same step in parts.",
+        OUT_OF_MEMORY: "data.max_samples_per_device=<n> takes the same step in parts; so does a "
+        "smaller batch with trainer.accumulate_grad_batches=2 where the loaders are your own. Less "
+        "memory: a smaller data.batch_size, trainer.precision=bf16-mixed.",
         r"does not require grad": "The loss that is returned must come from trained parameters, "
         "without detach, item or no_grad. A validation or test that takes gradients itself needs "
         "+trainer.inference_mode=false.",
@@ -58,6 +64,8 @@ KNOWN = {
         "and classes at the top of a file.",
     },
     "": {
+        r"Unable to allocate .* for an array": "What is loaded at once does not fit: load it in "
+        'parts, or leave it on the disk: np.load(path, mmap_mode="r").',
         r"shared memory": NO_SHARED_MEMORY,
         r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal: Killed)": "A data worker "
         "has ended, most often for want of memory, or of room in /dev/shm (docker run "
@@ -65,6 +73,14 @@ KNOWN = {
         r"on the same device": "Make tensors on self.device, or register them as buffers.",
     },
 }
+
+
+def brief(message: str) -> str:
+    """Leave out of a message what its library advises for settings of its own."""
+    if not re.search(OUT_OF_MEMORY, message):
+        return message.partition(". ")[0]
+    asked = re.search(r"allocate ([\d.]+ \w+)", message)
+    return "out of memory" + (f", {asked[1]} were asked for" if asked else "")
 
 
 def seen(found: Raised) -> str:

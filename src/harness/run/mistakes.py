@@ -25,7 +25,7 @@ from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
 from harness.places import Place, Raised, definition, is_harness, raised
-from harness.run import code_history, hints, log_file, out_of_memory
+from harness.run import code_history, hints, log_file
 
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
 # How Lightning names a method that is missing, or returns what it must not.
@@ -95,11 +95,6 @@ def of_owner(error: BaseException) -> str | None:
         for text in texts:
             if not hint and re.search(text, found.message):
                 hint, method = texts[text], known
-    trainer = _trainer(error)
-    is_memory = trainer is not None and out_of_memory.is_one(error)
-    if is_memory:
-        hint = out_of_memory.answer(error, found, trainer)
-        found = replace(found, message=out_of_memory.said(error))
     if not method and isinstance(error, (MisconfigurationException, TypeError)):
         method = _named(error)
     place = None
@@ -107,9 +102,9 @@ def of_owner(error: BaseException) -> str | None:
         place = found.owners or _method(error, method) or _of_package(error, found)
     if not place and not hint:
         return None
-    if hint:  # the rest of what torch and Lightning say is advice for their own settings
-        found = replace(found, message=found.message.partition(". ")[0])
-    said = [hint, "" if is_memory else hints.seen(found)]
+    if hint:
+        found = replace(found, message=hints.brief(found.message))
+    said = [hint, hints.seen(found)]
     if worker := WORKER.search(str(error)):
         said.append(
             f"In data worker {worker[1]}; data.num_workers=0 reads in the run's own process."

@@ -46,8 +46,11 @@ def speed(trainer: pl.Trainer) -> dict[str, Any]:
     for callback in callbacks:
         if isinstance(callback, Throughput) and callback.verdict is not None:
             samples = round(callback.total.samples_per_second, 1)
-            facts = {} if callback.work is None else callback.work.facts
-            return {"samples_per_second": samples, "verdict": callback.verdict, **facts}
+            return {
+                "samples_per_second": samples,
+                "verdict": callback.verdict,
+                "peak_mib": round(callback.peak_bytes / 2**20),
+            }
     return {}
 
 

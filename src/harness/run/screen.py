@@ -80,7 +80,7 @@ def show_end(
         rows["stopped early"] = seen["stopped_early"]
     if "verdict" in seen:
         rows["speed"] = f"{seen['samples_per_second']:,.0f} samples/s, {seen['verdict']}"
-        rows["work"] = seen["work"]
+        rows["memory"] = f"{seen['peak_mib']:,} MiB at most in the first process"
     rows["results"] = shown(run_dir / "results.json")
     if (run_dir / "tensorboard").exists():
         rows["learning curves"] = (

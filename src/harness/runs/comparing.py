@@ -22,7 +22,7 @@ ABOUT: dict[str, Callable[[RunFiles], Any]] = {
     "seconds": lambda run: run.seconds,
     "samples/s": lambda run: run.speed,
     "held back by": lambda run: run.verdict,
-    "work": lambda run: run.record.get("work"),
+    "peak MiB": lambda run: run.record.get("peak_mib"),
     "commit": lambda run: run.commit[:10],
     "tags": lambda run: [str(tag) for tag in run.config.get("tags") or ()],
     "notes": lambda run: run.config.get("notes") or "",

@@ -1,8 +1,7 @@
 """Which versions the files of this package were tested with, and what a run does with others.
 
 With tested versions nothing but their numbers is looked at. With another one a run says so, goes
-without ``step_overhead`` and ``step_flops``, and is refused where a name is gone that its results
-rest on.
+without what only saves time, and is refused where a name is gone that its results rest on.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ TESTED = {  # the same bounds as in pyproject.toml
 }
 IS_TORCH_2_6 = version("torch").startswith("2.6.")  # which has other names
 FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
-SAVING = {"late_imports", "step_flops", "step_overhead", "trials"}  # results do not rest on them
+SAVING = {"late_imports", "step_overhead", "trials"}  # results do not rest on them
 NEEDED = sorted(FILES - SAVING - {"versions"})
 
 warn_once = lru_cache(logging.getLogger(__name__).warning)

@@ -1,8 +1,9 @@
 import logging
 import math
+import resource
+import sys
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,7 @@ from harness.data.shared_batches import SharedBatchSampler
 from harness.loggers.metrics_table import MetricsTable
 from harness.machine.limits import usable_cores
 from harness.processes.agreement import gather
-from harness.upstream import versions
 from harness.upstream.resume_counters import num_steps_logged
-from harness.upstream.step_flops import StepFlops
-from harness.watch.work import Work, work
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +72,8 @@ class Throughput(pl.Callback):
     data while it has nothing to do, and not while the host waits for data that comes in time. They
     are read when the device has passed them, so that no step waits for it.
 
-    Validation is left out, and the first step, which starts the workers; its FLOPs are counted,
-    which slows it by some 20 ms and changes nothing in it. Of several processes
-    those of the one that waited longest for data count: the others wait for it in their gradients.
+    Validation is left out, and the first step, which starts the workers. Of several processes the
+    one that waited longest for data counts: the others wait for it in their gradients.
     It must be the first callback, so that the others' work does not count as the transfer.
 
     Not in ``metrics.csv``, where a run that goes on repeats every number.
@@ -84,21 +81,18 @@ class Throughput(pl.Callback):
 
     is_watching = False
     verdict: str | None = None
-    work: Work | None = None
-    counting: StepFlops | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin to count."""
         self.device = trainer.strategy.root_device
         self.total, self.verdict = Spent(), None  # without the epoch that is running
-        self.is_first, self.work, self.flops, self.samples_counted = True, None, math.nan, 1
+        self.is_first = True
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Watch the epoch's loader; until its first batch is there, the run waits for data."""
-        self._end_counting()
         loader = trainer.train_dataloader
         sampler = getattr(loader, "batch_sampler", None)
         self.is_watching = False
@@ -122,19 +116,6 @@ class Throughput(pl.Callback):
         """The batch is on the device."""
         if self.is_watching:
             self.ready = mark(self.device)
-            if self.is_first and not versions.untested():
-                with suppress(OSError):  # a full disk
-                    self.counting = StepFlops()
-
-    def on_exception(self, *_: Any) -> None:
-        """Count no more."""
-        if self.counting is not None:
-            self.counting.stop()
-        self._end_counting()
-
-    def _end_counting(self) -> None:
-        if self.counting is not None:
-            self.flops, self.counting = self.counting.end(), None
 
     def on_train_batch_end(
         self,
@@ -147,10 +128,6 @@ class Throughput(pl.Callback):
         """The step is done; read the marks that are past."""
         if not self.is_watching:
             return
-        if self.counting is not None and self.is_first:
-            self.counting.stop()
-            num_before = self.sampler.num_before
-            self.samples_counted = num_before(batch_idx + 1) - num_before(batch_idx)
         end = mark(self.device)
         if not self.is_first:
             if self.first_batch is None:
@@ -198,17 +175,14 @@ class Throughput(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the verdict."""
-        self._end_counting()
         if self.total.num_steps:
             num_ranks_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_ranks_here)
             on_cpu = self.device.type == "cpu"
             self.verdict = verdict(self.total, self.loader.num_workers, max_workers, on_cpu)
-            speed = self.total.samples_per_second
-            self.work = work(trainer, self.flops, self.samples_counted, speed)
+            self.peak_bytes = peak_bytes(self.device)
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
-                log.info("%s", self.work)
 
 
 def of_slowest(trainer: pl.Trainer, spent: Spent) -> Spent:
@@ -257,6 +231,14 @@ def advice(spent: Spent, num_workers: int, max_workers: int, is_cpu: bool = Fals
         f"data.num_workers={num_workers} uses every core there is: read whole batches "
         "(BatchedDataset) or make the transforms cheaper"
     )
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that tensors took on a GPU since training began; on a CPU, the process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class HostMark:
