@@ -16,7 +16,7 @@ import harness
 
 HARNESS = Path(harness.__path__[0]).resolve()
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
-# Data workers and spawned processes send their exception as a text with its traceback in it.
+# Data workers send their exception as a text with its traceback in it.
 TEXT_STARTS = "Traceback (most recent call last):\n"
 FRAME = re.compile(r'^ +File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 MESSAGE = re.compile(r"^([\w.]+)(?:: (.*))?", re.MULTILINE | re.DOTALL)

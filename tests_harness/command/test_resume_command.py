@@ -226,7 +226,7 @@ def test_faults_lose_nothing(faults: tuple[str, ...], num_rows: int, tmp_path: P
     assert len(json.loads(figures.read_text())) == num_rows
 
 
-@pytest.mark.parametrize(("before", "after"), [("ddp", "dp"), ("dp", "ddp"), ("ddp_spawn", "ddp")])
+@pytest.mark.parametrize(("before", "after"), [("ddp", "dp"), ("dp", "ddp")])
 def test_another_strategy_keeps_nothing_of_the_one_before(
     before: str, after: str, saved_run: Callable[..., Path]
 ) -> None:

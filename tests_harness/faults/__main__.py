@@ -152,7 +152,7 @@ def asked(folder: Path, options: argparse.Namespace) -> Rows:
             twice.status == 130 and twice.is_gone,
             f"status {twice.status}, nobody left, {twice.seconds:.1f} s",
         ),
-        "SIGTERM, SIGINT, SIGUSR1, SIGUSR2 to the group or a rank; cpu, dp, ddp, ddp2, ddp_spawn; "
+        "SIGTERM, SIGINT, SIGUSR1, SIGUSR2 to the group or a rank; cpu, dp, ddp, ddp2; "
         "0 or 2 workers": (
             not bad,
             f"{len(cases) - len(bad)} of {len(cases)} saved, status 128+n, nobody left, "

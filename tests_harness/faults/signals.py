@@ -16,7 +16,6 @@ STRATEGIES = {
     "dp": 1,
     "ddp": 2,
     "ddp2": 1,
-    "ddp_spawn": 2,
 }
 
 

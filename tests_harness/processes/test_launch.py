@@ -71,11 +71,10 @@ FOLLOWS = "import harness, sys; print(sys.modules['harness.processes.leaving'].f
     [
         ({launch.RANK_OF: "{dead}:/runs/one", "LOCAL_RANK": "1"}, 1),
         ({launch.JOB: "{dead}:/runs/one"}, 1),
-        ({launch.SPAWNED_BY: "{dead}:"}, 1),
         ({launch.RANK_OF: "{mine}:/runs/one", "LOCAL_RANK": "1"}, 0),
         ({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1"}, 0),
     ],
-    ids=["rank", "job", "spawned", "rank that is not late", "rank of torchrun"],
+    ids=["rank", "job", "rank that is not late", "rank of torchrun"],
 )
 def test_process_whose_starter_is_gone_ends_before_it_does_anything(
     environment: dict[str, str], status: int

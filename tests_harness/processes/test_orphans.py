@@ -159,7 +159,6 @@ QUICK = {
     *((signal.SIGKILL, moment) for moment in ("start", "imports", "writing")),
     (signal.SIGTERM, "epoch"),
     *(("ddp", moment) for moment in ("start", "imports", "epoch")),
-    *(("ddp_spawn", moment) for moment in ("start", "first step")),
 }
 
 
@@ -209,7 +208,7 @@ def test_python_program_that_adopts_is_not_taken_for_torchrun(
 
 @pytest.mark.parametrize(
     ("strategy", "moment"),
-    cells(["ddp", "ddp_spawn"], ["start", "imports", "first step", "epoch", "validation", "test"]),
+    cells(["ddp"], ["start", "imports", "first step", "epoch", "validation", "test"]),
 )
 def test_nobody_outlives_the_first_process(
     strategy: str, moment: str, start: Callable[..., Started]

@@ -1,6 +1,5 @@
 import logging
 import math
-import multiprocessing
 import signal
 import time
 from functools import partial
@@ -21,7 +20,7 @@ from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import remove_parts
 from harness.loggers.rewind import Logs
 from harness.processes.agreement import Agreement, gather
-from harness.processes.leaving import AgreedExit, leave
+from harness.processes.leaving import AgreedExit
 from harness.processes.signals import Signals
 from harness.upstream import logged_values, resume_counters, resume_states
 
@@ -264,8 +263,6 @@ class SafePoint(pl.Callback):
             )
         status = 128 + signum if signum else 1
         trainer.strategy.barrier()
-        if multiprocessing.parent_process() is not None:
-            leave(status)  # a spawned process has nobody above that would end it well
         raise AgreedExit(status)
 
     def _save(self, trainer: pl.Trainer, is_end: bool = False) -> None:

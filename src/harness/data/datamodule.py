@@ -13,7 +13,7 @@ from torch.utils.data import (
 )
 
 from harness.data.batches import BatchedDataset, GlobalBatchSampler
-from harness.data.loading import identity, processes, start_method, start_worker
+from harness.data.loading import identity, processes, start_worker
 from harness.data.measuring import Endless, WatchedLoader, candidates, knee, measure_briefly
 from harness.data.seeded_samples import SeededSamples
 from harness.data.shared_batches import evaluation_batches
@@ -246,7 +246,6 @@ class DataModule(pl.LightningDataModule):
             "pin_memory": on_cuda if self.pin_memory == "auto" else self.pin_memory,
             "persistent_workers": has_workers and self.persistent_workers,
             "prefetch_factor": self.prefetch_factor if has_workers else None,
-            "multiprocessing_context": start_method(num_workers),
         }
         if is_stream:  # the harness gives each process its part of it
             settings |= {"batch_size": self.batch_size, "drop_last": self.drop_last}

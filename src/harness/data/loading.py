@@ -1,7 +1,6 @@
 """What all loaders of a run have in common: their workers, and the processes that share them."""
 
 import atexit
-import multiprocessing
 import os
 from collections.abc import Callable
 from typing import Any
@@ -36,12 +35,6 @@ def start_worker(worker_id: int, then: Callable[[int], object] | None = None) ->
     end_where_nothing_is_sent(os._exit)
     if then is not None:
         then(worker_id)
-
-
-def start_method(num_workers: int) -> str | None:
-    """How workers are started: forked also in a spawned process, where spawning takes seconds."""
-    is_spawned = multiprocessing.parent_process() is not None
-    return multiprocessing.get_all_start_methods()[0] if num_workers and is_spawned else None
 
 
 def processes(trainer: pl.Trainer | None) -> tuple[int, int]:

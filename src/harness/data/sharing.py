@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from harness.data.batch_size import check_batch_size
 from harness.data.batches import BatchedDataset, Shares, bounds
-from harness.data.loading import identity, processes, start_method, start_worker
+from harness.data.loading import identity, processes, start_worker
 from harness.data.measuring import WatchedLoader
 from harness.data.seeded_samples import SeededSamples
 from harness.data.shared_batches import SharedBatchSampler, evaluation_batches
@@ -180,7 +180,7 @@ def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> WatchedLoa
         prefetch_factor=loader.prefetch_factor if num_workers else None,
         # Workers of a stream begin anew, as those of a run that goes on do.
         persistent_workers=loader.persistent_workers and not is_stream,
-        multiprocessing_context=loader.multiprocessing_context or start_method(num_workers),
+        multiprocessing_context=loader.multiprocessing_context,
         worker_init_fn=partial(start_worker, then=loader.worker_init_fn) if num_workers else None,
         **batches,
     )

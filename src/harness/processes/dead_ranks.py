@@ -29,7 +29,6 @@ class DeadRanks(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Connect the processes."""
-        leaving.arm()  # torch has chosen a signal of its own for processes that it has spawned
         if trainer.world_size == 1:
             return
         self.teardown()

@@ -17,8 +17,6 @@ from harness.processes.launcher import launcher
 RANK_OF = "HARNESS_RANK_OF"
 # "<pid>:<the folder of a job>"; the job takes it out of its environment when it starts.
 JOB = "HARNESS_JOB"
-# "<pid>:", while strategy=ddp_spawn spawns the processes of a run.
-SPAWNED_BY = "HARNESS_SPAWNED_BY"
 # What launchers tell the processes of one run.
 OF_LAUNCHERS = re.compile(
     "RANK|(LOCAL|NODE|GROUP)_RANK|(LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
@@ -34,11 +32,8 @@ def follow_launcher() -> None:
     """
     if sys.platform != "linux":
         return
-    told = {
-        name: int(os.environ.get(name, "").partition(":")[0] or 0)
-        for name in (SPAWNED_BY, RANK_OF, JOB)
-    }
-    pid = told[SPAWNED_BY] or (told[RANK_OF] if is_rank_of_a_run() else told[JOB])
+    told = {name: int(os.environ.get(name, "").partition(":")[0] or 0) for name in (RANK_OF, JOB)}
+    pid = told[RANK_OF] if is_rank_of_a_run() else told[JOB]
     if not pid and not told[RANK_OF] and "TORCHELASTIC_RUN_ID" in os.environ:
         pid = os.getppid()  # asked once: torchrun may end between two looks
         if is_adopter(pid):
@@ -48,12 +43,9 @@ def follow_launcher() -> None:
     if not pid or (pid != os.getppid() and is_alive(pid)):
         return  # a program that has inherited the variables
     # What a notebook or a script of one's own does without:
-    from harness.processes import leaving, screen_loss
+    from harness.processes import leaving
 
     leaving.follow(pid)
-    if told[SPAWNED_BY]:
-        leaving.answer_signals()  # torch has a signal tell it, which Python answers late
-        screen_loss.outlive_screen()
 
 
 def is_alive(pid: int) -> bool:

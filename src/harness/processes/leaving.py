@@ -31,7 +31,6 @@ DEAF_SECONDS = 60.0
 noting: Any = object()  # the handler of a run, which finishes its step first
 heard_time = 0.0  # when it has last heard one
 followed = 0  # the process that this one must not outlive; 0 where there is none
-end_signal: int = signal.SIGKILL  # that tells this process of the other one's end
 # Functions that are called with the exit status before this process ends, to tell the others.
 FAREWELLS: set[Callable[[int], None]] = set()
 
@@ -103,17 +102,14 @@ def follow(pid: int) -> None:
     arm(signal.SIGKILL)
 
 
-def arm(signum: int | None = None) -> None:
+def arm(signum: int) -> None:
     """Choose the signal that follows on the end of the process that is followed, if one is.
 
     Args:
-        signum: SIGTERM where there is something to save, 0 where another one watches, and
-            ``None`` sets the last one again, after a library has set its own.
+        signum: SIGTERM where there is something to save, 0 where another one watches.
     """
-    global end_signal
-    end_signal = end_signal if signum is None else signum
     if followed and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end_signal)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
         if os.getppid() != followed:  # the kernel does not tell any more
             os._exit(1)
 

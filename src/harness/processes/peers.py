@@ -1,5 +1,4 @@
 import logging
-import multiprocessing
 import os
 import secrets
 import socket
@@ -135,10 +134,8 @@ class Peers:
             time.sleep(GRACE_SECONDS)
         if not self.is_closing:
             if what != STOPS:
-                # On one machine the process that fails tells why, on the same screen; for those
-                # that were spawned their parent does.
+                # On one machine the process that fails tells why, on the same screen.
                 is_told = what == "failed" and self.is_one_machine
-                is_told |= multiprocessing.parent_process() is not None
                 log.log(
                     logging.INFO if is_told else logging.ERROR,
                     "The process of rank %d %s; rank %d leaves, it cannot go on without it.\n"

@@ -17,7 +17,6 @@ from hydra.utils import get_object
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError
-from torch.multiprocessing.spawn import ProcessRaisedException
 
 from harness import broken_builds, code_version
 from harness.allowed import targets
@@ -69,7 +68,7 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
             f"The config has no {error.full_key}: another version of the harness has written it.\n"
             "Go back to that version, or use resume=null to start another run."
         ) from error
-    except (TypeError, ValueError, RuntimeError, LookupError, ProcessRaisedException) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
         found = raised(error)
         if cfg is not None and (message := _refused(found, cfg) or _not_loaded(found, cfg)):
             raise UserError(message) from error

@@ -36,7 +36,6 @@ from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.guarded import guarded
 from harness.loggers.mirror import close_mirrors, tell_mirrors
 from harness.loggers.rewind import Logs
-from harness.processes import spawned
 from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
@@ -51,6 +50,7 @@ from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, early_s
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights
 from harness.strategies.fsdp import FSDPStrategy
+from harness.strategies.launchable import OF_LIGHTNING, is_spawning
 from harness.upstream import clipping, processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective, explaining
@@ -145,6 +145,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             "This torch cannot use the GPUs, and computes on the CPU: "
             "`python -m torch.utils.collect_env` shows what it was built for."
         )
+    if is_spawning(cfg.trainer):
+        log.warning(OF_LIGHTNING)
     with user_errors():
         data = made_data(cfg)
         model, freezing = made_model(cfg)
@@ -280,10 +282,6 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
 @contextmanager
 def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
     """Where all processes have agreed to leave, end the process group and wait for the others."""
-    if processes.is_spawning(trainer):
-        with spawned.answering():
-            yield
-        return
     try:
         yield
     except AgreedExit:

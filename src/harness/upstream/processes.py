@@ -12,13 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.strategies.launchers import multiprocessing, subprocess_script
+from pytorch_lightning.strategies.launchers import subprocess_script
 
 PRIVATE = {
     "trainer:_signal_connector": "register_signal_handlers",
     "pytorch_lightning.strategies.launchers.subprocess_script": "_launch_process_observer "
     "subprocess",
-    "pytorch_lightning.strategies.launchers.multiprocessing": "_MultiProcessingLauncher",
 }
 
 Processes = list[subprocess.Popen[Any]]
@@ -37,11 +36,6 @@ def replace_process_observer(start: Callable[[Processes], None]) -> None:
 def replace_starter(start: Callable[..., subprocess.Popen[Any]]) -> None:
     """Let Lightning call ``start`` instead of ``subprocess.Popen`` for each of the later ranks."""
     subprocess_script.subprocess = SimpleNamespace(Popen=start)  # type: ignore[assignment,attr-defined]
-
-
-def is_spawning(trainer: pl.Trainer) -> bool:
-    """Whether training runs in spawned or forked processes, and this one only waits for them."""
-    return isinstance(trainer.strategy.launcher, multiprocessing._MultiProcessingLauncher)
 
 
 def started_processes(trainer: pl.Trainer) -> Processes:
