@@ -87,11 +87,11 @@ def noted(tensor: Tensor) -> Tensor:
 class Template(pl.LightningModule):
     """The best-known template's way: what builds the module is a hyper-parameter."""
 
-    def __init__(self, net: nn.Module, optimizer: Any, kind: str | None = None, **_: Any) -> None:
+    def __init__(self, net: nn.Module, optimizer: Any, **_: Any) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)
-        if kind is not None:
-            self.save_hyperparameters({"kept": HYPER_PARAMETERS[kind]()}, logger=False)
+        kept = {name: make() for name, make in HYPER_PARAMETERS.items()}
+        self.save_hyperparameters({"kept": kept}, logger=False)
         self.net = net
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -232,16 +232,6 @@ class OddOptimizer(PlainModule):
     def configure_optimizers(self) -> Any:
         group = {"params": list(self.parameters()), "colour": Colour.RED}
         return torch.optim.SGD([group], lr=0.1)
-
-
-class OddSchedule(PlainModule):
-    """A schedule that keeps a function, as a partial."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = CountingLR(optimizer)
-        schedule.warmup = partial(max, 1)  # type: ignore[attr-defined]
-        return [optimizer], [schedule]
 
 
 class OddHyperParameter(Synthetic):

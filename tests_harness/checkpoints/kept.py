@@ -73,27 +73,6 @@ class StepOutputs(Module):
         self.training_step_outputs.clear()
 
 
-class ResetAtStart(StepOutputs):
-    """The list is another one in every epoch."""
-
-    def on_train_epoch_start(self) -> None:
-        self.training_step_outputs = []
-
-    def on_train_epoch_end(self) -> None:
-        self.log("fit/loss", torch.stack(self.training_step_outputs).mean())
-
-
-class ManyOutputs(Module):
-    """More tensors than are written one by one."""
-
-    def make(self) -> None:
-        self.outputs: list[Tensor] = []
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.outputs += [loss * i for i in range(20)] if batch_idx else [loss.expand(2, 1)] * 20
-        return sum(t.sum() for t in self.outputs) / 100
-
-
 class Numbers(Module):
     def make(self) -> None:
         self.best, self.beta, self.num_seen, self.text = float("inf"), 1.0, 0, ""
@@ -136,30 +115,24 @@ class Containers(Module):
 
 
 class MemoryBank(Module):
-    """Tensors in dicts, and one that is rebound in every step."""
+    """Tensors in dicts, one that is bound anew in every step, an array, a buffer of no file."""
 
     def make(self) -> None:
         self.bank: dict[Any, Tensor] = {"sum": torch.zeros(3)}
         self.centre = self.start = torch.zeros(())
+        self.replay, self.place = np.zeros((6, 2), np.float32), np.int64(0)
+        self.register_buffer("running", torch.zeros(2), persistent=False)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.bank["sum"] += loss
         self.bank[batch_idx] = self.backbone[1].weight[:2, :3].clone() * loss  # has a graph
         self.bank[batch_idx] = self.bank[batch_idx].detach()
         self.centre = 0.9 * self.centre + 0.1 * loss
-        return self.centre + self.start + sum(t.sum() for t in self.bank.values())
-
-
-class Arrays(Module):
-    """A buffer of what has happened, as in reinforcement learning."""
-
-    def make(self) -> None:
-        self.replay, self.place = np.zeros((6, 2), np.float32), np.int64(0)
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.running = 0.5 * self.running + loss
         self.replay[self.place % 6] = [loss.item(), batch_idx]
         self.place += 1
-        return self.replay.mean() + 0.01 * self.place
+        arrays = self.replay.mean() + 0.01 * self.place + self.running.sum()
+        return self.centre + self.start + sum(t.sum() for t in self.bank.values()) + arrays
 
 
 class Generators(Module):
@@ -260,24 +233,19 @@ class Shadow:
             self.shadow[name].copy_(value)
 
 
-class EmaHelper(Module):
-    def make(self) -> None:
-        self.ema = Shadow(self.backbone)
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        return self.ema.update() / 10
-
-
 class AnchorOfStart(Module):
-    """The weights that a run begins with, which a resumed run would take at another time."""
+    """An average, and the weights that a run begins with, which are others in a resumed run."""
+
+    def make(self) -> None:
+        self.average = Shadow(self.backbone)
 
     def on_fit_start(self) -> None:
         self.anchor = copy.deepcopy(dict(self.head.named_parameters()))
-        self.ema = [Shadow(self.head)]
+        self.shadows = [Shadow(self.head)]
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         apart = [(self.anchor[k] - p).square().sum() for k, p in self.head.named_parameters()]
-        return sum(apart).detach() + self.ema[0].update() / 10
+        return sum(apart).detach() + (self.shadows[0].update() + self.average.update()) / 10
 
 
 class HiddenNetwork(Module):
@@ -312,35 +280,26 @@ class HiddenParts(Module):
     shared: ClassVar[list[float]] = []
 
     def make(self) -> None:
-        self.hidden = [MetricCollection([MeanMetric(), SumMetric()]), Centered()]
-        self.meters: list[Any] = []  # of a class that this file does not name
+        self.unseen = [MetricCollection([MeanMetric(), SumMetric()]), Centered()]
+        self.foreign: list[Any] = []  # of a class that this file does not name
         self.shared.clear()
         self.raw = bytearray(2)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
-        metrics, network = self.hidden
+        metrics, network = self.unseen
         network.center = 0.9 * network.center + loss
         metrics.update(loss)
         network.metric.update(loss)
-        self.meters.append(author.Meter(loss.item()))
+        self.foreign.append(author.Meter(loss.item()))
         self.shared.append(loss.item())
         self.raw[0] += 1
-        known = sum(meter.value for meter in self.meters) + sum(self.shared) + 0.1 * self.raw[0]
+        known = sum(meter.value for meter in self.foreign) + sum(self.shared) + 0.1 * self.raw[0]
         return 0.1 * (sum(metrics.compute().values()) + network.center.sum() + known)
 
 
 class Modes(Module):
     """Freezes and unfreezes, and sets modes and rates of layers, as training goes on."""
 
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.norm.train(self.global_step % 3 != 1)
-        self.norm.momentum *= 0.9
-        self.drop.p = 0.05 * (1 + self.global_step % 5)
-        self.head.bias.requires_grad_(self.global_step % 4 < 2)
-        return 0.0
-
-
-class Unfreezes(Module):
     def make(self) -> None:
         self.backbone.requires_grad_(False)
 
@@ -348,17 +307,12 @@ class Unfreezes(Module):
         if self.current_epoch == 1:
             self.backbone.requires_grad_(True)
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class HiddenBuffer(Module):
-    def make(self) -> None:
-        self.register_buffer("running", torch.zeros(2), persistent=False)
-
     def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.running = 0.5 * self.running + loss
-        return self.running.sum()
+        self.norm.train(self.global_step % 3 != 1)
+        self.norm.momentum *= 0.9
+        self.drop.p = 0.05 * (1 + self.global_step % 5)
+        self.head.bias.requires_grad_(self.global_step % 4 < 2)
+        return 0.0
 
 
 class ReadsOwnKey(Module):
@@ -423,6 +377,46 @@ class Harder(Module):
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.trainer.datamodule.noise_level += 0.01  # type: ignore[attr-defined]
         return 0.0
+
+
+class HeldTwice(Module):
+    """Holds its last losses, and all of them."""
+
+    def make(self) -> None:
+        for i in range(6):
+            setattr(self, f"last_{i}", None)
+            setattr(self, f"all_{i}", [])
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        for i in range(6):
+            noted = loss + i
+            setattr(self, f"last_{i}", noted)
+            getattr(self, f"all_{i}").extend([loss.clone(), noted])
+        return 0.0
+
+
+HABITS = (
+    StepOutputs, Numbers, Containers, MemoryBank, Generators, Objects, AnchorOfStart,
+    HiddenNetwork, HiddenParts, Modes, ReadsOwnKey, Changing, SanityChecked, Harder, HeldTwice,
+)  # fmt: skip
+
+
+class Everything(*HABITS):  # type: ignore[misc]
+    """Has all of these habits; what each has come to is logged under its name."""
+
+    def make(self) -> None:
+        for habit in HABITS:
+            habit.make(self)
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        found = {habit.__name__: habit.look(self, loss, batch_idx) for habit in HABITS}
+        states = {name: torch.as_tensor(value).float() for name, value in found.items()}
+        self.log_dict({f"state/{name}": value.detach() for name, value in states.items()})
+        return sum(states.values()) / 10
+
+    def on_train_epoch_start(self) -> None:
+        Modes.on_train_epoch_start(self)
+        ReadsOwnKey.on_train_epoch_start(self)
 
 
 class Recorder(pl.Callback):
@@ -501,22 +495,6 @@ class CannotBeKept(Module):
         self.lock = threading.Lock()
         self.large = torch.ones(2**19)  # 2 MB
         return 0.1 * next(self.stream)
-
-
-class HeldTwice(Module):
-    """Holds its last losses, and all of them."""
-
-    def make(self) -> None:
-        for i in range(6):
-            setattr(self, f"last_{i}", None)
-            setattr(self, f"all_{i}", [])
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        for i in range(6):
-            noted = loss + i
-            setattr(self, f"last_{i}", noted)
-            getattr(self, f"all_{i}").extend([loss.clone(), noted])
-        return 0.0
 
 
 class PerProcess(Module):

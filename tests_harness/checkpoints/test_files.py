@@ -28,10 +28,6 @@ def two_checkpoints(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_newest_is_taken(two_checkpoints: Path) -> None:
-    assert lookup.newest_whole(two_checkpoints) == (two_checkpoints / "step_10.ckpt", [])
-
-
 def test_damaged_newest_is_skipped_and_said(two_checkpoints: Path) -> None:
     assert len(damages(1 << 20, random.Random(0))) >= 9
     assert not_rejected(two_checkpoints, seed=0) == []
@@ -110,9 +106,10 @@ def test_what_cannot_be_serialised_gets_no_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_failed_write_does_not_stop_what_is_larger_than_the_queue(
+def test_error_of_the_disk_is_raised_once_and_stops_nobody(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a checkpoint is larger than the memory that waits to be written."""
     monkeypatch.setattr(writing, "PIECE_BYTES", 1000)
     monkeypatch.setattr(writing, "MOST_BYTES", 2000)
 
@@ -130,12 +127,10 @@ def test_failed_write_does_not_stop_what_is_larger_than_the_queue(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("on_full_disk", ["continue", "stop"])
 def test_full_disk_is_said_and_the_last_checkpoint_stands(
-    on_full_disk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    io = DurableCheckpointIO(on_full_disk)
-    path = lookup.path_of(tmp_path, 1)
+    io, path = DurableCheckpointIO(), lookup.path_of(tmp_path, 1)
     io.save_checkpoint({"step": 1}, path)
 
     def write_half(file: Any, pieces: Any) -> None:
@@ -145,21 +140,8 @@ def test_full_disk_is_said_and_the_last_checkpoint_stands(
     monkeypatch.setattr(writing, "write", write_half)
     io.save_checkpoint({"step": 1}, path)
     assert io.met_full_disk
-    assert io.must_stop == (on_full_disk == "stop")
     assert [file.name for file in tmp_path.iterdir()] == ["step_1.ckpt"]
     assert lookup.damage(path) is None
-
-
-def test_other_errors_of_the_disk_are_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(writing, "write", fail)
-    with pytest.raises(OSError, match="Input/output"):
-        DurableCheckpointIO().save_checkpoint({}, lookup.path_of(tmp_path, 1))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_becomes_odd_later_is_refused_then(
@@ -180,18 +162,3 @@ def test_what_becomes_odd_later_is_refused_then(
         io.save_checkpoint(state, path)
     assert read(path)["callbacks"]["A"]["kept"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["a.ckpt"]
-
-
-def test_values_that_are_all_known_are_looked_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = []
-    look = contents.odd_values
-    monkeypatch.setattr(
-        contents, "odd_values", lambda *args: looks.append(len(args)) or look(*args)
-    )
-    io = DurableCheckpointIO()
-    for number in range(4):
-        state = {"curve": [np.float64(i) for i in range(number + 1)]}
-        io.save_checkpoint(state, tmp_path / "a.ckpt")
-    assert looks.count(1) == 1  # of a whole checkpoint, which has no place in another

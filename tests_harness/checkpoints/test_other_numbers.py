@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from tests_harness.conftest import slow
 from tests_harness.faults.run_folder import leave_at
 from tests_harness.modules.classifiers import Classifier
 from tests_harness.strategy_runs import SAME, distances, execute, outcome, write_conf
@@ -30,7 +31,7 @@ class Synchronised(Classifier):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("cpu", "ddp(2)"), ("ddp(2)", "cpu"), ("ddp(2)", "ddp(3)")]
+    ("before", "after"), [("ddp(2)", "cpu"), *slow(("cpu", "ddp(2)"), ("ddp(2)", "ddp(3)"))]
 )
 def test_values_that_are_synchronised_go_on(before: str, after: str, tmp_path: Path) -> None:
     groups = {

@@ -1,6 +1,5 @@
 """A run goes on from any step as if it had never stopped."""
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,51 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from harness.checkpoints import lookup, safe_point, writing
+from harness.checkpoints import lookup, safe_point
 from harness.checkpoints.safe_point import SafePoint
 from harness.command.compose import compose
+from harness.errors import UserError
 from harness.exact import seeded_steps
+from harness.run.tasks import load_model
 from harness.upstream import logged_values, resume_counters, resume_states
 from harness.upstream.resume_counters import position_in
-from tests_harness.faults.resume_sweep import COMMON, CONFIGURATIONS, DATA, sweep, train, words_on
+from tests_harness.conftest import slow
+from tests_harness.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
 
-IN_DEFAULT_SUITE = {
-    "dropout, OneCycle",
-    "every kind of log",
-    "what authors keep",
-    "all together",
-}
-DEFAULT = sorted(IN_DEFAULT_SUITE)
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in CONFIGURATIONS.keys() - set(DEFAULT)]
+SLOW = [name for name in CONFIGURATIONS if name != "all together"]
 
 
-@pytest.mark.parametrize("name", [*DEFAULT, *SLOW])
+@pytest.mark.parametrize("name", ["all together", *slow(*SLOW)])
 def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
     found = dict(sweep(name, tmp_path))
     assert len(found) >= 7
-    assert {step: differences for step, differences in found.items() if differences} == {}
-
-
-THIRD = [
-    "ReduceLROnPlateau",
-    "early stopping",
-    "batches that fit",
-    "a log per two steps, accumulation",
-]
-
-
-@pytest.mark.parametrize("name", THIRD)
-def test_resume_from_every_third_step_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
-    """The quick look at what the test above sees to the end; in step with no epoch's length."""
-    found = dict(sweep(name, tmp_path, stride=3))
-    assert len(found) >= 3
-    assert {step: differences for step, differences in found.items() if differences} == {}
-
-
-@pytest.mark.parametrize("name", DATA)
-def test_resume_on_every_kind_of_data_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
-    found = dict(sweep(words_on(name, tmp_path / "data"), tmp_path / "runs", stride=3))
-    assert len(found) >= 3
     assert {step: differences for step, differences in found.items() if differences} == {}
 
 
@@ -71,9 +43,10 @@ REPAIRS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
     "logged values": (logged_values, "restore_of_all_ranks", nothing, "every kind of log"),
     "seeds": (seeded_steps, "seed_generators", nothing, "dropout, OneCycle"),
 }
+QUICK = ("counters", "logged sums", "seeds")
 
 
-@pytest.mark.parametrize("name", REPAIRS)
+@pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in REPAIRS if name not in QUICK))])
 def test_repair_is_needed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails where Lightning mends what is repaired here: the repair can then go."""
     module, function, replacement, configuration = REPAIRS[name]
@@ -85,21 +58,15 @@ def test_repair_is_needed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not is_equal
 
 
-def test_checkpoints_load_as_plain_values_with_their_position(tmp_path: Path) -> None:
-    cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "checkpoint.every_n_steps=4"])
-    train(cfg)
+def test_newest_checkpoints_are_kept_and_load_as_plain_values(tmp_path: Path) -> None:
+    words = (*COMMON, "checkpoint.every_n_steps=4", "checkpoint.num_kept=3")
+    train(compose("train", [*words, f"run_dir={tmp_path}"]))
     steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
-    assert steps == ["step_4", "step_8", "step_12", "step_15"]
+    assert steps == ["step_8", "step_12", "step_15"]
     checkpoint = torch.load(tmp_path / "checkpoints" / "step_8.ckpt", weights_only=True)
     assert position_in(checkpoint, batches_per_step=1) == (1, 3)
     assert checkpoint["loaders"][0]["settings"]["num_samples"] == 1250
     assert (tmp_path / "checkpoints" / "last.ckpt").resolve().stem == "step_15"
-
-
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    train(compose("train", [*COMMON, f"run_dir={tmp_path}", "checkpoint.num_kept=2"]))
-    steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
-    assert steps == ["step_14", "step_15"]
 
 
 def test_resumed_run_reads_no_sample_that_it_skips(
@@ -149,32 +116,30 @@ def test_run_that_was_stopped_after_its_last_step_only_tests(tmp_path: Path) -> 
     assert (tmp_path / "results.json").read_text() == results
 
 
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_checkpoint_that_another_version_has_pickled_is_gone_on_with(tmp_path: Path) -> None:
+def test_checkpoint_of_another_format_is_refused_for_going_on_alone(tmp_path: Path) -> None:
+    """Version 0.3 wrote none; its weights are read as ever."""
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "trainer.max_epochs=1"])
     train(cfg)
-    results = (tmp_path / "results.json").read_text()
     checkpoint = tmp_path / "checkpoints" / "step_3.ckpt"
-    for later in lookup.by_step(checkpoint.parent)[3:]:
-        later.unlink()
     content = torch.load(checkpoint, weights_only=True)
-    content["pytorch-lightning_version"] = "2.4.0"
-    torch.save(content, checkpoint, pickle_protocol=4)
+    del content["safe_point"]["format"]
+    torch.save(content, checkpoint)
+    before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()}
     cfg.resume = str(checkpoint)
-    train(cfg)
-    assert (tmp_path / "results.json").read_text() == results
+    with pytest.raises(UserError, match="another version of the harness has written it"):
+        train(cfg)
+    assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()} == before
+    assert load_model(cfg, checkpoint)
 
 
 def test_another_data_set_is_refused_and_leaves_the_run_as_it_was(tmp_path: Path) -> None:
-    from harness.errors import UserError
-
     # Without a schedule nobody asks for the loaders before training starts.
     words = (*COMMON, *CONFIGURATIONS["constant rate, SGD"], "trainer.max_epochs=1")
     cfg = compose("train", [*words, f"run_dir={tmp_path}"])
     train(cfg)
     cfg.resume = str(tmp_path / "checkpoints" / "step_3.ckpt")
     logs = [tmp_path / "metrics.csv", *(tmp_path / "tensorboard").iterdir()]
-    kept = [*logs, *(tmp_path / "checkpoints").iterdir(), *(tmp_path / "code").iterdir()]
+    kept = [*logs, *(tmp_path / "checkpoints").iterdir()]
     before = {path: path.read_bytes() for path in kept}
     cfg.data.num_train = 1000
     with pytest.raises(UserError, match="num_samples=1250, and now it is 1000"):
@@ -182,33 +147,15 @@ def test_another_data_set_is_refused_and_leaves_the_run_as_it_was(tmp_path: Path
     assert {path: path.read_bytes() for path in kept} == before
 
 
-def test_full_disk_stops_a_run_that_asks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "on_full_disk=stop"])
-    original = writing.write
-
-    def write(file: Any, pieces: Any) -> None:
-        if "step_3.ckpt" in file.name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        original(file, pieces)
-
-    monkeypatch.setattr(writing, "write", write)
-    with pytest.raises(SystemExit) as stop:
-        train(cfg)
-    assert stop.value.code == 1
-    # One or two more are tried; the disk may have room again.
-    assert lookup.by_step(tmp_path / "checkpoints")[-1].stem in ("step_4", "step_5")
-
-
 @pytest.mark.parametrize(
     "settings",
     [
-        (),
-        ("trainer.val_check_interval=2",),
         ("trainer.val_check_interval=0.4", "trainer.accumulate_grad_batches=3"),
-        ("trainer.val_check_interval=3", "trainer.check_val_every_n_epoch=null"),
-        ("trainer.check_val_every_n_epoch=2", "trainer.limit_train_batches=3"),
+        *slow(
+            ((),),
+            (("trainer.val_check_interval=3", "trainer.check_val_every_n_epoch=null"),),
+            (("trainer.check_val_every_n_epoch=2", "trainer.limit_train_batches=3"),),
+        ),
     ],
 )
 def test_step_before_a_validation_is_known(
@@ -236,21 +183,16 @@ def test_step_before_a_validation_is_known(
     assert told == done
 
 
+@pytest.mark.parametrize(
+    ("long_seconds", "expected"),
+    [(0.0, ["step_4", "step_9", "step_14", "step_15"]), (2.0, ["step_4", "step_15"])],
+)
 def test_checkpoint_is_written_before_a_validation_that_takes_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long_seconds: float, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How long the first one takes is not known; the second one was measured."""
-    monkeypatch.setattr(safe_point, "LONG_SECONDS", 0.0)
+    """How long the first one takes is not known; the others were measured."""
+    monkeypatch.setattr(safe_point, "LONG_SECONDS", long_seconds)
     cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "test=false"])
     cfg.checkpoint.every_n_steps = None
     train(cfg)
-    steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
-    assert steps == ["step_4", "step_9", "step_14", "step_15"]
-
-
-def test_short_validations_cost_one_checkpoint(tmp_path: Path) -> None:
-    cfg = compose("train", [*COMMON, f"run_dir={tmp_path}", "test=false"])
-    cfg.checkpoint.every_n_steps = None
-    train(cfg)
-    steps = [path.stem for path in lookup.by_step(tmp_path / "checkpoints")]
-    assert steps == ["step_4", "step_15"]
+    assert [path.stem for path in lookup.by_step(tmp_path / "checkpoints")] == expected

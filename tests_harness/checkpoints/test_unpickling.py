@@ -22,7 +22,6 @@ from harness import UserError
 from harness.checkpoints import unpickling
 from harness.checkpoints.reading import read, unreadable
 from harness.checkpoints.stand_in import StandIn
-from harness.checkpoints.writing import DurableCheckpointIO
 from tests_harness.checkpoints import author
 from tests_harness.convert.test_security import HOWS, Evil, endless_modules, in_zip, mutate, opcodes
 
@@ -193,10 +192,10 @@ def test_torchscript_and_old_formats_are_left_to_torchs_plain_reader(tmp_path: P
         read(path)
 
 
-@pytest.mark.parametrize("data", [b"N.", b"]."])
-def test_file_without_a_training_state_is_said_to_be_none(data: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(in_zip(b"\x80\x02" + data))
-    assert "instead of a training's state" in str(unreadable(tmp_path / "a"))
+def test_file_without_a_training_state_is_said_to_be_none(tmp_path: Path) -> None:
+    for data in (b"N.", b"]."):
+        (tmp_path / "a").write_bytes(in_zip(b"\x80\x02" + data))
+        assert "instead of a training's state" in str(unreadable(tmp_path / "a"))
 
 
 USES = {
@@ -225,13 +224,13 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
-def test_use_of_what_was_not_built_is_refused(use: str, tmp_path: Path) -> None:
+def test_use_of_what_was_not_built_is_refused(tmp_path: Path) -> None:
     """An author's code gets a sentence, never a wrong value."""
     torch.save({"net": nn.Linear(1, 1)}, tmp_path / "a")
     value = read(tmp_path / "a")["net"]
-    with pytest.raises(UserError, match=r"A torch\.nn\.modules\.linear\.Linear of the checkpoint"):
-        USES[use](value)
+    for use in USES.values():
+        with pytest.raises(UserError, match=r"A torch\.nn\.modules\.linear\.Linear of the chec"):
+            use(value)
 
 
 def test_shared_values_stay_shared(tmp_path: Path) -> None:
@@ -243,25 +242,6 @@ def test_shared_values_stay_shared(tmp_path: Path) -> None:
     assert found["a"][0] is found["a"][1]
     found["w"][0][0] = 5
     assert found["w"][1][0] == 5
-
-
-def test_our_own_checkpoints_take_no_second_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not when they are written, nor when they are read."""
-    from harness.checkpoints import contents, reading
-
-    looks: list[Any] = []
-    monkeypatch.setattr(contents, "odd_values", lambda *args: looks.append(args) or [])
-    monkeypatch.setattr(reading, "_read_as_data", lambda *args: looks.append(args) or {})
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    net(torch.ones(4, 2)).sum().backward()
-    optimizer = torch.optim.AdamW(net.parameters())
-    optimizer.step()
-    state = {"state_dict": net.state_dict(), "optimizer_states": [optimizer.state_dict()]}
-    DurableCheckpointIO().save_checkpoint(state | {"size": torch.Size([1])}, tmp_path / "a.ckpt")
-    read(tmp_path / "a.ckpt")
-    assert looks == []
 
 
 def test_known_calls_are_no_more_than_these() -> None:

@@ -62,7 +62,6 @@ MISTAKES = {
     "text for a truth value": ("test=perhaps", "test takes true or false"),
     "unknown interpolation": ("seed=${nope}", "nope"),
     "one checkpoint kept": ("checkpoint.num_kept=1", "must be a whole number, 2 or more"),
-    "unknown choice for a full disk": ("on_full_disk=wait", "use continue or stop"),
     "no GPU": ("strategy=gpu", "strategy=cpu"),
     "one of a list": ("callbacks=[early_stoping]", "Did you mean callbacks=early_stopping?"),
     "choices of a list": ("callbacks=[early_stoping]", "Choices: early_stopping, ema, top_k."),

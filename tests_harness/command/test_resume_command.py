@@ -1,13 +1,8 @@
-"""``resume=`` as a user types it, with processes that are killed."""
+"""``resume=`` as a user types it."""
 
 import errno
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,93 +15,13 @@ from harness.command import resume, run_folder, which_run
 from harness.command import start as cli
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
-from tests_harness.conftest import ROOT, slow
 from tests_harness.faults.fork_server import command
-
-SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=3", "checkpoint.every_n_steps=5")
-SLOW_STEPS = (
-    "+callbacks.trace._target_=tests_harness.faults.trace.Trace",
-    "+callbacks.trace.seconds_per_batch=0.1",  # what is sent to a run must reach it in time
-)
-
-
-def only(folder: Path) -> Path:
-    (child,) = folder.iterdir()
-    return child
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "train.py", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for_steps(folder: Path, number: int) -> None:
-    end = time.monotonic() + 300
-    path = folder / "trace" / "steps_0"
-    while not (path.exists() and path.stat().st_size >= number) and time.monotonic() < end:
-        time.sleep(0.01)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """All files but the lock, which names the last command that held it."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.name != run_folder.LOCK)
     return {path: path.read_bytes() for path in paths}
-
-
-def weights(output_dir: Path) -> dict[str, torch.Tensor]:
-    path = only(output_dir / "default") / "checkpoints" / "last.ckpt"
-    return torch.load(path, weights_only=True)["state_dict"]
-
-
-def test_killed_command_goes_on_and_ends_equal_by_bit(tmp_path: Path) -> None:
-    """kill -9 of the whole group, then the same words again."""
-    trace = f"+callbacks.trace.folder={tmp_path}"
-    words = (*SHORT, *SLOW_STEPS, "resume=auto", "model.net.dropout=0.2")
-    killed, other = tmp_path / "killed", tmp_path / "other"
-    process = start(*words, f"output_dir={killed}", f"{trace}/killed/trace")
-    wait_for_steps(killed, 30)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    again = command("train.py", *words, f"output_dir={killed}", f"{trace}/killed/trace")
-    assert again.returncode == 0, again.stderr
-    whole = command("train.py", *words, f"output_dir={other}", f"{trace}/other/trace")
-    assert whole.returncode == 0, whole.stderr
-    for name, weight in weights(other).items():
-        assert torch.equal(weight, weights(killed)[name]), name
-    for file in ("metrics.csv", "results.json"):
-        runs = [only(folder / "default") for folder in (killed, other)]
-        assert (runs[0] / file).read_text() == (runs[1] / file).read_text()
-    assert "Going on from" in (runs[0] / "run.log").read_text()
-
-
-def test_interrupted_command_goes_on_with_other_devices(tmp_path: Path) -> None:
-    """SIGTERM to two processes of ddp; one process ends the run."""
-    words = (
-        *SHORT,
-        *SLOW_STEPS,
-        f"output_dir={tmp_path}",
-        f"+callbacks.trace.folder={tmp_path}/trace",
-    )
-    process = start(*words, "strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
-    wait_for_steps(tmp_path, 25)
-    process.send_signal(signal.SIGTERM)
-    screen, _ = process.communicate(timeout=300)
-    assert process.returncode == 128 + signal.SIGTERM, screen
-    assert "SIGTERM: saved step" in screen
-    run_dir = only(tmp_path / "default")
-    alone = command("train.py", f"resume={run_dir}", "strategy=cpu")
-    assert alone.returncode == 0, alone.stderr
-    reference = command("train.py", *SHORT, "strategy=cpu", f"output_dir={tmp_path / 'other'}")
-    assert reference.returncode == 0, reference.stderr
-    for name, weight in weights(tmp_path / "other").items():
-        found = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        assert (weight - found[name]).abs().max() <= 1e-6, name
 
 
 @pytest.fixture
@@ -209,21 +124,6 @@ def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_pat
     assert result.returncode == 1
     assert hint in result.stderr
     assert "Traceback" not in result.stderr
-
-
-@pytest.mark.timeout(1200)  # a minute each on two idle cores
-@pytest.mark.parametrize(
-    ("faults", "num_rows"),
-    [(("kill", "storm", "write", "damage"), 7), *slow((("signal", "dead"), 5))],
-)
-def test_faults_lose_nothing(faults: tuple[str, ...], num_rows: int, tmp_path: Path) -> None:
-    """A few of every kind, by the program that docs/reliability.md was made with."""
-    figures = tmp_path / "figures.json"
-    words = ("-W", "ignore", "-m", "tests_harness.faults", *faults, "--num", "2", "--json", figures)
-    # How long a run takes to leave is a figure of the docs, and on busy cores tells nothing.
-    result = command(*words, "--finish-seconds", "300", timeout=1100)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert len(json.loads(figures.read_text())) == num_rows
 
 
 @pytest.mark.parametrize(("before", "after"), [("ddp", "dp"), ("dp", "ddp")])

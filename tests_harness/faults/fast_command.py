@@ -149,20 +149,6 @@ def members(group: int) -> dict[int, str]:
     return found
 
 
-def ranks(first: int) -> list[int]:
-    """The run's processes by rank; data workers are none of them."""
-    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-    others = []
-    for child in map(int, children):
-        try:
-            environment = Path(f"/proc/{child}/comm").read_text()
-        except OSError:
-            continue
-        if environment:
-            others.append(child)
-    return [first, *others]
-
-
 def wait_until_gone(group: int, seconds: float) -> bool:
     """Whether no process of the group is left within that time."""
     end = time.monotonic() + seconds

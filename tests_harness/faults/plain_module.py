@@ -64,6 +64,9 @@ class PlainModule(pl.LightningModule):
         inputs, labels = batch
         self.log("test/loss", F.cross_entropy(self.head(self.net(inputs)), labels))
 
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        return {"class": self.head(self.net(batch[0])).argmax(1)}
+
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 

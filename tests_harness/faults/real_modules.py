@@ -39,18 +39,6 @@ WORKERS = ("+data.num_workers=2",)
 NOT_PERSISTENT = (*WORKERS, "+data.persistent_workers=false")
 OFTEN = ("trainer.val_check_interval=2",)
 
-# In double precision, and equal on any number of processes; AdamW would make steps of roundings.
-CHAINED = (
-    "EMA of Lightning, ddp",
-    "EMA in the module (teacher)",
-    "lists of validations, ddp",
-    "accumulation, mean_over",
-    "accumulated by hand, ddp",
-    "BatchNorm, sync_batchnorm",
-    "torchmetrics, with lists",
-    "graphs",
-)
-
 CONFIGURATIONS: dict[str, Configuration] = {
     "GAN, manual": Configuration(
         "several.Adversaries",
@@ -58,28 +46,24 @@ CONFIGURATIONS: dict[str, Configuration] = {
         num_processes=2,
     ),
     "GAN, schedules, spectral norm": Configuration("with_state.ScheduledAdversaries"),
-    "EMA of Lightning": Configuration("classifiers.Dropout", words=(*AVERAGE, *OFTEN)),
     "EMA of Lightning, ddp": Configuration(
         "classifiers.Schedule", "data.OwnData", words=AVERAGE, num_processes=2
     ),
     "EMA in the module (teacher)": Configuration("comparing.Teacher", dataset="Views"),
-    "EMA in a callback": Configuration(
-        "classifiers.Classifier", words=callback("mine", f"{STATE}.KeptAverage")
-    ),
     "queue (MoCo)": Configuration("comparing.QueueInStep", dataset="Views"),
     "codebook (VQ)": Configuration("comparing.Codebook", dataset="Views"),
-    "best 3": Configuration("classifiers.Dropout", words=(*BEST_THREE, *OFTEN)),
     "best 3, EMA, workers": Configuration(
         "classifiers.Dropout", "data.OwnData", words=(*BEST_THREE, *AVERAGE, *OFTEN, *WORKERS)
-    ),
-    "lists of validations": Configuration(
-        "logged.Collected", words=(*OFTEN, "trainer.num_sanity_val_steps=2")
     ),
     "lists of validations, ddp": Configuration("logged.Collected", words=OFTEN, num_processes=2),
     "lists of an epoch": Configuration("habits.EpochLoss"),
     "state from batch to batch": Configuration("habits.Stateful", "data.DropsLast", "Scans"),
     "a counter and a running mean": Configuration("with_state.Annealed"),
     "a replay buffer": Configuration("with_state.Replay"),
+    "EMA in a callback": Configuration(
+        "classifiers.Classifier", words=callback("mine", f"{STATE}.KeptAverage")
+    ),
+    "rate by hand": Configuration("with_state.RateByHand"),
     "EMA in a callback without state_dict": Configuration(
         "classifiers.Classifier", words=callback("mine", f"{STATE}.Average")
     ),
@@ -101,7 +85,6 @@ CONFIGURATIONS: dict[str, Configuration] = {
         ("trainer.accumulate_grad_batches=2",),
         2,
     ),
-    "accumulated by hand, two optimizers": Configuration("several.AccumulatesByHand"),
     "accumulated by hand, ddp": Configuration("several.AccumulatesByHand", num_processes=2),
     "accumulation that grows": Configuration(
         "classifiers.Dropout",
@@ -112,14 +95,9 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "SAM": Configuration("several.SharpnessAware"),
     "LBFGS": Configuration("several.Lbfgs"),
     "ReduceLROnPlateau": Configuration("classifiers.Plateau", "data.OwnData", words=OFTEN),
-    "OneCycle, clipping": Configuration(
-        "classifiers.Schedule", words=("trainer.gradient_clip_val=0.1",)
-    ),
     "warm-up and cosine, tokens": Configuration(
         "with_state.WarmsUp", "data.OwnData", "Sentences", num_processes=2
     ),
-    "rate by hand": Configuration("with_state.RateByHand"),
-    "BatchNorm": Configuration("classifiers.BatchNorm", words=OFTEN),
     "BatchNorm, sync_batchnorm": Configuration(
         "classifiers.BatchNorm", words=("trainer.sync_batchnorm=true",), num_processes=2
     ),
@@ -167,9 +145,6 @@ CONFIGURATIONS: dict[str, Configuration] = {
         ),
         is_double=False,
     ),
-    "sequences, workers": Configuration(
-        "sequences.TotalLength", "data.OwnData", "Series", (*WORKERS, *OFTEN)
-    ),
     "sequences, workers not persistent": Configuration(
         "sequences.TotalLength", "data.OwnData", "Series", NOT_PERSISTENT
     ),
@@ -199,10 +174,9 @@ CONFIGURATIONS: dict[str, Configuration] = {
 }
 
 
-def words(name: str, folder: Path, num_processes: int | None = None) -> list[str]:
+def words(name: str, folder: Path) -> list[str]:
     """Write a configuration's YAML below a folder; the words of its command."""
     chosen = CONFIGURATIONS[name]
-    num_processes = num_processes or chosen.num_processes
 
     def target(path: str) -> str:
         is_ours = path.startswith(("project.", "tests_harness."))
@@ -215,8 +189,8 @@ def words(name: str, folder: Path, num_processes: int | None = None) -> list[str
         data += f"dataset: {chosen.dataset}\n"
     precision = ["trainer.precision=64-true"] if chosen.is_double else []
     several = ["strategy=cpu"]
-    if num_processes > 1:
-        several = ["strategy=ddp", f"trainer.devices={num_processes}"]
+    if chosen.num_processes > 1:
+        several = ["strategy=ddp", f"trainer.devices={chosen.num_processes}"]
     return [
         *write_conf(folder, data=data, model=target(chosen.model)),
         *precision,

@@ -32,7 +32,7 @@ def write_for_ever(folder: Path, step: int) -> None:
         step += 1
 
 
-def kill_while_writing(folder: Path, num_kills: int, seed: int, tmpdir: str | None = None) -> int:
+def kill_while_writing(folder: Path, num_kills: int, seed: int) -> int:
     """Kill a writing process again and again; return how often it could not have gone on."""
     rng = random.Random(seed)
     shutil.rmtree(folder, ignore_errors=True)
@@ -41,8 +41,6 @@ def kill_while_writing(folder: Path, num_kills: int, seed: int, tmpdir: str | No
     for _ in range(num_kills):
         pid = os.fork()
         if pid == 0:
-            if tmpdir is not None:
-                os.environ["TMPDIR"] = tmpdir
             try:
                 write_for_ever(folder, newest_step + 1)
             finally:

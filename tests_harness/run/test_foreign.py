@@ -42,58 +42,32 @@ def told(run: Run) -> str:
     return (run.folder / "run.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "missing", "logs"),
-    [
-        ("Bare", "TrainOnly", "Bare has no test_step", "Bare logs train_loss"),
+def test_run_without_a_test_or_the_default_objective_ends_well(words) -> None:
+    for model, data, missing, logs in (
         ("Silent", "TrainOnly", "Silent has no test_step", "Silent logs nothing"),
-        (
-            "Validated",
-            "TrainAndVal",
-            "Validated has no test_step",
-            "Validated logs train_loss, val",
-        ),
-        (
-            "Tested",
-            "TrainAndVal",
-            "TrainAndVal has no test_dataloader",
-            "Did you mean objective=val_l",
-        ),
-    ],
-)
-def test_run_without_a_test_or_the_default_objective_ends_well(
-    words, model: str, data: str, missing: str, logs: str
-) -> None:
-    run = train(*words(model, data))
-    assert f"No test: {missing}." in told(run)
-    assert "best.ckpt is the newest checkpoint: nothing logs objective=val/loss" in told(run)
-    assert logs in told(run)
-    saved: Any = torch.load(run.checkpoint, weights_only=True)
-    assert saved["global_step"] == 8
-    assert ("train_loss" in run.results) == (model != "Silent")
-
-
-@pytest.mark.parametrize("objective", ["val/loss", "val_los"])
-def test_objective_that_was_chosen_and_is_missing_is_refused(words, objective: str) -> None:
-    chosen = (f"objective={objective}", "mode=min")
-    with pytest.raises(
-        UserError, match=f"Nothing logs objective={objective}: Validated logs train"
+        ("Validated", "TrainAndVal", "Validated has no test_step", "Validated logs train_loss, v"),
+        ("Tested", "TrainAndVal", "TrainAndVal has no test_dataloader", "Did you mean objective="),
     ):
+        run = train(*words(model, data, f"name={model}"))
+        assert f"No test: {missing}." in told(run)
+        assert "best.ckpt is the newest checkpoint: nothing logs objective=val/loss" in told(run)
+        assert logs in told(run)
+        saved: Any = torch.load(run.checkpoint, weights_only=True)
+        assert saved["global_step"] == 8
+        assert ("train_loss" in run.results) == (model != "Silent")
+
+
+def test_objective_that_was_chosen_and_is_missing_is_refused(words) -> None:
+    chosen = ("objective=val_los", "mode=min")
+    with pytest.raises(UserError, match="Nothing logs objective=val_los: Validated logs train"):
         train(*words("Validated", "TrainAndVal", *chosen))
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "objective"),
-    [("Bare", "TrainOnly", "train_loss"), ("Scores", "TrainAndVal", "score")],
-)
-def test_objective_that_training_logs_at_the_end_of_an_epoch_is_found(
-    words, model: str, data: str, objective: str
-) -> None:
-    run = train(*words(model, data, f"objective={objective}", "mode=max"))
+def test_objective_that_training_logs_at_the_end_of_an_epoch_is_found(words) -> None:
+    run = train(*words("Scores", "TrainAndVal", "objective=score", "mode=max"))
     assert "best.ckpt is" not in told(run)
     saved: Any = torch.load(run.checkpoint, weights_only=True)
-    assert saved["callbacks"]
-    assert any(objective in key for key in saved["callbacks"])
+    assert any("score" in key for key in saved["callbacks"])
 
 
 def test_metric_that_is_no_number_is_told_and_costs_no_result(words) -> None:
@@ -108,24 +82,19 @@ def test_checkpoint_callback_of_a_module_writes_into_the_run(words) -> None:
     assert "test_loss" in run.results
 
 
-@pytest.mark.parametrize(
-    "experiment",
-    [
-        None,
-        "data: null",
-        "defaults:\n  - override /data: null",
-        "defaults:\n  - override /data: none",
-    ],
-)
-def test_null_data_takes_the_loaders_of_the_module(words, tmp_path: Path, experiment) -> None:
-    more = []
-    if experiment is not None:
-        path = tmp_path / "conf" / "experiment" / "own.yaml"
-        path.write_text(f"# @package _global_\n{experiment}\n")
-        more = ["experiment=own"]
-    command = compose_command("train", words("WithLoaders", "" if more else "null", *more))
-    validate.check(command)
-    assert command.cfg.data is None
+def test_null_data_takes_the_loaders_of_the_module(words, tmp_path: Path) -> None:
+    path = tmp_path / "conf" / "experiment" / "own.yaml"
+    chosen = [
+        words("WithLoaders", "null"),
+        *[words("WithLoaders", "", "experiment=own")] * 3,
+    ]
+    texts = ["", "data: null", "defaults:\n  - override /data: null"]
+    texts += ["defaults:\n  - override /data: none"]
+    for text, command in zip(texts, chosen, strict=True):
+        path.write_text(f"# @package _global_\n{text}\n")
+        composed = compose_command("train", command)
+        validate.check(composed)
+        assert composed.cfg.data is None
 
 
 def test_null_data_tests_goes_on_evaluates_and_predicts(words, tmp_path: Path) -> None:
@@ -142,20 +111,12 @@ def test_null_data_tests_goes_on_evaluates_and_predicts(words, tmp_path: Path) -
     assert saved["global_step"] == 12
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "message"),
-    [
-        (
-            "Tested",
-            "null",
-            "data=null takes the model's own loaders: Tested has no train_dataloader",
-        ),
-        ("Tested", "WithLoaders", "data: .*WithLoaders is not a LightningDataModule"),
-    ],
-)
-def test_training_without_loaders_is_refused(words, model: str, data: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        train(*words(model, data))
+def test_training_without_loaders_is_refused(words) -> None:
+    own = "data=null takes the model's own loaders: Tested has no train_dataloader"
+    with pytest.raises(UserError, match=own):
+        train(*words("Tested", "null"))
+    with pytest.raises(UserError, match=r"data: .*WithLoaders is not a LightningDataModule"):
+        train(*words("Tested", "WithLoaders"))
 
 
 def test_data_that_was_removed_by_a_tilde_is_still_refused() -> None:

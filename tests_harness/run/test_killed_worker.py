@@ -1,6 +1,6 @@
 """What happens in a data worker ends the run with a sentence.
 
-That it goes on as if nothing had happened is shown by python -m tests_harness.faults modules.
+That it goes on as if nothing had happened is shown by python -m tests_harness.faults.
 """
 
 from pathlib import Path

@@ -51,23 +51,18 @@ def failure(make_cfg: Callable[..., DictConfig], model: str) -> Exception:
     return raised.value
 
 
-@pytest.mark.parametrize(
-    ("model", "place", "says"),
-    [
+def test_line_of_the_package_is_named(package: Path, make_cfg: Callable[..., DictConfig]) -> None:
+    """Also where torch has raised it."""
+    for model, place, says in (
         ("Model", ":10 in loss_of", "KeyError: 'target'"),
         ("Failing", ":14 in training_step", "RuntimeError: mat1 and mat2 shapes"),
-    ],
-)
-def test_line_of_the_package_is_named(
-    model: str, place: str, says: str, package: Path, make_cfg: Callable[..., DictConfig]
-) -> None:
-    """Also where torch has raised it."""
-    message = mistakes.of_owner(failure(make_cfg, f"public.models.{model}"))
-    assert message is not None
-    first, *rest = message.splitlines()
-    assert first.startswith(f"{package / 'models.py'}{place}: {says}"), message
-    assert "run.log (HYDRA_FULL_ERROR=1 prints it)." in rest[-1]
-    assert len(rest) <= 2
+    ):
+        message = mistakes.of_owner(failure(make_cfg, f"public.models.{model}"))
+        assert message is not None
+        first, *rest = message.splitlines()
+        assert first.startswith(f"{package / 'models.py'}{place}: {says}"), message
+        assert "run.log (HYDRA_FULL_ERROR=1 prints it)." in rest[-1]
+        assert len(rest) <= 2
 
 
 def test_exception_inside_of_the_harness_keeps_its_traceback(

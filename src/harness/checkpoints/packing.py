@@ -27,7 +27,6 @@ from harness.places import is_owners_class
 from harness.upstream.logged_values import metric_counts, metrics_in
 
 MOST_OBJECTS, MOST_DEPTH = 100_000, 60  # of one attribute
-MANY = 16  # tensors of a list that are written as one
 NUMBER_BYTES = 9
 TEXTS = {str, bytes}
 SCALARS = {type(None), bool, int, float, complex, *TEXTS}
@@ -154,8 +153,6 @@ class Packer:
             named = {"#": "namedtuple", "class": class_name(value), "items": parts}
             return tuple(parts) if kind is tuple else named
         if kind is list:
-            if (together := self._tensors(value)) is not None:
-                return self._note(value, together)
             items: list[Any] = []
             node = self._note(value, items)
             items.extend(self._pack(item) for item in value)
@@ -211,25 +208,6 @@ class Packer:
             "requires_grad": is_leaf,
             "is_parameter": type(value) is nn.Parameter,
         }
-
-    def _tensors(self, values: list[Any]) -> Any:
-        """Many tensors in one, as those of a list that grows by one in every step."""
-        if len(values) < MANY or {*map(type, values)} != {torch.Tensor}:
-            return None
-        others = (self.known, self.packed, self.first or {})
-        is_held = any(id(t) in found for found in others for t in values)
-        if is_held or len({(t.dtype, t.device, t.layout) for t in values}) > 1:
-            return None
-        if values[0].layout is not torch.strided or any(
-            t.requires_grad and t.is_leaf for t in values
-        ):
-            return None
-        self._count(sum(t.numel() for t in values) * values[0].element_size())
-        with torch.no_grad():
-            data = torch.cat([t.reshape(-1) for t in values])
-        shapes = [tuple(t.shape) for t in values]
-        is_on_device = data.device.type != "cpu"
-        return {"#": "tensors", "data": data.cpu(), "shapes": shapes, "is_on_device": is_on_device}
 
     def _other(self, value: Any, kind: type) -> Any:
         is_first = self.first is None or id(value) in self.first

@@ -193,16 +193,6 @@ class Placer:
             return nn.Parameter(data, node["requires_grad"])
         return data.requires_grad_(node["requires_grad"])
 
-    def _tensors(self, node: Any, live: Any, is_same: bool) -> Any:
-        data = node["data"].to(self.device if node["is_on_device"] else "cpu")
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in node["shapes"]]
-        parts = zip(data.split(sizes), node["shapes"], strict=True)
-        tensors = [values.reshape(shape).clone() for values, shape in parts]
-        if not is_same or type(live) is not list:
-            return tensors
-        live[:] = tensors
-        return live
-
     def _bytearray(self, node: Any, live: Any, is_same: bool) -> Any:
         made = live if is_same and type(live) is bytearray else bytearray()
         made[:] = node["data"]

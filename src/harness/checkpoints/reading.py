@@ -8,8 +8,10 @@ import torch
 
 from harness.checkpoints import unpickling
 from harness.checkpoints.lookup import damage
+from harness.errors import UserError
 
 ZIP = b"PK\3\4"
+FORMAT = 1  # of what a run goes on from; raised when going on changes
 
 
 def read(path: str | Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
@@ -53,3 +55,16 @@ def unreadable(path: Path) -> str | None:
         except Exception as error:  # whatever torch makes of a flipped bit
             reason = str(error).partition("\n")[0]
     return reason
+
+
+def check_format(checkpoint: dict[str, Any], path: Any) -> None:
+    """Refuse to go on from what another version has written; its weights are read as ever.
+
+    Raises:
+        UserError: names what still can be done.
+    """
+    if checkpoint.get("safe_point", {}).get("format") != FORMAT:
+        raise UserError(
+            f"{path} cannot be gone on with: another version of the harness has written it.\n"
+            f"Go back to that version, or start another run from its weights with init={path}."
+        )

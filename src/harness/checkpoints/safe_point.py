@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import (
 from harness.checkpoints import gradients, lookup
 from harness.checkpoints.attributes import Attributes
 from harness.checkpoints.contents import is_written
+from harness.checkpoints.reading import FORMAT, check_format
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import remove_parts
 from harness.loggers.rewind import Logs
@@ -108,7 +109,7 @@ class SafePoint(pl.Callback):
         """
         if self.loaded and trainer.is_global_zero:
             path = Path(str(trainer.ckpt_path))
-            self.logs.rewind(self.loaded.get("logs"), self.num_steps_logged)
+            self.logs.rewind(self.loaded["logs"], self.num_steps_logged)
             lookup.set_aside_newer(path)
             log.info("Going on from %s.", path)
         self.logs.begin(trainer.loggers)
@@ -127,8 +128,7 @@ class SafePoint(pl.Callback):
             self._put_attributes_back(trainer, is_last=not is_inside)
 
     def _put_attributes_back(self, trainer: pl.Trainer, is_last: bool) -> None:
-        if (kept := self.loaded.get("attributes")) is not None:  # older checkpoints have none
-            self.attributes.put_back(trainer, kept, is_last)
+        self.attributes.put_back(trainer, self.loaded["attributes"], is_last)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -142,17 +142,16 @@ class SafePoint(pl.Callback):
                 self._put_attributes_back(trainer, is_last=True)
                 resume_counters.repair_validation(trainer, self.loaded["validation"])
                 logged_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
-            gradients.put_back(trainer, self.loaded.get("gradients", []))  # older ones have none
+            gradients.put_back(trainer, self.loaded["gradients"])
             self.loaded = {}
-        is_due, signum, is_full = 0, 0, 0
+        is_due, signum = 0, 0
         answer = self.agreement.ask(
             time.monotonic() - self.saved_time >= self.every_seconds,
             self.signals.received,
-            self.io.must_stop,
             self.validation_seconds > LONG_SECONDS,
         )
         if answer is not None:
-            is_due, signum, is_full, self.validates_long = answer
+            is_due, signum, self.validates_long = answer
             is_due &= not self.saved_since_asked
             self.saved_since_asked = False
         is_due |= self.validates_long and resume_counters.validation_follows(trainer, batch_idx)
@@ -160,7 +159,7 @@ class SafePoint(pl.Callback):
         is_due |= trainer.global_step // every > self.saved_step // every
         if is_due or signum:
             self._save(trainer)
-        if signum or is_full:
+        if signum:
             self._leave(trainer, signum)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -210,6 +209,7 @@ class SafePoint(pl.Callback):
         if not self.is_writing:
             return  # another callback's checkpoint, from which no run goes on
         checkpoint["safe_point"] = {
+            "format": FORMAT,
             "step": trainer.global_step,
             "logs": self.logged,
             "batches_per_step": self.batches_per_step,
@@ -226,9 +226,14 @@ class SafePoint(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep what the hooks put back; let a longer run have a longer schedule."""
+        """Keep what the hooks put back; let a longer run have a longer schedule.
+
+        Raises:
+            UserError: if another version has written the checkpoint.
+        """
         if not trainer.training:
             return
+        check_format(checkpoint, trainer.ckpt_path)
         self.loaded = checkpoint["safe_point"]
         self.num_steps_logged = resume_counters.num_steps_logged_in(checkpoint)
         resume_states.repair_paths(trainer, checkpoint["callbacks"])
@@ -250,10 +255,10 @@ class SafePoint(pl.Callback):
 
         Args:
             trainer: the run's.
-            signum: what has asked for it, or 0 for a full disk, which is already told.
+            signum: what has asked for it.
         """
         self.io.finish()
-        if signum and trainer.is_global_zero:
+        if trainer.is_global_zero:
             log.warning(
                 "%s: %s step %d. Go on with resume=%s",
                 signal.Signals(signum).name,
@@ -261,7 +266,7 @@ class SafePoint(pl.Callback):
                 trainer.global_step,
                 self.folder.parent,
             )
-        status = 128 + signum if signum else 1
+        status = 128 + signum
         trainer.strategy.barrier()
         raise AgreedExit(status)
 

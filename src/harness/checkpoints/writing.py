@@ -3,7 +3,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
@@ -25,19 +25,13 @@ class DurableCheckpointIO(CheckpointIO):
 
     It is written beside its place and synced, takes its name in one move, and the folder is
     synced. Lightning's own way stages in ``$TMPDIR``, which may be another file system, and
-    syncs nothing.
-
-    Args:
-        on_full_disk: ``"continue"`` says so and trains on, ``"stop"`` says so and ends the run
-            at the next safe point. Earlier checkpoints stand in both cases.
+    syncs nothing. A full disk is told, and training goes on: earlier checkpoints stand.
     """
 
-    def __init__(self, on_full_disk: Literal["continue", "stop"] = "continue") -> None:
-        self.on_full_disk = on_full_disk
+    def __init__(self) -> None:
         self.contents = Contents()
         self.met_full_disk = False  # the last checkpoint found no room
         self.not_written: set[Path] = set()  # that found no room; an older one may have the name
-        self.must_stop = False  # a full disk has been met which is to end the run
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
         # Memory that is kept from one checkpoint to the next, because to get it anew takes as long
@@ -93,7 +87,6 @@ class DurableCheckpointIO(CheckpointIO):
             if isinstance(error, OSError) and error.errno in FULL:
                 self.met_full_disk = True
                 self.not_written.add(path)
-                self.must_stop |= self.on_full_disk == "stop"
                 log.error("%s was not written: %s. Free space on its disk.", path, error.strerror)
             else:
                 self.error = error
@@ -138,7 +131,7 @@ class DurableCheckpointIO(CheckpointIO):
         self.finish()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.on_full_disk,)  # a spawned process has threads of its own
+        return type(self), ()  # a spawned process has threads of its own
 
 
 class Pieces:

@@ -65,8 +65,7 @@ def train(cfg: DictConfig) -> None:
     with telling_changes(cfg, cfg.resume):
         trainer, model, data = build(cfg)
     loaders.check_training(model, data)
-    labels = cfg.get("tags", ()), cfg.get("notes")  # older runs have none
-    screen.show_start(trainer, model, data, cfg.resume, *labels)
+    screen.show_start(trainer, model, data, cfg.resume, cfg.tags, cfg.notes)
     if cfg.resume is None and global_rank() == 0:
         Logs(Path(cfg.run_dir)).rewind(None, 0)  # of a start that came to no checkpoint
     with user_errors(cfg), leaving_together(trainer), explaining(trainer):
@@ -77,10 +76,9 @@ def train(cfg: DictConfig) -> None:
         best = getattr(trainer.checkpoint_callback, "best_model_path", "")
         has_best = bool(best) and link_best(trainer, Path(best))
         missing = loaders.no_test(model, data)
-        wants_test = cfg.get("test", True)  # older runs do not say
-        if wants_test and missing and trainer.is_global_zero:
+        if cfg.test and missing and trainer.is_global_zero:
             log.warning("No test: %s.", missing)
-        if missing is None and wants_test and not trainer.interrupted:
+        if missing is None and cfg.test and not trainer.interrupted:
             if has_best:
                 load_weights(model, Path(best))
             elif best:
@@ -210,7 +208,7 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:
     """The Trainer's arguments for what writes checkpoints, finds ranks, synchronises BatchNorm."""
-    plugins: list[Any] = [DurableCheckpointIO(cfg.get("on_full_disk", "stop")), *environments()]
+    plugins: list[Any] = [DurableCheckpointIO(), *environments()]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
         return {"plugins": [*plugins, SyncBatchNormAnywhere()], "sync_batchnorm": False}

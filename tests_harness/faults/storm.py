@@ -7,10 +7,11 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests_harness.faults.fast_command import Forked, members, start, wait_until_gone
-from tests_harness.faults.kills import num_steps, same_run, wait_for_step, weights
 from tests_harness.faults.real_modules import CONFIGURATIONS, words
+from tests_harness.faults.run_folder import contents, differences
 
 RUN = (
     "trainer.accelerator=cpu",
@@ -35,24 +36,30 @@ class Outcome:
     """A configuration that was run to its end several times, and what differs."""
 
     num_runs: int = 0
-    faults: list[str] = field(default_factory=list)
-    differences: list[str] = field(default_factory=list)
     num_equal: int = 0
     num_told: int = 0
     num_hangs: int = 0
-    failures: list[str] = field(default_factory=list)  # ends that are neither
+    faults: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # ends that are neither equal nor told
 
     @property
     def num_silent(self) -> int:
         """Runs that differ, and nothing said so."""
         return self.num_runs - self.num_equal - self.num_told - len(self.failures)
 
+    def __str__(self) -> str:
+        return (
+            f"{len(self.faults)} kills of {self.num_runs} runs: {self.num_equal} equal by bit, "
+            f"{self.num_told} told, {self.num_silent} silently different, {self.num_hangs} hangs"
+        )
 
-def command(name: str, folder: Path, num_processes: int | None = None) -> list[str]:
+
+def command(name: str, folder: Path) -> list[str]:
     """The words of a configuration's command."""
     trace = "+callbacks.trace"
     return [
-        *words(name, folder, num_processes),
+        *words(name, folder),
         *RUN,
         f"{trace}._target_=tests_harness.faults.trace.Trace",
         f"{trace}.folder={folder}/trace",
@@ -61,15 +68,69 @@ def command(name: str, folder: Path, num_processes: int | None = None) -> list[s
     ]
 
 
-def finish(name: str, folder: Path, num_processes: int | None = None) -> str:
+def begin(name: str, folder: Path) -> Forked:
+    """Start a run, or go on with it; what it says is in a file ``log``."""
+    return start(command(name, folder), folder / "log")
+
+
+def finish(name: str, folder: Path) -> str:
     """Let a run go to its end; what is wrong with how it has ended, or nothing."""
-    process = start(command(name, folder, num_processes), folder / "log")
-    if not wait_until_gone(process.pid, HANGS_AFTER):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process = begin(name, folder)
+    if not is_over(process):
         return "hangs"
     status = process.wait()
-    return f"status {status}" if status else ""
+    return f"status {status}: {(folder / 'log').read_text()[-3000:]}" if status else ""
+
+
+def is_over(process: Forked) -> bool:
+    """Whether all processes of a run leave; they are killed if not."""
+    is_gone = wait_until_gone(process.pid, HANGS_AFTER)
+    if not is_gone:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.poll()
+    return is_gone
+
+
+def num_steps(folder: Path) -> int:
+    """How many batches the first process has done, all attempts together."""
+    path = folder / "trace" / "steps_0"
+    return path.stat().st_size if path.exists() else 0
+
+
+def wait_for_step(process: Forked, folder: Path, before: int, seconds: float = 300) -> None:
+    """Wait until an attempt trains."""
+    end = time.monotonic() + seconds
+    while num_steps(folder) <= before and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def run_dir(folder: Path) -> Path:
+    """The only run below a folder; one that was made and not filled is none."""
+    (found,) = (folder / "outputs" / "default").glob("*/overrides.yaml")
+    return found.parent
+
+
+def pid_of(folder: Path, rank: int) -> int:
+    """The process of a rank."""
+    return int((folder / "trace" / f"pid_{rank}").read_text())
+
+
+def same_run(folder: Path, reference: Path) -> list[str]:
+    """What differs between two finished runs, apart from where they are."""
+
+    def of(which: Path) -> dict[str, Any]:
+        found = contents(run_dir(which))
+        for checkpoint in (value for name, value in found.items() if name.endswith(".ckpt")):
+            for state in checkpoint["callbacks"].values():
+                for key in [k for k in state if "path" in k or "best_k" in k]:
+                    del state[key]
+        return found
+
+    ours, theirs = of(folder), of(reference)
+    # Which of the earlier steps are kept depends on when the run was stopped.
+    extra = {name for name in ours.keys() ^ theirs.keys() if name.startswith("step_")}
+    both = ({n: v for n, v in found.items() if n not in extra} for found in (theirs, ours))
+    return differences(*both)
 
 
 def storm(name: str, folder: Path, rng: random.Random, num: int, kills_per_run: int = 3) -> Outcome:
@@ -78,9 +139,7 @@ def storm(name: str, folder: Path, rng: random.Random, num: int, kills_per_run: 
     reference, run = folder / "reference", folder / "run"
     result = Outcome()
     if wrong := finish(name, reference):
-        said = (reference / "log").read_text()[-1500:]
-        result.num_runs, result.failures = 1, [f"undisturbed: {wrong}: {said}"]
-        return result
+        result.num_runs, result.failures = 1, [f"undisturbed: {wrong}"]
     while len(result.faults) < num and not result.failures:
         shutil.rmtree(run, ignore_errors=True)
         mine = min(kills_per_run, num - len(result.faults))
@@ -88,17 +147,14 @@ def storm(name: str, folder: Path, rng: random.Random, num: int, kills_per_run: 
         result.num_runs += 1
         result.faults += faults
         if wrong := finish(name, run):
-            said = (run / "log").read_text()[-3000:]
-            result.failures.append(f"{faults}: {wrong}: {said}")
+            result.failures.append(f"{faults}: {wrong}")
             result.num_hangs += wrong == "hangs"
-            break
-        differences = same_run(run, reference)
-        if not differences:
+        elif not (differing := same_run(run, reference)):
             result.num_equal += 1
         elif any(text in (run / "log").read_text() for text in TOLD):
             result.num_told += 1
         else:
-            result.differences += [f"{faults}: {differences[:4]}"]
+            result.differences += [f"{faults}: {differing[:4]}"]
     return result
 
 
@@ -106,7 +162,7 @@ def kill(name: str, folder: Path, rng: random.Random, result: Outcome) -> str:
     """Start or go on with a run, and strike at a random moment; what was done, if anything."""
     chosen = CONFIGURATIONS[name]
     before = num_steps(folder)
-    process = start(command(name, folder), folder / "log")
+    process = begin(name, folder)
     ways = ["kill all"] * 3 + ["SIGTERM"] + ["kill a worker"] * 2 * chosen.has_workers
     ways += ["kill rank 1", "kill rank 0", "SIGTERM rank 1"] * (chosen.num_processes > 1)
     way = rng.choice(ways)
@@ -118,61 +174,26 @@ def kill(name: str, folder: Path, rng: random.Random, result: Outcome) -> str:
     end = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < end:
         time.sleep(0.002)
-    if process.poll() is not None:
-        wait_until_gone(process.pid, HANGS_AFTER)
-        return ""  # it was faster
-    is_struck = strike(process, folder, way, rng)
-    if not wait_until_gone(process.pid, HANGS_AFTER):
-        result.num_hangs += 1
-        os.killpg(process.pid, signal.SIGKILL)
-    process.poll()
+    is_struck = process.poll() is None and strike(process, folder, way, rng)
+    result.num_hangs += not is_over(process)
     return f"{way} after {num_steps(folder) - before} steps" if is_struck else ""
-
-
-def chain(name: str, folder: Path, rng: random.Random) -> tuple[float, str]:
-    """Kill a run on two, on three and on one process; it ends on three.
-
-    Returns:
-        The largest difference of a weight from a run of one process, and what went wrong.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    reference, run = folder / "reference", folder / "run"
-    wrong = finish(name, reference, num_processes=1)
-    for num_processes in (2, 3, 1):
-        before = num_steps(run)
-        process = start(command(name, run, num_processes), run / "log")
-        wait_for_step(process, run, before + rng.randrange(3, 12))
-        signum = rng.choice([signal.SIGKILL, signal.SIGTERM])
-        if process.poll() is None:
-            os.killpg(process.pid, signum)
-        if not wait_until_gone(process.pid, HANGS_AFTER):
-            os.killpg(process.pid, signal.SIGKILL)
-            wrong += f" {signum.name} of {num_processes}: hangs"
-        process.poll()
-    wrong += finish(name, run, num_processes=3)
-    if wrong:
-        return float("inf"), wrong
-    one, other = weights(reference), weights(run)
-    return max(float((one[key] - other[key]).abs().max()) for key in one), ""
 
 
 def strike(process: Forked, folder: Path, way: str, rng: random.Random) -> bool:
     """Send the signal; whether there was somebody to send it to."""
+    signum = signal.SIGTERM if "SIGTERM" in way else signal.SIGKILL
     try:
-        if way == "kill all":
-            os.killpg(process.pid, signal.SIGKILL)
-        elif way == "SIGTERM":
-            os.killpg(process.pid, signal.SIGTERM)
+        if way in ("kill all", "SIGTERM"):
+            os.killpg(process.pid, signum)
         elif way == "kill a worker":
             end = time.monotonic() + 1
             while not (workers := data_workers(process.pid)):
                 if time.monotonic() > end or process.poll() is not None:
                     os.killpg(process.pid, signal.SIGKILL)
                     return False
-            os.kill(rng.choice(workers), signal.SIGKILL)
+            os.kill(rng.choice(workers), signum)
         else:
-            signum = signal.SIGTERM if "SIGTERM" in way else signal.SIGKILL
-            os.kill(int((folder / "trace" / f"pid_{way[-1]}").read_text()), signum)
+            os.kill(pid_of(folder, int(way[-1])), signum)
     except ProcessLookupError:
         return False  # it has just ended
     return True

@@ -1,0 +1,68 @@
+"""What a kill or a signal costs: nothing but the steps since the last checkpoint."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness import convert, evaluate, load_run, predict
+from tests_harness.faults import storm
+from tests_harness.faults.fork_server import command
+from tests_harness.faults.real_modules import CONFIGURATIONS
+
+ALONE = "bf16-mixed, workers"
+TWO = "every kind of log and metric, ddp"
+
+
+def strike(name: str, folder: Path, signum: signal.Signals, rank: int | None = None) -> int:
+    """Send a signal to a run that trains, or to one rank; the run's status when all have left."""
+    process = storm.begin(name, folder)
+    storm.wait_for_step(process, folder, storm.num_steps(folder) + 4)
+    if rank is None:
+        os.killpg(process.pid, signum)
+    else:
+        os.kill(storm.pid_of(folder, rank), signum)
+    assert storm.is_over(process), (folder / "log").read_text()
+    return process.wait()
+
+
+def test_killed_run_ends_equal_by_bit_and_is_evaluated_predicted_and_converted(
+    tmp_path: Path,
+) -> None:
+    assert storm.finish(ALONE, tmp_path / "reference") == ""
+    strike(ALONE, tmp_path / "run", signal.SIGKILL)
+    assert storm.finish(ALONE, tmp_path / "run") == ""
+    assert storm.same_run(tmp_path / "run", tmp_path / "reference") == []
+    run = load_run(storm.run_dir(tmp_path / "run"))
+    assert "Going on from" in (run.folder / "run.log").read_text()
+    again = evaluate(run.checkpoint, "trainer.enable_progress_bar=false").results
+    assert again["test/loss"] == pytest.approx(run.results["test/loss"])
+    assert predict(run.checkpoint, f"output={tmp_path / 'out.csv'}").read_text().count("\n") > 10
+    report = convert.convert(run.checkpoint, tmp_path / "weights.pt", packages=["tests_harness"])
+    assert report.tensors
+
+
+def test_two_processes_all_leave_whatever_strikes_and_the_run_ends_equal_by_bit(
+    tmp_path: Path,
+) -> None:
+    reference, run = tmp_path / "reference", tmp_path / "run"
+    assert storm.finish(TWO, reference) == ""
+    for signum, rank, status, said in (
+        (signal.SIGKILL, None, -signal.SIGKILL, ""),
+        (signal.SIGKILL, 1, 1, "The process of rank 1 has ended"),
+        (signal.SIGTERM, 1, 128 + signal.SIGTERM, "SIGTERM: saved step"),
+        (signal.SIGINT, None, 128 + signal.SIGINT, "SIGINT: saved step"),
+    ):
+        assert strike(TWO, run, signum, rank) == status, (signum, rank)
+        assert said in (run / "log").read_text()
+    assert storm.finish(TWO, run) == ""
+    assert storm.same_run(run, reference) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_storm_on_every_real_module_loses_nothing() -> None:
+    num = ("--num", str(len(CONFIGURATIONS)))
+    result = command("-W", "ignore", "-m", "tests_harness.faults", *num, timeout=1700)
+    assert result.returncode == 0, result.stdout + result.stderr
