@@ -32,7 +32,7 @@ def measured(num_jobs: int, num_slots: int, seed: int, longest: float) -> tuple[
     draw = random.Random(seed)
     words = [[f"seconds={draw.uniform(longest / 10, longest):.3f}"] for _ in range(num_jobs)]
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null:
-        view = View(["seconds"], num_slots)
+        view = View(["seconds"])
         took: list[float] = []
         begun: dict[int, float] = {}
         view.started = lambda job: begun.update({job.number: time.monotonic()})  # type: ignore[method-assign]

@@ -14,7 +14,6 @@ from tests_harness.cluster import hosts, slurm
 from tests_harness.cluster.long_hosts import host, link, skew
 from tests_harness.cluster.long_hosts import hosts as both_hosts
 from tests_harness.cluster.long_slurm import slurm as of_slurm
-from tests_harness.cluster.submitit_sweep import sweep
 from tests_harness.figures import Rows
 
 CASES: dict[str, Callable[[Path], Rows]] = {
@@ -23,9 +22,8 @@ CASES: dict[str, Callable[[Path], Rows]] = {
     "link": link,
     "skew": skew,
     "slurm": of_slurm,
-    "sweep": sweep,
 }
-NEED_SLURM = ("slurm", "sweep")
+NEED_SLURM = ("slurm",)
 
 
 def main() -> None:

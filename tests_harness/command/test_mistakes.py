@@ -91,10 +91,6 @@ MISTAKES = {
     "least memory of GPUs that are not chosen": ("gpus.min_free_gib=20", "by gpus=emptiest"),
     "negative memory": ("gpus=emptiest gpus.min_free_gib=-1", "0 or more"),
     "unknown order of GPUs": ("gpus.order=fastest", "use visible or emptiest"),
-    "a setting's earlier name": (
-        "data.path=houses.csv",
-        "is called data.file today: use data.",
-    ),
     "Lightning 1: gpus": ("gpus=2", "strategy=ddp trainer.devices=<number of GPUs>"),
     "Lightning 1: a list of gpus": ("gpus=[0,1]", "strategy=ddp trainer.devices="),
     "Lightning 1: gpus, added": ("+gpus=2", "strategy=ddp trainer.devices="),
@@ -367,17 +363,3 @@ def test_list_that_the_shell_has_split_is_explained(
     monkeypatch.setattr(sys, "argv", ["train.py", "model=mlp", *words])
     with pytest.raises(SystemExit, match=re.escape(hint)):
         cli.main("train", "conf")
-
-
-def test_typo_leaves_the_young_folder_of_another_commands_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sweep that has just begun has no run yet, and looks like one that came to nothing."""
-    (tmp_path / "sweeps" / "2026-01-01_00-00-00-000000").mkdir(parents=True)
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    words = ["-m", "seed=1,2", "model=nope", f"output_dir={tmp_path}"]
-    with pytest.raises(SystemExit) as stop:
-        cli.main("train", "conf", words)
-    GlobalHydra.instance().clear()
-    assert "there is no conf/model/nope.yaml" in str(stop.value.code)
-    assert [path.name for path in (tmp_path / "sweeps").iterdir()] == ["2026-01-01_00-00-00-000000"]

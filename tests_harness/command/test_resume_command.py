@@ -16,6 +16,7 @@ from harness.command import start as cli
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from tests_harness.faults.fork_server import command
+from tests_harness.refusals import refusal
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -112,18 +113,9 @@ def test_run_without_a_whole_checkpoint_is_refused(run_copy: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (("resume=nowhere",), "Use resume=auto, or the folder of a run"),
-        (("-m", "resume=auto", "seed=1,2", "hydra/launcher=basic"), "does not go on"),
-    ],
-)
-def test_mistaken_resume_is_explained(words: tuple[str, ...], hint: str, tmp_path: Path) -> None:
-    result = command("train.py", *words, f"output_dir={tmp_path / 'outputs'}")
-    assert result.returncode == 1
-    assert hint in result.stderr
-    assert "Traceback" not in result.stderr
+def test_mistaken_resume_is_explained(tmp_path: Path) -> None:
+    said = refusal("resume=nowhere", f"output_dir={tmp_path / 'outputs'}")
+    assert "Use resume=auto, or the folder of a run" in said
 
 
 @pytest.mark.parametrize(("before", "after"), [("ddp", "dp"), ("dp", "ddp")])

@@ -56,24 +56,19 @@ def results(folder: Path) -> dict[str, Any]:
     }
 
 
-def intervals(folder: Path) -> list[tuple[float, float, str, str, list[int]]]:
-    """When each start of a job has worked, and where: from its first event to its last."""
-    found: list[tuple[float, float, str, str, list[int]]] = []
-    open_: dict[str, list[Any]] = {}
+def intervals(folder: Path) -> list[list[Any]]:
+    """Of each start of a job: its first and last moment, its name, devices and cores."""
+    found: dict[str, list[list[Any]]] = {}
     for seconds, name, event, devices, cores in trace(folder):
         if event == "start":
-            if name in open_:
-                found.append(tuple(open_[name]))  # type: ignore[arg-type]
-            open_[name] = [seconds, seconds, name, devices, cores]
-        open_[name][1] = seconds
-    return [*found, *(tuple(one) for one in open_.values())]  # type: ignore[misc]
+            found.setdefault(name, []).append([seconds, seconds, name, devices, cores])
+        found[name][-1][1] = seconds
+    return [one for starts in found.values() for one in starts]
 
 
-def overlapping(folder: Path) -> list[tuple[Any, Any]]:
-    return [
-        (one, two) for one, two in combinations(intervals(folder), 2)
-        if one[0] <= two[1] and two[0] <= one[1]
-    ]  # fmt: skip
+def overlapping(*folders: Path) -> list[tuple[Any, Any]]:
+    every = [one for folder in folders for one in intervals(folder)]
+    return [(a, b) for a, b in combinations(every, 2) if a[0] <= b[1] and b[0] <= a[1]]
 
 
 def wait_for(folder: Path, num_events: int, process: "subprocess.Popen[str]") -> None:
@@ -82,82 +77,66 @@ def wait_for(folder: Path, num_events: int, process: "subprocess.Popen[str]") ->
         time.sleep(0.005)
 
 
-def running(folder: Path, num_jobs: int) -> list[Job]:
-    """The first jobs of a sweep, when all of them run."""
-    jobs = [Job(number, [], folder / str(number)) for number in range(num_jobs)]
+def statuses(folder: Path, expected: list[str]) -> list[str]:
+    """What has become of the jobs; they are given time to become what is expected."""
+    jobs = [Job(number, [], folder / str(number)) for number in range(len(expected))]
     end = time.monotonic() + 60
-    while not all(job.status == "running" for job in jobs) and time.monotonic() < end:
+    while [job.status for job in jobs] != expected and time.monotonic() < end:
         time.sleep(0.02)
-    assert [job.status for job in jobs] == ["running"] * num_jobs
-    return jobs
+    return [job.status for job in jobs]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sweep") / "undisturbed"
-    status, said = finish(folder, SIX)
+def test_jobs_run_side_by_side_on_cores_of_their_own_and_kills_change_nothing(
+    tmp_path: Path,
+) -> None:
+    undisturbed = tmp_path / "undisturbed"
+    status, said = finish(undisturbed, SIX)
     assert status == 0, said
-    return folder
-
-
-def test_jobs_run_side_by_side_on_cores_of_their_own(undisturbed: Path) -> None:
     assert results(undisturbed).keys() == {str(number) for number in range(6)}
     pairs = overlapping(undisturbed)
     assert pairs
     if len(os.sched_getaffinity(0)) > 1:
         assert not [pair for pair in pairs if {*pair[0][4]} & {*pair[1][4]}]
-    most = max(
-        sum(a[0] <= b[0] <= a[1] for a in intervals(undisturbed)) for b in intervals(undisturbed)
-    )
-    assert most == 2
+    starts = intervals(undisturbed)
+    assert max(sum(a[0] <= b[0] <= a[1] for a in starts) for b in starts) == 2
+    storm(tmp_path / "killed", results(undisturbed), num_kills=3, seed=1)
 
 
-def storm(folder: Path, undisturbed: Path, num_kills: int, seed: int) -> None:
-    """Kill the driver or a job at random moments, go on each time, and compare with the other."""
+@pytest.mark.slow
+def test_many_kills_of_a_grid_lose_nothing(tmp_path: Path) -> None:
+    assert finish(tmp_path / "undisturbed", SIX)[0] == 0
+    for seed in range(5):
+        storm(tmp_path / str(seed), results(tmp_path / "undisturbed"), num_kills=5, seed=seed)
+
+
+def storm(folder: Path, expected: dict[str, Any], num_kills: int, seed: int) -> None:
+    """Kill the driver or a job at random moments, and go on each time."""
     draw = random.Random(seed)
     for _ in range(num_kills):
         process = start(folder, SIX)
         wait_for(folder, len(trace(folder)) + draw.randrange(12), process)
         time.sleep(draw.random() * 0.3)
-        if draw.random() < 0.5:
-            process.kill()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        pids = children.read_text().split() if children.exists() else []
+        if pids and draw.random() < 0.5:
+            os.kill(int(draw.choice(pids)), signal.SIGKILL)
         else:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            pids = children.read_text().split() if children.exists() else []
-            if pids:
-                os.kill(int(draw.choice(pids)), signal.SIGKILL)
-            process.kill() if draw.random() < 0.5 else process.wait(60)
-        process.wait(60)
-        assert process.stdout is not None
-        process.stdout.close()
+            process.kill()
+        process.communicate(timeout=60)
     for _ in range(3):  # a job that was killed by itself is not started again by the same driver
         status, said = finish(folder, SIX)
     assert status == 0, said
-    assert results(folder) == results(undisturbed)
+    assert results(folder) == expected
     events = [event for *_, event, _, _ in trace(folder)]
     assert "again" not in events  # no finished job has run once more
     assert not [pair for pair in overlapping(folder) if pair[0][2] == pair[1][2]]
 
 
-def test_kills_lose_nothing_and_double_nothing(undisturbed: Path, tmp_path: Path) -> None:
-    storm(tmp_path / "sweep", undisturbed, num_kills=3, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_many_kills_lose_nothing(seed: int, undisturbed: Path, tmp_path: Path) -> None:
-    storm(tmp_path / "sweep", undisturbed, num_kills=5, seed=seed)
-
-
 def test_jobs_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    process = start(folder, ["steps=1000 seed=1", "steps=1000 seed=2"])
-    jobs = running(folder, 2)
+    process = start(tmp_path / "sweep", ["steps=1000 seed=1", "steps=1000 seed=2"])
+    assert statuses(tmp_path / "sweep", ["running"] * 2) == ["running"] * 2
     process.kill()
-    end = time.monotonic() + 20
-    while any(job.status == "running" for job in jobs) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert [job.status for job in jobs] == ["stopped", "stopped"]
+    assert statuses(tmp_path / "sweep", ["stopped"] * 2) == ["stopped"] * 2
     process.communicate()
 
 
@@ -189,7 +168,6 @@ def test_failed_job_keeps_its_folder_and_is_tried_again_when_asked(tmp_path: Pat
     assert "job 1 failed after" in said
     assert ": It cannot be." in said
     assert results(folder).keys() == {"0", "2"}
-    assert "Try another." in (folder / "1" / "screen.log").read_text()
     before = len(trace(folder))
     assert finish(folder, jobs)[0] == 1
     assert len(trace(folder)) == before  # it has not run again
@@ -199,52 +177,19 @@ def test_failed_job_keeps_its_folder_and_is_tried_again_when_asked(tmp_path: Pat
     assert {event[1] for event in trace(folder)[before:]} == {"1"}
 
 
-def test_first_ctrl_c_saves_and_starts_no_more(tmp_path: Path) -> None:
+def test_first_ctrl_c_saves_and_starts_no_more_and_a_second_one_leaves(tmp_path: Path) -> None:
+    """Also where a job hears nothing: it ends with the driver."""
     folder = tmp_path / "sweep"
     process = start(folder, ["steps=1000", "steps=1000", "steps=1"])
-    running(folder, 2)
+    assert statuses(folder, ["running"] * 2) == ["running"] * 2
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
     assert "SIGINT: 2 running jobs finish their step and save" in said
-    assert [Job(n, [], folder / str(n)).status for n in range(3)] == [
-        "stopped",
-        "stopped",
-        "waiting",
-    ]
+    assert statuses(folder, ["stopped", "stopped", "waiting"])[2] == "waiting"
 
-
-def test_ctrl_c_while_a_job_is_started_reaches_it(tmp_path: Path) -> None:
-    program = [sys.executable, "-c", "import time; time.sleep(600)"]
-
-    def needs_of(words: list[str]) -> tuple[Needs, list[str]]:
-        os.kill(os.getpid(), signal.SIGINT)
-        return Needs(), words
-
-    jobs = grid(tmp_path, [["seed=1"], ["seed=2"]], retries_failed=False)
-    driver = Driver(jobs, Slots(2), program, needs_of, View([], 2))
-    assert driver.run() == signal.SIGINT
-    assert driver.num_asked == 1
-    assert not (tmp_path / "1").exists()
-
-
-def test_job_of_which_a_rank_has_died_goes_on(tmp_path: Path) -> None:
-    """Its first process leaves with status 1, and has noted no end."""
-    job = grid(tmp_path, [["seed=1"]], retries_failed=False).known[0]
-    job.folder.mkdir()
-    record.note(job.folder, status=None, starts=[{}])
-    program = [sys.executable, "-c", "raise SystemExit(1)"]
-    jobs = grid(tmp_path, [["seed=1"]], retries_failed=False)
-    driver = Driver(jobs, Slots(1), program, lambda words: (Needs(), words), View([], 1))
-    assert driver.run() == 0
-    assert job.status == "stopped"
-
-
-def test_second_ctrl_c_leaves(tmp_path: Path) -> None:
-    """Also where the jobs do not: they end with the driver."""
-    folder = tmp_path / "sweep"
     process = start(folder, ["steps=1000"])
-    wait_for(folder, 3, process)
+    assert statuses(folder, ["running"]) == ["running"]
     (job,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(job), signal.SIGSTOP)
     try:
@@ -258,18 +203,32 @@ def test_second_ctrl_c_leaves(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_job_that_waits_for_a_gpu_says_so_once(tmp_path: Path) -> None:
-    gpus = write_fake(tmp_path / "fake", [FakeGpu(70)])
-    gpus["PYTHONPATH"] = f"{gpus['PYTHONPATH']}:{ROOT}/src:{ROOT}"
-    first = start(tmp_path / "one", ["steps=60 gpus=1"], 0, 1, **gpus)
-    wait_for(tmp_path / "one", 1, first)
-    status, said = finish(tmp_path / "two", ["steps=1 gpus=1"], 0, 1, **gpus)
-    first.communicate(timeout=60)
-    assert status == 0, said
-    assert said.count("Waits for room for job 0.") == 1, said
+def test_ctrl_c_while_a_job_is_started_reaches_it(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+    def needs_of(words: list[str]) -> tuple[Needs, list[str]]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Needs(), words
+
+    jobs = grid(tmp_path, [["seed=1"], ["seed=2"]], retries_failed=False)
+    assert Driver(jobs, Slots(2), program, needs_of, View([])).run() == signal.SIGINT
+    assert not (tmp_path / "1").exists()
 
 
-def test_two_jobs_are_never_on_one_gpu(tmp_path: Path) -> None:
+def test_job_of_which_a_rank_has_died_is_cut_off_and_one_that_exits_has_failed(
+    tmp_path: Path,
+) -> None:
+    """The first process of the former leaves with status 1, and has noted no end."""
+    jobs = grid(tmp_path, [["seed=1"], ["seed=2"]], retries_failed=False)
+    jobs.known[0].folder.mkdir()
+    record.note(jobs.known[0].folder, status=None, starts=[{}])
+    program = [sys.executable, "-c", "raise SystemExit(1)"]
+    assert Driver(jobs, Slots(1), program, lambda words: (Needs(), words), View([])).run() == 0
+    assert [job.status for job in jobs.known] == ["stopped", "failed"]
+    assert jobs.known[1].run.reason == "exit 1: see screen.log"
+
+
+def test_two_jobs_are_never_on_one_gpu_and_one_that_waits_says_so(tmp_path: Path) -> None:
     """Also under two drivers, of which one is killed while its jobs save."""
     gpus = write_fake(tmp_path / "fake", [FakeGpu(70 + number) for number in range(3)])
     gpus["PYTHONPATH"] = f"{gpus['PYTHONPATH']}:{ROOT}/src:{ROOT}"
@@ -285,8 +244,14 @@ def test_two_jobs_are_never_on_one_gpu(tmp_path: Path) -> None:
     for process in (second, again):
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
-    worked = [one for folder in folders for one in intervals(folder)]
-    assert {len(one[3].split(",")) for one in worked} == {1, 2}
-    for one, two in combinations(worked, 2):
-        if one[0] <= two[1] and two[0] <= one[1]:
-            assert not {*one[3].split(",")} & {*two[3].split(",")}, (one, two)
+    devices = [one[3].split(",") for folder in folders for one in intervals(folder)]
+    assert {len(names) for names in devices} == {1, 2}
+    for one, two in overlapping(*folders):
+        assert not {*one[3].split(",")} & {*two[3].split(",")}, (one, two)
+
+    first = start(tmp_path / "three", ["steps=60 gpus=3"], 0, 1, **gpus)
+    wait_for(tmp_path / "three", 1, first)
+    status, said = finish(tmp_path / "four", ["steps=1 gpus=1"], 0, 1, **gpus)
+    first.communicate(timeout=60)
+    assert status == 0, said
+    assert said.count("Waits for room for job 0.") == 1, said

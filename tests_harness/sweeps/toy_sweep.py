@@ -24,7 +24,7 @@ from harness.sweeps.study import Study, opened
 from harness.sweeps.view import View
 
 CONFIG = b"{data: {}, model: {}, objective: val/loss, mode: min}\n"
-STUDY = {"storage": None, "pruner": None, "sampler": {"_target_": "optuna.samplers.RandomSampler"}}
+STUDY = {"sampler": {"_target_": "optuna.samplers.RandomSampler"}}
 PROGRAM = [sys.executable, "-m", __spec__.name, "--job"]  # type: ignore[union-attr]
 asked = 0
 
@@ -54,7 +54,8 @@ def job(words: list[str]) -> None:
         tell("start")
         write_durably(folder / "config.yaml", CONFIG)
         if settings.get("fails") == "1":
-            sys.exit("It cannot be.\nTry another.")
+            record.note(folder, status="failed", reason="It cannot be.")
+            sys.exit(1)
         state = folder / "state"
         done = json.loads(state.read_text()) if state.exists() else []
         while len(done) < int(settings["steps"]):
@@ -73,36 +74,27 @@ def job(words: list[str]) -> None:
         tell("end")
 
 
-def needs_of(num_gpus: int) -> object:
-    def needs(words: list[str]) -> tuple[Needs, list[str]]:
+def jobs_of(folder: Path, typed: list[list[str]]) -> Jobs:
+    """A grid of what is typed, or a study where a number of trials is asked for."""
+    if "TRIALS" not in os.environ:
+        return grid(folder, typed, "RETRY" in os.environ)
+    words = OverridesParser.create().parse_overrides(typed[0])
+    study = opened(folder, "toy", "min", STUDY)
+    return Study(study, folder, words, int(os.environ["TRIALS"]), "val/loss")
+
+
+def main(folder: Path, num_parallel: int | None, num_gpus: int, typed: list[list[str]]) -> int:
+    def needs_of(words: list[str]) -> tuple[Needs, list[str]]:
         settings = dict(word.split("=") for word in words)
         return Needs(int(settings.get("gpus", num_gpus))), words
 
-    return needs
-
-
-def main(folder: Path, num_parallel: int | None, num_gpus: int, jobs: list[list[str]]) -> int:
     folder.mkdir(exist_ok=True)
     with (folder / ".lock").open("a") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        slots = Slots(num_parallel)
-        retries = "RETRY" in os.environ
-        if "TRIALS" in os.environ:
-            settings = STUDY | json.loads(os.environ.get("SETTINGS", "{}"))
-            study = opened(folder, "toy", "min", settings)
-            words = OverridesParser.create().parse_overrides(jobs[0])
-            num_trials = int(os.environ["TRIALS"])
-            known: Jobs = Study(study, folder, words, num_trials, "val/loss", retries)
-        else:
-            known = grid(folder, jobs, retries)
-        driver = Driver(known, slots, PROGRAM, needs_of(num_gpus), View(["seed"], slots.num))  # type: ignore[arg-type]
-        signum = driver.run()
-        known.settle()
-        return (
-            128 + signum
-            if signum
-            else int(any(job.status not in ("finished", "pruned") for job in known.known))
-        )
+        jobs = jobs_of(folder, typed)
+        signum = Driver(jobs, Slots(num_parallel), PROGRAM, needs_of, View(["seed"])).run()
+        is_whole = all(job.status == "finished" for job in jobs.known)
+        return 128 + signum if signum else int(not is_whole)
 
 
 if __name__ == "__main__":

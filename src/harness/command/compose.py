@@ -1,39 +1,28 @@
 """From typed words to one composed config: for the command line, for tests and for notebooks."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import allowed
 from harness.command import run_folder
+from harness.command.explain import explain, refuse_hydras_own, refuse_other_meanings
+from harness.command.hydra_calls import groups, hydra_compose
+from harness.command.yaml_files import check_experiments, explain_syntax
 from harness.errors import UserError
-from harness.hydra_versions import REPLACE, VERSION_BASE, register_resolver
-from harness.machine import num_gpus
-from harness.processes.launcher import launcher
+from harness.hydra_versions import REPLACE
 
 NO_CHOICE = ("experiment=null", "debug=null")  # Hydra takes null in files alone
 TRACKERS = {"wandb", "mlflow", "trackio"}  # files of conf/logger that are beside others
-
-register_resolver("num_gpus_or", lambda default: num_gpus() or default)
-register_resolver("num_nodes", lambda: launcher().num_nodes)
-register_resolver(
-    "num_started_or",
-    lambda default: default if (known := launcher()).name == "python" else known.num_here,
-)
 
 
 @dataclass
@@ -49,12 +38,10 @@ class Command:
             the run to go on with, where it alone has the keys that they name.
         choices: the file that was chosen of each group.
         rules: ``conf/rules.yaml``: what is checked, and what may change in a run that goes on.
-        is_sweep: whether the words or the files ask for many runs.
+        is_sweep: whether it stands for many runs.
         sweep: settings of the sweep, which are no part of its runs.
-        sweep_dir: the folder that a sweep has given to this job; ``None`` outside of sweeps.
-        whole: everything that was composed, for ``hydra.callbacks``; ``None`` without them.
-        callbacks: those of Hydra, built.
-        job_return: what they are told of the run.
+        sweep_dir: the folder that a sweep has given to this job, which goes on in it and keeps it;
+            ``None`` outside of sweeps.
     """
 
     task: str
@@ -67,14 +54,6 @@ class Command:
     rules: dict[str, Any] = field(default_factory=dict)
     sweep: dict[str, Any] = field(default_factory=dict)
     sweep_dir: str | None = None
-    whole: DictConfig | None = None
-    callbacks: list[Any] = field(default_factory=list)
-    job_return: JobReturn | None = None
-
-    @property
-    def is_job(self) -> bool:
-        """Whether this is a job of a sweep of ours: it goes on in its folder, and keeps it."""
-        return self.sweep_dir is not None and not self.is_sweep
 
     def composed_with(self, overrides: Sequence[str]) -> DictConfig:
         """The config that other words make, with the same files within reach."""
@@ -97,9 +76,6 @@ def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf")
 
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
     """Compose a command; see ``compose``."""
-    from harness.command.explain import refuse_other_meanings
-    from harness.command.yaml_files import check_experiments
-
     conf, words = Path(conf).resolve(), list(overrides)
     if not (conf / f"{task}.yaml").is_file():
         raise UserError(f"conf={conf}: there is no {task}.yaml. Give the folder of the configs.")
@@ -121,10 +97,9 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
         with explained(task, [*first, *words], conf):
             cfg = hydra_compose(task, [*first, *words], conf, with_hydra=True)
     allowed.check_hydra(cfg.hydra)
+    refuse_hydras_own(cfg.hydra)
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
-    whole = copy.deepcopy(cfg) if cfg.hydra.callbacks else None
     command = from_hydra(task, cfg, conf, words)
-    command.whole = whole
     if first:
         command.overrides = command.overrides[len(first) :]
         command.places += first
@@ -149,24 +124,12 @@ def first_words(task: str, words: list[str], conf: Path) -> list[str]:
 @contextmanager
 def explained(task: str, overrides: list[str], conf: Path) -> Iterator[None]:
     """Say in a line or two what Hydra, OmegaConf or YAML refuse of a command."""
-    from harness.command import explain, yaml_files  # which compose as well, for the nearest key
-
     try:
         yield
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(explain.explain(error, task, overrides, conf)) from error
+        raise UserError(explain(error, task, overrides, conf)) from error
     except yaml.YAMLError as error:
-        raise UserError(yaml_files.explain_syntax(error)) from error
-
-
-def hydra_compose(
-    task: str, overrides: Sequence[str], conf: Path, with_hydra: bool = False
-) -> DictConfig:
-    """Let Hydra compose, inside of one of its applications or outside."""
-    if GlobalHydra.instance().is_initialized():  # a sweep
-        return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
-    with hydra.initialize_config_dir(str(conf), **VERSION_BASE):
-        return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
+        raise UserError(explain_syntax(error)) from error
 
 
 def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> Command:
@@ -181,18 +144,15 @@ def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> 
         if "data" not in cfg and "~data" not in words:  # `override /data: null` in an experiment
             cfg.data = None
     typed: Any = OmegaConf.to_container(known.overrides.task)  # ${...} stays as it was typed
-    is_sweep = known.mode == RunMode.MULTIRUN
     return Command(
         task=task,
         cfg=cfg,
         overrides=typed,
         conf=conf,
         places=[word for word in words if word.startswith("hydra.searchpath=")],
-        is_sweep=is_sweep,
         choices=dict(known.runtime.choices),
         rules=rules,
         sweep=sweep,
-        sweep_dir=OmegaConf.select(known, "runtime.output_dir") if is_sweep else None,
     )
 
 
@@ -230,11 +190,6 @@ def _init_path(word: str) -> str:
 def in_quotes(value: str) -> str:
     """A value with signs that have a meaning for Hydra, such as ``=`` in a file's name."""
     return "'{}'".format(value.replace("'", "\\'"))
-
-
-def groups(conf: Path) -> set[str]:
-    """The choices that a command has: the folders of config files, also inside of one another."""
-    return {path.relative_to(conf).as_posix() for path in conf.rglob("*") if path.is_dir()}
 
 
 def with_training_config(overrides: list[str]) -> list[str]:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.command.compose import groups, hydra_compose
+from harness.command.hydra_calls import groups, hydra_compose
 from harness.errors import UserError
 from harness.names import did_you_mean
 
@@ -26,8 +27,6 @@ OLD_NAMES = {
     "checkpoint_callback": "callbacks.checkpoint=null to switch it off",
     "progress_bar_refresh_rate": "callbacks.progress_bar.refresh_rate=<steps>",
 }
-# Settings that earlier versions have called otherwise.
-MOVED = {"data.path": "data.file"}
 OLD_STRATEGIES = {
     "ddp_cpu": "ddp with trainer.accelerator=cpu",
     "single_device": "auto",
@@ -40,7 +39,8 @@ OLD_STRATEGIES = {
 def explain(error: Exception, config_name: str, overrides: list[str], conf: Path) -> str:
     """Say in one or two lines what Hydra or OmegaConf refused."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _unknown_choice(error, conf)
+        name, _, choice = str(error.missing_cfg_file).rpartition("/")
+        return unknown_choice(name, choice, conf, error.options)
     if isinstance(error.__cause__, (ConfigKeyError, ConfigAttributeError)):
         return _unknown_key(str(error.__cause__.full_key), config_name, overrides, conf)
     if isinstance(error, OverrideParseException):
@@ -55,10 +55,10 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
             f"Write it in two pairs of quotes: '{key}=\"{quoted}\"'."
         )
     text = str(error)
-    if _is_no_name(error):  # it does not say which: a number or null
+    if text.startswith("Config group override must be"):  # which one? a number or null
         for key, _, value in (word.partition("=") for word in overrides):
             if (conf / key).is_dir() and not isinstance(yaml.safe_load(value), (str, list)):
-                return _unknown_choice(MissingConfigException("", f"{key}/{value}"), conf)
+                return unknown_choice(key, value, conf)
     if group := re.match(r"Multiple values for (\w+)\.", text):
         return (
             f"{group[1]} is chosen already: write {group[1]}=<choice>, without a plus sign; in a "
@@ -87,15 +87,6 @@ def explain(error: Exception, config_name: str, overrides: list[str], conf: Path
     return "\n".join(lines[:2])
 
 
-def is_of_no_file(error: BaseException | None) -> bool:
-    """Whether Hydra has refused a choice that there is no file of."""
-    return isinstance(error, MissingConfigException) or _is_no_name(error)
-
-
-def _is_no_name(error: BaseException | None) -> bool:
-    return str(error).startswith("Config group override must be")
-
-
 def _split_by_shell(override: str, overrides: list[str]) -> str | None:
     """Say how to write a list with spaces, of which the shell makes several arguments."""
     if _is_closed(override) or override not in overrides:
@@ -117,25 +108,63 @@ def _is_closed(text: str) -> bool:
 def refuse_other_meanings(overrides: list[str]) -> None:
     """Refuse words that elsewhere mean what they do not mean here.
 
-    With ``gpus=2`` of Lightning 1 Hydra would look for a file; its own folder is not a run's.
+    With ``gpus=2`` of Lightning 1 Hydra would look for a file. No run is a job of Hydra's.
+
+    Raises:
+        UserError: with what to type instead.
     """
-    if any(override.startswith("hydra.run.dir=") for override in overrides):
-        raise UserError("hydra.run.dir has no use here: give output_dir=<folder> and name=<name>.")
-    if any(re.fullmatch(r"\+?gpus=[-\d,\[\]]+", override) for override in overrides):
-        raise UserError(old_name("gpus"))
+    for word in overrides:
+        if re.fullmatch(r"\+?gpus=[-\d,\[\]]+", word):
+            raise UserError(old_name("gpus"))
+        key = word.lstrip("+~").partition("=")[0]
+        if key.startswith(("hydra.run.", "hydra.sweep.")):
+            raise UserError(f"{key} has no use here: give output_dir=<folder> and name=<name>.")
+        if re.match(r"hydra[./](launcher|sweeper|callbacks|mode)", key):
+            raise UserError(_of_hydras_own(word))
+        if re.match(r"hydra[./]", key) and key != "hydra.searchpath":
+            raise UserError(
+                f"{word} has no use here, where no run is a job of Hydra's. Leave it out."
+            )
 
 
-def _unknown_choice(error: MissingConfigException, conf: Path) -> str:
-    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+def refuse_hydras_own(settings: DictConfig) -> None:
+    """Refuse what a YAML file wants Hydra to do, which composes here and does nothing else.
+
+    Raises:
+        UserError: with what there is instead.
+    """
+    found = {
+        "callbacks": bool(settings.callbacks),
+        "launcher": not settings.launcher.get("_target_", "").endswith(".BasicLauncher"),
+        "sweeper": not settings.sweeper.get("_target_", "").endswith(".BasicSweeper")
+        or bool(settings.sweeper.get("params")),
+        "mode": settings.mode == RunMode.MULTIRUN,
+    }
+    for key, is_asked in found.items():
+        if is_asked:
+            raise UserError(_of_hydras_own(f"hydra.{key} in a YAML file"))
+
+
+def _of_hydras_own(what: str) -> str:
+    if "callbacks" in what:
+        return f"{what} has no use here: write a callback of Lightning, and add it to callbacks."
+    return (
+        f"{what}: sweeps are run by the harness from the command line: python train.py -m <words>\n"
+        "Under Slurm an array of jobs is one: see docs/cluster.md."
+    )
+
+
+def unknown_choice(
+    group: str, choice: str, conf: Path, options: Iterable[str] | None = None
+) -> str:
+    """Name the files that there are, in place of one that there is not."""
     # Hydra tells no options of a group that takes a list.
-    options = error.options or sorted(path.stem for path in conf.glob(f"{group}/*.yaml"))
+    options = options or sorted(path.stem for path in conf.glob(f"{group}/*.yaml"))
     options = [option for option in options if not option.startswith("_")]
     if not group:
         return f"There is no conf/{choice}.yaml."
     if group == "strategy" and choice in OLD_STRATEGIES:
         return f"strategy={choice} is a name of Lightning 1. Use strategy={OLD_STRATEGIES[choice]}."
-    if group == "callbacks" and choice in ("none", "default"):
-        return f"callbacks={choice} is watch={choice} today: callbacks=[...] adds to what watches."
     return (
         f"{group}={choice}: there is no conf/{group}/{choice}.yaml."
         f"{did_you_mean(choice, options, prefix=f'{group}=')}\n"
@@ -146,8 +175,6 @@ def _unknown_choice(error: MissingConfigException, conf: Path) -> str:
 def _unknown_key(key: str, config_name: str, overrides: list[str], conf: Path) -> str:
     if key.rpartition(".")[2] in OLD_NAMES:
         return old_name(key)
-    if key in MOVED:
-        return f"{key} is called {MOVED[key]} today: use {MOVED[key]}=<value>."
     group, _, name = key.partition(".")
     if name and (conf / group / f"{name.partition('.')[0]}.yaml").is_file():
         return f"There is no key {key} without {group}={name.partition('.')[0]}: add that."

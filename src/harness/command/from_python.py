@@ -22,7 +22,6 @@ from harness import allowed
 from harness.broken_builds import explained_imports
 from harness.command import run_folder
 from harness.command.compose import Command, compose_command
-from harness.command.hydra_job import run_callbacks
 from harness.command.start import start
 from harness.errors import UserError
 from harness.processes import leaving
@@ -149,10 +148,7 @@ def predict(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") 
 def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
     with _surviving():
         command = compose_command(task, overrides, conf)
-        if command.is_sweep:
-            raise UserError("A sweep runs from the command line: python train.py -m <words>.")
-        with run_callbacks(command) as command:
-            return Run(start(command, _program(task, command)), command.conf)
+        return Run(start(command, _program(task, command)), command.conf)
 
 
 def _program(task: str, command: Command) -> list[str]:

@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness import frozen_files
-from harness.command import aliases
 from harness.errors import UserError
 from harness.processes.launch import global_rank
 from harness.processes.launcher import launcher
@@ -148,8 +147,7 @@ def load_config(run_dir: Path) -> DictConfig:
     """
     path = run_dir / "config.yaml"
     try:
-        whole = OmegaConf.to_container(OmegaConf.create(frozen_files.read_yaml(path)))
-        frozen: Any = OmegaConf.create(aliases.renamed(whole))
+        frozen: Any = OmegaConf.create(frozen_files.read_yaml(path))
         missing = {"data", "model", "seed", "trainer"} - frozen.keys()
         if missing:
             raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
@@ -241,20 +239,6 @@ def remove_unused(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)  # a process that ends removes its lock at this time
     if not any(path.parent.iterdir()):
         path.parent.rmdir()
-
-
-def sweeps(overrides: list[str]) -> Path:
-    """Where a command's sweeps go, as conf/command.yaml says."""
-    given = dict(override.partition("=")[::2] for override in overrides)
-    return Path(given.get("output_dir", "outputs"), "sweeps")
-
-
-def remove_unstarted(folder: Path) -> None:
-    """Remove the folder of a sweep in which no run has started."""
-    if folder.is_dir() and not any(folder.glob("*/config.yaml")):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not any(folder.parent.iterdir()):
-            folder.parent.rmdir()
 
 
 def config_of_checkpoint(checkpoint: Path) -> Path:

@@ -18,10 +18,9 @@ from omegaconf import DictConfig
 from harness import allowed, frozen_files, record
 from harness.broken_builds import explained_imports
 from harness.checkpoints.lookup import NEWEST
-from harness.command import gpus, resume, run_folder, validate
+from harness.command import gpus, resume, run_folder, sweep, validate
 from harness.command.compose import Command, compose_command, explained
 from harness.command.flags import MULTIRUN, let_hydra_answer, without_flags
-from harness.command.hydra_job import job_callbacks, run_callbacks
 from harness.command.planning import Plan, known_of, planned, writable
 from harness.errors import TrainingError, UserError
 from harness.files import FULL, write_durably
@@ -68,15 +67,12 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
                 execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
             words = without_flags(arguments)
-            if any(word.startswith("-") or word == MULTIRUN for word in words):
-                let_hydra_answer(task, Path(conf).resolve(), words, start)
+            if {*MULTIRUN} & {*words}:
+                sweep.run(task, Path(conf).resolve(), words)
+            elif any(word.startswith("-") for word in words):
+                let_hydra_answer(task, Path(conf).resolve(), words)
             else:
-                command = compose_command(task, words, conf)
-                if command.is_sweep:
-                    let_hydra_answer(task, command.conf, ["--multirun", *words], start)
-                else:
-                    with run_callbacks(command) as command:
-                        start(command)
+                start(compose_command(task, words, conf))
     except AgreedExit as agreed:
         leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
     except TrainingError:
@@ -182,16 +178,15 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
                 meeting.see(run_dir)
 
             def undo() -> None:
-                if not plan.goes_on and not command.is_job and launch.global_rank() == 0:
+                if not plan.goes_on and command.sweep_dir is None and launch.global_rank() == 0:
                     run_folder.remove_unused(run_dir)
 
             meeting.watch(bool(program), undo)
-            with job_callbacks(command, run_dir, start):
-                execute_in(run_dir, command.task, frozen, program)
+            execute_in(run_dir, command.task, frozen, program)
     except JobFailedError:
         raise  # its folder has its log
     except UserError:
-        is_new = plan.run_dir and not plan.goes_on and not command.is_job
+        is_new = plan.run_dir and not plan.goes_on and command.sweep_dir is None
         if is_new and launch.global_rank() == 0:
             run_folder.remove_unused(run_dir)
         raise

@@ -14,85 +14,91 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from harness import frozen_files
+from harness import allowed, frozen_files
 from harness.command import run_folder, sweep_words, validate
-from harness.command.compose import Command, compose_command
+from harness.command.compose import Command, as_hydra_reads, compose_command
+from harness.command.explain import refuse_other_meanings
+from harness.command.flags import MULTIRUN
 from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.places import shown
+from harness.processes.launcher import launcher
 from harness.strategies.launchable import device_indices
 from harness.sweeps import view
 from harness.sweeps.driver import Driver
 from harness.sweeps.jobs import ENDED, Jobs, grid
 from harness.sweeps.slots import Needs, Slots
 
-FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 JOBS = "jobs.yaml"
 MOST_TRIED = 20  # jobs, until one can be composed
 
 
-def is_ours(task: str, words: Sequence[str]) -> bool:
-    """Whether nothing is typed that Hydra's own sweeper does: launchers, flags, its settings."""
-    for word in words:
-        is_hydras = word.startswith("-") or word.lstrip("+~").startswith("hydra")
-        if is_hydras and word not in FLAGS and not word.startswith("hydra.searchpath="):
-            if of_sweep := [
-                word for word in words if sweep_words.key_of(word).partition(".")[0] == "sweep"
-            ]:
-                raise UserError(
-                    f"{of_sweep[0]} is for the sweeps of this machine, and {word} asks Hydra for "
-                    "another kind.\nLeave out one of them."
-                )
-            return False
-    return task == "train"
-
-
-def run(conf: Path, words: Sequence[str], program: Sequence[str]) -> bool:
+def run(task: str, conf: Path, words: Sequence[str]) -> None:
     """Run a sweep to its end, or go on with one.
 
     Args:
+        task: ``train``.
         conf: the folder of the config files.
-        words: settings, of which some name several values.
-        program: a command that takes the words of a job.
-
-    Returns:
-        Whether the sweep was run; Hydra runs one whose files choose a launcher of Hydra's.
+        words: ``-m`` and settings, of which some name several values.
 
     Raises:
         UserError: for a mistake in the command; then nothing is left.
         SystemExit: with 1 where a job has not finished, and 128 + a signal's number.
     """
-    words = [word for word in words if word not in FLAGS]
+    words = [word for word in words if word not in MULTIRUN]
+    if task != "train":
+        raise UserError(
+            f"-m is for trainings: python train.py -m <words>. Call {task}.py once for each "
+            "checkpoint."
+        )
+    if flags := [word for word in words if word.startswith("-")]:
+        raise UserError(f"-m runs a sweep, and {flags[0]} asks for something else. Leave out one.")
+    program = [sys.executable, os.path.abspath(sys.argv[0])]
+    if sys.modules["__main__"].__spec__ is not None:
+        program = [sys.executable, "-m", "harness", task]
+    refuse_sweep_of_ranks(program, words)
+    refuse_other_meanings(words)
+    allowed.follow(conf)
+    words = as_hydra_reads(task, words)
     asked = [word for word in words if sweep_words.key_of(word) == "resume"]
     wanted = asked[-1].partition("=")[2].strip("'\"") if asked else "null"
     words = [word for word in words if word not in asked]
     if wanted not in ("null", "auto"):
         words = sweep_words.words_of(Path(wanted), words)
     overrides = sweep_words.parsed(conf, words)
-    command, first = first_valid(conf, overrides)
-    if not is_of_files(command):
-        return False
-    cfg = command.cfg
-    check(command)
-    if is_optuna(command):
-        check_choices(overrides)
+    command = first_valid(conf, overrides)
+    check(command, overrides)
+    sweep_words.check_files(conf, overrides)
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
-    parent = Path(cfg.output_dir, "sweeps", name_of(command))
-    if wanted == "null":
-        sweep_words.check_files(conf, overrides, first)  # before there is a folder
+    parent = Path(command.cfg.output_dir, "sweeps", name_of(command))
     with run_folder.choosing(parent):
         folder = sweep_words.found(parent, words) if wanted == "auto" else None
         folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
-        if wanted == "auto" and folder is None:
-            sweep_words.check_files(conf, overrides, first)
         folder = folder or made(parent, words, jobs, command)
     with run_folder.locked(folder):
         drive(folder, command, overrides, words, program)
-    return True
+
+
+def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:
+    """Refuse a sweep that a launcher has started several times: each would name its own folder.
+
+    Raises:
+        UserError: with the command that runs it.
+    """
+    known = launcher()
+    if not known.is_one_of_several:
+        return
+    settings = {word.partition("=")[0] for word in words}
+    chosen = {"strategy": "ddp", "trainer.devices": known.num_here}
+    added = [f"{key}={value}" for key, value in chosen.items() if key not in settings]
+    raise UserError(
+        f"{known.name} has started {known.num_processes} processes, and each would run the whole "
+        "sweep: a sweep starts the processes of its jobs itself.\n"
+        f"Use python {typed(program)} -m {shlex.join([*words, *added])}"
+    )
 
 
 def check_choices(overrides: Sequence[Override]) -> None:
@@ -126,46 +132,32 @@ def drive(
     slots = Slots(num_parallel(settings.get("num_parallel", "auto")))
     jobs = jobs_of(folder, command, overrides)
     varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
-    screen = view.View(varied, slots.num)
+    screen = view.View(varied)
     left = max(jobs.num_jobs - sum(job.status in ENDED for job in jobs.known), 0)
     screen.say(f"{jobs.num_jobs} jobs in {shown(folder)}, {left} to run, {slots.num} at a time")
 
     def needs_of(job_words: list[str]) -> tuple[Needs, list[str]]:
-        return needs(command.conf, [*job_words, "hydra.mode=RUN"])
+        return needs(command.conf, job_words)
 
     signum = Driver(jobs, slots, program, needs_of, screen).run()
-    jobs.settle()
-    view.print_end(folder, jobs.known, screen.best(jobs.known))
-    is_whole = all(job.status in ("finished", "pruned") for job in jobs.known)
-    if signum or not is_whole:
-        failed = any(job.status == "failed" for job in jobs.known)
+    view.print_end(folder, jobs.known)
+    if signum or not all(job.status == "finished" for job in jobs.known):
+        failed = any(job.status == "failed" for job in jobs.known) and not is_optuna(command)
         retry = " sweep.retry_failed=true" if failed else ""
         print(f"Go on with: python {typed(program)} -m resume={shlex.quote(shown(folder))}{retry}")
         sys.exit(128 + signum if signum else 1)
-    if "data.fold" in varied:
-        join_folds(folder, command.conf)
-
-
-def join_folds(folder: Path, conf: Path) -> None:
-    """Show what the folds of a sweep have reached, and join their predictions."""
-    from harness.command import folds  # it predicts, by what starts runs
-
-    try:
-        print(folds.join([folder], conf))
-    except UserError as error:  # as of folds of several settings: the runs are well
-        print(error)
 
 
 def jobs_of(folder: Path, command: Command, overrides: Sequence[Override]) -> Jobs:
     """The jobs of a sweep, of which some may have ended."""
-    retries = bool(command.sweep.get("retry_failed"))
     if not is_optuna(command):
-        return grid(folder, run_folder.as_typed(frozen_files.read_yaml(folder / JOBS)), retries)
+        typed_jobs = run_folder.as_typed(frozen_files.read_yaml(folder / JOBS))
+        return grid(folder, typed_jobs, bool(command.sweep.get("retry_failed")))
     from harness.sweeps.study import Study
 
     kept = [override for override in overrides if not sweep_words.is_of_sweep(override)]
     num_trials, objective = command.sweep["num_trials"], str(command.cfg.objective)
-    return Study(study_of(folder, command), folder, kept, num_trials, objective, retries)
+    return Study(study_of(folder, command), folder, kept, num_trials, objective)
 
 
 def study_of(folder: Path, command: Command) -> Any:
@@ -204,19 +196,26 @@ def needs(conf: Path, words: list[str]) -> tuple[Needs, list[str]]:
     return Needs(there if is_all else int(devices), float(least)), words
 
 
-def check(command: Command) -> None:
+def check(command: Command, overrides: Sequence[Override]) -> None:
     """Refuse settings of a sweep before it has a folder.
 
     Raises:
         UserError: with what to type instead.
     """
     num_parallel(command.sweep.get("num_parallel", "auto"))
-    if is_optuna(command):
-        num_trials = command.sweep["num_trials"]
-        if isinstance(num_trials, bool) or not isinstance(num_trials, int) or num_trials < 1:
-            raise UserError(f"sweep.num_trials={num_trials} must be a whole number, 1 or more.")
-        if command.cfg.objective is None:
-            raise UserError("sweep=optuna needs an objective: what is to be the best.")
+    if not is_optuna(command):
+        return
+    num_trials = command.sweep["num_trials"]
+    if isinstance(num_trials, bool) or not isinstance(num_trials, int) or num_trials < 1:
+        raise UserError(f"sweep.num_trials={num_trials} must be a whole number, 1 or more.")
+    if command.cfg.objective is None:
+        raise UserError("sweep=optuna needs an objective: what is to be the best.")
+    if command.sweep.get("retry_failed"):
+        raise UserError(
+            "sweep.retry_failed=true tries a grid's failed jobs again; a study takes other values "
+            "instead.\nAdd sweep.num_trials=<more>."
+        )
+    check_choices(overrides)
 
 
 def num_parallel(value: Any) -> int | None:
@@ -237,31 +236,23 @@ def typed(program: Sequence[str]) -> str:
     return os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
 
 
-def first_valid(conf: Path, overrides: Sequence[Override]) -> tuple[Command, Sequence[str]]:
-    """The first job that can be composed, and its words: a mistake of another one is that job's.
+def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
+    """The first job that can be composed: a mistake of another one is that job's.
 
     Raises:
         UserError: the first mistake, if all jobs have one.
     """
     first: UserError | None = None
-    for words in itertools.islice(
-        itertools.product(*map(sweep_words.values_of, overrides)), MOST_TRIED
-    ):
+    words_of_jobs = itertools.product(*map(sweep_words.values_of, overrides))
+    for words in itertools.islice(words_of_jobs, MOST_TRIED):
         try:
-            command = compose_command("train", [*words, "hydra.mode=MULTIRUN"], conf)
+            command = compose_command("train", words, conf)
+            command.is_sweep = True
             validate.check(command)
-            return command, words
+            return command
         except UserError as error:
             first = first or error
     raise first or UserError("A word of the sweep has no values.")
-
-
-def is_of_files(command: Command) -> bool:
-    """Whether no file chooses another launcher, sweeper or callbacks of Hydra's."""
-    known: Any = HydraConfig.get()
-    names = (str(known.launcher._target_), str(known.sweeper._target_))
-    plain = names[0].endswith(".BasicLauncher") and names[1].endswith(".BasicSweeper")
-    return plain and not known.sweeper.get("params") and not known.callbacks
 
 
 def made(

@@ -1,6 +1,7 @@
 """The words of a sweep: which jobs they make, and whether another sweep was started with them."""
 
 import itertools
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from harness.command import run_folder, which_run
-from harness.command.compose import compose_command, explained, groups
-from harness.command.explain import is_of_no_file
+from harness.command.compose import as_hydra_reads, explained
+from harness.command.explain import unknown_choice
+from harness.command.hydra_calls import groups
 from harness.errors import UserError
 from harness.hydra_versions import VERSION_BASE
-from harness.runs.reading import is_locked
 
 # What the same sweep may be typed with again: where it is, and how it is run.
 MAY_CHANGE = (
@@ -75,26 +76,21 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
     return [list(words) for words in dict.fromkeys(itertools.product(*map(values_of, kept)))]
 
 
-def check_files(conf: Path, overrides: Sequence[Override], first: Sequence[str]) -> None:
+def check_files(conf: Path, overrides: Sequence[Override]) -> None:
     """Refuse a choice that there is no file of, which else is told when its job's turn comes.
-
-    Args:
-        conf: the folder of the config files.
-        overrides: the words of the sweep.
-        first: those of a job that can be composed.
 
     Raises:
         UserError: with the choices.
     """
+    if any(override.key_or_group == "hydra.searchpath" for override in overrides):
+        return  # the files may be there
     known = groups(conf)
-    for i, override in enumerate(overrides):
-        for word in values_of(override) if override.key_or_group in known else ():
-            try:
-                if word != first[i]:
-                    compose_command("train", [*first[:i], word, *first[i + 1 :]], conf)
-            except UserError as error:  # any other mistake may be of this combination alone
-                if is_of_no_file(error.__cause__):
-                    raise
+    words = [word for o in overrides if o.key_or_group in known for word in values_of(o)]
+    for word in as_hydra_reads("train", words):
+        group, _, choice = word.partition("=")
+        is_name = group in known and re.fullmatch(r"[\w/.-]+", choice)
+        if is_name and not (conf / group / f"{choice}.yaml").is_file():
+            raise UserError(unknown_choice(group, choice, conf))
 
 
 def found(parent: Path, words: Sequence[str]) -> Path | None:
@@ -105,9 +101,8 @@ def found(parent: Path, words: Sequence[str]) -> Path | None:
     """
     sweeps = which_run.runs_in(parent)
     same = [folder for folder in sweeps if lasting(run_folder.load_words(folder)) == lasting(words)]
-    free = [folder for folder in same if not is_locked(folder / run_folder.LOCK)]
-    if same:  # of drivers that share a study, each has its folder
-        return (free or same)[-1]
+    if same:
+        return same[-1]
     if not sweeps:
         print(f"There is no sweep in {parent} to go on with: a new one starts.")
         return None

@@ -11,8 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from harness import allowed
 from harness.checkpoints.lookup import verified
 from harness.command import gpus
-from harness.command.compose import Command, groups
+from harness.command.compose import Command
 from harness.command.explain import OLD_NAMES, old_name
+from harness.command.hydra_calls import groups
 from harness.command.yaml_files import NEEDED
 from harness.data.batch_size import check_batch_size
 from harness.errors import UserError

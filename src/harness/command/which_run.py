@@ -33,13 +33,8 @@ def find(command: Command, launchers: Collection[str] = ()) -> Path | None:
     """
     cfg, known = command.cfg, launcher()
     if command.sweep_dir:
-        if cfg.resume is not None:
-            raise UserError(
-                f"resume={cfg.resume}: a sweep by Hydra's own launcher does not go on.\n"
-                "Leave out one of them."
-            )
-        folder, goes_on = Path(command.sweep_dir), command.is_job or known.num_restarts
-        return folder.resolve() if goes_on and _is_run(folder) else None
+        folder = Path(command.sweep_dir)
+        return folder.resolve() if _is_run(folder) else None
     if cfg.resume not in (None, "auto"):
         return _named(cfg)
     runs = runs_in(Path(cfg.output_dir, cfg.name))

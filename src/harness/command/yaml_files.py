@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from harness.command.compose import groups
 from harness.command.explain import nearest
+from harness.command.hydra_calls import groups
 from harness.errors import UserError
 from harness.places import shown
 

@@ -20,26 +20,16 @@ from harness.sweeps.slots import Needs, Slots
 from harness.sweeps.view import View
 
 POLL_SECONDS = 0.1
-WATCH_SECONDS = 1.0  # between two looks at what running jobs have logged
+ROOM_SECONDS = 1.0  # between two looks for room for a job that had none
 
 
 @dataclass
 class Running:
-    """A job's process.
-
-    Attributes:
-        job: what it computes.
-        process: that computes it.
-        shares: of the machine.
-        log_size: bytes that earlier starts have left in its log.
-        verdict: why it was stopped for good, if it was.
-    """
+    """A job's process, and its shares of the machine."""
 
     job: Job
     process: "subprocess.Popen[bytes]"
     shares: set[int]
-    log_size: int
-    verdict: str = ""
 
 
 class Driver:
@@ -65,9 +55,8 @@ class Driver:
         self.program, self.needs_of = program, needs_of
         self.running: list[Running] = []
         self.refused: Job | None = None  # there was no room for it
-        self.told, self.again = "", 0.0  # that there is no room; when to look again
+        self.last_message, self.next_look = "", 0.0  # that there is no room; when to look again
         self.signal = 0  # that has asked the sweep to stop
-        self.num_asked = 0  # jobs that ran then
 
     def run(self) -> int:
         """Run what is left of the sweep.
@@ -75,74 +64,62 @@ class Driver:
         Returns:
             The signal that has stopped it; 0 where all jobs have ended.
         """
-        watched, has_told = 0.0, False
-        with self._answering(), self.view:
+        has_passed_on = False
+        with self._answering():
             while True:
-                if self.signal and not has_told:
-                    has_told = True
-                    self.view.say(
-                        f"{signal.Signals(self.signal).name}: {self.num_asked} running jobs "
-                        "finish their step and save. Ctrl-C again leaves at once."
-                    )
+                if self.signal and not has_passed_on:
+                    has_passed_on = True
+                    self._pass_on()
                 for done in [one for one in self.running if one.process.poll() is not None]:
                     self._end(done)
-                if not self.signal and (not self.refused or time.monotonic() > self.again):
+                if not self.signal and (not self.refused or time.monotonic() > self.next_look):
                     self._fill()
                 nothing_left = self.refused is None and not self.jobs.pending
                 if not self.running and (self.signal or nothing_left):
                     return self.signal
-                if time.monotonic() > watched + WATCH_SECONDS:
-                    watched = time.monotonic()
-                    self._watch()
                 time.sleep(POLL_SECONDS)
+
+    def _pass_on(self) -> None:
+        """Let the jobs finish their step and save."""
+        self.view.say(
+            f"{signal.Signals(self.signal).name}: {len(self.running)} running jobs "
+            "finish their step and save. Ctrl-C again leaves at once."
+        )
+        for one in self.running:
+            one.process.send_signal(self.signal)
 
     def _fill(self) -> None:
         """Start jobs while there is room."""
         while not self.signal and self.slots.free and (job := self.refused or self.jobs.next()):
             self.refused = None
             job.folder.mkdir(exist_ok=True)
-            log = job.folder / SCREEN
-            log.touch()
-            size = log.stat().st_size
+            (job.folder / SCREEN).touch()
             needs, words = self.needs_of(job.words)
-            started = self.slots.start([*self.program, *words], job.folder, log, needs)
+            started = self.slots.start([*self.program, *words], job.folder, needs)
             if started is None:
-                self.refused, self.again = job, time.monotonic() + WATCH_SECONDS
-                if not self.running and self.told != self.slots.why_not:
-                    self.told = self.slots.why_not
-                    self.view.say(f"Waits for room for job {job.number}. {self.told}")
+                self.refused, self.next_look = job, time.monotonic() + ROOM_SECONDS
+                if not self.running and self.last_message != self.slots.why_not:
+                    self.last_message = self.slots.why_not
+                    self.view.say(f"Waits for room for job {job.number}. {self.last_message}")
                 return
-            self.told = ""
-            self.running.append(Running(job, *started, size))
+            self.last_message = ""
+            self.running.append(Running(job, *started))
             self.view.started(job)
-            if self.signal:  # which came while it was started
-                self.num_asked += 1
-                self.running[-1].process.send_signal(self.signal)
 
     def _end(self, done: Running) -> None:
         """Take note of how a job has ended."""
         self.running.remove(done)
         self.slots.free |= done.shares
-        self.again = 0.0
+        self.next_look = 0.0
         job, code = done.job, done.process.returncode
         is_cut_off = code < 0 or code - 128 in (*leaving.ASKED_TO_LEAVE, signal.SIGKILL)
         noted = record.read(job.folder)  # without an end where another rank has died
         is_cut_off |= bool(noted.get("starts")) and noted.get("status") is None
-        if done.verdict and job.status != "finished":
-            record.note(job.folder, status="pruned", reason=done.verdict)
-        elif code and not is_cut_off and job.status != "failed":
-            record.note(job.folder, status="failed", reason=last_words(done) or f"exit {code}")
+        if code and not is_cut_off and job.status != "failed":
+            record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
         status = job.status
         self.jobs.ended(job, status)
         self.view.ended(job, status)
-
-    def _watch(self) -> None:
-        """Look at what running jobs have logged."""
-        for one in self.running:
-            if not one.verdict and (verdict := self.jobs.is_hopeless(one.job)):
-                one.verdict = verdict
-                one.process.terminate()  # all its processes finish their step
-        self.view.show([one.job for one in self.running], self.jobs)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -154,24 +131,7 @@ class Driver:
                 signal.signal(number, handler)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
-        """Let the jobs finish their step and save; a second Ctrl-C leaves."""
-        is_second = self.signal and number == signal.SIGINT
-        if not self.signal:
-            self.signal, self.num_asked = number, len(self.running)
-        for one in self.running:
-            one.process.send_signal(number)
-        if is_second:
-            self.view.close()
+        """Note what asks the sweep to stop; a second Ctrl-C leaves."""
+        if self.signal and number == signal.SIGINT:
             os._exit(128 + number)
-
-
-def last_words(done: Running) -> str:
-    """Why a job has failed that has not noted it itself: what it has said last."""
-    with (done.job.folder / SCREEN).open("rb") as file:
-        file.seek(done.log_size)
-        lines = file.read().decode(errors="replace").split("\n")
-    lines = [line.strip() for line in lines if line.strip()]
-    if not lines:
-        return ""
-    is_traceback = any(line.startswith("Traceback") for line in lines)
-    return lines[-1] if is_traceback else lines[0]
+        self.signal = self.signal or number

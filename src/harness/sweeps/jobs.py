@@ -9,7 +9,7 @@ from harness.runs import reading
 from harness.runs.reading import RunFiles
 
 SCREEN = "screen.log"  # what a job has shown
-ENDED = ("finished", "failed", "pruned")
+ENDED = ("finished", "failed")
 
 
 @dataclass
@@ -20,24 +20,21 @@ class Job:
         number: names the folder.
         words: of its command.
         folder: of the run.
-        trial: its number in an Optuna study.
     """
 
     number: int
     words: list[str]
     folder: Path
-    trial: int | None = None
 
     @property
     def status(self) -> str:
-        """``waiting``, ``running``, ``finished``, ``failed``, ``pruned``, or ``stopped``."""
+        """``waiting``, ``running``, ``finished``, ``failed``, or ``stopped``."""
         if reading.is_locked(self.folder / ".lock"):
             return "running"
         if (self.folder / reading.RESULTS).is_file():
             return "finished"
-        noted = record.read(self.folder).get("status")
-        if noted in ENDED[1:]:
-            return str(noted)
+        if record.read(self.folder).get("status") == "failed":
+            return "failed"
         return "stopped" if (self.folder / SCREEN).exists() else "waiting"
 
     @property
@@ -48,27 +45,19 @@ class Job:
             found.damage = ""
         return found
 
-    def forget_failure(self) -> None:
-        """Let a failed job be tried again."""
-        if self.status == "failed":
-            record.note(self.folder, status=None, reason=None)
-
 
 class Jobs:
     """The jobs of a grid; a study adds those that it makes up.
 
     Attributes:
         known: all jobs so far.
-        pending: those that have not ended, and wait for their turn.
+        pending: those that wait for their turn.
         num_jobs: how many there will be.
     """
 
-    def __init__(self, known: Iterable[Job], retries_failed: bool) -> None:
+    def __init__(self, known: Iterable[Job]) -> None:
         self.known = list(known)
-        if retries_failed:
-            for job in self.known:
-                job.forget_failure()
-        self.pending = [job for job in self.known if job.status not in ENDED]
+        self.pending = list(self.known)
         self.num_jobs = len(self.known)
 
     def next(self) -> Job | None:
@@ -93,15 +82,11 @@ class Jobs:
     def ended(self, job: Job, status: str) -> None:
         """Take note of what has become of a job."""
 
-    def settle(self) -> None:
-        """Bring the folders up to date, when all has ended."""
-
-    def is_hopeless(self, job: Job) -> str:
-        """Why a running job is to be stopped for good; empty if it is not."""
-        return ""
-
 
 def grid(folder: Path, jobs: Sequence[Sequence[str]], retries_failed: bool) -> Jobs:
     """Every combination that was typed, numbered in Hydra's order."""
     known = [Job(number, [*words], folder / str(number)) for number, words in enumerate(jobs)]
-    return Jobs(known, retries_failed)
+    for job in known:
+        if retries_failed and job.status == "failed":
+            record.note(job.folder, status=None, reason=None)
+    return Jobs(known)

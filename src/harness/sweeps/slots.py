@@ -14,6 +14,7 @@ from pathlib import Path
 from harness.errors import UserError
 from harness.machine import choice, limits, locks, num_gpus
 from harness.processes import launch
+from harness.sweeps.jobs import SCREEN
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Slots:
         self.why_not = ""  # what the last job that was not started lacks
 
     def start(
-        self, program: Sequence[str], folder: Path, log: Path, needs: Needs
+        self, program: Sequence[str], folder: Path, needs: Needs
     ) -> "tuple[subprocess.Popen[bytes], set[int]] | None":
         """Start a job with its share of the machine.
 
@@ -51,8 +52,7 @@ class Slots:
 
         Args:
             program: the job's command.
-            folder: of the job.
-            log: takes what it shows.
+            folder: of the job; what it shows goes into a file there.
             needs: what it computes on.
 
         Returns:
@@ -67,7 +67,7 @@ class Slots:
             with (
                 _gpus(needs) as fds,
                 _cores(shares, self.num) as threads,
-                log.open("ab") as screen,
+                (folder / SCREEN).open("ab") as screen,
             ):
                 process = subprocess.Popen(
                     program,
@@ -125,14 +125,7 @@ def _cores(shares: set[int], num_shares: int) -> Iterator[dict[str, str]]:
         yield threads
         return
     cores = sorted(os.sched_getaffinity(0))
-    mine = {
-        cores[index % len(cores)]
-        for share in shares
-        for index in range(
-            share * len(cores) // num_shares,
-            max((share + 1) * len(cores) // num_shares, share * len(cores) // num_shares + 1),
-        )
-    }
+    mine = [core for i, core in enumerate(cores) if i % num_shares in shares] or cores
     os.sched_setaffinity(0, mine)  # of this thread, and of what it starts
     try:
         yield threads

@@ -29,7 +29,7 @@ TESTED = {  # the same bounds as in pyproject.toml
 }
 IS_TORCH_2_6 = version("torch").startswith("2.6.")  # which has other names
 FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
-SAVING = {"late_imports", "step_overhead", "trials"}  # results do not rest on them
+SAVING = {"late_imports", "step_overhead"}  # results do not rest on them
 NEEDED = sorted(FILES - SAVING - {"versions"})
 
 warn_once = lru_cache(logging.getLogger(__name__).warning)

@@ -1,0 +1,31 @@
+"""The calls of Hydra that compose a config. What explains mistakes composes as well."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from harness.hydra_versions import VERSION_BASE, register_resolver
+from harness.machine import num_gpus
+from harness.processes.launcher import launcher
+
+register_resolver("num_gpus_or", lambda default: num_gpus() or default)
+register_resolver("num_nodes", lambda: launcher().num_nodes)
+register_resolver(
+    "num_started_or",
+    lambda default: default if (known := launcher()).name == "python" else known.num_here,
+)
+
+
+def hydra_compose(
+    task: str, overrides: Sequence[str], conf: Path, with_hydra: bool = False
+) -> DictConfig:
+    """Compose a config from a folder of config files."""
+    with hydra.initialize_config_dir(str(conf), **VERSION_BASE):
+        return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
+
+
+def groups(conf: Path) -> set[str]:
+    """The choices that a command has: the folders of config files, also inside of one another."""
+    return {path.relative_to(conf).as_posix() for path in conf.rglob("*") if path.is_dir()}
