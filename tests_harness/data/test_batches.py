@@ -45,13 +45,10 @@ def global_batches(num_ranks: int, num_micro: int, **kwargs: int) -> list[list[i
 CASES = [(7, 8), (33, 10), (64, 64), (101, 16), (257, 64), (360, 37), (1257, 64)]
 
 
-@pytest.mark.parametrize("num_micro", [1, 2, 4])
-@pytest.mark.parametrize("num_ranks", range(1, 9))
-def test_global_batches_do_not_depend_on_the_number_of_processes(
-    num_ranks: int, num_micro: int
-) -> None:
+def test_global_batches_do_not_depend_on_the_number_of_processes() -> None:
     """Ranks split each global batch: nothing lost, nothing repeated."""
-    for (num_samples, batch_size), epoch in itertools.product(CASES, (0, 1, 5)):
+    cases = itertools.product(CASES, (0, 1, 5), range(1, 9), (1, 2, 4))
+    for (num_samples, batch_size), epoch, num_ranks, num_micro in cases:
         size = max(batch_size, num_ranks * num_micro)
         arguments = {"num_samples": num_samples, "batch_size": size, "epoch": epoch}
         expected = global_batches(1, 1, **arguments)
@@ -80,9 +77,8 @@ def test_epoch_reaches_the_data_set_in_every_worker(num_workers: int) -> None:
     assert list(itertools.chain(*(indices for indices, _ in batches))) == list(range(20))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_shares_are_balanced(num_ranks: int) -> None:
-    for rank in range(num_ranks):
+def test_shares_are_balanced() -> None:
+    for num_ranks, rank in [(n, rank) for n in (1, 2, 3, 4) for rank in range(n)]:
         sampler = GlobalBatchSampler(101, 17, num_ranks=num_ranks, rank=rank)
         sizes = [len(batch) for batch in list(sampler)[:-1]]
         assert set(sizes) <= {17 // num_ranks, -(-17 // num_ranks)}
@@ -94,8 +90,7 @@ def test_weights_make_the_mean_of_shares_the_global_mean(num_ranks: int, num_mic
     arguments = {"num_samples": 45, "batch_size": 34, "num_micro_batches": num_micro}
     ranks = [GlobalBatchSampler(num_ranks=num_ranks, rank=r, **arguments) for r in range(num_ranks)]
     epochs = [list(sampler) for sampler in ranks]
-    for step, batch in enumerate(global_batches(1, 1, num_samples=45, batch_size=34)):
-        del batch  # order of seed 3; the mean is taken over this sampler's own order
+    for step in range(2):
         parts = [
             ranks[r].weight(k) * values[epochs[r][k]].mean()
             for r in range(num_ranks)

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -8,17 +10,13 @@ FRACTIONS = {"val_fraction": 0.1, "test_fraction": 0.2, "seed": 0}
 CLASSES = np.repeat([0, 1, 2], [60, 30, 10])
 
 
-@pytest.mark.parametrize("classes", [None, CLASSES])
-@pytest.mark.parametrize("fold", [None, 0, 4])
-def test_each_sample_is_in_exactly_one_split(classes, fold):
-    splits = split_positions(100, classes=classes, fold=fold, **FRACTIONS)
-    assert {name: len(rows) for name, rows in splits.items()} == {
-        "train": 70,
-        "val": 10,
-        "test": 20,
-    }
-    assert sorted(np.concatenate(list(splits.values()))) == list(range(100))
-    assert all((np.diff(rows) > 0).all() for rows in splits.values())
+def test_each_sample_is_in_exactly_one_split():
+    for classes, fold in itertools.product((None, CLASSES), (None, 0, 4)):
+        splits = split_positions(100, classes=classes, fold=fold, **FRACTIONS)
+        sizes = {name: len(rows) for name, rows in splits.items()}
+        assert sizes == {"train": 70, "val": 10, "test": 20}
+        assert sorted(np.concatenate(list(splits.values()))) == list(range(100))
+        assert all((np.diff(rows) > 0).all() for rows in splits.values())
 
 
 def test_classes_are_in_proportion_in_every_split():
@@ -27,12 +25,10 @@ def test_classes_are_in_proportion_in_every_split():
     assert counts == {"train": [42, 21, 7], "val": [6, 3, 1], "test": [12, 6, 2]}
 
 
-@pytest.mark.parametrize("classes", [None, CLASSES[:97]])
-def test_each_sample_is_tested_in_exactly_one_fold(classes):
-    tests = [
-        split_positions(97, classes=classes, fold=fold, **FRACTIONS)["test"] for fold in range(5)
-    ]
-    assert sorted(np.concatenate(tests)) == list(range(97))
+def test_each_sample_is_tested_in_exactly_one_fold():
+    for classes in (None, CLASSES[:97]):
+        folds = [split_positions(97, classes=classes, fold=k, **FRACTIONS) for k in range(5)]
+        assert sorted(np.concatenate([one["test"] for one in folds])) == list(range(97))
 
 
 def test_the_seed_decides_and_nothing_else():

@@ -1,11 +1,9 @@
 import multiprocessing
 import random
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from harness.data import measuring as workers
@@ -38,12 +36,8 @@ class Data(DataModule):
         return Sleeps(self.seconds)
 
 
-@pytest.mark.parametrize(
-    ("cores", "expected"),
-    [(1, [0, 1]), (2, [0, 1, 2]), (6, [0, 1, 2, 4, 6]), (8, [0, 1, 2, 4, 8])],
-)
-def test_numbers_of_workers_double_up_to_the_cores(cores: int, expected: list[int]) -> None:
-    assert candidates(cores) == expected
+def test_numbers_of_workers_double_up_to_the_cores() -> None:
+    assert [candidates(n) for n in (1, 2, 6)] == [[0, 1], [0, 1, 2], [0, 1, 2, 4, 6]]
 
 
 def measured(alone: float, *helped: float, receiving: float = 0.2) -> list[Measured]:
@@ -55,21 +49,13 @@ def measured(alone: float, *helped: float, receiving: float = 0.2) -> list[Measu
     return [Measured(0, alone / 1000, alone / 1000), *found]
 
 
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (measured(40, 40, 20, 10, 10), 4),
-        (measured(40, 40, 20, 19, 25), 2),  # 4 are hardly faster, 8 are slower
-        (measured(40, 42), 1),  # no faster, but beside the step and not in it
-        (measured(0.3, 0.5, 0.4), 0),
-        (measured(4, 10, 8, receiving=3), 0),  # large batches, which cost much to take over
-        (measured(0.2), 0),
-    ],
-)
-def test_knee_is_the_least_number_that_is_as_good_as_any(
-    found: list[Measured], expected: int
-) -> None:
-    assert knee(found) == expected
+def test_knee_is_the_least_number_that_is_as_good_as_any() -> None:
+    assert knee(measured(40, 40, 20, 10, 10)) == 4
+    assert knee(measured(40, 40, 20, 19, 25)) == 2  # 4 are hardly faster, 8 are slower
+    assert knee(measured(40, 42)) == 1  # no faster, but beside the step and not in it
+    assert knee(measured(0.3, 0.5, 0.4)) == 0
+    assert knee(measured(4, 10, 8, receiving=3)) == 0  # large batches cost much to take over
+    assert knee(measured(0.2)) == 0
 
 
 class Meets(Sleeps):
@@ -116,51 +102,24 @@ def test_time_is_limited(monkeypatch) -> None:
     assert [m.num_workers for m in found] == [0]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_measuring_leaves_the_generators_as_they_were(num_workers: int) -> None:
+def test_measuring_leaves_the_generators_as_they_were() -> None:
     def draw() -> tuple[float, ...]:
         return random.random(), float(np.random.rand()), float(torch.rand(()))
 
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     expected = draw()
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    measure(Data(0.0).endless_loader(num_workers, "train"), 0.01)
+    for num_workers in (0, 1):
+        measure(Data(0.0).endless_loader(num_workers, "train"), 0.01)
     assert draw() == expected
-
-
-def chosen(rank: int = 0) -> int:
-    told = {}
-
-    def broadcast(value: int) -> int:
-        told["value"] = value
-        return value if rank == 0 else 1
-
-    strategy = SimpleNamespace(
-        distributed_sampler_kwargs=None, root_device=torch.device("cpu"), broadcast=broadcast
-    )
-    data = Data(100.0, num_workers="auto")
-    data.trainer = SimpleNamespace(
-        strategy=strategy,
-        is_global_zero=rank == 0,
-        num_nodes=1,
-        num_devices=1,
-        state=SimpleNamespace(fn=SimpleNamespace(value="fit")),
-    )
-    loader = data.val_dataloader()
-    assert loader.num_workers == data.num_workers  # chosen once
-    return loader.num_workers
 
 
 def test_auto_chooses_by_measuring_and_says_so(monkeypatch, capsys) -> None:
     found = measured(40, 40, 20)
     monkeypatch.setattr("harness.data.datamodule.measure_briefly", lambda *_: found)
-    assert chosen() == 2
+    assert Data(100.0).choose_workers("val", num_ranks=1, num_nodes=1) == 2
     said = "data.num_workers=auto chose 2 (batches per second with 0: 25, 1: 25, 2: 50)"
     assert said in capsys.readouterr().out
-
-
-def test_other_processes_take_what_the_first_has_chosen() -> None:
-    assert chosen(rank=1) == 1
 
 
 def test_two_processes_choose_once(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """Every batch of anybody's sampler is shared: nothing is lost, repeated or drawn otherwise."""
 
 import random
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,15 +32,11 @@ def read(sampler: SharedBatchSampler, epoch: int) -> list[list[int]]:
     return [list(batch) for batch in sampler]
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 3])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_global_batches_do_not_depend_on_processes(
-    name: str, num_ranks: int, num_micro_batches: int
-) -> None:
+def test_global_batches_do_not_depend_on_processes(name: str) -> None:
     (alone,) = ranks(name, 1)
-    shared = ranks(name, num_ranks, num_micro_batches=num_micro_batches)
-    for epoch in (0, 1, 4):
+    for num_ranks, num_micro_batches, epoch in product((1, 2, 3), (1, 3), (0, 1, 4)):
+        shared = ranks(name, num_ranks, num_micro_batches=num_micro_batches)
         expected = read(alone, epoch)
         found = [read(sampler, epoch) for sampler in shared]
         assert len({len(batches) for batches in found}) == 1
@@ -71,15 +68,14 @@ def test_what_others_draw_meanwhile_changes_nothing() -> None:
     assert found == undisturbed
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("step", [0, 1, 3])
-def test_an_epoch_begins_at_a_step(name: str, step: int) -> None:
-    whole, resumed = ranks(name, 1)[0], ranks(name, 1)[0]
-    expected = read(whole, 5)
-    resumed.start_at(5, step)
-    resumed.expected = {step: whole.sums[step + 1]}
-    assert [list(batch) for batch in resumed] == expected[step:]
-    assert read(resumed, 6) == read(whole, 6)
+def test_an_epoch_begins_at_a_step() -> None:
+    for name, step in product(SAMPLERS, (0, 1, 3)):
+        whole, resumed = ranks(name, 1)[0], ranks(name, 1)[0]
+        expected = read(whole, 5)
+        resumed.start_at(5, step)
+        resumed.expected = {step: whole.sums[step + 1]}
+        assert [list(batch) for batch in resumed] == expected[step:]
+        assert read(resumed, 6) == read(whole, 6)
 
 
 def test_another_order_after_a_resume_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -124,17 +120,11 @@ def test_a_generator_of_ones_own_goes_on_by_epoch() -> None:
     assert first_batches(0)[2:] == first_batches(2)
 
 
-@pytest.mark.parametrize("limit", [None, 3])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_an_evaluation_gives_whole_batches_in_turn(num_ranks: int, limit: int | None) -> None:
-    def made(rank: int) -> SharedBatchSampler:
+def test_an_evaluation_gives_whole_batches_in_turn() -> None:
+    for num_ranks, limit, epoch in product((1, 2, 3), (None, 3), (0, 3)):
         batches = BatchSampler(SequentialSampler(range(NUM_SAMPLES)), 8, False)
-        return SharedBatchSampler(
-            batches, "x", num_ranks=num_ranks, rank=rank, in_turn=True, limit=limit
-        )
-
-    samplers = [made(rank) for rank in range(num_ranks)]
-    for epoch in (0, 3):
+        how = {"num_ranks": num_ranks, "in_turn": True, "limit": limit}
+        samplers = [SharedBatchSampler(batches, "x", rank=r, **how) for r in range(num_ranks)]
         found = [read(sampler, epoch) for sampler in samplers]
         turns = [len(batches) for batches in found]
         assert turns == [len(sampler) for sampler in samplers]

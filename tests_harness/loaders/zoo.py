@@ -25,6 +25,15 @@ from torch.utils.data import (
 from harness import DataModule
 from tests_harness.loaders import libraries
 
+KINDS = (
+    *("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several"),
+    *("distributed", "of the module", "overridden", "longest", "own generator", "random split"),
+    *("random collate", "moved at random", "stream in parts", "stream with state"),
+    *("streams of a DataModule", "stream", "own iteration", "own order", "made batches"),
+    *("several uneven", "empty"),
+    *("weighted, workers=2", "endless, workers=2", "own generator, workers=2"),
+    *("random collate, workers=2", "stream in parts, workers=2", "stream with state, workers=2"),
+)
 NUM_SAMPLES, BATCH_SIZE = 37, 8
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests_harness.packages.expected import COLUMNS, PACKAGES
+from tests_harness.verdicts.table import read
 
-pytestmark = pytest.mark.packages
+CONF = Path(__file__).with_name("conf") / "experiment"
 
 
 @pytest.fixture(scope="module", params=PACKAGES)
@@ -18,6 +19,13 @@ def cells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Cells(request.param, folder)
 
 
+@pytest.mark.packages
 @pytest.mark.parametrize("column", COLUMNS)
 def test_cell_is_what_the_table_says(cells, column: str) -> None:
     cells.check(column)
+
+
+def test_every_public_module_has_a_yaml_file_and_a_verdict_in_every_column() -> None:
+    assert {path.stem for path in CONF.glob("*.yaml")} == PACKAGES.keys()
+    cells = {key[1:] for key in read() if key[0] == "public"}
+    assert cells == {(name, column) for name in PACKAGES for column in COLUMNS}

@@ -1,30 +1,24 @@
 """Streams of webdataset and litdata: make packages."""
 
-from typing import Any
-
 import pytest
 
-from tests_harness.loaders.test_any_loader import cells
+from tests_harness.verdicts.cells import row
 
 pytestmark = pytest.mark.packages
+TOLD = "others than one process would take"
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["webdataset", "litdata"])
-def test_parts_of_a_librarys_stream_are_read_once_and_resumed(kind: str, num_workers: int) -> None:
-    found: dict[str, Any] = cells((kind,), ("cpu", "ddp(2)"), "--real", f"--workers={num_workers}")[
-        kind
-    ]
-    for strategy, cell in found.items():
-        assert cell["status"] == 0, cell["said"]
-        assert cell["resumed"]["status"] == 0, cell["resumed"]["said"]
-        assert cell["resumed"]["differences"] == []
-        said = "others than one process would take" in cell["said"]
-        assert said == (strategy == "ddp(2)")
+def test_parts_of_a_librarys_stream_are_read_once_and_resumed(kind: str) -> None:
+    for name in (kind, f"{kind}, workers=2"):
+        found = row("loader", name, ("cpu", "ddp(2)"), forks=False)
+        verdicts = {strategy: cell.verdict for strategy, cell in found.items()}
+        resumed = {"cpu, resumed": "equal", "ddp(2), resumed": "equal"}
+        assert verdicts == {"cpu": "equal", "ddp(2)": "told", **resumed}, name
+        assert TOLD in found["ddp(2)"].said
 
 
 def test_a_stream_that_webdataset_does_not_split_is_refused() -> None:
-    cell = cells(("webdataset whole",), ("ddp(2)",), "--real")["webdataset whole"]["ddp(2)"]
-    assert cell["status"] == 1
-    assert "you need to add an explicit nodesplitter" in cell["said"]
-    assert "Traceback" not in cell["said"]
+    cell = row("loader", "webdataset whole", ("ddp(2)",), forks=False)["ddp(2)"]
+    assert cell.verdict == "refused"
+    assert "you need to add an explicit nodesplitter" in cell.said

@@ -1,6 +1,5 @@
 """Modules as an owner writes them, and the same with one fault planted in each."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ class Samples(Dataset[Any]):
         self.labels = torch.randint(NUM_CLASSES, (num, LENGTH), generator=generator)
         lengths = torch.randint(1, LENGTH + 1, (num, 1), generator=generator)
         self.labels[torch.arange(LENGTH) >= lengths] = IGNORED
-        self.lengths = lengths[:, 0]
 
     def __len__(self) -> int:
         return len(self.x)
@@ -43,21 +41,6 @@ class Sequences(Samples):
         return {"tokens": self.sequences[i], "labels": self.labels[i]}
 
 
-class Graphs(Samples):
-    """Nodes of each graph, as many as its sequence is long."""
-
-    def __getitem__(self, i: int) -> Any:
-        n = int(self.lengths[i])
-        return self.sequences[i, :n], self.labels[i, :n].clamp(min=0)
-
-
-def collate_graphs(graphs: list[Any]) -> dict[str, Tensor]:
-    """The nodes of all graphs, and the graph that each belongs to."""
-    nodes, labels = zip(*graphs, strict=True)
-    counts = torch.tensor([len(n) for n in nodes])
-    return {"nodes": torch.cat(nodes), "labels": torch.cat(labels), "counts": counts}
-
-
 class Data(pl.LightningDataModule):
     """Plain loaders, as anybody writes them."""
 
@@ -66,13 +49,8 @@ class Data(pl.LightningDataModule):
         self.kind, self.batch_size, self.seed = kind, batch_size, seed
 
     def loader(self, num: int, seed: int, shuffle: bool = False) -> DataLoader[Any]:
-        kinds = {"points": Samples, "sequences": Sequences, "graphs": Graphs}
-        collate = collate_graphs if self.kind == "graphs" else None
-        dataset = kinds.get(self.kind, Samples)(num, seed)
-        drop_last = shuffle and self.kind == "whole batches"
-        return DataLoader(
-            dataset, self.batch_size, shuffle, collate_fn=collate, drop_last=drop_last
-        )
+        dataset = (Sequences if self.kind == "sequences" else Samples)(num, seed)
+        return DataLoader(dataset, self.batch_size, shuffle)
 
     def train_dataloader(self) -> Any:
         return self.loader(60, 0, shuffle=True)
@@ -139,30 +117,6 @@ class WronglyDeclared(Tokens):
         return mean_over(loss, labels.numel() if self.fault else (labels != IGNORED).sum())
 
 
-class ClassWeights(Points):
-    """Rare classes count more; the fault does not say so."""
-
-    def __init__(self, fault: bool = False) -> None:
-        super().__init__(fault)
-        self.register_buffer("class_weights", torch.tensor([1.0, 5.0, 20.0]))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        loss = F.cross_entropy(self(x), y, weight=self.class_weights)
-        return loss if self.fault else mean_over(loss, self.class_weights[y].sum())
-
-
-class Nodes(Points):
-    """A mean over the nodes of all graphs; the fault does not say so."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = F.cross_entropy(self(batch["nodes"]), batch["labels"])
-        return loss if self.fault else mean_over(loss, len(batch["nodes"]))
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("val/num", float(len(batch["counts"])), reduce_fx="sum")
-
-
 class Summed(Points):
     """A sum over samples in the fault's place of a mean."""
 
@@ -206,15 +160,6 @@ class Counted(Points):
         self.log("val/share", share)
 
 
-class CountedInOne(Counted):
-    """Has nothing to count in the further processes."""
-
-    def on_validation_epoch_end(self) -> None:
-        if self.fault and self.global_rank:
-            self.num = math.nan  # type: ignore[assignment]
-        super().on_validation_epoch_end()
-
-
 class CountedTwice(Points):
     """Gathers what a metric then adds up once more."""
 
@@ -231,51 +176,6 @@ class CountedTwice(Points):
 
     def on_validation_epoch_end(self) -> None:
         self.log("val/num", self.num)
-
-
-class Extreme(Points):
-    """Logs the largest value of all samples."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("val/largest", self(batch[0]).max(), reduce_fx="max", on_epoch=True)
-
-
-class Table(Points):
-    """Takes a table that has as many rows as the batch has samples, and no relation to them."""
-
-    def __init__(self, fault: bool = False) -> None:
-        super().__init__(fault)
-        self.table = nn.Parameter(torch.linspace(0, 1, 8 if fault else 9)[:, None])
-
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        logits: Tensor = self.net(x) * table.cumsum(dim=0).mean()
-        return logits
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        return F.cross_entropy(self(x, self.table if self.fault else self.table[None]), y)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("val/loss", F.cross_entropy(self.net(batch[0]), batch[1]))
-
-
-class TimeFirst(Points):
-    """Steps of time come first, and are as many as samples in a batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.net(x)
-        return found.cumsum(dim=0 if self.fault else 1)
-
-    def logits(self, x: Tensor) -> Tensor:
-        time = 0 if self.fault else 1
-        steps = torch.stack([x + i for i in range(8)], dim=time)
-        return self(steps).mean(dim=time)  # type: ignore[no-any-return]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return F.cross_entropy(self.logits(batch[0]), batch[1])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("val/loss", F.cross_entropy(self.net(batch[0]), batch[1]))
 
 
 class Writes(Points):

@@ -1,13 +1,11 @@
 """What a loss is a mean over, found by taking the shares of a batch apart."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.exact.denominators import heard_by
-from harness.prove.recording import walk
 from harness.prove.restoring import unchanged
 
 NUM_SEEDS = 16  # of a step that draws at random
@@ -18,7 +16,7 @@ def kind_of_loss(steps: Any) -> dict[str, Any]:
 
     Returns:
         ``kind``: ``mean`` over samples, or over what ``mean_over`` was told; ``sum`` of them;
-        ``weighted``: a mean over something else, with ``counts`` that explain it; ``means``:
+        ``weighted``: a mean over something else; ``means``:
         it does not change where the batch is doubled, but is no single mean; ``coupled``: it looks
         at the batch as a whole; ``random`` where that cannot be told. ``declared``: whether
         ``mean_over`` was called.
@@ -47,18 +45,8 @@ def kind_of_loss(steps: Any) -> dict[str, Any]:
     shares = [_share_of_first(whole, a, b) for a, b in parts]
     rest = max(_far(whole, a * p + b * (1 - p)) for p, (a, b) in zip(shares, parts, strict=True))
     if rest <= bound:
-        counts = [
-            text
-            for text, values in _counts(steps, pairs).items()
-            if all(abs(v - p) <= 10 * bound for v, p in zip(values, shares, strict=True))
-        ]
-        return {
-            "kind": "weighted",
-            "declared": is_declared,
-            "counts": sorted(counts, key=lambda text: (">= 0" in text, len(text)))[:3],
-            "samples": [len(x) for x in pairs[0]],
-            "share": shares[0],
-        }
+        samples = [len(x) for x in pairs[0]]
+        return {"kind": "weighted", "declared": is_declared, "samples": samples, "share": shares[0]}
     twice, doubled = steps.gradient([*indices, *indices])
     is_same = _far(whole, doubled) <= bound and abs(twice - loss) <= bound * max(1, abs(loss))
     kind = "means" if is_same and is_separable(steps, bound) else "coupled"
@@ -163,55 +151,3 @@ def _far(whole: Tensor, made: Tensor) -> float:
 def _share_of_first(whole: Tensor, a: Tensor, b: Tensor) -> float:
     """The ``p`` for which ``p * a + (1 - p) * b`` is closest to the whole."""
     return float((whole - b) @ (a - b) / ((a - b) @ (a - b)).clamp(min=1e-300))
-
-
-def _counts(steps: Any, pairs: list[tuple[list[Any], list[Any]]]) -> dict[str, list[float]]:
-    """What could be counted in a batch: for each expression the first share's part of it."""
-    found: dict[str, list[float]] = {}
-    for one, two in pairs:
-        first, second = (dict(_countable(steps, steps.read(list(x)))) for x in (one, two))
-        for text in first.keys() & second.keys():
-            total = first[text] + second[text]
-            found.setdefault(text, []).append(first[text] / total if total else float("nan"))
-    return {text: values for text, values in found.items() if len(values) == len(pairs)}
-
-
-def _countable(steps: Any, batch: Any) -> Iterator[tuple[str, float]]:
-    weights = {
-        name: value
-        for name, value in _vectors(steps.module)
-        if value.dim() == 1 and value.is_floating_point() and 1 < len(value) <= 100_000
-    }
-    for path, leaf in walk(batch, steps.name):
-        if isinstance(leaf, list) and leaf and all(isinstance(x, Tensor) and x.dim() for x in leaf):
-            yield f"sum(len(x) for x in {path})", float(sum(map(len, leaf)))
-        if isinstance(leaf, int) and not isinstance(leaf, bool):
-            yield path, float(leaf)
-        if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or not leaf.dim():
-            continue
-        yield f"len({path})", float(len(leaf))
-        yield f"{path}.numel()", float(leaf.numel())
-        yield f"{path}.sum()", float(leaf.sum())
-        yield f"({path} != 0).sum()", float((leaf != 0).sum())
-        if leaf.is_floating_point() or leaf.dtype == torch.bool:
-            if leaf.dtype == torch.bool:
-                yield f"(~{path}).sum()", float((~leaf).sum())
-            continue
-        for ignored in {-100, -1, int(leaf.min())}:
-            yield f"({path} != {ignored}).sum()", float((leaf != ignored).sum())
-        yield f"({path} >= 0).sum()", float((leaf >= 0).sum())
-        if leaf.numel():
-            valid = leaf[leaf != -100]
-            for name, vector in weights.items():
-                if valid.numel() and valid.min() >= 0 and valid.max() < len(vector):
-                    text = f"{path}[{path} != -100]" if len(valid) < leaf.numel() else path
-                    yield f"self.{name}[{text}].sum()", float(vector[valid.long()].sum())
-
-
-def _vectors(module: Any) -> Iterator[tuple[str, Tensor]]:
-    for path, part in module.named_modules():
-        held = dict(part.named_buffers(recurse=False)) | {
-            key: value for key, value in vars(part).items() if isinstance(value, Tensor)
-        }
-        for key, value in held.items():
-            yield f"{path}.{key}" if path else key, value

@@ -1,4 +1,4 @@
-"""Looks into one training step of the owner's module: what it draws, writes and takes in."""
+"""Looks into one training step of the owner's module: what it draws and writes."""
 
 import inspect
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric
 
@@ -23,7 +23,7 @@ from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.places import definition
 from harness.prove.loss_kinds import kind_of_loss
 from harness.prove.plain_file import same_outputs
-from harness.prove.recording import caller, snapshot, walk
+from harness.prove.recording import caller, snapshot
 from harness.prove.restoring import unchanged
 
 DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
@@ -90,7 +90,7 @@ class Steps:
             for _ in range(int(trainer.accumulate_grad_batches)):
                 self.indices += next(drawn)
         takes = list(inspect.signature(module.training_step).parameters)
-        self.takes_index, self.name = len(takes) > 1, takes[0] if takes else "batch"
+        self.takes_index = len(takes) > 1
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         vars(module)["log"] = vars(module)["log_dict"] = lambda *_, **__: None
 
@@ -127,12 +127,12 @@ class Steps:
         return float(loss.detach()), torch.cat([g.detach().to("cpu", torch.float64) for g in flat])
 
     def look(self) -> dict[str, Any]:
-        """What the step draws and writes, and which inputs of forward do not follow the batch."""
+        """What the step draws and writes."""
         if not self.is_known:
             return {}
         whole = self.read(self.indices)
-        before, forward = snapshot(self.module), Forward(self.module, self.trainer)
-        with unchanged(self.module), Draws() as draws, forward, torch.no_grad():
+        before = snapshot(self.module)
+        with unchanged(self.module), Draws() as draws, torch.no_grad():
             seed_generators(0)
             generators = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
             if self.module.automatic_optimization:
@@ -141,7 +141,7 @@ class Steps:
                 draws.places.setdefault("random or numpy.random", "")
             after = snapshot(self.module)
         few = len(self.indices) - 1
-        with unchanged(self.module), Forward(self.module, self.trainer) as smaller, torch.no_grad():
+        with unchanged(self.module), torch.no_grad():
             if few and self.module.automatic_optimization:
                 self.run(self.read(self.indices[:few]))
             of_fewer = snapshot(self.module)
@@ -155,11 +155,7 @@ class Steps:
             and after[name].checksum != of_fewer[name].checksum  # else it is no matter of samples
             and name.rpartition(".")[0] not in metrics
         ]
-        return {
-            "draws": draws.places,
-            "written": written,
-            "coincide": forward.coincidences(smaller, len(self.indices)),
-        }
+        return {"draws": draws.places, "written": written}
 
 
 class Draws(TorchFunctionMode):
@@ -180,47 +176,3 @@ class Draws(TorchFunctionMode):
 
 def _share(args: Any, kwargs: Any) -> Any:
     return kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-
-
-class Forward:
-    """Notes the tensors that go into the calls that dp splits."""
-
-    def __init__(self, module: nn.Module, trainer: pl.Trainer) -> None:
-        names = getattr(trainer.strategy, "modules", None)
-        self.modules = [module.get_submodule(name) for name in names] if names else [module]
-        self.shapes: list[dict[str, tuple[int, ...]]] = []  # of each call, by argument
-
-    def __enter__(self) -> "Forward":
-        self.hooks = [
-            m.register_forward_pre_hook(self._note, with_kwargs=True) for m in self.modules
-        ]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-    def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        self.shapes.append(
-            {
-                path: tuple(leaf.shape)
-                for name, value in bound.arguments.items()
-                for path, leaf in walk(value, name)
-                if isinstance(leaf, Tensor)
-            }
-        )
-
-    def coincidences(self, smaller: "Forward", num_samples: int) -> list[str]:
-        """The inputs with as many rows as the batch has samples, though they do not follow it."""
-        found: dict[str, None] = {}
-        for one, two in zip(self.shapes, smaller.shapes, strict=False):
-            for path, shape in one.items():
-                if shape and path in two and shape[0] == num_samples == two[path][0]:
-                    moved = [
-                        i
-                        for i, pair in enumerate(zip(shape, two[path], strict=False))
-                        if pair[0] != pair[1]
-                    ]
-                    found[f"{path} dim {moved[0]}" if moved else path] = None
-        return list(found)

@@ -265,8 +265,6 @@ class Proving:
             found.append(f"the step draws random numbers: {few(draws, 3)}")
         if written := step.get("written"):
             found.append(f"the step writes {few(written, 3)}")
-        if coincide := step.get("coincide"):
-            found.append(f"inputs with as many rows as samples: {few(coincide, 3)}")
         return found
 
 

@@ -34,14 +34,12 @@ def of_departure(
     if facts.get("stream") and how.num_processes > 1:
         return Reason(DEFINITION, "a stream: a step takes other samples than in one process")
     if metric and (weights is None or metric.step < weights.step):
-        return _of_metric(metric, how, facts)
+        return _of_metric(metric, facts)
     at = f" ({probe['place']})" if probe.get("place") else ""
     step, loss = probe.get("step", {}), probe.get("loss", {})
     of_loss = _of_loss(loss, at) if how.num_processes > 1 else None
     if of_loss and loss["kind"] in ("weighted", "sum"):
         return of_loss
-    if how.kind != "ddp" and step.get("coincide"):
-        return _of_shapes(step["coincide"])
     if written := step.get("written"):
         names, who = ", ".join(written), "device" if how.kind == "dp" else "process"
         return Reason(
@@ -74,12 +72,10 @@ def _of_loss(loss: dict[str, Any], at: str) -> Reason | None:
         one, two = loss["samples"]
         exact = one / (one + two)
         share = f"{one} of {one + two} samples count {loss['share']:.4f} of it, not {exact:.4f}"
-        counts = loss["counts"]
-        over = f"{counts[0]}" if counts else "something else than samples"
-        also = f" (or {' or '.join(counts[1:])}, which is the same here)" if counts[1:] else ""
-        line = f"return mean_over(loss, {counts[0] if counts else '<what it is a mean over>'})"
         return Reason(
-            BROKEN, f"likely: {told}the loss is a mean over {over}{also}: {share}{at}", line
+            BROKEN,
+            f"likely: {told}the loss is a mean over something else than samples: {share}{at}",
+            "return mean_over(loss, <number of what it is a mean over>)",
         )
     if kind == "sum":
         return Reason(
@@ -109,42 +105,15 @@ def _drawn(draws: dict[str, str], how: Strategy) -> Reason:
     return Reason(DEFINITION, f"each {who} draws its own random numbers: {places}")
 
 
-def _of_shapes(paths: list[str]) -> Reason:
-    turned = [path.partition(" dim ") for path in paths if " dim " in path]
-    if turned:
-        name, _, dim = turned[0]
-        return Reason(
-            BROKEN,
-            f"likely: {name} has its samples in dimension {dim}, and as many rows as the batch has "
-            "samples: it is split along the wrong dimension",
-            f"self({name}.transpose(0, {dim}))  # and back inside of forward",
-        )
-    names = list(dict.fromkeys(path.partition("[")[0].partition(".")[0] for path in paths))
-    return Reason(
-        BROKEN,
-        f"likely: {', '.join(paths)} has as many rows as the batch has samples by coincidence, and "
-        "is split with it",
-        f"trainer.strategy.whole_inputs=[{','.join(names)}]",
-    )
-
-
-def _of_metric(metric: Departure, how: Strategy, facts: dict[str, Any]) -> Reason:
+def _of_metric(metric: Departure, facts: dict[str, Any]) -> Reason:
     logged = facts.get("logged", {}).get(metric.name.partition("/dataloader_idx_")[0], {})
     settings = logged.get("how", {})
     options = ", ".join(f"{key}={value}" for key, value in settings.items())
     at = f"a {logged.get('kind')} logged at {logged.get('place')}" + (
         f" with {options}" if options else ""
     )
-    ratio = metric.found / metric.value if metric.value else 0.0
-    num = how.num_processes
-    if abs(ratio - num) < 1e-3:
-        why = f"{num} times that of one process: likely what is gathered is counted again by each"
-        line = "count this process's own samples only, and let self.log or the metric add them up"
-    elif abs(ratio - 1 / num) < 0.1 / num:
-        why, line = "likely each process counts its own samples alone", _synced(metric, settings)
-    else:
-        why, line = "likely it is the value of one process's samples", _synced(metric, settings)
-    return Reason(BROKEN, f"{why}; {at}", line)
+    why = "likely it is made of one process's samples, or what is gathered is counted again by each"
+    return Reason(BROKEN, f"{why}; {at}", _synced(metric, settings))
 
 
 def _synced(metric: Departure, settings: dict[str, Any]) -> str:
