@@ -22,7 +22,6 @@ PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "gan": TWO_NETWORKS,
     "transformer": {},
     "ppo": TWO_NETWORKS,
-    "dqn": TWO_NETWORKS,
     "chemprop": {},
     "nbeats": {},
     "tft": {},

@@ -1,5 +1,5 @@
 # make packages   train public packages' modules by YAML alone, in an environment of their own; half
-#                 an hour on two cores. docs/public_modules.md is its table.
+#                 an hour on two cores. docs/public_modules.md says what works.
 PACKAGES_VENV ?= .venv-packages
 PACKAGES := tests_harness/packages/requirements.txt
 

@@ -1,11 +1,9 @@
-"""PPO and DQN in the ways of Lightning's examples, which no package holds.
+"""PPO in the way of Lightning's example, which no package holds.
 
 The module brings a loader over an iterable data set that plays in a gymnasium environment with the
 module's own, changing weights; what was played lives in Python lists, outside of the checkpoint.
 """
 
-import random
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -129,76 +127,3 @@ class PPO(LightningModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """What is played with the weights of the moment."""
         return DataLoader(Experiences(self.play), batch_size=self.hparams.batch_size)
-
-
-class DQN(LightningModule):
-    """Q-learning from a buffer that every training step adds to."""
-
-    def __init__(
-        self,
-        env: str = "CartPole-v1",
-        lr: float = 1e-2,
-        gamma: float = 0.99,
-        sync_every: int = 4,
-        replay_size: int = 100,
-        warm_start_steps: int = 100,
-        last_random_step: int = 20,
-        samples_per_epoch: int = 64,
-        batch_size: int = 16,
-    ) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.env = gymnasium.make(env)
-        num_inputs, num_actions = self.env.observation_space.shape[0], int(self.env.action_space.n)
-        self.net = mlp(num_inputs, num_actions)
-        self.target_net = mlp(num_inputs, num_actions)
-        self.buffer: deque[tuple[Any, ...]] = deque(maxlen=replay_size)
-        self.state, _ = self.env.reset()
-        self.episode_reward = self.total_reward = 0.0
-        for _ in range(warm_start_steps):
-            self.play_step(randomness=1.0)
-
-    @torch.no_grad()
-    def play_step(self, randomness: float) -> None:
-        """Play one step and keep it."""
-        if random.random() < randomness:
-            action = int(self.env.action_space.sample())
-        else:
-            action = int(self.net(torch.tensor(self.state)[None].to(self.device)).argmax())
-        following, reward, is_terminal, is_cut, _ = self.env.step(action)
-        self.buffer.append((self.state, action, float(reward), is_terminal, following))
-        self.episode_reward += float(reward)
-        self.state = following
-        if is_terminal or is_cut:
-            self.total_reward, self.episode_reward = self.episode_reward, 0.0
-            self.state, _ = self.env.reset()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The value of every action."""
-        return self.net(x)
-
-    def sample(self) -> Iterator[tuple[Any, ...]]:
-        """What was played, drawn at the start of an epoch."""
-        yield from random.sample(
-            list(self.buffer), min(len(self.buffer), self.hparams.samples_per_epoch)
-        )
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """Play one step, then learn from a batch."""
-        self.play_step(max(0.01, 1 - (self.global_step + 1) / self.hparams.last_random_step))
-        states, actions, rewards, ends, following = batch
-        values = self.net(states).gather(1, actions[:, None]).squeeze(-1)
-        with torch.no_grad():
-            best = self.target_net(following).max(1)[0].masked_fill(ends, 0.0)
-        if self.global_step % self.hparams.sync_every == 0:
-            self.target_net.load_state_dict(self.net.state_dict())
-        self.log("total_reward", self.total_reward)
-        return nn.functional.mse_loss(values, best * self.hparams.gamma + rewards.float())
-
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Of the first network alone; the other is a copy of it."""
-        return [torch.optim.Adam(self.net.parameters(), lr=self.hparams.lr)]
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        """A buffer that grows while it is read."""
-        return DataLoader(Experiences(self.sample), batch_size=self.hparams.batch_size)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -257,11 +256,3 @@ class OwnGenerator(Points):
         x, y = batch
         noise = torch.randn(WIDTH, generator=self.generator, dtype=x.dtype)
         return F.cross_entropy(self(x + noise), y)
-
-
-class NumPyValue(Points):
-    """Puts a number of NumPy into the checkpoint."""
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        scale = np.float64(0.5)
-        checkpoint["scale"] = scale if self.fault else float(scale)

@@ -54,10 +54,6 @@ NAMES = {
         *(modules.KeepsList, "dp(2)", "points", "resume", BROKEN),
         ("val/mean", "len(seen) changes in training", "clear it each epoch"),
     ),
-    "NumPy value": (
-        *(modules.NumPyValue, "dp(2)", "points", "weights_only", BROKEN),
-        ("checkpoint['scale']", "float64", "float(...)"),
-    ),
 }
 QUICK = {"token mean", "forgotten tensor"}
 CASES = [

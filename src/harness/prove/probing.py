@@ -22,7 +22,6 @@ from harness.data.sharing import leaves
 from harness.exact.sync_batch_norm import BATCH_NORMS
 from harness.places import definition
 from harness.prove.loss_kinds import kind_of_loss
-from harness.prove.plain_file import same_outputs
 from harness.prove.recording import caller, snapshot
 from harness.prove.restoring import unchanged
 
@@ -38,13 +37,10 @@ class Probe(pl.Callback):
 
     Args:
         path: of the JSON file.
-        checkpoint: of a run of the same experiment.
-        plain: the file that was converted from it.
-        prefix: what the converted names lack.
     """
 
-    def __init__(self, path: str, checkpoint: str = "", plain: str = "", prefix: str = "") -> None:
-        self.path, self.checkpoint, self.plain, self.prefix = Path(path), checkpoint, plain, prefix
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -61,9 +57,6 @@ class Probe(pl.Callback):
         }
         if not pl_module.automatic_optimization:
             del questions["loss"]
-        if self.plain:
-            file = (self.checkpoint, self.plain, self.prefix)
-            questions["plain"] = lambda: same_outputs(trainer, pl_module, steps, *file)
         for name, question in questions.items():
             try:
                 facts[name] = question()

@@ -13,7 +13,6 @@ from harness.checkpoints import lookup
 from harness.errors import UserError
 from harness.names import few
 from harness.prove import reasons
-from harness.prove.checkpoint_file import CheckpointFile
 from harness.prove.records import (
     DOUBLE,
     SINGLE,
@@ -70,8 +69,7 @@ def prove(
     proving = Proving(runs, tell, precision)
     proof = proving.proof
     proof.verdicts += [proving.under(how) for how in chosen]
-    proof.verdicts += [proving.evaluation(), proving.killed(), proving.file.loads()]
-    proof.verdicts.append(proving.file.converts(proving.probe))
+    proof.verdicts += [proving.evaluation(), proving.killed()]
     elsewhere = next((how for how in chosen if how.num_processes > 1), None)
     proof.verdicts.append(proving.elsewhere(elsewhere))
     proof.notes = proving.notes()
@@ -128,7 +126,6 @@ class Proving:
         """What a look into the training step finds."""
         path = self.runs.folder / "probe.json"
         words = [f"+callbacks.probe._target_={PROBE}", f'+callbacks.probe.path="{path}"']
-        words += [f'+callbacks.probe.{key}="{value}"' for key, value in self.file.plain.items()]
         self.start("look into the step", ALONE, *words, dropout=False)
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found
@@ -247,11 +244,6 @@ class Proving:
             return Verdict(name, BROKEN, said, reason.why, reason.line)
         far = max(distances(self.reference.records, resumed.records).values(), default=0.0)
         return Verdict(name, HOLDS, f"under {how.name}, largest difference {far:.1e}")
-
-    @cached_property
-    def file(self) -> CheckpointFile:
-        """The checkpoint that is looked at."""
-        return CheckpointFile(self.reference.run_dir, self.runs.folder, self.runs.packages)
 
     def notes(self) -> list[str]:
         """What stands between strategies by nature, and what was done about it."""

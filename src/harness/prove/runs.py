@@ -138,9 +138,6 @@ class Runs:
         validate.check(command)
         cfg: Any = command.cfg
         self.has_sync_batchnorm = bool(cfg.trainer.sync_batchnorm)
-        # Whose networks a converter may build.
-        named = re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg))
-        self.packages = sorted({*named} - {"torch"})
         self.accelerator = cfg.trainer.accelerator if "trainer.accelerator" in typed else "cpu"
         trainer = {
             "accelerator": self.accelerator,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 HOLDS, DEFINITION, REFUSED = "holds", "by definition", "refused"
 BROKEN, SKIPPED = "BROKEN", "not tried"
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
-OTHERS = ("resume", "resume elsewhere", "weights_only", "convert", "evaluation")  # promises
+OTHERS = ("resume", "resume elsewhere", "evaluation")  # promises
 
 
 @dataclass(frozen=True)
