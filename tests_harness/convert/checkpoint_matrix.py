@@ -401,8 +401,6 @@ class Odd(nn.Module):
             },
             "complex64": torch.complex(floats, -floats),
             "complex128": torch.complex(floats.double(), floats.double()),
-            "conjugate": torch.complex(floats, floats + 1).conj(),
-            "negative": torch.complex(floats, floats + 1).conj().imag,
             "view": numbers[100:110],
             "every_third": numbers[::3],
             "transposed": numbers[:20].reshape(4, 5).t(),

@@ -1,22 +1,14 @@
-"""Convert files that ask for more than they have bytes, and measure what each of them costs.
+"""Convert files in processes of their own, and measure what each of them costs.
 
-    python -m tests_harness.convert.hostile --num 20000 --seed 0
-
-Each file is converted in a process of its own, under an audit hook and limits of CPU and memory.
-Prints the slowest, the largest in memory, and whatever ended in neither a result nor a sentence.
+Each conversion runs under an audit hook and limits of CPU and memory.
 """
 
-import argparse
 import json
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import hostile_files, random_pickles
 
@@ -112,61 +104,10 @@ def too_much(cost: Cost, size: int) -> bool:
     return cost.cpu_seconds > max(1, 2e-6 * size) or cost.mib > max(64, 128e-6 * size)
 
 
-def make(folder: Path, rng: random.Random) -> tuple[str, Path]:
-    """Write a random hostile file, and return its kind and its path."""
+def random_file(folder: Path, rng: random.Random) -> Path:
+    """Write a random hostile file of 100 bytes to 200 KB."""
     size = int(10 ** rng.uniform(2, 5.3))
     if rng.random() < 0.4:
-        return "random", random_pickles.make(folder, size // 4, rng)
-    name = rng.choice(
-        [name for name in hostile_files.FILES if "sparse_" not in name or rng.random() < 0.1]
-    )
-    return name, hostile_files.FILES[name](folder, size, rng)
-
-
-def main() -> None:
-    """Convert random hostile files and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--num", type=int, default=20_000, help="files")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    status = sweep(options.num, options.seed)
-    sys.exit(status)
-
-
-def sweep(num: int, seed: int) -> int:
-    """Return 1 if any file took too much, executed something or ended without a sentence."""
-    ends: Counter[str] = Counter()
-    slowest: list[Any] = []
-    largest: list[Any] = []
-    faults: list[Any] = []
-    with tempfile.TemporaryDirectory() as name:
-        top = Path(name)
-        converter = Converter(top)
-        num_done = 0
-        with suppress(KeyboardInterrupt):  # Ctrl-C prints what was found until then
-            for i in range(num):
-                rng = random.Random(f"{seed} {i}")
-                folder = top / str(i)
-                folder.mkdir()
-                kind, path = make(folder, rng)
-                size = num_bytes(path)
-                cost = converter.convert(path, rng.choice([".pt", ".safetensors"]))
-                ends[cost.result if cost.result == "converted" else "refused"] += 1
-                costs = f"{cost.cpu_seconds:.2f} s, {cost.mib:.0f} MiB, {size:,} bytes"
-                line = f"{costs}, file {i} ({kind})"
-                slowest = sorted([*slowest, (cost.cpu_seconds, line)])[-5:]
-                largest = sorted([*largest, (cost.mib, line)])[-5:]
-                if too_much(cost, size) or cost.forbidden or cost.result.startswith("TRACEBACK"):
-                    faults.append(f"{line}: {cost.result[:200]} {cost.forbidden[:2]}")
-                    print("FAULT", faults[-1], flush=True)
-                shutil.rmtree(folder)
-                num_done += 1
-        converter.close()
-    print(f"{num_done} files, seed {seed}: {dict(ends)}, {len(faults)} faults")
-    print("slowest", *(line for _, line in slowest[::-1]), sep="\n  ")
-    print("largest", *(line for _, line in largest[::-1]), sep="\n  ")
-    return int(bool(faults))
-
-
-if __name__ == "__main__":
-    main()
+        return random_pickles.make(folder, size // 4, rng)
+    names = [name for name in hostile_files.FILES if "sparse_" not in name or rng.random() < 0.1]
+    return hostile_files.FILES[rng.choice(names)](folder, size, rng)

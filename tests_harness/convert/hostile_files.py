@@ -56,11 +56,6 @@ def expanded(folder: Path, n: int, rng: Random) -> Path:
     return zipped(folder / "a", b"\x80\x02" + DICT + dumped("a") + tensor((numel,), (0,)) + b"u.")
 
 
-def expanded_columns(folder: Path, n: int, rng: Random) -> Path:
-    data = views(100, rng, (1 << 30, 2), (0, 3), 16)
-    return zipped(folder / "a", data, {"0": bytes(64)})
-
-
 def viewed(kind: str) -> Callable[[Path, int, Random], Path]:
     def make(folder: Path, n: int, rng: Random) -> Path:
         num = n // 81 + 1
@@ -145,18 +140,6 @@ def sparse_directory(folder: Path, n: int, rng: Random) -> Path:
     return folder / "a"
 
 
-def sparse_legacy(folder: Path, n: int, rng: Random) -> Path:
-    path = legacy(folder / "a", program(b"N"))
-    content = path.read_bytes()
-    at = content.index(b"\x80\x02", 60)
-    size = 500_000_000
-    with path.open("wb") as file:
-        opcode = rng.choice([b"\x8e" + struct.pack("<Q", size - 1_000_000), b"c", b"V", b"I", b"L"])
-        file.write(content[:at] + b"\x80\x04" + opcode)
-        file.truncate(size)
-    return path
-
-
 def safetensors(path: Path, text: bytes, size: int | None = None) -> Path:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text) if size is None else size) + text)
@@ -166,16 +149,10 @@ def safetensors(path: Path, text: bytes, size: int | None = None) -> Path:
 
 HEADERS: dict[str, Callable[[int], bytes]] = {
     "json_lists": lambda n: b'{"__metadata__":[' + b"[]," * (n // 3) + b"1]}",
-    "json_dicts": lambda n: b'{"__metadata__":[' + b"{}," * (n // 3) + b"1]}",
     "json_nested": lambda n: b'{"a":' + b"[" * n,
     "json_number": lambda n: b'{"a":' + b"7" * n + b"}",
     "json_shape": lambda n: (
         b'{"a":{"dtype":"U8","data_offsets":[0,0],"shape":[' + b"1," * (n // 2) + b"0]}}"
-    ),
-    "json_sizes": lambda n: (
-        b'{"a":{"dtype":"U8","data_offsets":[0,0],"shape":['
-        + (b"7" * 4000 + b",") * (n // 4001)
-        + b"0]}}"
     ),
     "json_offsets": lambda n: json.dumps(
         {str(i): {"data_offsets": [0] * math.isqrt(n)} for i in range(math.isqrt(n) // 4)}
@@ -183,12 +160,6 @@ HEADERS: dict[str, Callable[[int], bytes]] = {
     "json_tensors": lambda n: json.dumps(
         {f"{i:x}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(n // 50)},
         separators=(",", ":"),
-    ).encode(),
-    "json_names": lambda n: json.dumps(
-        {
-            "module." * 99 + str(i): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
-            for i in range(n // 760 + 1)
-        }
     ).encode(),
 }
 
@@ -236,12 +207,10 @@ FILES: dict[str, Callable[[Path, int, Random], Path]] = {
     },
     "json_sparse": lambda folder, n, rng: safetensors(folder / "a", b"{", 99_000_000),
     "expanded": expanded,
-    "expanded_columns": expanded_columns,
     "overlapping_entries": overlapping_entries,
     "many_entries": many_entries,
     "sparse_pickle": sparse_pickle,
     "sparse_directory": sparse_directory,
-    "sparse_legacy": sparse_legacy,
     "legacy_integers": legacy_keys("integers"),
     "legacy_texts": legacy_keys("texts"),
 }

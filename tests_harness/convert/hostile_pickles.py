@@ -1,20 +1,13 @@
 """Pickles whose names and modules ask for more time or memory than they have bytes."""
 
 from .hostile_values import Maker, Random
-from .opcodes import DICT, ORDERED, dumped, get, module, name_of, put, repeated, tensor
+from .opcodes import DICT, dumped, get, module, name_of, put, repeated, tensor
 
 
 def names_of_modules(n: int, rng: Random) -> bytes:
     """Names of a hundred parts, of which every one may be a wrapper."""
     name = "module." * 99
     weights = b"".join(dumped(f"{name}{i}") + get(9) for i in range(n // 710 + 1))
-    return b"\x80\x02" + tensor() + put(9) + b"0" + DICT + weights + b"u."
-
-
-def deep_names(n: int, rng: Random) -> bytes:
-    """Names of a hundred parts that have nothing in common."""
-    names = (".".join(f"{rng.getrandbits(16):x}" for _ in range(99)) for _ in range(n // 500 + 1))
-    weights = b"".join(dumped(name) + get(9) for name in names)
     return b"\x80\x02" + tensor() + put(9) + b"0" + DICT + weights + b"u."
 
 
@@ -30,18 +23,6 @@ def shared_children(n: int, rng: Random) -> bytes:
     return b"\x80\x02" + body + b"."
 
 
-def wide_module(n: int, rng: Random) -> bytes:
-    """Many children that are one module of many parameters, which are one tensor."""
-    num = n // 20 + 1
-    parameters = b"".join(dumped(f"{i:x}") + get(9) for i in range(num))
-    child = module(parameters=DICT + parameters + b"u")
-    children = b"".join(dumped(f"{i:x}") + get(8) for i in range(num))
-    return (
-        b"\x80\x02" + tensor() + put(9) + b"0" + child + put(8) + b"0"
-        + module(DICT + children + b"u") + b"."
-    )  # fmt: skip
-
-
 def long_prefix(n: int, rng: Random) -> bytes:
     """A module of a long name with many parameters."""
     parameters = b"".join(dumped(f"{i:x}") + get(9) for i in range(n // 24 + 1))
@@ -55,30 +36,6 @@ def endless_module(n: int, rng: Random) -> bytes:
     head = name_of("my.Module") + b")\x81" + put(9)
     state = DICT + dumped("_modules") + DICT + dumped("again") + get(9) + b"uub"
     return b"\x80\x02" + head + state + b"."
-
-
-def shared_entries(n: int, rng: Random) -> bytes:
-    """Entries that are one object, which is no weights."""
-    shared = DICT + b"".join(dumped(f"{i:x}") + b"N" for i in range(n // 22)) + b"u"
-    entries = b"".join(dumped(f"{i:x}") + get(9) for i in range(n // 22))
-    return b"\x80\x02" + shared + put(9) + b"0" + DICT + entries + dumped("a") + tensor() + b"u."
-
-
-def shared_states(n: int, rng: Random) -> bytes:
-    """Objects whose attributes are one dict."""
-    state = (
-        DICT + b"".join(dumped(f"{i:x}") + b"N" for i in range(n // 22 + 1)) + b"u" + put(8) + b"0"
-    )
-    objects = (name_of("my.Object") + b")\x81" + get(8) + b"b") * (n // 30 + 1)
-    return b"\x80\x02" + state + b"(" + objects + b"l."
-
-
-def shared_odd_dicts(n: int, rng: Random) -> bytes:
-    """Entries that are one dict of an unknown class."""
-    items = b"".join(dumped(f"{i:x}") + b"N" for i in range(n // 22 + 1))
-    shared = name_of("my.Dict") + b")R(" + items + b"u"
-    entries = b"".join(dumped(f"{i:x}") + get(9) for i in range(n // 22))
-    return b"\x80\x02" + shared + put(9) + b"0" + DICT + entries + dumped("a") + tensor() + b"u."
 
 
 def one_tensor(n: int, rng: Random) -> bytes:
@@ -97,28 +54,13 @@ def averages(n: int, rng: Random) -> bytes:
     return b"\x80\x02" + head + b"".join(dumped(key) + get(8) for key in keys) + b"u."
 
 
-def metadata_of_state(n: int, rng: Random) -> bytes:
-    """The versions of modules that are not there, as one object."""
-    entries = b"".join(dumped(f"{i:x}") + get(9) for i in range(n // 12 + 1))
-    state = DICT + dumped("_metadata") + DICT + entries + b"uu"
-    head = DICT + b"".join(dumped(f"{i:x}") + b"K\1" for i in range(n // 24)) + b"u" + put(9) + b"0"
-    weights = ORDERED + b")R" + dumped("a") + tensor() + b"s" + state + b"b"
-    return b"\x80\x02" + head + weights + b"."
-
-
 PICKLES: dict[str, Maker] = {
-    "shared_states": shared_states,
     "names_of_modules": names_of_modules,
-    "deep_names": deep_names,
     "dots": dots,
     "shared_children": shared_children,
-    "wide_module": wide_module,
     "long_prefix": long_prefix,
     "endless_module": endless_module,
-    "shared_entries": shared_entries,
-    "shared_odd_dicts": shared_odd_dicts,
     "one_tensor": one_tensor,
     "averages": averages,
-    "metadata_of_state": metadata_of_state,
     "frames": lambda n, _: b"\x80\x04" + repeated(b"\x95" + b"\xff" * 7 + b"\0", n) + b"N.",
 }

@@ -24,26 +24,13 @@ def orbit(num: int, rng: Random) -> Iterator[int]:
 Maker = Callable[[int, Random], bytes]  # (size, rng) -> what pushes one value
 VALUES: dict[str, Maker] = {
     "lists": lambda n, _: b"](" + repeated(b"]", n) + b"e",
-    "dicts": lambda n, _: b"](" + repeated(b"}", n) + b"e",
-    "tuples": lambda n, _: b"](" + repeated(b"N\x85", n) + b"e",
     "nested_lists": lambda n, _: b"]" * (n // 2 + 1) + b"a" * (n // 2),
     "nested_tuples": lambda n, _: b"N" + b"\x85" * n,
-    "nested_dicts": lambda n, _: b"N" + b"".join([b"}"] * (n // 5)) + b"NN" * 0 + b"0" * (n // 5),
     "calls": lambda n, _: name_of("a.B") + repeated(b")R", n),
-    "many_calls": lambda n, _: name_of("a.B") + put(9) + b"0](" + repeated(b"h\x09)R", n) + b"e",
-    "copied_calls": lambda n, _: b"](" + name_of("a.B") + repeated(b"2)R", n) + b"e",
     "instances": lambda n, _: b"](" + repeated(b"(ia\nb\n", n) + b"e",
-    "objects": lambda n, _: b"](" + name_of("a.B") + put(9) + repeated(b"(h\x09o", n) + b"e",
-    "items": lambda n, _: b"](" + name_of("a.B") + put(9) + repeated(b"h\x09)RNa", n) + b"e",
     "states": lambda n, _: name_of("a.B") + b")R" + repeated(b"}b", n),
     "marks": lambda n, _: b"(" * (n // 2) + b"1" * (n // 2) + b"N",
-    "duplicates": lambda n, _: b"](" + b"]" + b"2" * n + b"e",
     "memoized": lambda n, _: b"]" + b"\x94" * n,
-    "memoized_lists": lambda n, _: b"](" + repeated(b"]\x94", n) + b"e",
-    "put_texts": lambda n, _: b"]" + b"".join(
-        b"p%d\n" % (7 + i * (2**61 - 1)) for i in range(n // 25)
-    ),
-    "put_gaps": lambda n, _: b"]" + b"".join(put(i * 5_000) for i in range(n // 5)),
     "put_orbit": lambda n, rng: b"]" + b"".join(map(put, orbit(n // 5, rng))),
     "globals": lambda n, _: b"](" + b"".join(
         name_of(f"a.{i:x}") for i in range(n // 8)
@@ -53,47 +40,20 @@ VALUES: dict[str, Maker] = {
     ) + b"e",
     "long_ints": lambda n, _: b"\x8b" + struct.pack("<i", n // 2) + b"\1" * (n // 2) + put(8)
         + b"0}(" + repeated(b"h\x08N", n // 2) + b"u",
-    "text_ints": lambda n, _: b"](" + repeated(b"I" + b"7" * 4299 + b"\n", n) + b"e",
     "long_text_int": lambda n, _: b"L" + b"7" * n + b"L\n",
-    "hexadecimal": lambda n, _: b"I0x" + b"f" * n + b"\n",
-    "long_float": lambda n, _: b"F0." + b"7" * n + b"\n",
     "wide_text": lambda n, _: dumped("\U0001f600" + "a" * n),
-    "texts": lambda n, _: b"](" + repeated(dumped("ab"), n) + b"e",
-    "equal_texts": lambda n, _: dumped("a" * (n // 4)) + put(8) + dumped("a" * (n // 4)) + put(9)
-        + b"00}h\x08Ns" + repeated(b"h\x09Ns", n // 2),
     "colliding_keys": lambda n, _: DICT + b"".join(
         dumped(7 + i * (2**61 - 1)) + b"N" for i in range(n // 12)
     ) + b"u",
-    "orbit_keys": lambda n, rng: DICT + b"".join(
-        dumped(i) + b"N" for i in orbit(n // 6, rng)
-    ) + b"u",
-    "colliding_tuples": lambda n, _: DICT + b"".join(
-        plain((i,)) + b"N" for i in range(n // 8)
-    ) + b"u",
     "hash_bomb": lambda n, _: b"}K\x01" + b"2\x86" * min(n // 2, 60) + b"Ns",
-    "frozenset_bomb": lambda n, _: b"(K\x01" + b"2\x86" * min(n // 2, 60) + b"\x91",
     "long_arguments": lambda n, _: ORDERED + put(8) + b"0(" + b"N" * (n // 2) + b"t" + put(9)
         + b"0](" + repeated(b"h\x08h\x09R", n // 2) + b"e",
     "long_tensors": lambda n, _: REBUILD + put(8) + b"0(" + b"N" * (n // 2) + b"t" + put(9)
         + b"0](" + repeated(b"h\x08h\x09R", n // 2) + b"e",
-    "long_parameters": lambda n, _: name_of("torch._utils._rebuild_parameter") + put(8) + b"0("
-        + b"N" * (n // 2) + b"t" + put(9) + b"0](" + repeated(b"h\x08h\x09R", n // 2) + b"e",
-    "long_ids": lambda n, _: b"(" + storage()[1:-2] + b"N" * (n // 2) + b"t" + put(9)
-        + b"0](" + repeated(b"h\x09Q", n // 2) + b"e",
-    "same_id": lambda n, _: storage()[:-1] + put(9) + b"0](" + repeated(b"h\x09Q", n) + b"e",
     "long_shapes": lambda n, _: plain((1,) * (n // 8)) + put(9) + b"0" + storage() + put(8)
         + REBUILD + put(7) + b"00](" + repeated(b"h\x07(h\x08K\0h\x09h\x09\x89NtR", n // 2) + b"e",
-    "long_bits": lambda n, _: DICT + b"".join(
-        dumped(f"{i:x}") + b"\x89" for i in range(n // 20)
-    ) + b"u" + put(9) + b"0" + storage() + put(8) + REBUILD + put(7) + b"00]("
-        + repeated(b"h\x07(h\x08K\0))\x89Nh\x09tR", n // 2) + b"e",
     "copied_dicts": lambda n, _: ORDERED + put(8) + b"0](" + b"NN\x86" * (n // 6) + b"e" + put(9)
         + b"\x85" + put(10) + b"0](" + repeated(b"h\x08h\x0aR", n // 2) + b"e",
-    "set_of_sizes": lambda n, _: name_of("torch.Size") + put(8) + b"0](" + b"N" * (n // 2) + b"e"
-        + b"\x85" + put(9) + b"0](" + repeated(b"h\x08h\x09R", n // 2) + b"e",
     "subclasses": lambda n, _: name_of("torch._tensor._rebuild_from_type_v2") + put(8) + b"0("
         + b"h\x08" * (n // 4) + b"t" + put(9) + b"0](" + repeated(b"h\x08h\x09R", n // 2) + b"e",
-    "odd_storages": lambda n, _: b"(" + dumped("storage") + name_of("torch." + "Q" * 900)
-        + plain(("0", "cpu", 4))[1:] + b"Q" + put(9) + b"0" + REBUILD + put(8) + b"0](h\x08("
-        + b"h\x09K\0))\x89Nt" + put(10) + b"R" + repeated(b"h\x08h\x0aR", n) + b"e",
 }  # fmt: skip

@@ -134,23 +134,11 @@ def test_weights_go_into_the_part_that_they_fit(tmp_path: Path) -> None:
     assert found.rows["fits"] == "9 of 9 tensors of the whole module"
 
 
-def test_a_copy_that_would_take_them_as_well_is_named(whole: Path) -> None:
-    module = FineTuned()
-    module.teacher = copy.deepcopy(module.net)
-    assert started(whole, module).rows["note"] == "init.into=teacher would take them as well"
-
-
 def test_nothing_fits(tmp_path: Path) -> None:
     text = refusal(saved(tmp_path, nn.Linear(4, 4).state_dict()))
     assert "none of its 2 tensors fits" in text
     assert "The file has weight, bias; the module has net, net.backbone, net.head." in text
-
-
-def test_a_longer_beginning_in_the_file_is_found_and_offered(tmp_path: Path) -> None:
-    state = {f"encoder.body.{name}": value for name, value in network().state_dict().items()}
-    path = saved(tmp_path, state)
-    assert "With init.prefix=encoder.body init.into=net 9 of them fit." in refusal(path)
-    assert "9 of 9" in started(path, prefix="encoder.body").rows["fits"]
+    assert "init.prefix=<part> takes a part of the file, init.map={old: new} renames." in text
 
 
 def test_other_types_are_cast_and_told(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 `convert(source, output)` writes it, and `python -m harness.convert` is the command; `load(source)`
 returns it as tensors. Read are torch.save's formats, safetensors and torch.distributed.checkpoint
-folders, as data: no code that the file names is imported, nor is torch by `convert`, unless a run's
-config.yaml names a network of torch.nn or of your own packages to hold the result against. Of the
-harness it needs `errors` and `files`.
+folders, as data: no code that the file names is imported, nor is torch by `convert`. Of the harness
+it needs `errors` and `files`.
 """
 
 from .conversion import DTYPES, Report, convert

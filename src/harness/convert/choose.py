@@ -1,11 +1,10 @@
 """Find the weights in what was saved: a state_dict, one inside a checkpoint, a pickled module."""
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from .names import NETWORKS, Names, is_average
+from .names import Names, is_average
 from .places import (
     Place,
     at,
@@ -42,7 +41,6 @@ class Chosen:
     is_lightning: bool  # the names begin at a LightningModule, of which the network is a part
     is_exact: bool  # wrappers are already stripped, because their classes were known
     rest: list[str]  # the file's other entries
-    metadata: dict[Any, Any]  # of a state_dict: it holds the modules' versions
     notes: list[str]  # other weights that the file holds, and how to take them
 
 
@@ -77,18 +75,14 @@ def choose(root: Any, key: str | None, ema: bool, budget: Budget) -> Chosen:
         main = dict(items(entries.get("state_dict", entries.get("model"))))
         is_inside = not main or any(name in main for name in state)
         is_lightning = "pytorch-lightning_version" in entries and place != () and is_inside
-    if key is not None and (raw := _raw(places := places_of(root))):
-        notes += _what_it_lacks(name, value, ".".join(raw), places[raw], budget)
     rest = [
         ".".join((*place[:depth], other))
         for depth in range(len(place))
         for other, _ in items(at(root, place[:depth]))
         if other != place[depth]
     ]
-    metadata = getattr(value, "metadata", None)
-    metadata = metadata if isinstance(metadata, dict) else {}
     state = {name: value for name, value in state.items() if value is not None}
-    return Chosen(state, name, place, is_lightning, is_pickled, rest, metadata, notes)
+    return Chosen(state, name, place, is_lightning, is_pickled, rest, notes)
 
 
 def _usual(root: Any, ema: bool, notes: list[str], budget: Budget) -> Place | None:
@@ -106,50 +100,20 @@ def _usual(root: Any, ema: bool, notes: list[str], budget: Budget) -> Place | No
     if raw is None:
         is_only = ema and all(place and _TRAINING.search(place[0]) for place in others)
         return next((p for p, v in averages.items() if is_only and _is_state(v)), None)
-    if raw == () or not ema:
-        return raw
-    copies = {p: v for p, v in others.items() if p not in ((), raw) and not _TRAINING.search(p[0])}
-    if not averages and not copies:
+    if raw == () or not ema or not averages:
         return raw
     names, chosen = set(_tensor_names(places[raw], budget)), raw
-    for place, value in [*averages.items(), *copies.items()][:_MAX_SHOWN]:
+    for place, value in list(averages.items())[:_MAX_SHOWN]:
         average, what = set(_tensor_names(value, budget)), ".".join(place)
-        if place in copies:
-            if average == names:
-                notes.append(f"{what} may be a copy of {'.'.join(raw)}, and is left out; ")
-                notes[-1] += f"--key {quoted(what)} takes it"
-        elif chosen == raw and average == names and not _TRAINING.search(place[0]):
+        if chosen == raw and average == names and not _TRAINING.search(place[0]):
             # An average of the parameters alone, or what holds the average, is not the weights.
             chosen = place
             notes.append(f"{what} is the average of {'.'.join(raw)}; --no-ema takes that")
         elif 3 * len(average) >= len(names):
-            notes.append(f"{what} may be an average, and is left out; --key {quoted(what)}")
-            notes[-1] += _prefix_of(names, average) + " takes it"
-            if isinstance(value, list | tuple):
-                notes[-1] += " as 0, 1, ..., usually in the order of net.parameters()"
+            notes.append(
+                f"{what} may be an average, and is left out; --key {quoted(what)} takes it"
+            )
     return chosen
-
-
-def _what_it_lacks(name: str, value: Any, usual: str, raw: Any, budget: Budget) -> list[str]:
-    """Say which tensors of the usual weights are not in those that are taken, if all others are."""
-    taken, usual_names = set(_tensor_names(value, budget)), _tensor_names(raw, budget)
-    for start in ("", *(f"{network}." for network in NETWORKS)):
-        names = [n.removeprefix(start) for n in usual_names if n.startswith(start)]
-        if taken and taken < set(names):
-            missing = [n for n in names if n not in taken]
-            shown = ", ".join(missing[:_MAX_SHOWN])
-            return [f"{name} lacks {len(missing)} of the {len(names)} tensors of {usual}: {shown}"]
-    return []
-
-
-def _prefix_of(names: set[str], average: set[str]) -> str:
-    """Return the option for the part of an average that has these very names."""
-    groups: defaultdict[str, set[str]] = defaultdict(set)
-    for name in average:
-        group, _, inner = name.partition(".")
-        groups[group].add(inner)
-    same = sorted(group for group, inner in groups.items() if inner == names)
-    return f" --prefix {quoted(max(same, key=is_average))}" if same else ""
 
 
 def _raw(places: dict[Place, Any]) -> Place | None:

@@ -1,26 +1,21 @@
 """One conversion: read, choose, name, write beside the target, verify, rename."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import UserError
 from harness.files import replacing
 
-from .choose import Chosen, choose
-from .names import Names
-from .network import network_of
-from .places import holds_tensors, is_odd_tensor, key_for, places_of
+from .loading import opened
 from .read import Checkpoint
-from .sources import default_output, printable, quoted, refuse_part, stem_of, whole
+from .sources import checked, default_output, printable, quoted, stem_of
 from .stream import verify as verify_copy
-from .tensors import CheckpointError, Tensor, target_dtype
+from .tensors import target_dtype
 from .write import write_pt, write_safetensors
 
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
 OUTPUTS = tuple(_WRITERS)  # the suffixes
-LEAST_LIMIT = 100_000_000  # bytes that any file may lead to
 DTYPES = ("keep", "float32", "float16", "bfloat16")
 
 
@@ -82,11 +77,9 @@ def convert(
     prefix: str = "auto",
     ema: bool = True,
     keep_module: bool = False,
-    packages: Collection[str] = (),
     verify: bool = True,
     force: bool = False,
     dry_run: bool = False,
-    max_expansion: float = 16,
 ) -> Report:
     """Write the weights in a checkpoint as a plain state_dict of CPU tensors.
 
@@ -100,50 +93,40 @@ def convert(
         prefix: the submodule that is the network, "" for the whole, "auto" to find it.
         ema: prefer averaged weights where there are some.
         keep_module: do not strip `module`, the wrapper's name, because a real child is called so.
-        packages: your own, whose networks may be built: their code is imported and run.
-        verify: compare the new file with the source before it gets its name. Where config.yaml
-            lies two folders above, and without key and prefix, its network must fit too.
+        verify: compare the new file with the source before it gets its name.
         force: replace an existing output.
         dry_run: write nothing.
-        max_expansion: how many times larger than the source the result may be, besides 100 MB.
 
     Raises:
         UserError: the arguments cannot be followed.
         CheckpointError: the source cannot be converted.
         OSError: the system refuses to read or write.
     """
-    source = whole(source)
+    source = checked(source)
     output = Path(output) if output else default_output(source)
     _check_arguments(source, output, dtype, force or dry_run)
     try:
-        with Checkpoint(source) as checkpoint:
-            if output.exists() and checkpoint.is_read_from(output):
+        with opened(source, key=key, prefix=prefix, ema=ema, keep_module=keep_module) as weights:
+            if output.exists() and weights.checkpoint.is_read_from(output):
                 raise UserError(f"{output} is the source or a part of it; name another output.")
-            chosen = choose(checkpoint.root, key, ema, checkpoint.budget)
-            is_usual = verify and prefix == "auto" and key is None
-            network, notes = network_of(source, packages) if is_usual else (None, [])
-            known, keeps = network.names if network else (), keep_module or chosen.is_exact
-            names = Names(
-                chosen.state, prefix, chosen.is_lightning, keeps, known, ema, chosen.metadata
-            )
-            tensors, entries, dropped = select(chosen, names.new, dtype)
+            tensors = weights.tensors
             report = Report(
                 str(source),
                 str(output),
-                checkpoint.kind,
-                chosen.key,
-                entries,
+                weights.checkpoint.kind,
+                weights.key,
+                {
+                    new: Entry(weights.sources[new], target_dtype(tensor, dtype), tensor.shape)
+                    for new, tensor in tensors.items()
+                },
                 sum(tensor.num_bytes for tensor in tensors.values()),
-                chosen.rest + dropped,
-                chosen.notes + names.notes + notes,
+                weights.dropped,
+                weights.notes,
             )
-            if network:
-                network.check({name: entry.shape for name, entry in entries.items()})
             if dry_run:
                 return report
             with replacing(output, is_forced=force) as file:
-                most = LEAST_LIMIT + max_expansion * checkpoint.num_bytes
-                _WRITERS[output.suffix](file, tensors, dtype, names.metadata, most)
+                _WRITERS[output.suffix](file, tensors, dtype, weights.checkpoint.max_result)
                 file.flush()
                 if verify:
                     with Checkpoint(Path(file.name)) as written:
@@ -152,22 +135,14 @@ def convert(
                     has_checksums = all(record.crc is not None for record in records)
                     no_checksums = "the copy, byte for byte; the source states no checksums"
                     report.verified.append("every byte" if has_checksums else no_checksums)
-                if network:
-                    name = type(network.module).__name__
-                    report.verified.append(f"loads strict into config.yaml's {name}")
-                checkpoint.check_unchanged()
+                weights.checkpoint.check_unchanged()
             report.is_written = True
             return report
-    except CheckpointError as error:
-        raise CheckpointError(printable(f"{source}: {error}")) from error
     except FileExistsError as error:
         raise UserError(f"{output} exists, since a moment ago; --force replaces it.") from error
 
 
 def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> None:
-    if not source.exists():
-        raise UserError(f"{source} does not exist.")
-    refuse_part(source)
     if dtype not in DTYPES:
         raise UserError(f"dtype={dtype} is not one of {', '.join(DTYPES)}.")
     if output.is_dir():
@@ -181,32 +156,3 @@ def _check_arguments(source: Path, output: Path, dtype: str, force: bool) -> Non
         raise UserError(f"{output} is inside the checkpoint {output.parent}; name another output.")
     if output.exists() and not force:
         raise UserError(f"{output} exists; --force replaces it.")
-
-
-def select(
-    chosen: Chosen, new_names: Mapping[str, str], dtype: str
-) -> tuple[dict[str, Tensor], dict[str, Entry], list[str]]:
-    """Return the network's tensors, what is known of each, and what else there was, in words."""
-    tensors: dict[str, Tensor] = {}
-    entries: dict[str, Entry] = {}
-    dropped: list[str] = []
-    seen: set[int] = set()
-    for old, value in chosen.state.items():
-        new = new_names.get(old)
-        if new is None:
-            dropped.append(old.partition(".")[0] + (".*" if "." in old else ""))
-        elif isinstance(value, Tensor):
-            tensors[new] = value
-            entries[new] = Entry(old, target_dtype(value, dtype), value.shape)
-        elif is_odd_tensor(value):
-            raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
-        elif holds_tensors(value, seen) and not old.endswith("_extra_state"):
-            others = places_of(value, (*chosen.place, old)).items()
-            option = next(filter(None, (key_for(*other) for other in others)), "")
-            hint = f"; {option} takes those" if option else ""
-            raise CheckpointError(f"{chosen.key} holds tensors, and {old} in it others{hint}")
-        else:
-            dropped.append(f"{old} (not a tensor)")
-    if not tensors:
-        raise CheckpointError("what would be taken holds no tensor; --prefix and --key choose")
-    return tensors, entries, list(dict.fromkeys(dropped))

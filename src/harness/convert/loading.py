@@ -1,19 +1,17 @@
 """Weights of a checkpoint as tensors in memory: what there is, is known before it is read."""
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import UserError
-
-from .choose import choose
-from .conversion import LEAST_LIMIT, select
+from .choose import Chosen, choose
 from .names import Names
+from .places import holds_tensors, is_odd_tensor, key_for, places_of
 from .read import Checkpoint
-from .sources import printable, refuse_part, whole
+from .sources import checked, printable
 from .stream import check, stream
 from .tensors import CheckpointError, Record, Tensor
 
@@ -25,13 +23,12 @@ if TYPE_CHECKING:
 class Weights:
     """The weights in an open checkpoint, by the names that the bare network has for them."""
 
-    kind: str  # the file's format
+    checkpoint: Checkpoint
     key: str  # the entry of the file that holds them, in words
     tensors: dict[str, Tensor]  # types and shapes; no byte of theirs is read
     sources: dict[str, str]  # their names in the file
     dropped: list[str]  # what else the file holds
     notes: list[str]  # what a user should know besides
-    num_bytes: int  # of the file
     _read: dict[Any, "torch.Tensor"] = field(default_factory=dict)
     _checked: set[Record] = field(default_factory=set)
 
@@ -88,30 +85,44 @@ def opened(
         CheckpointError: it is none, is damaged, holds no weights without doubt, or changed
             while the block read it.
     """
-    source = whole(source)
-    if not source.exists():
-        raise UserError(f"{source} does not exist.")
-    refuse_part(source)
+    source = checked(source)
     try:
         with Checkpoint(source) as checkpoint:
             chosen = choose(checkpoint.root, key, ema, checkpoint.budget)
             keeps = keep_module or chosen.is_exact
-            names = Names(
-                chosen.state, prefix, chosen.is_lightning, keeps, (), ema, chosen.metadata
-            )
-            tensors, entries, dropped = select(chosen, names.new, "keep")
-            yield Weights(
-                checkpoint.kind,
-                chosen.key,
-                tensors,
-                {name: entry.source for name, entry in entries.items()},
-                chosen.rest + dropped,
-                chosen.notes + names.notes,
-                checkpoint.num_bytes,
-            )
+            names = Names(chosen.state, prefix, chosen.is_lightning, keeps, ema)
+            tensors, dropped = _selected(chosen, names.new)
+            sources = {new: old for old, new in names.new.items() if new in tensors}
+            dropped, notes = chosen.rest + dropped, chosen.notes + names.notes
+            yield Weights(checkpoint, chosen.key, tensors, sources, dropped, notes)
             checkpoint.check_unchanged()
     except CheckpointError as error:
         raise CheckpointError(printable(f"{source}: {error}")) from error
+
+
+def _selected(chosen: Chosen, new_names: Mapping[str, str]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the network's tensors, and what else there was, in words."""
+    tensors: dict[str, Tensor] = {}
+    dropped: list[str] = []
+    seen: set[int] = set()
+    for old, value in chosen.state.items():
+        new = new_names.get(old)
+        if new is None:
+            dropped.append(old.partition(".")[0] + (".*" if "." in old else ""))
+        elif isinstance(value, Tensor):
+            tensors[new] = value
+        elif is_odd_tensor(value):
+            raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
+        elif holds_tensors(value, seen) and not old.endswith("_extra_state"):
+            others = places_of(value, (*chosen.place, old)).items()
+            option = next(filter(None, (key_for(*other) for other in others)), "")
+            hint = f"; {option} takes those" if option else ""
+            raise CheckpointError(f"{chosen.key} holds tensors, and {old} in it others{hint}")
+        else:
+            dropped.append(f"{old} (not a tensor)")
+    if not tensors:
+        raise CheckpointError("what would be taken holds no tensor; --prefix and --key choose")
+    return tensors, list(dict.fromkeys(dropped))
 
 
 def load(
@@ -121,7 +132,6 @@ def load(
     prefix: str = "auto",
     ema: bool = True,
     keep_module: bool = False,
-    max_expansion: float = 16,
 ) -> dict[str, "torch.Tensor"]:
     """Read the weights of a checkpoint as a plain state_dict of CPU tensors, and write nothing.
 
@@ -133,7 +143,6 @@ def load(
         prefix: the submodule that is the network.
         ema: prefer averaged weights where there are some.
         keep_module: a child of the network is called ``module``.
-        max_expansion: how many times larger than the file the weights may be, besides 100 MB.
 
     Raises:
         UserError: there is no such file.
@@ -141,7 +150,7 @@ def load(
     """
     with opened(source, key=key, prefix=prefix, ema=ema, keep_module=keep_module) as weights:
         views = {tensor.view: tensor.num_bytes for tensor in weights.tensors.values()}
-        if sum(views.values()) > LEAST_LIMIT + max_expansion * weights.num_bytes:
+        if sum(views.values()) > weights.checkpoint.max_result:
             raise CheckpointError(
                 f"{sum(views.values()) / 1e9:,.1f} GB would be made of it, which its size does not "
                 "explain (expanded views?)"

@@ -1,12 +1,9 @@
 """Name the weights as the bare network does: wrappers stripped, then the network's own prefix."""
 
 import re
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable
 
-from .sources import quoted
 from .tensors import CheckpointError
 
 NETWORKS = ("net", "model", "network")  # what a LightningModule usually calls its network
@@ -15,12 +12,9 @@ _AVERAGE = re.compile(
     r"(?<![A-Za-z])(?<!exp_)(ema|swa|avg|averaged?|shadow)(?![a-z])"
     r"|(?<![A-Z])(EMA|SWA|Ema|Swa|Averag(e|ed|ing))(?![a-z])"
 )
-_COPY = re.compile(r"(?<![a-z])(teacher|target|momentum|mean)(?![a-z])")  # others, perhaps
 # Names that only wrappers use: torch.compile, FSDP, activation checkpointing, Fabric.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 _MAX_DEPTH = 100  # segments of a name
-_MAX_NOTES = 3
-_NO_ACCIDENT = 3  # names
 Path = list[str]  # the segments of a name
 MarkedPath = list[str | None]  # with None for a wrapper, and for a tensor that is a wrapper's
 Groups = dict[str, set[tuple[str, ...]]]  # by the name of a module what is in it
@@ -38,9 +32,8 @@ class Names:
         prefix: the network's place, or "auto": in a LightningModule `net`, `model`, `network` or
             its only child; otherwise the whole.
         is_lightning: whether the names begin at a LightningModule.
-        known: the network's own names, prefix included; a `module` in them stays.
-        versions: the `_metadata` of a state_dict; its whole numbers become `metadata`, by the new
-            names. A wrapper's entry gives way to that of its module.
+        keep_module: `module` is no wrapper.
+        ema: prefer a submodule that is the network's average.
 
     Raises:
         CheckpointError: nothing has that prefix, or two names would become one.
@@ -52,103 +45,48 @@ class Names:
         prefix: str = "auto",
         is_lightning: bool = False,
         keep_module: bool = False,
-        known: Collection[str] = (),
         ema: bool = True,
-        versions: Mapping[Any, Any] | None = None,
     ) -> None:
         self.notes: list[str] = []
-        paths = {name: _parts(name) for name in names}
-        # Each path as it was beside what becomes of it; modules are looked up among them.
-        self._tensors = sorted((list(path), path) for path in paths.values())
-        if not keep_module and _strip(_strip_as(known, paths.values())) and not known:
+        marked = {name: _parts(name) for name in names}
+        if not keep_module and _strip([*marked.values()]):
             self.notes.append(
                 "`module` was taken for a wrapper (DataParallel, DDP); "
                 "--keep-module if the network itself has a child of that name"
             )
-        self._prefix = self._module("" if prefix == "auto" else prefix.rstrip("."))
-        stripped = [_stripped(path) for path in paths.values() if path[-1] is not None]
-        if prefix == "auto":
-            if is_lightning:
-                self._find_network(stripped, ema)
-            self._say_copies(stripped)
-        owners: dict[str, str] = {}
+        paths = {name: _stripped(path) for name, path in marked.items() if path[-1] is not None}
+        self._prefix = _place("" if prefix == "auto" else prefix, paths.values())
+        if prefix == "auto" and is_lightning:
+            self._find_network(paths.values(), ema)
+        depth, owners = len(self._prefix), dict[str, str]()
         for name, path in paths.items():
-            if path[-1] is None or not (new := self._below_prefix(_stripped(path))):
+            if path[:depth] != self._prefix or not path[depth:]:
                 continue
+            new = ".".join(path[depth:])
             if owners.setdefault(new, name) != name:
                 raise CheckpointError(f"{owners[new]} and {name} would both become {new}")
         self.new = {name: new for new, name in owners.items()}
         if not self.new:
-            raise CheckpointError(_nothing(prefix, stripped))
-        self.metadata: dict[str, Any] = {}
-        for name, entries in (versions or {}).items():
-            if isinstance(name, str) and isinstance(entries, dict):
-                module = self._below_prefix(self._module(name))
-                if module is not None:
-                    numbers = {str(k): v for k, v in entries.items() if type(v) is int}
-                    self.metadata[module] = numbers
+            there = ", ".join(sorted({path[0] for path in paths.values() if path})[:20])
+            what = "no tensor has a name" if prefix == "auto" else f"nothing is called {prefix}.*"
+            raise CheckpointError(f"{what}; there is: {there}")
 
-    def _module(self, name: str) -> Path:
-        """Return the path of a module without wrappers: the beginning of those of its tensors."""
-        raw = _parts(f"{name}.")[:-1] if name else []
-        first = bisect_left(self._tensors, (raw,))
-        before, after = self._tensors[first] if first < len(self._tensors) else ([], [])
-        return _stripped(after[: len(raw)] if before[: len(raw)] == raw else raw)
-
-    def _below_prefix(self, path: Path) -> str | None:
-        depth = len(self._prefix)
-        return ".".join(path[depth:]) if path[:depth] == self._prefix else None
-
-    def _find_network(self, paths: Collection[Path], ema: bool) -> None:
+    def _find_network(self, paths: Iterable[Path], ema: bool) -> None:
         """Set the prefix to that of a LightningModule's network, or of its average."""
         groups = _groups(paths)
         network = next((name for name in NETWORKS if name in groups), None)
         if network is None and len(groups) == 1:
             network = next(iter(groups))
         if network is None or () in groups[network]:
-            deep = [name for name, inside in groups.items() if () not in inside]
-            if network is None and len(deep) == 1:
-                others = ", ".join(sorted(groups.keys() - set(deep))[:_MAX_NOTES])
-                self.notes.append(
-                    f"all but {others} lie below {deep[0]}; --prefix {quoted(deep[0])} takes that "
-                    "network alone"
-                )
             return
-        wanted = groups.pop(network)
         self._prefix = [network]
-        for name, inside in groups.items() if ema else ():
-            if self._prefix == [network] and is_average(name) and inside == wanted:
-                self._prefix = [name]
-                # First, as what was taken must be said however many copies there are.
-                said = f"{name} is the average of {network}; --no-ema takes {network}"
-                self.notes.insert(0, said)
-            elif inside == wanted or (_may_be_copy(name) and 3 * len(inside) >= len(wanted)):
-                kind = "a copy" if inside == wanted else "an average"
-                names = "" if inside == wanted else "but has other names, "
-                self.notes.append(
-                    f"{name} may be {kind} of {network}, {names}and is left out; "
-                    f"--prefix {quoted(name)} takes it"
-                )
-        del self.notes[_MAX_NOTES:]
-
-    def _say_copies(self, paths: Collection[Path]) -> None:
-        """Add a note for what is taken, and may be a copy of something else that is."""
-        place = [*self._prefix]
-        paths = [path[len(place) :] for path in paths if path[: len(place)] == place]
-        while len(groups := _groups(paths)) == 1:
-            place += groups
-            paths = [path[1:] for path in paths]
-        for name in [*filter(_may_be_copy, groups)][:_MAX_NOTES]:
-            rest = {tuple(path) for path in paths if path and path[0] != name}
-            others = {key: inside for key, inside in groups.items() if key != name}
-            same = [key for key, inside in others.items() if _are_alike(groups[name], inside)]
-            if same or _are_alike(groups[name], rest):
-                of = ".".join([*place, same[0]]) if same else "the rest"
-                copy = ".".join([*place, name])
-                self.notes.append(
-                    f"{copy} may be a copy of {of} (an average, a teacher), and both are taken; "
-                    f"--prefix {quoted(copy)} takes it alone"
-                )
+        wanted = groups.pop(network)
+        average = next(
+            (n for n, inside in groups.items() if is_average(n) and inside == wanted), ""
+        )
+        if ema and average:
+            self._prefix = [average]
+            self.notes.append(f"{average} is the average of {network}; --no-ema takes {network}")
 
 
 def is_average(name: str) -> bool:
@@ -156,21 +94,18 @@ def is_average(name: str) -> bool:
     return bool(_AVERAGE.search(name))
 
 
-def _may_be_copy(name: str) -> bool:
-    return bool(_AVERAGE.search(name) or _COPY.search(name))
-
-
 def _groups(paths: Iterable[Path]) -> Groups:
     groups: Groups = defaultdict(set)
     for path in paths:
-        if path:
-            groups[path[0]].add(tuple(path[1:]))
+        groups[path[0]].add(tuple(path[1:]))
     return groups
 
 
-def _are_alike(inside: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> bool:
-    """Whether two modules have the same names, or so many that it is no accident."""
-    return () not in inside and (inside == other or len(inside & other) >= _NO_ACCIDENT)
+def _place(prefix: str, paths: Collection[Path]) -> Path:
+    """Return the path that a prefix means: as it is, or as the file has it, wrappers and all."""
+    parts = [part for part in prefix.rstrip(".").split(".") if part and part not in WRAPPERS]
+    is_there = any(path[: len(parts)] == parts for path in paths)
+    return parts if is_there else [part for part in parts if part != "module"]
 
 
 def _parts(name: str) -> MarkedPath:
@@ -183,32 +118,6 @@ def _parts(name: str) -> MarkedPath:
 
 def _stripped(path: MarkedPath) -> Path:
     return [part for part in path if part is not None]
-
-
-def _strip_as(known: Iterable[str], paths: Iterable[MarkedPath]) -> list[MarkedPath]:
-    """Put None for what the network's own names have not, and return the paths not among them."""
-    own: defaultdict[tuple[str | None, ...], list[list[str]]] = defaultdict(list)
-    for name in known:
-        segments = name.split(".")
-        own[_without_modules(segments)].append(segments)
-    others: list[MarkedPath] = []
-    for path in paths:
-        candidates, marked = own.get(_without_modules(path), []), list[str | None]()
-        wanted = candidates[0][::-1] if len(candidates) == 1 else []
-        # The network's own `module` is inside of a wrapper's.
-        for part in reversed(path):
-            is_own = bool(wanted) and part == wanted[0]
-            marked.append(part if is_own else None)
-            wanted = wanted[is_own:]
-        if candidates[1:] or not candidates or wanted:
-            others.append(path)
-        else:
-            path[:] = marked[::-1]
-    return others
-
-
-def _without_modules(path: Sequence[str | None]) -> tuple[str | None, ...]:
-    return *(part for part in path[:-1] if part != "module"), path[-1]
 
 
 def _strip(paths: list[MarkedPath]) -> bool:
@@ -235,18 +144,3 @@ def _strip(paths: list[MarkedPath]) -> bool:
             if any("module" in path[depth + 1 :] for path in group):
                 todo.append((depth + 1, group))
     return is_guess
-
-
-def _nothing(prefix: str, paths: Collection[Path]) -> str:
-    """Say that nothing has the prefix, and where there is something like it."""
-    groups = ", ".join(sorted({path[0] for path in paths if path})[:20])
-    if prefix == "auto":
-        return f"no tensor has a name; there is: {groups}"
-    prefix = prefix.rstrip(".")
-    wanted = f".{prefix}."
-    places = (f".{'.'.join(path)}".partition(wanted) for path in paths)
-    deeper = min((before for before, found, _ in places if found), key=len, default="")
-    hint = f"there is: {groups}"
-    if deeper:
-        hint = f"--prefix {quoted((deeper + wanted).strip('.'))} is there"
-    return f"nothing is called {prefix}.*; {hint}"

@@ -19,6 +19,8 @@ from .unpickle import unpickle
 
 Shard = tuple[tuple[int, ...], Tensor]
 _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+LEAST_RESULT = 100_000_000  # bytes that any file may lead to
+MAX_EXPANSION = 16  # times the source
 _MAX_DEPTH = 64  # of names and of shapes in .metadata
 
 
@@ -52,6 +54,11 @@ class Checkpoint:
         if self.path.is_dir():
             return sum(path.stat().st_size for path in self.path.iterdir() if path.is_file())
         return sum(status.st_size for _, status in self._files.values())
+
+    @property
+    def max_result(self) -> int:
+        """Bytes that may be made of it: more is explained by expanded views alone."""
+        return LEAST_RESULT + MAX_EXPANSION * self.num_bytes
 
     def check_unchanged(self) -> None:
         """Raise if a file was written to or replaced since it was opened."""
@@ -88,7 +95,7 @@ class Checkpoint:
         # Before the others: a safetensors file begins with a length, which can be any bytes.
         if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= window.size:
             return "safetensors", read_safetensors(window, self.budget)
-        if other := foreign(head, path):
+        if other := foreign(head):
             raise CheckpointError(f"not a checkpoint: {other}")
         if head.startswith(b"PK\x03\x04"):
             return "torch.save", read_zip(window, self.budget)

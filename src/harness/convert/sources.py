@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,23 +24,13 @@ _INDEX = re.compile(r"\.(safetensors|bin|pt|pth|ckpt)\.index(\.\w+)?\.json$")
 _SHARD = re.compile(r"-\d+-of-(?!0*1\b)\d+")  # one of one is the whole
 _RANK = re.compile(r"^(consolidated\.|mp_rank_)\d+")  # of Llama, of Megatron
 MAX_INDEX = 100_000_000  # bytes
-_UNPACK = "packed with {}; unpack it first"
-_OTHER = "written by {}, not by torch"
 _STARTS = {
     b"version https://git-lfs": "a Git LFS pointer to the file; git lfs pull downloads it",
-    b"\x1f\x8b": _UNPACK.format("gzip"),
-    b"BZh": _UNPACK.format("bzip2"),
-    b"\xfd7zXZ": _UNPACK.format("xz"),
-    b"\x28\xb5\x2f\xfd": _UNPACK.format("zstd"),
-    b"7z\xbc\xaf": _UNPACK.format("7-Zip"),
-    b"Rar!": _UNPACK.format("rar"),
-    b"PK\x05\x06": "an empty zip",
-    b"\x89HDF": "HDF5, " + _OTHER.format("Keras or h5py"),
-    b"GGUF": "GGUF, " + _OTHER.format("llama.cpp"),
-    b"\x93NUMPY": "an array, " + _OTHER.format("numpy.save"),
+    b"\x1f\x8b": "packed with gzip; unpack it first",
+    b"\x89HDF": "HDF5, written by Keras or h5py, not by torch",
+    b"GGUF": "GGUF, written by llama.cpp, not by torch",
 }
 _HTML = re.compile(rb"\s*<(!doctype|html|head|\?xml)", re.IGNORECASE)
-_ONNX = re.compile(rb"\x08[\x01-\x14]([\x12\x3a\x42]|\x10)")  # ir_version, then the next field
 _TEXT = bytes({*range(32, 256), *b"\t\n\r"})
 
 
@@ -73,6 +63,19 @@ def whole(source: str | Path) -> Path:
             with suppress(OSError), index.open("rb") as file:
                 if json.dumps(path.name).encode() in file.read(MAX_INDEX):
                     return index
+    return path
+
+
+def checked(source: str | Path) -> Path:
+    """Return the path of a whole checkpoint that exists.
+
+    Raises:
+        UserError: there is no such file, or it is a part of what cannot be joined.
+    """
+    path = whole(source)
+    if not path.exists():
+        raise UserError(f"{path} does not exist.")
+    refuse_part(path)
     return path
 
 
@@ -139,80 +142,51 @@ def stem_of(source: Path) -> str:
     return source.stem if name == source.name and source.suffix in SUFFIXES else name
 
 
-def default_output(source: Path, is_alone: bool = True) -> Path:
-    """Return where the weights go if nobody says; `x.pt` beside `x.ckpt` is not alone."""
-    return source.with_name(f"{stem_of(source) if is_alone else source.name}.weights.pt")
+def default_output(source: Path) -> Path:
+    """Return where the weights go if nobody says."""
+    return source.with_name(f"{stem_of(source)}.weights.pt")
 
 
 def jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
-    """Pair each checkpoint with its output; a folder stands for the checkpoints below it.
+    """Pair each checkpoint with its output.
 
     Raises:
-        UserError: an output is also an input, or that of two.
+        UserError: an input does not exist, or an output is also an input, or that of two.
     """
-    found: list[Path] = []
-    for source in map(whole, sources):
-        is_search = os.path.isdir(source) and not is_checkpoint_folder(source)
-        found += (_below(source) if is_search else []) or [source]
-    found = list({path.absolute(): path for path in found}.values())
-    counts = Counter(map(default_output, found))
-    inputs = {
-        path.stat()[1:3]: path for path in found if os.path.exists(path)
-    }  # by inode and device
+    if missing := next((source for source in sources if not os.path.exists(source)), None):
+        hint = "; an output has -o before it" if len(sources) > 1 else ""
+        raise UserError(f"{missing} does not exist{hint}.")
+    found = list({path.resolve(): path for path in map(whole, sources)}.values())
+    inputs = {path.resolve(): path for path in found}
     pairs: list[tuple[Path, Path]] = []
     owners: dict[Path, Path] = {}
     for source in found:
-        # Of x.ckpt and x.pt each keeps its whole name.
-        target = default_output(source, is_alone=counts[default_output(source)] == 1)
+        target = default_output(source)
         if output:
             target = Path(output.replace("{stem}", stem_of(source)))
         if (owner := owners.setdefault(target.resolve(), source)) is not source:
             refuse_part(source)
+            is_named = output and "{stem}" not in output
             hint = f"-o '{{stem}}{target.suffix}' gives each its own"
             raise UserError(
                 f"{target} would be written more than once, for {owner} and for {source}; "
-                + ("convert one at a time" if output and "{stem}" in output else hint)
+                + (hint if is_named else "convert one at a time")
             )
-        if os.path.exists(target) and inputs.get(target.stat()[1:3], source) is not source:
+        if inputs.get(target.resolve(), source) is not source:
             raise UserError(f"{target}, for {source}, is also an input; name another output")
         pairs.append((source, target))
     return pairs
 
 
-def _below(folder: Path) -> list[Path]:
-    """Return the checkpoints below a folder, without what this command wrote beside them."""
-    folders = {path for path in folder.rglob("*") if path.is_dir() and is_checkpoint_folder(path)}
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if (path.is_file() and path.suffix in SUFFIXES) or path in folders
-        if folders.isdisjoint(path.parents)
-    ]
-    outputs = {default_output(path, is_alone) for path in paths for is_alone in (True, False)}
-    return [path for path in paths if path not in outputs]
-
-
-def foreign(head: bytes, path: Path) -> str | None:
+def foreign(head: bytes) -> str | None:
     """Return what a file is that torch did not write, as far as its first 512 bytes tell."""
     for start, what in _STARTS.items():
         if head.startswith(start):
             return what
-    if head.startswith(b"PK\x03\x04"):
-        first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
-        is_keras = path.suffix == ".keras"
-        is_array = first.endswith(b".npy")
-        other = "numpy.savez" if is_array else "Keras" if is_keras else None
-        return f"a zip, {_OTHER.format(other)}" if other else None
     if head[8:10] == b'{"':
         return "a safetensors file that ends inside its header; copy it again"
-    if head[257:262] == b"ustar":
-        return _UNPACK.format("tar")
     if _HTML.match(head):
         return "a web page: its download failed or asks for a login"
-    if path.suffix == ".onnx" or _ONNX.match(head):
-        return "an ONNX model, " + _OTHER.format("an exporter")
-    if head[4:8] == b"TFL3" or path.suffix in (".pb", ".tflite"):
-        return "a model " + _OTHER.format("TensorFlow")
     if head[:1] != b"\x80" and not head.translate(None, _TEXT):
         return "a JSON file" if head.lstrip()[:1] in (b"{", b"[") else "a text file"
     return None

@@ -60,7 +60,7 @@ def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) 
         copy, wanted = new[name], target_dtype(old, dtype)
         if (copy.dtype, copy.shape) != (wanted, old.shape):
             raise CheckpointError(_NOT_WRITTEN.format(name))
-        if old.record and not old.negate and copy.stride == old.stride:
+        if old.record and copy.stride == old.stride:
             records = old.record, copy.record, old.dtype, copy.dtype, copy.offset - old.offset
             alike[records].append((old.offset, old.offset + old.span, name))
             continue
@@ -163,8 +163,6 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
         if not is_filled.all():
             raise CheckpointError(_NO_TILES)
         flat = block.reshape(-1)
-        if tensor.negate:
-            _negate(flat, tensor)
         content = flat.view(np.uint8).data
         yield from (content[start : start + BLOCK] for start in range(0, len(content), BLOCK))
 
@@ -201,14 +199,6 @@ def _fill(target: "Array", record: Record | None, offset: int, stride: tuple[int
     first, second = np.split(target, [half], axis)
     _fill(first, record, offset, stride)
     _fill(second, record, offset + half * stride[axis], stride)
-
-
-def _negate(flat: "Array", tensor: Tensor) -> None:
-    """Apply torch's lazy conj and neg bits: flip signs, in place."""
-    parts = 2 if tensor.dtype.startswith("complex") else 1
-    numbers = flat.view(f"u{tensor.itemsize // parts}")
-    first, step = {"all": (0, 1), "imag": (1, parts), "real": (0, parts)}[tensor.negate]
-    numbers[first::step] ^= numbers.dtype.type(1 << (8 * numbers.itemsize - 1))
 
 
 def _cast(source: str, target: str, chunk: memoryview) -> memoryview:

@@ -114,7 +114,6 @@ class Tensor:
     record: Record | None = None  # None for a sharded tensor
     # Returns pairs of a shard and the position of its first element; they tile the tensor.
     load_shards: Callable[[], list[tuple[tuple[int, ...], "Tensor"]]] | None = None
-    negate: str = ""  # the parts that torch's lazy bits negate: "imag" (conj), "all" (neg), "real"
 
     def __post_init__(self) -> None:
         is_odd = not len(self.shape) == len(self.stride) <= 64
@@ -178,7 +177,7 @@ class Tensor:
         """Whether the record holds the elements one after another in row-major order."""
         steps = zip(self.shape, self.stride, row_major(self.shape), strict=True)
         in_order = all(size == 1 or step == wanted for size, step, wanted in steps)
-        return (in_order and not (self.load_shards or self.negate)) or not self.numel
+        return (in_order and not self.load_shards) or not self.numel
 
     @property
     def stated_crc(self) -> int | None:
@@ -197,7 +196,7 @@ class Tensor:
     def view(self) -> tuple[Any, ...]:
         """What two tensors have in common that are the same elements in the same order."""
         place = self.record, self.load_shards, self.offset
-        return *place, self.dtype, self.shape, self.stride, self.negate
+        return *place, self.dtype, self.shape, self.stride
 
     def flat(self, start: int, stop: int) -> "Tensor":
         """Return elements [start, stop) of the record as they lie there."""

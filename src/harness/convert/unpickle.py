@@ -11,7 +11,6 @@ RecordOf = Callable[[str, int, int], Record]
 
 _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.storage}
 _STORAGES["UntypedStorage"] = "uint8"
-_BITS = {(): "", ("conj",): "imag", ("neg",): "all", ("conj", "neg"): "real"}
 
 _MAX_NAME = 1_000  # characters of a global, or of a storage's key
 _MAX_ARGUMENTS = 16  # of a call that is understood: a tuple that is used often is not copied
@@ -71,12 +70,11 @@ class Key:
 
 
 class Dict(dict[Any, Any]):
-    """A dict, or an OrderedDict with the `_metadata` that torch gives a state_dict."""
+    """A dict, or an OrderedDict, whose keys are text or hashed by their identity."""
 
-    __slots__ = ("metadata",)
+    __slots__ = ()
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
-        self.metadata: Any = None
         for key, value in items:
             self[key] = value
 
@@ -100,10 +98,9 @@ def _tensor(
         kind = dtype.removeprefix("torch.") if isinstance(dtype, Global) else "?"
     if not isinstance(storage, Storage) or kind not in DTYPES:
         return Inert(Global(f"torch._utils._rebuild_tensor of {kind[:100]}"))
-    if bits and len(bits) > len(_BITS):
-        raise CheckpointError("damaged: a tensor with more lazy bits than there are")
-    names = sorted(bit for bit, is_set in bits.items() if is_set) if bits else ()
-    return Tensor(kind, shape, stride, offset, storage.record, negate=_BITS[tuple(names)])
+    if bits:  # torch's lazy conj and neg
+        return Inert(Global("torch._utils._rebuild_tensor with lazy bits"))
+    return Tensor(kind, shape, stride, offset, storage.record)
 
 
 # The only calls that are understood, and what each stands for. All others give an Inert.
@@ -251,10 +248,6 @@ class InertUnpickler(pickle._Unpickler):
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Inert):
             target.state = state
-        elif isinstance(target, Dict) and isinstance(state, dict):
-            target.metadata = state.get("_metadata")
-            for entry in target.metadata.values() if isinstance(target.metadata, dict) else ():
-                self.spend(32 + 8 * len(entry))
 
     def _dict(self) -> None:
         items = self.pop_mark()

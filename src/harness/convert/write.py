@@ -7,7 +7,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -38,7 +38,6 @@ def write_pt(
     file: BinaryIO,
     tensors: Mapping[str, Tensor],
     dtype: str,
-    metadata: Mapping[str, Any],
     most: float,
 ) -> None:
     """Write torch.save's format: an OrderedDict of CPU tensors that share what they shared.
@@ -48,7 +47,7 @@ def write_pt(
         OSError: the disk is full, or the system refuses to write.
     """
     blobs, places = _share(tensors, dtype)
-    pickled = _pickled(tensors, blobs, places, metadata)
+    pickled = _pickled(tensors, blobs, places)
     _reserve(file, blobs, most)
     with zipfile.ZipFile(file, "w") as archive:
         for name, text in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
@@ -81,10 +80,9 @@ def write_safetensors(
     file: BinaryIO,
     tensors: Mapping[str, Tensor],
     dtype: str,
-    _metadata: Mapping[str, Any],
     most: float,
 ) -> None:
-    """Write the safetensors format, which has neither sharing nor module versions."""
+    """Write the safetensors format, which has no sharing."""
     blobs = [Blob(tensor, target_dtype(tensor, dtype), name) for name, tensor in tensors.items()]
     blobs.sort(key=lambda blob: -DTYPES[blob.dtype].size)  # keeps every tensor aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -115,7 +113,7 @@ def _share(tensors: Mapping[str, Tensor], dtype: str) -> tuple[list[Blob], dict[
     packed: defaultdict[object, list[str]] = defaultdict(list)  # names of equal views
     in_records: defaultdict[object, list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
-        if tensor.load_shards or tensor.negate or not tensor.numel:
+        if tensor.load_shards or not tensor.numel:
             packed[tensor.view].append(name)
         else:
             in_records[tensor.record, tensor.dtype].append(name)
@@ -161,7 +159,6 @@ def _pickled(
     tensors: Mapping[str, Tensor],
     blobs: list[Blob],
     places: Mapping[str, Place],
-    metadata: Mapping[str, Any],
 ) -> bytes:
     """Return what torch pickles for an OrderedDict of CPU tensors; blob i is the storage "i"."""
     memo: dict[bytes, bytes] = {}
@@ -187,8 +184,6 @@ def _pickled(
         parts += map(_plain, (offset, tensor.shape, stride, False))
         parts += [named(*ordered), b")R", b"" if kind else named("torch", dtype), b"tR"]
     parts.append(b"u")
-    if metadata:
-        parts += [_plain({"_metadata": OrderedDict(metadata)}), b"b"]
     return b"".join([*parts, b"."])
 
 
@@ -219,7 +214,7 @@ def _reserve(file: BinaryIO, blobs: list[Blob], most: float) -> None:
     if (cost := max(num_bytes, num_passed // 16)) > most:
         raise CheckpointError(
             f"{cost / 1e9:,.1f} GB would be made of it, which its size does not explain "
-            "(expanded views?); --max-expansion allows more"
+            "(expanded views?)"
         )
     if num_bytes >= 1 << 63:
         raise CheckpointError("damaged: its tensors are larger than any file")

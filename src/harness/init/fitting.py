@@ -27,7 +27,6 @@ class Fit:
         unexpected: what the module does not have, by the names that it would have there.
         left_out: what was to be left out.
         cast: how many tensors change from which type to which.
-        elsewhere: other parts that would take as many.
     """
 
     into: str
@@ -37,7 +36,6 @@ class Fit:
     unexpected: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     cast: Counter[tuple[str, str]] = field(default_factory=Counter)
-    elsewhere: list[str] = field(default_factory=list)
 
     @property
     def place(self) -> str:
@@ -66,15 +64,15 @@ def fitted(stored: Mapping[str, Stored], own: Mapping[str, Tensor], init: Init) 
     """
     names = renamed(stored, init.map)
     theirs = {new: stored[old] for new, old in names.items()}
-    into, elsewhere = init.into, list[str]()
+    into = init.into
     if into == AUTO:
-        into, elsewhere = place_for(theirs, own)
+        into = place_for(theirs, own)
     elif into:
         check_parts(f"init.into={into}", [into], own)
     start = f"{into}." if into else ""
     there = {f"{start}{name}": (names[name], tensor) for name, tensor in theirs.items()}
     check_parts(f"init.leave_out={typed(init.leave_out)}", init.leave_out, [*own, *there])
-    fit = Fit(into, elsewhere=elsewhere)
+    fit = Fit(into)
     part = {name: value for name, value in own.items() if is_below(name, [into])}
     for name, value in part.items():
         if is_below(name, init.leave_out):
@@ -127,8 +125,8 @@ def with_beginning(name: str, old: str, new: str) -> str:
     return ".".join(filter(None, (new, name[len(old) :].lstrip("."))))
 
 
-def place_for(theirs: Mapping[str, Stored], own: Mapping[str, Tensor]) -> tuple[str, list[str]]:
-    """The part of the module that most tensors fit, and others that would take as many."""
+def place_for(theirs: Mapping[str, Stored], own: Mapping[str, Tensor]) -> str:
+    """The part of the module that most tensors fit, of equal ones the outermost."""
     for by_shape in (True, False):
         votes: Counter[str] = Counter()
         for name, value in own.items():
@@ -140,9 +138,8 @@ def place_for(theirs: Mapping[str, Stored], own: Mapping[str, Tensor]) -> tuple[
         if votes:
             most = max(votes.values())
             best = [place for place, num in votes.items() if num == most]
-            place = min(best, key=lambda place: place.count(".") + bool(place))
-            return place, [other for other in best if other != place]
-    return "", []
+            return min(best, key=lambda place: place.count(".") + bool(place))
+    return ""
 
 
 def difference(stored: Stored, own: Tensor) -> str:

@@ -1,6 +1,5 @@
 """Start from the weights of a checkpoint: what fits is loaded, what does not is listed."""
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,11 +7,9 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from harness.convert.loading import Weights, opened
 from harness.convert.tensors import CheckpointError
-from harness.convert.tensors import Tensor as Stored
 from harness.errors import UserError
 from harness.init.fitting import Fit, fitted, tensors_of, typed_map, with_beginning
 from harness.init.parts import bare, places, tops, typed
@@ -83,7 +80,8 @@ def check(fit: Fit, weights: Weights, own: Mapping[str, Tensor], init: Init) -> 
         raise UserError(
             f"init.path={init.path}: none of its {len(weights.tensors)} tensors fits "
             f"{'the module' if init.into == AUTO else fit.place}.\n"
-            f"The file has {there}; the module has {here}.\n{_alignment(weights.tensors, own)}"
+            f"The file has {there}; the module has {here}.\n"
+            "init.prefix=<part> takes a part of the file, init.map={old: new} renames."
         )
     if not init.strict or not fit.rest:
         return
@@ -118,7 +116,7 @@ def _norms(fit: Fit) -> list[str]:
 def told(path: Path, fit: Fit, weights: Weights) -> Started:
     """What is said of weights that were loaded."""
     num = len(fit.taken) + len(fit.misshaped) + len(fit.missing)
-    rows = {"starts from": f"{path} ({weights.kind})"}
+    rows = {"starts from": f"{path} ({weights.checkpoint.kind})"}
     rows["fits"] = f"{len(fit.taken)} of {num} tensors of {fit.place}"
     if fit.cast:
         rows["fits"] += "".join(f", {n} cast from {a} to {b}" for (a, b), n in fit.cast.items())
@@ -127,7 +125,6 @@ def told(path: Path, fit: Fit, weights: Weights) -> Started:
     if fit.left_out:
         rows["left out"] = few(fit.left_out)
     notes = [_in_words_of_init(note) for note in weights.notes if "--keep-module" not in note]
-    notes += [f"init.into={place} would take them as well" for place in fit.elsewhere]
     if notes:
         rows["note"] = "; ".join(notes[:3])
     lines = [f"{name}: {value}" for name, value in rows.items()]
@@ -175,29 +172,6 @@ def _new_name(fit: Fit, weights: Weights, own: Mapping[str, Tensor]) -> dict[str
     }
     here = {name[start:]: tuple(own[name].shape) for name in fit.missing}
     return {old: new} if there == here else {}
-
-
-def _alignment(theirs: Mapping[str, Stored], own: Mapping[str, Tensor]) -> str:
-    """What to type where the file's names begin with more, or with something else."""
-    ends: defaultdict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-    for name, value in own.items():
-        pieces = name.split(".")
-        shape = () if is_lazy(value) else tuple(value.shape)
-        for depth in range(len(pieces)):
-            ends[".".join(pieces[depth:]), shape].append(".".join(pieces[:depth]))
-    votes: Counter[tuple[str, str]] = Counter()
-    for name, tensor in theirs.items():
-        pieces = name.split(".")
-        for depth in range(1, len(pieces)):
-            for place in ends.get((".".join(pieces[depth:]), tuple(tensor.shape)), ()):
-                votes[".".join(pieces[:depth]), place] += 1
-    if not votes:
-        return (
-            "Is it of another network? init.map={old: new} renames, init.key=<entry> takes others."
-        )
-    (prefix, place), num = votes.most_common(1)[0]
-    into = f" init.into={place}" if place else ""
-    return f"With init.prefix={prefix}{into} {num} of them fit."
 
 
 def _in_words_of_init(text: str) -> str:

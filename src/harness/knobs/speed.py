@@ -4,10 +4,7 @@ import logging
 import os
 import shutil
 import sys
-import sysconfig
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
@@ -120,17 +117,4 @@ def check_compiler(device: torch.device) -> None:
         raise UserError(
             f"compile=true needs a C++ compiler, and {cxx} is not there.\n"
             f"Install one (on Debian: apt install g++), name it in CXX, {LEAVE_OUT}"
-        )
-    if device.type == "cuda":
-        if not find_spec("triton"):
-            raise UserError(f"compile=true needs triton: pip install triton, {LEAVE_OUT}")
-        if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang"))):
-            raise UserError(
-                "compile=true needs a C compiler on a GPU as well, and gcc is not there.\n"
-                f"Install one (on Debian: apt install gcc), name it in CC, {LEAVE_OUT}"
-            )
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        raise UserError(
-            "compile=true needs Python's header files, and Python.h is not there.\n"
-            f"Install them (on Debian: apt install python3-dev), {LEAVE_OUT}"
         )
