@@ -1,52 +1,53 @@
 """What a YAML file may name: the classes and functions that are built from a config.
 
-A ``_target_`` is called, and a YAML file may come from somebody else, with an experiment or with a
-run. What is listed below and in conf/rules.yaml is built, and nothing else, whatever other name
-it is given (``torch.nn.functional.torch.load`` is ``torch.serialization.load``). That file alone
-is read, and ``YAML_ALLOWED``: no word, no experiment and no run's folder adds to it. Hydra 1.4
-gets the same list, and looks at what is returned as well; for 1.3 the check here is the only one.
-No sandbox: what is allowed does with its arguments what it does.
+A ``_target_`` is imported and called, and a YAML file may be somebody else's: an experiment, or the
+config of a run. So there are two looks. Before any import, the first word of a name must be of the
+owner, the harness, or a package that either requires. When it is built, the object must be of a
+kind that an experiment consists of, such as a network or a callback. What conf/rules.yaml or
+``YAML_ALLOWED`` adds is the owner's; no word, no experiment and no run's folder adds to it. This is
+no sandbox: what is allowed does with its arguments what it does. Imports no torch.
 """
 
+import inspect
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import hydra.utils
 import yaml
-from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from harness.errors import UserError
-from harness.hydra_versions import building_only
 from harness.places import shown
 
 RULES = "rules.yaml"
 VARIABLE = "YAML_ALLOWED"  # more names, with commas, for one process and those that it starts
-LIGHTNING = ("Trainer", "callbacks", "demos", "loggers", "profilers", "strategies")
-# The rooms whose classes a YAML file has a use for. Elsewhere are functions that load a pickle or
-# start a program, as also in the rest of torch: torch.load, torch.hub.load.
-BASE = (
-    *(f"{__package__}.{room}" for room in ("data", "images", "knobs", "loggers", "strategies")),
-    *(f"{__package__}.{room}" for room in ("tables", "text", "watch")),
-    *(f"{__package__}.prove.{name}" for name in ("probing.Probe", "recording.Recorder")),
-    *("torch.nn", "torch._C._nn", "torch._VariableFunctionsClass", "torch.optim", "torchmetrics"),
-    *(f"pytorch_lightning.{name}" for name in LIGHTNING),
-    *(f"lightning.pytorch.{name}" for name in LIGHTNING),
-    *("hydra.experimental.callbacks", "optuna.samplers", "timm.create_model", "timm.models"),
-    "datetime.timedelta",  # of Timer, and of collective operations
-)
 NAME = re.compile(r"\w+(\.\w+)*")
-NOT_LISTED = re.compile(r"Target '(\S+)'(?: \(resolved from '(\S+)'\))? is not in the Hydra")
-PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")
-FINDERS = {f"hydra.utils.get_{kind}" for kind in ("class", "method", "object")}  # of their `path`
+# First words that need no look at the metadata of packages, which takes half a second.
+KNOWN = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
+KINDS = {  # base classes of what an experiment consists of, by the module that has them
+    "torch.nn": ["Module"],  # also of torchmetrics.Metric and LightningModule
+    "torch.optim": ["Optimizer"],
+    "torch.optim.lr_scheduler": ["LRScheduler"],
+    "torch.utils.data": ["Dataset", "Sampler"],
+    "pytorch_lightning": ["LightningDataModule", "Trainer", "Callback"],
+    "pytorch_lightning.loggers": ["Logger"],
+    "pytorch_lightning.profilers": ["Profiler"],
+    "pytorch_lightning.strategies": ["Strategy"],
+    "optuna.samplers": ["BaseSampler"],
+}
+FUNCTIONS = ("torch.nn.functional", "torch.nn.init")  # modules whose own functions may be called
+EXACT = ("timm.create_model", "datetime.timedelta")  # timedelta: of Timer, and of time-outs
+HYDRAS_OWN = "hydra._internal.core_plugins."
+STREAMS = {"logging.StreamHandler", "logging.FileHandler", "sys.stdout", "sys.stderr"}
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
 _rules = Path("conf", RULES)
@@ -54,7 +55,7 @@ _own: tuple[str, ...] = ()
 
 
 def follow(conf: str | Path) -> None:
-    """Let this process build what the rules in a folder of config files allow, from here on.
+    """Read the owner's rules, for this process, from a folder of config files.
 
     Raises:
         UserError: if they are no list of names.
@@ -65,6 +66,7 @@ def follow(conf: str | Path) -> None:
     own = found.get("allowed") or [] if isinstance(found, dict) else []
     _own = tuple(str(name).removesuffix(".*") for name in own) if isinstance(own, list) else ("",)
     _own += tuple(filter(None, os.environ.get(VARIABLE, "").split(",")))
+    _required_modules.cache_clear()
     if not all(NAME.fullmatch(name) for name in _own):
         raise UserError(
             f"{shown(_rules)}: allowed: {own!r}, or {VARIABLE}, is no list of names.\n"
@@ -72,13 +74,8 @@ def follow(conf: str | Path) -> None:
         )
 
 
-def followed() -> Path:
-    """The folder whose rules this process follows; one that it starts has to be told."""
-    return _rules.parent
-
-
 def own_names() -> tuple[str, ...]:
-    """What the rules and the environment add, for ``VARIABLE``."""
+    """Names that the rules and the environment add, for ``VARIABLE``."""
     return _own
 
 
@@ -94,122 +91,118 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from targets(child, f"{key}.{name!s}" if key else str(name))
 
 
-def check(cfg: Any, key: str = "") -> None:
-    """Refuse a config that names what is not allowed; imports nothing.
+def check(cfg: Any) -> None:
+    """Take the first look, at every name in a config; import nothing.
 
     Raises:
-        UserError: with the line that allows it.
+        UserError: with all names of unknown packages, and the line that allows them.
     """
-    for place, node in targets(cfg, key):
-        for name in _named(node):
-            # What is nowhere cannot be called, and is told where it is looked for.
-            if not _is_allowed(name) and _exists(name.partition(".")[0]):
-                raise UserError(refusal(f"{place}._target_: {name}", name))
+    refused: dict[str, str] = {}
+    for key, node in targets(cfg):
+        name = str(node["_target_"])
+        word = name.partition(".")[0]
+        if word in KNOWN or name in EXACT or _is_owners(name) or word in _required_modules():
+            continue
+        if word in sys.modules or find_spec(word) is not None:  # else the import reports it
+            is_standard = word in sys.stdlib_module_names  # too much to trust as a whole
+            refused[f"{key}._target_: {name}".lstrip(".")] = name if is_standard else word
+    if refused:
+        raise UserError(_refusal(*refused, names=refused.values()))
+
+
+def check_object(key: str, name: str, found: Any) -> None:
+    """Take the second look: whether the object that a name leads to may be called.
+
+    Raises:
+        UserError: with what it is, and the line that allows it.
+    """
+    module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    real = f"{module}.{path}" if isinstance(module, str) and isinstance(path, str) else name
+    if name in (*EXACT, *_own) or real in _own or _may_be_built(found, str(module)):
+        return
+    what = f"{key}._target_: {name}".lstrip(".")
+    raise UserError(_refusal(what if real == name else f"{what} is {real}, and", names=[real]))
 
 
 def instantiate(node: Any, **given: Any) -> Any:
-    """Build what a node names, if that is allowed; see ``hydra.utils.instantiate``.
+    """Build what a node names after both looks; see ``hydra.utils.instantiate``.
 
     Raises:
         UserError: with the line that allows it.
     """
     check(node)
     for key, one in targets(node):
-        for name in _named(one):
-            with suppress(ImportError):  # which Hydra tells of
-                check_found(key, name, hydra.utils.get_object(name))
-    try:
-        with building():
-            return hydra.utils.instantiate(node, **given)
-    except InstantiationException as error:
-        if (found := NOT_LISTED.match(str(error))) is None:
-            raise
-        name, of = found.groups()
-        key = str(error).partition("full_key: ")[2]
-        what = f"{of} returns {name}, and that" if of else name
-        raise UserError(refusal(f"{key}: {what}" if key else what, name)) from error
-
-
-def building() -> Any:
-    """Let also Hydra, in the block, build nothing else: also where the owner's code calls it."""
-    return building_only((*BASE, *FINDERS, *_own))
-
-
-def check_found(key: str, name: str, found: Any) -> None:
-    """Refuse an object that an allowed name leads to, and that belongs elsewhere.
-
-    Raises:
-        UserError: with the line that allows it.
-    """
-    if name in (*BASE, *_own):
-        return
-    if isinstance(found, partial):
-        return check_found(key, name, found.func)
-    module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-    of = getattr(found, "__self__", None)  # of a function that is written in C
-    if module is None and isinstance(of, type):  # such as torch.conv2d
-        module = of.__module__
-    if not isinstance(module, str) or not isinstance(path, str) or "__" in name:
-        raise UserError(refusal(f"{key}._target_: {name} is no class or function, and that", name))
-    if not _is_allowed(real := f"{module}.{path}"):
-        raise UserError(refusal(f"{key}._target_: {name} is {real}, and that", real))
-
-
-def refusal(what: str, name: str) -> str:
-    """Say in a line that something may not be named, and what to write where it is trusted."""
-    package = name.partition(".")[0]
-    is_wide = package in {*sys.stdlib_module_names, *(one.partition(".")[0] for one in BASE)}
-    lines = ", ".join([*_own, name if is_wide else package])
-    return f"{what} is not allowed. If you trust it, write in {shown(_rules)}: allowed: [{lines}]"
+        name = str(one["_target_"])
+        with suppress(ImportError):  # Hydra reports it
+            check_object(key, name, hydra.utils.get_object(name))
+    return hydra.utils.instantiate(node, **given)
 
 
 def check_hydra(settings: Any) -> None:
-    """Refuse what Hydra itself would call: in its callbacks, its plugins' settings, its logging.
+    """Refuse what Hydra itself would call: callbacks, plugins of others, handlers of logs.
 
     Raises:
-        UserError: with the line that allows it.
+        UserError: with the key.
     """
-    whole: Any = OmegaConf.to_container(settings)  # as it is written: it needs what comes later
-    for key, node in targets(whole):
-        for name in _named(node):
-            is_plugin = key in ("launcher", "sweeper") and name.startswith(PLUGINS)
-            if not is_plugin and not _is_allowed(name):
-                raise UserError(refusal(f"hydra.{key}._target_: {name}", name))
+    whole: Any = OmegaConf.to_container(settings)  # unresolved: parts of it come later
+    called = [(f"hydra.{key}._target_", str(node["_target_"])) for key, node in targets(whole)]
     for key in ("job_logging", "hydra_logging"):
-        _check_logging(whole.get(key), f"hydra.{key}")
+        called += _handlers(whole.get(key), f"hydra.{key}")
+    for key, name in called:
+        if not name.startswith(HYDRAS_OWN):
+            raise UserError(f"{key}: {name} is not allowed: Hydra calls only what is its own.")
 
 
-def _check_logging(node: Any, key: str) -> None:
-    """Refuse what ``logging.config`` would import and call."""
+def _handlers(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    """What ``logging.config`` would import and call, besides the usual streams and files."""
     if isinstance(node, (list, tuple)):
         node = dict(enumerate(node))
-    if not isinstance(node, dict):
-        return
-    for name, value in node.items():
-        called = value if name in ("()", "class") else None
-        if isinstance(value, str) and value.startswith("ext://"):
-            called = value.removeprefix("ext://")
-        known = ("logging.StreamHandler", "logging.FileHandler", "sys.stdout", "sys.stderr")
-        if called is not None and called not in known and not _is_allowed(str(called)):
-            raise UserError(refusal(f"{key}.{name}: {called}", str(called)))
-        _check_logging(value, f"{key}.{name}")
+    for name, value in node.items() if isinstance(node, dict) else ():
+        called = str(value).removeprefix("ext://")
+        if (name in ("()", "class") or called != str(value)) and called not in STREAMS:
+            yield f"{key}.{name}", called
+        yield from _handlers(value, f"{key}.{name}")
 
 
-def _named(node: Any) -> list[str]:
-    name = str(node["_target_"])
-    if name not in FINDERS:
-        return [name]
-    if node.get("_args_") or not isinstance(node.get("path"), str):
-        raise UserError(f"{name} takes path=<name> here, and nothing else.")
-    return [name, node["path"]]
+def _may_be_built(found: Any, module: str) -> bool:
+    if inspect.isclass(found):
+        # A subclass has imported the module of its base.
+        homes = [(sys.modules[home], names) for home, names in KINDS.items() if home in sys.modules]
+        bases = tuple(getattr(home, name) for home, names in homes for name in names)
+        return _is_owners(module) or issubclass(found, bases)
+    if inspect.isroutine(found):
+        homes = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
+        is_there = any(one is found for names in homes for one in names.values())
+        # Those written in C belong to no module, or to torch itself.
+        if is_there and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
+            return True
+    # No method: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
+    is_method = "." in getattr(found, "__qualname__", ".")
+    return not is_method and (_is_owners(module) or module.startswith(f"{__package__}.knobs."))
 
 
-def _is_allowed(name: str) -> bool:
-    return name in FINDERS or any(f"{name}.".startswith(f"{one}.") for one in (*BASE, *_own))
+def _is_owners(name: str) -> bool:
+    return any(f"{name}.".startswith(f"{one}.") for one in _own)
 
 
-def _exists(module: str) -> bool:
-    try:
-        return module in sys.modules or find_spec(module) is not None
-    except ValueError:
-        return True
+@cache
+def _required_modules() -> set[str]:
+    """Top-level modules of packages that the owner's and the harness require, with extras."""
+    modules = metadata.packages_distributions()
+    owners = {one for name in (__package__, *_own) for one in modules.get(name.split(".")[0], ())}
+    lines = [line for owner in owners for line in metadata.requires(owner) or ()]
+    required = {_normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
+    return {name for name, of in modules.items() if not required.isdisjoint(map(_normalized, of))}
+
+
+def _normalized(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _refusal(*named: str, names: Iterable[str]) -> str:
+    are, them = ("is", "it") if len(named) == 1 else ("are", "them")
+    line = ", ".join([*_own, *dict.fromkeys(names)])
+    return (
+        f"{' and '.join(named)} {are} not allowed. If you trust {them}, write in "
+        f"{shown(_rules)}: allowed: [{line}]"
+    )

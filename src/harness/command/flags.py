@@ -68,7 +68,7 @@ def let_hydra_answer(task: str, conf: Path, words: list[str]) -> NoReturn:
     if not flags & {*SHOWING}:
         raise UserError(f"{' '.join(flags)} has no use without --cfg job.")
     settings = [word for word in words if "=" in word and not word.startswith("-")]
-    with explained(task, words, conf), hydra_raises(), allowed.building():
+    with explained(task, words, conf), hydra_raises():
         if not flags & {*COMPLETION}:
             allowed.follow(conf)
             check_experiments(task, words, conf)

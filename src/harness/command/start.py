@@ -270,5 +270,4 @@ def execute(task: str, frozen: DictConfig) -> None:
         from harness.run import tasks  # torch and Lightning; seconds
 
     early.wait()
-    with allowed.building():
-        getattr(tasks, task)(cfg)
+    getattr(tasks, task)(cfg)

@@ -11,7 +11,7 @@ from hydra.utils import get_object
 from pytorch_lightning.loggers import Logger
 from torch import nn
 
-from harness.allowed import check, check_found, targets
+from harness.allowed import check, check_object, targets
 from harness.errors import UserError
 from harness.upstream import lightning_name
 
@@ -63,7 +63,7 @@ def find(key: str, target: str) -> Any:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {module_name}.{close[0]}?" if close else ""
         raise UserError(f"{key}._target_: {target} does not exist.{hint}") from error
-    check_found(key, target, found)
+    check_object(key, target, found)
     if not callable(found):
         raise UserError(f"{key}._target_: {target} is not a class or a function.")
     return found

@@ -21,7 +21,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies import DDPStrategy
 
 from harness import record
-from harness.allowed import building, instantiate
+from harness.allowed import instantiate
 from harness.checkpoints.lookup import verified
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
@@ -253,8 +253,7 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
             cfg = OmegaConf.masked_copy(cfg, ["model"])
             check_targets(cfg)
             facts.fill_in(cfg, None, checkpoint.resolve().parent.parent)
-            with building():
-                model: pl.LightningModule = make(cfg.model)
+            model: pl.LightningModule = make(cfg.model)
         load_weights(model, verified(checkpoint))
     return model.eval()
 
