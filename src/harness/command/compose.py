@@ -19,7 +19,6 @@ from harness.command.explain import explain, refuse_hydras_own, refuse_other_mea
 from harness.command.hydra_calls import groups, hydra_compose
 from harness.command.yaml_files import check_experiments, explain_syntax
 from harness.errors import UserError
-from harness.hydra_versions import REPLACE
 
 NO_CHOICE = ("experiment=null", "debug=null")  # Hydra takes null in files alone
 TRACKERS = {"wandb", "mlflow", "trackio"}  # files of conf/logger that are beside others
@@ -223,7 +222,7 @@ def store_training_config(file: Path | None) -> None:
         node = {key: whole[key] for key in kept if key in whole}
         needed = {"precision", "inference_mode"} & saved.trainer.keys()
         node["trainer"] = {key: saved.trainer[key] for key in needed}
-    ConfigStore.instance().store(name="run", node=node, package="_global_", **REPLACE)
+    ConfigStore.instance().store(name="run", node=node, package="_global_")
 
 
 store_training_config(None)

@@ -14,7 +14,6 @@ from harness.command.compose import as_hydra_reads, explained, with_training_con
 from harness.command.hydra_calls import hydra_compose
 from harness.command.yaml_files import check_experiments
 from harness.errors import UserError
-from harness.hydra_versions import VERSION_BASE
 
 MULTIRUN = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 COMPLETION = ("-sc", "--shell-completion")
@@ -73,7 +72,7 @@ def let_hydra_answer(task: str, conf: Path, words: list[str]) -> NoReturn:
             allowed.follow(conf)
             check_experiments(task, words, conf)
             allowed.check_hydra(hydra_compose(task, settings, conf, with_hydra=True).hydra)
-        hydra.main(config_path=str(conf), config_name=task, **VERSION_BASE)(lambda cfg: None)()
+        hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(lambda cfg: None)()
     sys.exit(0)
 
 

@@ -4,25 +4,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from harness.hydra_versions import VERSION_BASE, register_resolver
 from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 
-register_resolver("num_gpus_or", lambda default: num_gpus() or default)
-register_resolver("num_nodes", lambda: launcher().num_nodes)
-register_resolver(
-    "num_started_or",
-    lambda default: default if (known := launcher()).name == "python" else known.num_here,
-)
+RESOLVERS = {  # ${num_nodes:} and others in YAML files
+    "num_gpus_or": lambda default: num_gpus() or default,
+    "num_nodes": lambda: launcher().num_nodes,
+    "num_started_or": lambda default: (
+        default if (known := launcher()).name == "python" else known.num_here
+    ),
+}
+for _name, _resolver in RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _resolver, replace=True)
 
 
 def hydra_compose(
     task: str, overrides: Sequence[str], conf: Path, with_hydra: bool = False
 ) -> DictConfig:
     """Compose a config from a folder of config files."""
-    with hydra.initialize_config_dir(str(conf), **VERSION_BASE):
+    with hydra.initialize_config_dir(str(conf), version_base="1.3"):
         return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
 
 

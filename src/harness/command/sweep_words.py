@@ -16,7 +16,6 @@ from harness.command.compose import as_hydra_reads, explained
 from harness.command.explain import unknown_choice
 from harness.command.hydra_calls import groups
 from harness.errors import UserError
-from harness.hydra_versions import VERSION_BASE
 
 # What the same sweep may be typed with again: where it is, and how it is run.
 MAY_CHANGE = (
@@ -38,7 +37,7 @@ def is_of_sweep(override: Override) -> bool:
 def parsed(conf: Path, words: Sequence[str]) -> list[Override]:
     """Words as Hydra reads them; ``glob(*)`` looks for the files of a group."""
     with explained("train", [*words], conf):
-        with hydra.initialize_config_dir(str(conf), **VERSION_BASE):
+        with hydra.initialize_config_dir(str(conf), version_base="1.3"):
             parser = OverridesParser.create(GlobalHydra.instance().config_loader())
             overrides = parser.parse_overrides([*words])
             for override in overrides:  # while the files are within reach
