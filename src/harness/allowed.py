@@ -171,8 +171,8 @@ def _may_be_built(found: Any, module: str) -> bool:
         bases = tuple(getattr(home, name) for home, names in homes for name in names)
         return _is_owners(module) or issubclass(found, bases)
     if inspect.isroutine(found):
-        homes = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
-        is_there = any(one is found for names in homes for one in names.values())
+        known = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
+        is_there = any(one is found for names in known for one in names.values())
         # Those written in C belong to no module, or to torch itself.
         if is_there and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
             return True

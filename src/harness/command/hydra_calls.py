@@ -1,7 +1,8 @@
 """The calls of Hydra that compose a config. What explains mistakes composes as well."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -9,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.machine import num_gpus
 from harness.processes.launcher import launcher
 
-RESOLVERS = {  # ${num_nodes:} and others in YAML files
+RESOLVERS: dict[str, Callable[..., Any]] = {  # ${num_nodes:} and others in YAML files
     "num_gpus_or": lambda default: num_gpus() or default,
     "num_nodes": lambda: launcher().num_nodes,
     "num_started_or": lambda default: (
