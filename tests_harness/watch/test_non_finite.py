@@ -1,3 +1,5 @@
+"""A number that is not finite stops the run, is named, and is in no checkpoint."""
+
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,24 +32,22 @@ def train(make_cfg, *overrides: str) -> Path:
     return Path(cfg.run_dir)
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_batch_that_makes_the_loss_non_finite_stops_the_run(value: str, make_cfg) -> None:
-    words = disturb(what="batch", value=value)
+def test_batch_that_makes_the_loss_non_finite_stops_the_run(make_cfg) -> None:
+    words = disturb(what="batch", value="inf")
     with pytest.raises(TrainingError, match="Step 3: the loss is nan, and every weight is") as stop:
         train(make_cfg, *words)
     assert "step_3.ckpt" in str(stop.value)
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize("every_gradient", ["true", "false"])
+@pytest.mark.parametrize(("value", "every_gradient"), [("nan", False), ("-inf", True)])
 def test_gradient_stops_the_run_with_its_step_and_name(
-    value: str, every_gradient: str, make_cfg
+    value: str, every_gradient: bool, make_cfg
 ) -> None:
     """At once, or by what it did to its weight; no checkpoint has it in either case."""
     words = disturb(what="gradient", name=WEIGHT, value=value)
     # Weights are looked at before a checkpoint, also of the one before a validation; without any,
     # the next loss tells.
-    if every_gradient == "false":
+    if not every_gradient:
         words += ["checkpoint.every_n_steps=null", "trainer.check_val_every_n_epoch=2"]
     expected = f"Step 3: the gradient of {WEIGHT} (is|was) not finite"
     with pytest.raises(TrainingError, match=expected):

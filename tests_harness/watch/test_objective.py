@@ -15,6 +15,13 @@ from harness.loggers.metrics_table import MetricsTable
 SHORT = ("data=synthetic", "model=mlp", "data.num_train=640", "callbacks.progress_bar=null")
 
 
+def experiment(folder: Path, text: str) -> list[str]:
+    """Words that take an experiment of another folder."""
+    (folder / "experiment").mkdir(exist_ok=True)
+    (folder / "experiment" / "mine.yaml").write_text(text)
+    return [f"hydra.searchpath=[file://{folder}]", "experiment=mine"]
+
+
 def test_several_best_checkpoints_have_names_and_the_best_is_the_best(tmp_path: Path) -> None:
     """With one name for all, the last of them would stand for the best."""
     run = train(
@@ -32,55 +39,33 @@ def test_several_best_checkpoints_have_names_and_the_best_is_the_best(tmp_path: 
     assert steps == set(sorted(losses, key=lambda step: losses[step])[:3])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["objective=val/f1"], "objective=val/f1: add mode=min or mode=max"),
-        (["mode=most"], "mode=most: use min or max"),
-    ],
-)
-def test_objective_without_its_direction_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        validate.check(compose_command("train", words))
+def test_objective_without_its_direction_is_refused(tmp_path: Path) -> None:
+    """The classifier says max: the worst loss would be kept as the best, without a word."""
+    for word, message in (
+        ("objective=val/f1", "objective=val/f1: add mode=min or mode=max"),
+        ("mode=most", "mode=most: use min or max"),
+    ):
+        with pytest.raises(UserError, match=message):
+            validate.check(compose_command("train", [word]))
+    words = experiment(tmp_path, "# @package _global_\nobjective: val/loss\n")
+    with pytest.raises(UserError, match=r"mine\.yaml:2: objective without its mode"):
+        compose("train", words)
+    words = experiment(tmp_path, "# @package _global_\nobjective: null\n")
+    assert compose("train", words).objective is None
 
 
 def test_experiment_that_changes_nothing_is_refused(tmp_path: Path) -> None:
     """Without its package line a file's settings arrive where nobody looks."""
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("trainer:\n  max_epochs: 3\n")
-    words = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
+    text = "trainer:\n  max_epochs: 3\n"
     with pytest.raises(UserError, match="# @package _global_"):
-        validate.check(compose_command("train", words))
-
-
-def test_experiment_with_an_objective_and_no_mode_is_refused(tmp_path: Path) -> None:
-    """The classifier says max: the worst loss would be kept as the best, without a word."""
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nobjective: val/loss\n")
-    with pytest.raises(UserError, match=r"mine\.yaml:2: objective without its mode"):
-        compose("train", [f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"])
-
-
-def test_experiment_without_an_objective_needs_no_mode(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nobjective: null\n")
-    words = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
-    assert compose("train", words).objective is None
-
-
-def test_config_of_another_folder_passes_the_check_of_kinds(tmp_path: Path) -> None:
-    """The check composes the defaults, which must find the file as well."""
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text(
-        "# @package _global_\ntrainer:\n  max_epochs: 3\n"
-    )
-    place = f"hydra.searchpath=[file://{tmp_path}]"
-    words = [place, "experiment=mine", "trainer.precision=bf16-mixed"]
+        validate.check(compose_command("train", experiment(tmp_path, text)))
+    # The check of kinds composes the defaults, which must find the file as well.
+    words = [*experiment(tmp_path, f"# @package _global_\n{text}"), "trainer.precision=bf16-mixed"]
     command = compose_command("train", words)
     validate.check(command)
     assert command.cfg.trainer.max_epochs == 3
     with pytest.raises(UserError, match=r"trainer\.max_epochs takes a number"):
-        validate.check(compose_command("train", [place, "experiment=mine", "trainer.max_epochs=x"]))
+        validate.check(compose_command("train", [*words, "trainer.max_epochs=x"]))
 
 
 def test_chosen_score_that_nothing_logs_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
+"""A picture shows every sample once, and never costs a run its result."""
+
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from harness.loggers.tensorboard import TensorBoard
 from harness.watch.picture import Picture
-from tests_harness.conftest import ROOT, command, slow
+from tests_harness.conftest import ROOT, command
 
 pytestmark = [
     # Lightning 2.6 walks batches with names that torch 2.13 calls old.
@@ -76,31 +79,26 @@ def run(picture, folder: Path | None):
     return trainer.test(Module(), loader, verbose=False)[0]["test/sum"]
 
 
-def test_a_picture_sees_every_batch_and_is_drawn(tmp_path: Path) -> None:
-    picture = Sums()
-    run(picture, tmp_path)
-    assert picture.drawn == [[1, 5, 9]]
-
-
-@pytest.mark.parametrize("fault", ["reset", "update", "kept", "pickle", "draw"])
 def test_a_picture_that_fails_costs_no_result(
-    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    picture = Sums(fault)
-    with caplog.at_level(logging.INFO, logger="harness.watch.picture"):
-        assert run(picture, tmp_path) == 5
-    assert picture.drawn is None
-    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
-    (warning,) = warnings
-    assert warning.getMessage().startswith("Sums is not drawn: ")
-    assert warning.exc_info is None
-    assert sum(r.exc_info is not None for r in caplog.records) == 1  # for the log file
-    picture.fault = None  # the next test begins anew
-    run(picture, tmp_path)
-    assert picture.drawn == [[1, 5, 9]]
+    """Without a fault it is drawn of every batch, also in the test after one that has failed."""
+    for fault in ("reset", "update", "kept", "pickle", "draw"):
+        caplog.clear()
+        picture = Sums(fault)
+        with caplog.at_level(logging.INFO, logger="harness.watch.picture"):
+            assert run(picture, tmp_path) == 5
+        assert picture.drawn is None
+        (warning,) = (r for r in caplog.records if r.levelno == logging.WARNING)
+        assert warning.getMessage().startswith("Sums is not drawn: "), fault
+        assert warning.exc_info is None
+        assert sum(r.exc_info is not None for r in caplog.records) == 1  # for the log file
+        picture.fault = None
+        run(picture, tmp_path)
+        assert picture.drawn == [[1, 5, 9]]
 
 
-def test_nothing_is_computed_without_a_logger(tmp_path: Path) -> None:
+def test_nothing_is_computed_without_a_logger() -> None:
     picture = Sums("update")
     run(picture, None)
     assert picture.error is None
@@ -109,15 +107,12 @@ def test_nothing_is_computed_without_a_logger(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 import pytorch_lightning as pl
 from tests_harness.watch.test_picture import Module, Sums
-from harness.exact.evaluation import ExactEvaluation
-from torch.utils.data import BatchSampler
 from harness.data.shared_batches import SharedBatchSampler
+from harness.exact.evaluation import ExactEvaluation
 from harness.loggers.tensorboard import TensorBoard
-
-fault, num_samples, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 class OnSecond(Sums):
     def fail(self, method):
@@ -125,42 +120,40 @@ class OnSecond(Sums):
             super().fail(method)
 
 class Data(pl.LightningDataModule):
+    def __init__(self, num_samples):
+        super().__init__()
+        self.num_samples = num_samples
+
     def test_dataloader(self):
         rank = self.trainer.global_rank
-        batches = BatchSampler(range(num_samples), 2, drop_last=False)
+        batches = BatchSampler(range(self.num_samples), 2, drop_last=False)
         shared = SharedBatchSampler(batches, "x", num_ranks=2, rank=rank, in_turn=True)
-        return DataLoader(torch.arange(float(num_samples)).unsqueeze(1), batch_sampler=shared)
+        return DataLoader(torch.arange(float(self.num_samples)).unsqueeze(1), batch_sampler=shared)
 
-picture = OnSecond(fault)
-trainer = pl.Trainer(
-    accelerator="cpu", devices=2, strategy="ddp", callbacks=[ExactEvaluation(), picture],
-    logger=TensorBoard(folder), use_distributed_sampler=False, enable_progress_bar=False,
-    enable_model_summary=False, enable_checkpointing=False,
-)
-trainer.test(Module(), Data(), verbose=False)
-if trainer.is_global_zero:
-    print("drawn", picture.drawn)
+for fault, num_samples in (("none", 4), ("none", 1), ("update", 4), ("pickle", 4)):
+    picture = OnSecond(fault)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", callbacks=[ExactEvaluation(), picture],
+        logger=TensorBoard(sys.argv[1]), use_distributed_sampler=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+    )
+    trainer.test(Module(), Data(num_samples), verbose=False)
+    if trainer.is_global_zero:
+        print("drawn", fault, num_samples, picture.drawn)
 """
 
 
-@pytest.mark.parametrize(
-    ("fault", "num_samples", "drawn"),
-    [
-        *slow(("none", 4, "[[1.0], [5.0]]")),
-        ("none", 1, "[[0.0], []]"),  # the second process repeats the first one's sample
-        *slow(("update", 4, "None")),
-        ("pickle", 4, "None"),
-    ],
-)
-def test_processes_agree_on_what_is_drawn(
-    fault: str, num_samples: int, drawn: str, tmp_path: Path
-) -> None:
-    """One that fails lets none of the others wait."""
+def test_processes_agree_on_what_is_drawn(tmp_path: Path) -> None:
+    """One that fails lets none of the others wait; a sample that keeps one busy is none."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    words = ("-W", "ignore", script, fault, str(num_samples), tmp_path / "logs")
-    result = command(*words, environment={"PYTHONPATH": path})
+    result = command("-W", "ignore", script, tmp_path / "logs", environment={"PYTHONPATH": path})
     assert result.returncode == 0, result.stderr
-    assert f"drawn {drawn}" in result.stdout
-    assert result.stderr.count("is not drawn: ") == (drawn == "None")
+    assert re.findall("drawn (.*)", result.stdout) == [
+        "none 4 [[1.0], [5.0]]",
+        "none 1 [[0.0], []]",
+        "update 4 None",
+        "pickle 4 None",
+    ]
+    assert result.stderr.count("is not drawn: ") == 2

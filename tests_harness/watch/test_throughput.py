@@ -169,39 +169,29 @@ def test_accumulated_batches_count_their_own_samples(hand: Hand) -> None:
     assert (found.num_steps, found.num_samples) == (15, 28)
 
 
-@pytest.mark.parametrize(
-    ("size", "batch", "num_ranks", "micro"),
-    [(10, 4, 1, 1), (10, 4, 2, 2), (7, 6, 2, 3), (8, 4, 1, 4)],
-)
-def test_samples_before_a_batch_are_those_that_all_ranks_have_read(
-    size: int, batch: int, num_ranks: int, micro: int
-) -> None:
-    ranks = [
-        GlobalBatchSampler(size, batch, num_ranks=num_ranks, rank=rank, num_micro_batches=micro)
-        for rank in range(num_ranks)
-    ]
-    read = 0
-    for k in range(len(ranks[0])):
-        assert ranks[0].num_before(k) == read
-        read += sum(high - low for low, high, _ in (sampler._share(k) for sampler in ranks))
-    assert ranks[0].num_before(len(ranks[0])) == read == size
+def test_samples_before_a_batch_are_those_that_all_ranks_have_read() -> None:
+    for size, batch, num_ranks, micro in [(10, 4, 1, 1), (10, 4, 2, 2), (7, 6, 2, 3), (8, 4, 1, 4)]:
+        ranks = [
+            GlobalBatchSampler(size, batch, num_ranks=num_ranks, rank=rank, num_micro_batches=micro)
+            for rank in range(num_ranks)
+        ]
+        read = 0
+        for k in range(len(ranks[0])):
+            assert ranks[0].num_before(k) == read
+            read += sum(high - low for low, high, _ in (sampler._share(k) for sampler in ranks))
+        assert ranks[0].num_before(len(ranks[0])) == read == size
 
 
-@pytest.mark.parametrize(
-    ("data", "workers", "cores", "expected"),
-    [
+def test_advice_is_what_the_rest_of_the_step_needs_and_the_cores_allow() -> None:
+    for data, workers, cores, expected in (
         (0.03, 0, 8, "try data.num_workers=3 (now 0)"),  # 30 ms to load while 10 ms are computed
         (0.03, 0, 2, "try data.num_workers=2 (now 0)"),
         (0.03, 2, 16, "try data.num_workers=8 (now 2)"),  # two load one batch in 20 ms: 80 ms each
         (0.03, 2, 2, "uses every core there is"),
         (0.0005, 0, 8, "workers would not be faster"),
-    ],
-)
-def test_advice_is_what_the_rest_of_the_step_needs_and_the_cores_allow(
-    data: float, workers: int, cores: int, expected: str
-) -> None:
-    spent = Spent(data=100 * data, compute=100 * 0.01, num_steps=100, num_samples=400)
-    assert expected in advice(spent, workers, cores)
+    ):
+        spent = Spent(data=100 * data, compute=100 * 0.01, num_steps=100, num_samples=400)
+        assert expected in advice(spent, workers, cores)
 
 
 def test_verdict_names_the_largest_obstacle() -> None:
