@@ -90,17 +90,6 @@ def sleep(seconds: float) -> Any:
 quiet = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*treespec:FutureWarning")
 
 
-@quiet
-@pytest.mark.slow  # and for idle cores: on busy ones, workers are late
-def test_workers_that_are_in_time_leave_nothing_to_wait_for() -> None:
-    """The same data set makes a run wait without them."""
-    waited = [
-        fit(SlowData(sleep(0.03), num_workers=n), SlowModule(sleep(0.09))).total.share("data")
-        for n in (0, 2)
-    ]
-    assert waited[1] < waited[0] / 2
-
-
 class Hand:
     """A clock that a test moves."""
 
