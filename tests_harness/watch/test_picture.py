@@ -1,8 +1,6 @@
 """A picture shows every sample once, and never costs a run its result."""
 
 import logging
-import os
-import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from harness.loggers.tensorboard import TensorBoard
 from harness.watch.picture import Picture
-from tests_harness.conftest import ROOT, command
+from tests_harness.faults.fork_server import command
 
 pytestmark = [
     # Lightning 2.6 walks batches with names that torch 2.13 calls old.
@@ -104,56 +102,48 @@ def test_nothing_is_computed_without_a_logger() -> None:
     assert picture.error is None
 
 
-PROGRAM = """
-import sys
-import torch
-from torch.utils.data import BatchSampler, DataLoader
-import pytorch_lightning as pl
-from tests_harness.watch.test_picture import Module, Sums
-from harness.data.shared_batches import SharedBatchSampler
-from harness.exact.evaluation import ExactEvaluation
-from harness.loggers.tensorboard import TensorBoard
-
 class OnSecond(Sums):
+    """Counts samples; only the second process fails. What is drawn goes to a file."""
+
+    def __init__(self, fault: str, folder: str) -> None:
+        super().__init__(fault)
+        self.path = Path(folder, fault)
+
+    @property
+    def state_key(self) -> str:
+        return f"on second {self.fault}"
+
     def fail(self, method):
         if torch.distributed.get_rank() == 1:
             super().fail(method)
 
-class Data(pl.LightningDataModule):
-    def __init__(self, num_samples):
-        super().__init__()
-        self.num_samples = num_samples
+    def update(self, outputs, batch):
+        self.fail("update")
+        self.sums.append(len(batch[0]))
 
-    def test_dataloader(self):
-        rank = self.trainer.global_rank
-        batches = BatchSampler(range(self.num_samples), 2, drop_last=False)
-        shared = SharedBatchSampler(batches, "x", num_ranks=2, rank=rank, in_turn=True)
-        return DataLoader(torch.arange(float(self.num_samples)).unsqueeze(1), batch_sampler=shared)
+    def kept(self):
+        is_bad = self.fault == "pickle" and torch.distributed.get_rank() == 1
+        return (lambda: None) if is_bad else self.sums
 
-for fault, num_samples in (("none", 4), ("none", 1), ("update", 4), ("pickle", 4)):
-    picture = OnSecond(fault)
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", callbacks=[ExactEvaluation(), picture],
-        logger=TensorBoard(sys.argv[1]), use_distributed_sampler=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False,
-    )
-    trainer.test(Module(), Data(num_samples), verbose=False)
-    if trainer.is_global_zero:
-        print("drawn", fault, num_samples, picture.drawn)
-"""
+    def draw(self, parts):
+        self.path.write_text(repr(parts))
+        return Figure()
 
 
 def test_processes_agree_on_what_is_drawn(tmp_path: Path) -> None:
     """One that fails lets none of the others wait; a sample that keeps one busy is none."""
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    result = command("-W", "ignore", script, tmp_path / "logs", environment={"PYTHONPATH": path})
+    faults = ("none", "update", "pickle")
+    place = f"{__name__}.OnSecond"
+    result = command(
+        *("train.py", "strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu"),
+        *("data=synthetic", "model=mlp", "data.num_train=64", "trainer.max_epochs=1"),
+        *("data.num_test=9", "data.batch_size=4", "trainer.enable_progress_bar=false"),
+        *(f"+callbacks.{fault}._target_={place}" for fault in faults),
+        *(f"+callbacks.{fault}.fault={fault}" for fault in faults),
+        *(f"+callbacks.{fault}.folder={tmp_path}" for fault in faults),
+        f"output_dir={tmp_path}/runs",
+    )
     assert result.returncode == 0, result.stderr
-    assert re.findall("drawn (.*)", result.stdout) == [
-        "none 4 [[1.0], [5.0]]",
-        "none 1 [[0.0], []]",
-        "update 4 None",
-        "pickle 4 None",
-    ]
-    assert result.stderr.count("is not drawn: ") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"none", "runs"}
+    assert (tmp_path / "none").read_text() == "[[4, 1], [4]]"
+    assert result.stderr.count("OnSecond is not drawn: ") == 2
