@@ -17,7 +17,7 @@ OF_A_SHELL = " A shell of srun --pty needs --ntasks=1."
 OF_LIGHTNING = (
     "The processes of this strategy are started and ended by Lightning alone: a signal ends them "
     "without a checkpoint, their errors come as tracebacks, data workers start slowly, no speed is "
-    "shown, and tests may differ in their last digits. Prefer strategy=ddp."
+    "shown, and tests may differ in the last decimals. Prefer strategy=ddp."
 )
 # What other launchers tell, such as mpirun.
 RANKS_OF_OTHERS = (
