@@ -57,13 +57,15 @@ class Outcome:
 
 def command(name: str, folder: Path) -> list[str]:
     """The words of a configuration's command."""
-    trace = "+callbacks.trace"
+    slow = f"+callbacks.trace.seconds_per_batch={SECONDS_PER_BATCH}"
+    return [*words(name, folder), *RUN, slow, *traced(folder)]
+
+
+def traced(folder: Path) -> list[str]:
+    """The words of a run below a folder whose progress is seen from outside."""
     return [
-        *words(name, folder),
-        *RUN,
-        f"{trace}._target_=tests_harness.faults.trace.Trace",
-        f"{trace}.folder={folder}/trace",
-        f"{trace}.seconds_per_batch={SECONDS_PER_BATCH}",
+        "+callbacks.trace._target_=tests_harness.faults.trace.Trace",
+        f"+callbacks.trace.folder={folder}/trace",
         f"output_dir={folder}/outputs",
     ]
 

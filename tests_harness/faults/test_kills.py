@@ -2,15 +2,23 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from harness import convert, evaluate, load_run, predict
+from harness.checkpoints import lookup
 from tests_harness.faults import storm
+from tests_harness.faults.fast_command import start
 from tests_harness.faults.fork_server import command
 from tests_harness.faults.real_modules import CONFIGURATIONS
 
+LONG = (
+    *("data=synthetic", "model=mlp", "data.batch_size=100", "trainer.max_epochs=1"),
+    *("trainer.val_check_interval=5", "trainer.enable_progress_bar=false"),
+    *("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu"),
+)
 ALONE = "bf16-mixed, workers"
 TWO = "every kind of log and metric, ddp"
 
@@ -58,6 +66,25 @@ def test_two_processes_all_leave_whatever_strikes_and_the_run_ends_equal_by_bit(
         assert said in (run / "log").read_text()
     assert storm.finish(TWO, run) == ""
     assert storm.same_run(run, reference) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "saved"), [("validation", "step_4"), ("test", "step_13")])
+def test_signal_in_a_long_validation_or_test_loses_no_step(
+    moment: str, saved: str, tmp_path: Path
+) -> None:
+    """Of 5 and 13 steps: what is left of a validation is done again."""
+    slow_moment = f"+callbacks.trace.seconds_per_{moment}=30"
+    process = start([*LONG, slow_moment, *storm.traced(tmp_path)], tmp_path / "log")
+    end = time.monotonic() + 300
+    while not (tmp_path / "trace" / f"{moment}_1").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    os.kill(storm.pid_of(tmp_path, 1), signal.SIGTERM)
+    assert storm.is_over(process), (tmp_path / "log").read_text()
+    assert process.wait() == 128 + signal.SIGTERM
+    newest, _ = lookup.newest_whole(storm.run_dir(tmp_path) / "checkpoints")
+    assert newest is not None
+    assert newest.stem == saved
 
 
 @pytest.mark.slow

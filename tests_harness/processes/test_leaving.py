@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_harness.conftest import ROOT
+from tests_harness.conftest import ROOT, slow
 
 BUSY = """
 import hashlib
@@ -114,7 +114,7 @@ sys.meta_path.insert(0, Watch())
 """
 
 
-@pytest.mark.parametrize("moment", [0.15 * number for number in range(20)])
+@pytest.mark.parametrize("moment", [0.0, 0.6, 1.5, *slow(0.3, 1.05, 2.1, 2.85)])
 def test_ctrl_c_shows_no_traceback(moment: float, tmp_path: Path, heeds_ctrl_c: None) -> None:
     """From ``from harness import main`` on, at moments that a busy machine moves to and fro."""
     (tmp_path / "sitecustomize.py").write_text(TELLS_OF_MAIN)

@@ -51,7 +51,8 @@ def tmpfs(size: str, place: Path | str) -> str:
     return f"-t tmpfs -o size={size} tmpfs {place}"
 
 
-@pytest.mark.parametrize("size", [*slow("8k", "20k"), "48k", *slow("300k")])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["8k", "48k", "300k"])
 def test_full_disk_lets_training_go_on(size: str, on: Run, tmp_path: Path) -> None:
     """What finds no room, however much there is, is named; the results at the end need some."""
     result = on(tmpfs(size, tmp_path), "train.py", *WORDS, f"output_dir={tmp_path}")
@@ -89,7 +90,8 @@ def test_resume_where_nothing_may_be_written(on: Run, run_copy: Path) -> None:
     assert len(result.stderr.strip().splitlines()) == 2
 
 
-@pytest.mark.parametrize("script", ["evaluate.py", *slow("predict.py")])
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["evaluate.py", "predict.py"])
 def test_run_that_may_only_be_read_is_evaluated(
     script: str, on: Run, run_copy: Path, tmp_path: Path
 ) -> None:

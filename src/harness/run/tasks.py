@@ -65,7 +65,8 @@ def train(cfg: DictConfig) -> None:
     with telling_changes(cfg, cfg.resume):
         trainer, model, data = build(cfg)
     loaders.check_training(model, data)
-    screen.show_start(trainer, model, data, cfg.resume, cfg.tags, cfg.notes)
+    with user_errors():  # the config of an older run may lack a key
+        screen.show_start(trainer, model, data, cfg.resume, cfg.tags, cfg.notes)
     if cfg.resume is None and global_rank() == 0:
         Logs(Path(cfg.run_dir)).rewind(None, 0)  # of a start that came to no checkpoint
     with user_errors(cfg), leaving_together(trainer), explaining(trainer):
