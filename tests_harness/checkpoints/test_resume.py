@@ -17,10 +17,10 @@ from harness.upstream.resume_counters import position_in
 from tests_harness.conftest import slow
 from tests_harness.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
 
-SLOW = [name for name in CONFIGURATIONS if name != "all together"]
+ALL_KNOBS, *FEWER = CONFIGURATIONS
 
 
-@pytest.mark.parametrize("name", ["all together", *slow(*SLOW)])
+@pytest.mark.parametrize("name", [ALL_KNOBS, *slow(*FEWER)])
 def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
     found = dict(sweep(name, tmp_path))
     assert len(found) >= 7

@@ -44,7 +44,6 @@ ALL = (
     "callbacks.checkpoint.save_top_k=2",
     "callbacks.checkpoint.filename='{step}'",
     "callbacks.learning_rate=null",
-    "data.batch_size=200",  # 7 batches in an epoch, 4 steps
     "data.num_workers=1",
     "trainer.accumulate_grad_batches=2",
     "trainer.val_check_interval=2",
@@ -52,7 +51,7 @@ ALL = (
     "test=false",
 )
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
-    "all together": ALL,
+    "all knobs, what authors keep": ALL,
     "dropout, OneCycle": (),
     "workers not persistent": ("data.num_workers=1", "data.persistent_workers=false"),
     "StepLR per epoch": (
