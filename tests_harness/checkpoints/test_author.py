@@ -46,7 +46,7 @@ def test_run_with_any_hyper_parameter_is_whole(
     assert again["test/loss"] == pytest.approx(run.results["test/loss"])
     out = predict(run.checkpoint, f"output={tmp_path / 'out.csv'}")
     assert out.read_text().count("\n") > 100
-    report = convert.convert(run.checkpoint, tmp_path / "weights.pt", packages=["project"])
+    report = convert.convert(run.checkpoint, tmp_path / "weights.pt")
     assert report.tensors
     load_run(run.folder).model.load_state_dict(read(run.checkpoint)["state_dict"])
     assert "damaged" not in capsys.readouterr().err + told

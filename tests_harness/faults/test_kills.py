@@ -47,7 +47,7 @@ def test_killed_run_ends_equal_by_bit_and_is_evaluated_predicted_and_converted(
     again = evaluate(run.checkpoint, "trainer.enable_progress_bar=false").results
     assert again["test/loss"] == pytest.approx(run.results["test/loss"])
     assert predict(run.checkpoint, f"output={tmp_path / 'out.csv'}").read_text().count("\n") > 10
-    report = convert.convert(run.checkpoint, tmp_path / "weights.pt", packages=["tests_harness"])
+    report = convert.convert(run.checkpoint, tmp_path / "weights.pt")
     assert report.tensors
 
 
