@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import allowed
 from harness.command import run_folder
 from harness.command.explain import explain, refuse_hydras_own, refuse_other_meanings
-from harness.command.hydra_calls import groups, hydra_compose
+from harness.command.hydra_calls import hydra_compose
 from harness.command.yaml_files import check_experiments, explain_syntax
 from harness.errors import UserError
 
@@ -33,8 +33,7 @@ class Command:
         cfg: what its config files and its words make together.
         overrides: the words, as they were typed, but for Hydra's own.
         conf: the folder of the config files.
-        places: words before them: of further folders of config files, if they were typed, and of
-            the run to go on with, where it alone has the keys that they name.
+        places: words before them, of further folders of config files.
         choices: the file that was chosen of each group.
         rules: ``conf/rules.yaml``: what is checked, and what may change in a run that goes on.
         is_sweep: whether it stands for many runs.
@@ -85,39 +84,12 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
         words = with_training_config(words)
     with explained(task, words, conf):
         check_experiments(task, words, conf)
-    first: list[str] = []
-    try:
-        with explained(task, words, conf):
-            cfg = hydra_compose(task, words, conf, with_hydra=True)
-    except UserError:
-        first = first_words(task, words, conf)
-        if not first:
-            raise
-        with explained(task, [*first, *words], conf):
-            cfg = hydra_compose(task, [*first, *words], conf, with_hydra=True)
+    with explained(task, words, conf):
+        cfg = hydra_compose(task, words, conf, with_hydra=True)
     allowed.check_hydra(cfg.hydra)
     refuse_hydras_own(cfg.hydra)
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
-    command = from_hydra(task, cfg, conf, words)
-    if first:
-        command.overrides = command.overrides[len(first) :]
-        command.places += first
-    return command
-
-
-def first_words(task: str, words: list[str], conf: Path) -> list[str]:
-    """What was typed at the start of the run that a command goes on with, but for what is again.
-
-    The run may have keys that the default config has not. Where the command chooses files of its
-    own, the run's say nothing of them.
-    """
-    names = {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
-    folder = Path(names.get("resume", "").strip("'\""))
-    is_run = task == "train" and bool(names.get("resume")) and (folder / "overrides.yaml").is_file()
-    if not is_run or names.keys() & groups(conf) - {"strategy"}:
-        return []
-    first = as_hydra_reads(task, run_folder.load_words(folder))
-    return [word for word in first if word.lstrip("+~").partition("=")[0] not in names]
+    return from_hydra(task, cfg, conf, words)
 
 
 @contextmanager

@@ -181,6 +181,11 @@ def _unknown_key(key: str, config_name: str, overrides: list[str], conf: Path) -
     if config_name != "train" and key in ("data", "model"):
         return f"{key}={{...}}: the {key} is that of the checkpoint's run. Leave it out."
     hint = nearest(key, config_name, overrides, conf)
+    if any(re.match("resume=(?!auto|null)", word) for word in overrides):
+        return (
+            f"There is no key {key} in the default config.{hint}\n"
+            "A run that goes on has its settings: leave it out, or add the choice that has the key."
+        )
     return f"There is no key {key}.{hint}\nTo add a new one, write +{key}=<value>."
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -83,8 +82,6 @@ def planned(
                     return Plan(str(run_dir), goes_on=True, is_finished=True)
                 frozen.resume = resume.checkpoint(run_dir, frozen.get("resume"))
                 run_folder.note_start(run_dir, launchers)
-                if again := resume.trained_again(frozen, run_dir):
-                    print(again, file=sys.stderr)
                 return Plan(str(run_dir), goes_on=True, checkpoint=frozen.resume)
             except resume.AnotherRunError as error:
                 if cfg.resume != "auto" or not resume.is_nothing_lost(run_dir):

@@ -155,24 +155,6 @@ def is_finished(cfg: DictConfig, run_dir: Path, limits: Sequence[str]) -> bool:
     return all(OmegaConf.select(before, key) == OmegaConf.select(cfg, key) for key in limits)
 
 
-def trained_again(cfg: DictConfig, run_dir: Path) -> str | None:
-    """What to say of a run that has ended, whose end is not in the checkpoint to go on from.
-
-    The disk was full, or that checkpoint was damaged.
-    """
-    if cfg.resume is None or not (run_dir / "results.json").exists():
-        return None
-    from harness.checkpoints.reading import read
-
-    point = read(cfg.resume, mmap=True).get("safe_point", {})
-    if point.get("each_rank") is None:  # of an end, or of an older version
-        return None
-    return (
-        f"The end of the run in {run_dir} was not saved, or is damaged: it goes on from step "
-        f"{point['step']}, and what it trained after that is trained again."
-    )
-
-
 def finished(run_dir: Path) -> str:
     """What to say of a run that has ended."""
     results = run_folder.results(run_dir)

@@ -32,7 +32,6 @@ from harness.strategies import launchable
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
 TELL_SECONDS = 1.0
-JOIN_MINUTES = 10.0  # where conf/ is of before there was a setting
 
 
 class JobFailedError(UserError):
@@ -140,7 +139,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
     cfg, plan = command.cfg, Plan("")
     if command.task == "train":
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
-    meeting = Meeting(known_of(cfg.trainer), cfg.get("join_minutes", JOIN_MINUTES))
+    meeting = Meeting(known_of(cfg.trainer), cfg.join_minutes)
     try:
         with meeting.telling_failure(), ExitStack() as held, ExitStack() as chosen:
             if not meeting.is_alone:

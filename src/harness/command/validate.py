@@ -112,7 +112,7 @@ def _check_numbers(cfg: DictConfig, rules: dict[str, Any]) -> None:
             shown = "null" if value is None else value
             word = ", or auto" if takes_auto else ""
             raise UserError(f"{key}={shown} must be a whole number, {least} or more{word}.")
-    minutes = cfg.get("join_minutes", 1)  # conf/ may be of before there was one
+    minutes = cfg.join_minutes
     is_number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
     if not is_number or not 0 < minutes < math.inf:
         raise UserError(f"join_minutes={minutes} must be a number of minutes, more than 0.")

@@ -15,8 +15,6 @@ from harness.command.compose import Command
 from harness.errors import UserError
 from harness.processes.launcher import launcher
 
-FOLDER = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
-
 
 def find(command: Command, launchers: Collection[str] = ()) -> Path | None:
     """The folder of the run to go on with; ``None`` starts a new one.
@@ -101,21 +99,14 @@ def runs_in(parent: Path) -> list[Path]:
     return sorted((path.parent.resolve() for path in parent.glob("*/overrides.yaml")), key=started)
 
 
-def started(run_dir: Path) -> tuple[float, int]:
-    """When a run was started: seconds, and its number among those of the same second.
-
-    As it has written itself; else as its folder is named; else, of an older run in a folder that a
-    person or Slurm has named, by the file's time, which a copy need not have kept.
-    """
+def started(run_dir: Path) -> float:
+    """When a run was started: as it has written itself, whatever the times of a copy's files."""
     path = run_dir / "overrides.yaml"
-    with suppress(OSError, ValueError, UserError):  # of a damaged one the folder's name counts
-        text = frozen_files.read_yaml(path)
+    with suppress(OSError, ValueError):
+        text = path.read_text()
         if line := re.search(f"^{frozen_files.STARTED}(.+)$", text, re.MULTILINE):
-            return datetime.fromisoformat(line[1]).timestamp(), 0
-    with suppress(ValueError, OverflowError):
-        if name := FOLDER.fullmatch(run_dir.name):
-            return datetime.strptime(name[1], "%Y-%m-%d_%H-%M-%S").timestamp(), int(name[2] or 1)
-    return path.stat().st_mtime, 0
+            return datetime.fromisoformat(line[1]).timestamp()
+    return path.stat().st_mtime
 
 
 def nothing_to_go_on_with(parent: Path) -> str:
