@@ -36,17 +36,18 @@ def nothing_runs():
     denominators._running = None
 
 
-@pytest.mark.parametrize(
-    ("num_processes", "num_batches"), [*itertools.product((1, 2, 3), (1, 2, 4))]
-)
-@pytest.mark.parametrize("empty", [(), (0,), (0, 1)], ids=str)
 @pytest.mark.parametrize("is_sum", [False, True], ids=["mean", "sum"])
-def test_gradient_is_that_of_the_whole_batch(num_processes, num_batches, empty, is_sum) -> None:
+def test_gradient_is_that_of_the_whole_batch(is_sum: bool) -> None:
     """Also where shares differ in samples, and where some have no token, or no object."""
+    for num_processes, num_batches in itertools.product((1, 2, 3), (1, 2, 4)):
+        for empty in ((), (0,), (0, 1)):
+            if is_sum or len(empty) < num_processes * num_batches:  # else it has no gradient
+                check_gradient(num_processes, num_batches, empty, is_sum)
+
+
+def check_gradient(num_processes: int, num_batches: int, empty: tuple, is_sum: bool) -> None:
     torch.manual_seed(num_processes * 10 + num_batches)
     num_shares = num_processes * num_batches
-    if len(empty) >= num_shares and not is_sum:
-        pytest.skip("a batch without a token has no gradient")
     weight = torch.randn(3, dtype=torch.float64, requires_grad=True)
     sizes = [0 if i in empty else 1 + 2 * i for i in range(num_shares)]
     tokens = [torch.randn(size, 3, dtype=torch.float64) for size in sizes]
@@ -89,7 +90,7 @@ def test_gradient_is_that_of_the_whole_batch(num_processes, num_batches, empty, 
     assert torch.allclose(total, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("function", [torch.sqrt, torch.log1p, lambda x: x * x.detach()])
+@pytest.mark.parametrize("function", [torch.sqrt, lambda x: x * x.detach()])
 def test_function_of_a_mean_is_that_of_the_whole_batch(function) -> None:
     torch.manual_seed(0)
     weight = torch.randn(3, dtype=torch.float64, requires_grad=True)
@@ -189,13 +190,19 @@ def test_a_sum_is_divided_everywhere() -> None:
         sum_over(total, 2, at_least=0)
 
 
-def test_one_number_is_asked_for() -> None:
-    running(2, 1, total=1.0)
+def test_a_term_and_one_number_from_0_on_are_asked_for() -> None:
+    running(2, 1, total=6.0)
     loss = torch.ones(3, requires_grad=True)
     with pytest.raises(UserError, match=r"shape \(3,\)"):
         mean_over(loss.sum(), torch.ones(3))
     with pytest.raises(UserError, match="Give it the mean"):
         mean_over(loss, 3)
+    for weight in (-1.0, float("nan"), torch.tensor(-2)):
+        with pytest.raises(UserError, match="from 0 on"):
+            mean_over(loss.sum(), weight)
+    term = mean_over(loss.sum(), 3)
+    with pytest.raises(UserError, match="once for each term"):
+        mean_over(0.5 * term, 3)
 
 
 def test_it_does_nothing_outside_of_training() -> None:
@@ -213,17 +220,3 @@ def test_share_without_a_graph_takes_part() -> None:
     process.trainer.strategy.reduce = lambda mine, reduce_op: asked.append(mine) or mine
     mean_over(torch.zeros(()), 0)
     assert len(asked) == 1
-
-
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), torch.tensor(-2)])
-def test_weight_is_no_negative_number(weight) -> None:
-    running(2, 1, total=1.0)
-    with pytest.raises(UserError, match="from 0 on"):
-        mean_over(torch.ones((), requires_grad=True), weight)
-
-
-def test_a_term_is_counted_once() -> None:
-    running(2, 1, total=6.0)
-    loss = mean_over(2 * torch.ones((), requires_grad=True), 3)
-    with pytest.raises(UserError, match="once for each term"):
-        mean_over(0.5 * loss, 3)

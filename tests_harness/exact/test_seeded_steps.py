@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests_harness.conftest import slow
 from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.modules.classifiers import Classifier
 from tests_harness.strategy_runs import SAME, execute, farthest, outcome, write_conf
@@ -45,7 +46,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "words"), [("cpu", ("data.num_workers=2",)), ("ddp(2)", ()), ("ddp(3)", ())]
+    ("strategy", "words"), [("ddp(2)", ("data.num_workers=1",)), *slow(("ddp(3)", ()))]
 )
 def test_evaluation_draws_the_same(
     strategy: str, words: tuple[str, ...], alone: Path, tmp_path: Path
@@ -54,7 +55,7 @@ def test_evaluation_draws_the_same(
     assert farthest(outcome(run_dir), outcome(alone)) < SAME
 
 
-@pytest.mark.parametrize("step", [1, 3, 7])
+@pytest.mark.parametrize("step", [3, *slow(1, 7)])
 def test_run_that_goes_on_evaluates_what_it_would_have(step: int, tmp_path: Path) -> None:
     """Its workers are new ones, and to start them torch draws a number."""
     _, run_dir = train(tmp_path / "run", "cpu", "data.num_workers=2")

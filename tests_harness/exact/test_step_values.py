@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
+from tests_harness.conftest import slow
 from tests_harness.faults.fork_server import command
-from tests_harness.strategy_runs import NO_FSDP
 
 
 class Logs(pl.LightningModule):
@@ -124,15 +124,12 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, floa
 @pytest.mark.parametrize(
     "words",
     [
-        ("strategy=ddp", "trainer.devices=2"),
         ("strategy=ddp", "trainer.devices=3"),  # one has nothing of the last two samples
         ("strategy=ddp", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),
-        ("trainer.accumulate_grad_batches=3",),
-        ("strategy=dp", "trainer.devices=2"),
-        ("strategy=ddp2", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),
-        pytest.param(
-            ("strategy=fsdp", "trainer.devices=2"),
-            marks=pytest.mark.skipif(NO_FSDP, reason="this torch has no fsdp on CPUs"),
+        *slow(
+            (("trainer.accumulate_grad_batches=3",),),
+            (("strategy=dp", "trainer.devices=2"),),
+            (("strategy=ddp2", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),),
         ),
     ],
     ids=" ".join,

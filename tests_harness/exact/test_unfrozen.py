@@ -9,6 +9,7 @@ import pytest
 
 from harness.checkpoints.lookup import by_step
 from harness.exact import unfrozen
+from tests_harness.conftest import slow
 from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.strategy_runs import execute, write_conf
 
@@ -33,7 +34,9 @@ def steps(run_dir: Path) -> list[int]:
     return [int(path.stem.rpartition("_")[2]) for path in by_step(run_dir / "checkpoints")]
 
 
-@pytest.mark.parametrize(("module", "at"), [("ByCallback", (7, 5, 4)), ("ByHooks", (11, 4, 3))])
+@pytest.mark.parametrize(
+    ("module", "at"), [("ByCallback", (5,)), *slow(("ByCallback", (7, 4)), ("ByHooks", (11, 4, 3)))]
+)
 def test_a_run_goes_on_around_the_moment_of_unfreezing(
     module: str, at: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -48,7 +51,7 @@ def test_a_run_goes_on_around_the_moment_of_unfreezing(
         assert differences(expected, contents(run_dir)) == [], step
 
 
-@pytest.mark.parametrize("module", ["OnOneRank", "ByOneRank"])
+@pytest.mark.parametrize("module", ["OnOneRank", *slow("ByOneRank")])
 def test_what_one_process_unfreezes_alone_is_refused(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +75,7 @@ def test_no_checkpoint_holds_replicas_that_differ(
     assert max(steps(run_dir)) == 5  # of before it was unfrozen
 
 
+@pytest.mark.slow
 def test_a_replica_that_drifts_is_in_no_checkpoint(tmp_path: Path) -> None:
     disturb = [f"{DRIFT}._target_=tests_harness.workers.disturb.Disturb", f"{DRIFT}.rank=1"]
     disturb += [f"{DRIFT}.what=drift", f"{DRIFT}.name=net.2.bias", f"{DRIFT}.step=3"]

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from harness import UserError
 from harness.convert import convert
-from harness.strategies.fsdp import FSDPStrategy, units
+from harness.strategies.fsdp import units
+from tests_harness.conftest import slow
 from tests_harness.faults.run_folder import leave_at
 from tests_harness.strategy_runs import NO_FSDP, SAME, distances, execute, farthest, outcome
 
@@ -104,7 +105,8 @@ def test_each_process_has_a_part_and_the_converter_merges_them(
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("fsdp(2)", "fsdp(2)"), ("fsdp(2)", "cpu"), ("cpu", "fsdp(2)")]
+    ("before", "after"),
+    [("fsdp(2)", "fsdp(2)"), *slow(("fsdp(2)", "cpu"), ("cpu", "fsdp(2)"))],
 )
 def test_a_run_goes_on(before: str, after: str, trained: dict[str, Path], tmp_path: Path) -> None:
     """By bit with as many processes; else as the whole run."""
@@ -132,15 +134,15 @@ def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
     ("words", "said"),
     [
         (["callbacks=ema"], "strategy=fsdp has no averaged weights"),
-        (
-            ["+trainer.strategy.find_unused_parameters=true"],
-            "FSDPStrategy has no argument find_unused_parameters",
+        ([f"+callbacks.a={{_target_:{__name__}.Writes,through_data:true}}"], "is written in a"),
+        *slow(
+            (["+trainer.strategy.timeout=5"], "FSDPStrategy has no argument timeout"),
+            (
+                [f"+callbacks.a={{_target_:{__name__}.Writes,through_data:false}}"],
+                "is written in a",
+            ),
+            (["trainer.strategy.modules=net.encoder"], "there is no net.encoder in LanguageModel"),
         ),
-        *(
-            ([f"+callbacks.a={{_target_:{__name__}.Writes,through_data:{how}}}"], "is written in a")
-            for how in ("true", "false")
-        ),
-        (["trainer.strategy.modules=net.encoder"], "there is no net.encoder in LanguageModel"),
     ],
 )
 def test_what_it_does_not_keep_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
@@ -148,20 +150,6 @@ def test_what_it_does_not_keep_is_refused(words: list[str], said: str, tmp_path:
     assert status == 1
     assert said in told
     assert "Traceback" not in told
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ({"timeout": 5}, "datetime.timedelta,minutes:5"),
-        ({"process_group_backend": "glooo"}, "there is no glooo. Use one of gloo"),
-        ({"process_group_backend": "cpu:gloo,cuda:nccll"}, "there is no nccll"),
-    ],
-)
-def test_settings_of_another_kind_are_refused(setting: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        FSDPStrategy(**setting)
-    FSDPStrategy(timeout=None, process_group_backend="cpu:gloo,cuda:nccl")
 
 
 class Blocks(pl.LightningModule):

@@ -29,7 +29,6 @@ SLURM = {
     "SLURM_PROCID": "0",
     "SLURM_LOCALID": "0",
 }
-BY_HAND = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
 
 
 def trainer(strategy, **kwargs):
@@ -39,85 +38,55 @@ def trainer(strategy, **kwargs):
     return pl.Trainer(strategy=strategy, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "settings", "environment", "words"),
-    [
-        (DataParallelStrategy, {"num_nodes": 2}, {}, ["trainer.num_nodes=2", "strategy=ddp2"]),
-        (
-            DataParallelStrategy,
-            {},
-            TORCHRUN | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
-            ["one process, but 2", "--nproc-per-node=1", "strategy=ddp"],
-        ),
-        (
-            DataParallelStrategy,
-            {},
-            SLURM | {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"},
-            ["one process, but 4", "--ntasks=1"],
-        ),
-        (DataParallelStrategy, {"sync_batchnorm": True}, {}, ["strategy=dp", "sync_batchnorm"]),
-        (DDP2Strategy, {"sync_batchnorm": True}, {}, ["strategy=ddp2", "trainer.sync_batchnorm"]),
-        (DDP2Strategy, {"num_nodes": 2}, {}, ["MASTER_ADDR is not set"]),
-        (
-            DDP2Strategy,
-            {"num_nodes": 2},
-            {k: v for k, v in BY_HAND.items() if k != "MASTER_PORT"},
-            ["MASTER_PORT is not set", "wait for each other"],
-        ),
-        (
-            DDP2Strategy,
-            {"num_nodes": 2},
-            TORCHRUN | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
-            ["2 were started on this node", "--nproc-per-node=1"],
-        ),
-        (
-            DDP2Strategy,
-            {"num_nodes": 2},
-            TORCHRUN | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"},
-            ["trainer.num_nodes=2", "--nnodes=2"],
-        ),
-        (
-            DDP2Strategy,
-            {"num_nodes": 2},
-            SLURM | {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"},
-            ["trainer.num_nodes=2", "--ntasks-per-node=1"],
-        ),
-        (
-            DDP2Strategy,
-            {"num_nodes": 2},
-            SLURM | {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_LOCALID": "1"},
-            ["2 were started on this node", "--ntasks-per-node=1"],
-        ),
-        (
-            DDP2Strategy,
-            {"num_nodes": 2},
-            SLURM | {"SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NNODES": "3"},
-            ["trainer.num_nodes=2", "--ntasks-per-node=1"],
-        ),
-    ],
-    ids=[
-        "dp on several nodes",
-        "dp under torchrun with several processes",
-        "dp under srun with several tasks",
-        "dp with sync_batchnorm",
-        "ddp2 with sync_batchnorm",
-        "ddp2 without addresses",
-        "ddp2 without MASTER_PORT",
-        "ddp2 with two processes per node, which Lightning lets pass",
-        "ddp2 with more processes than nodes",
-        "ddp2 with two tasks per node",
-        "ddp2 with two tasks per node, on the second",
-        "ddp2 on more nodes than set",
-    ],
-)
-def test_a_wrong_launch_is_refused_before_training(
-    strategy, settings, environment, words, monkeypatch
-):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError) as error:
-        trainer(strategy(), **settings)
-    assert all(word in str(error.value) for word in words), str(error.value)
+ONE_OF_TWO = TORCHRUN | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+FOUR_TASKS = SLURM | {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"}
+LAUNCHES = [
+    (DataParallelStrategy, {"num_nodes": 2}, {}, ["trainer.num_nodes=2", "strategy=ddp2"]),
+    (
+        DataParallelStrategy,
+        {},
+        ONE_OF_TWO,
+        ["one process, but 2", "--nproc-per-node=1", "strategy=ddp"],
+    ),
+    (DataParallelStrategy, {}, FOUR_TASKS, ["one process, but 4", "--ntasks=1"]),
+    (DataParallelStrategy, {"sync_batchnorm": True}, {}, ["strategy=dp", "sync_batchnorm"]),
+    (DDP2Strategy, {"sync_batchnorm": True}, {}, ["strategy=ddp2", "trainer.sync_batchnorm"]),
+    (DDP2Strategy, {"num_nodes": 2}, {}, ["MASTER_ADDR is not set", "wait for each other"]),
+    (  # Lightning lets it pass
+        DDP2Strategy,
+        {"num_nodes": 2},
+        ONE_OF_TWO,
+        ["2 were started on this node", "--nproc-per-node=1"],
+    ),
+    (
+        DDP2Strategy,
+        {"num_nodes": 2},
+        TORCHRUN | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"},
+        ["trainer.num_nodes=2", "--nnodes=2"],
+    ),
+    (
+        DDP2Strategy,
+        {"num_nodes": 2},
+        FOUR_TASKS,
+        ["trainer.num_nodes=2", "--ntasks-per-node=1"],
+    ),
+    (
+        DDP2Strategy,
+        {"num_nodes": 2},
+        FOUR_TASKS | {"SLURM_LOCALID": "1"},
+        ["2 were started on this node", "--ntasks-per-node=1"],
+    ),
+]
+
+
+def test_a_wrong_launch_is_refused_before_training():
+    for strategy, settings, environment, words in LAUNCHES:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with pytest.raises(UserError) as error:
+                trainer(strategy(), **settings)
+        assert all(word in str(error.value) for word in words), str(error.value)
 
 
 class CallsNetDirectly(Module):
@@ -142,59 +111,35 @@ def compiled_as_a_whole():
     return module
 
 
-@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
-@pytest.mark.parametrize(
-    ("make_module", "options", "words"),
-    [
-        (
-            lambda: CallsNetDirectly(Case()),
-            {},
-            ["never called self(...)", "modules=[net]"],
-        ),
-        (lambda: Module(Case()), {"modules": ["nett"]}, ["names nett", "It has: net."]),
-        (lambda: Returns(torch.sum), {}, ["a scalar", "scalar_outputs=mean"]),
-        (
-            lambda: Returns(lambda y: y.T),
-            {},
-            ["shapes (5, 12), (5, 12) for [12, 12] samples"],
-        ),
-        (lambda: Returns(lambda y: y.flatten()), {}, ["dimension 0 is not the batch"]),
-        (
-            lambda: Returns(lambda y: torch.distributions.Normal(y, 1)),
-            {},
-            ["Normal values"],
-        ),
-        (lambda: Returns(lambda y: float(y.detach().mean())), {}, ["float values"]),
-        (
-            lambda: Module(Case(network=lambda: nn.SyncBatchNorm(8))),
-            {},
-            ["net is a SyncBatchNorm", "strategy=ddp"],
-        ),
-        (
-            lambda: Module(Case(network=lambda: nn.LazyLinear(5))),
-            {},
-            ["net.weight is lazy", "configure_model"],
-        ),
-        (compiled_as_a_whole, {}, ["compiled", "self.net.compile()"]),
-    ],
-    ids=[
-        "step does not call forward",
-        "unknown submodule",
-        "scalar output",
-        "batch not first",
-        "flattened output",
-        "output that is no tensor",
-        "output that differs",
-        "SyncBatchNorm",
-        "lazy parameter",
-        "compiled as a whole",
-    ],
-)
-def test_a_module_that_cannot_be_split_is_refused(make_module, options, words, strategy):
+MODULES = [
+    (lambda: CallsNetDirectly(Case()), {}, ["never called self(...)", "modules=[net]"]),
+    (lambda: Module(Case()), {"modules": ["nett"]}, ["names nett", "It has: net."]),
+    (lambda: Returns(torch.sum), {}, ["a scalar", "scalar_outputs=mean"]),
+    (lambda: Returns(lambda y: y.T), {}, ["shapes (5, 12), (5, 12) for [12, 12] samples"]),
+    (lambda: Returns(lambda y: y.flatten()), {}, ["dimension 0 is not the batch"]),
+    (lambda: Returns(lambda y: torch.distributions.Normal(y, 1)), {}, ["Normal values"]),
+    (lambda: Returns(lambda y: float(y.detach().mean())), {}, ["float values"]),
+    (
+        lambda: Module(Case(network=lambda: nn.SyncBatchNorm(8))),
+        {},
+        ["net is a SyncBatchNorm", "strategy=ddp"],
+    ),
+    (
+        lambda: Module(Case(network=lambda: nn.LazyLinear(5))),
+        {},
+        ["net.weight is lazy", "configure_model"],
+    ),
+    (compiled_as_a_whole, {}, ["compiled", "self.net.compile()"]),
+]
+
+
+def test_a_module_that_cannot_be_split_is_refused():
     data = DataLoader(Shares((24,) * 3, 1, 0), batch_size=None)
-    with pytest.raises(UserError) as error:
-        trainer(strategy(**options)).fit(make_module(), data)
-    assert all(word in str(error.value) for word in words), str(error.value)
+    for i, (make_module, options, words) in enumerate(MODULES):
+        strategy = (DataParallelStrategy, DDP2Strategy)[i % 2]
+        with pytest.raises(UserError) as error:
+            trainer(strategy(**options)).fit(make_module(), data)
+        assert all(word in str(error.value) for word in words), str(error.value)
 
 
 def test_a_compiled_lightning_module_is_refused():
@@ -223,62 +168,45 @@ def test_a_module_on_another_device_is_refused():
         check_devices(module, [CPU, CPU])
 
 
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
+def test_an_argument_that_cannot_be_split_is_refused():
+    for argument, words in (
         (torch.eye(3), ["shape (3, 3)", "4 samples", "whole_inputs"]),
         (["a", "b", "c", "d"], ["one string per sample"]),
-        (("a", "b", "c", "d"), ["one string per sample"]),
         ([3, 1, 2, 2], ["one number per sample", "Pass tensors"]),
         (np.zeros((4, 2)), ["ndarray", "cannot be split"]),
         (iter([1, 2]), ["list_iterator"]),
-        (pack_sequence([torch.ones(2)] * 3), ["packs 3 sequences", "4 samples"]),
+        (pack_sequence([torch.ones(2)] * 4), ["PackedSequence", "cannot be split by sample"]),
         (nn.Linear(1, 1), ["Linear"]),
-        (
-            SimpleNamespace(nodes=torch.ones(4)),
-            ["SimpleNamespace"],
-        ),
+        (SimpleNamespace(nodes=torch.ones(4)), ["SimpleNamespace"]),
         ({"deep": [torch.ones(4), torch.ones(5)]}, ["shape (5,)"]),
-    ],
-)
-def test_an_argument_that_cannot_be_split_is_refused(argument, words):
-    for args, kwargs, label in [
-        ((torch.ones(4), argument), {}, "Argument 2 of forward()"),
-        ((torch.ones(4),), {"extra": argument}, "forward(extra=…)"),
-    ]:
-        with pytest.raises(UserError) as error:
-            split(args, kwargs, [CPU, CPU])
-        assert all(word in str(error.value) for word in [label, *words]), str(error.value)
+    ):
+        for args, kwargs, label in (
+            ((torch.ones(4), argument), {}, "Argument 2 of forward()"),
+            ((torch.ones(4),), {"extra": argument}, "forward(extra=…)"),
+        ):
+            with pytest.raises(UserError) as error:
+                split(args, kwargs, [CPU, CPU])
+            assert all(word in str(error.value) for word in [label, *words]), str(error.value)
 
 
-def packed(*lengths):
-    return pack_sequence([torch.ones(length) for length in lengths])
-
-
-@pytest.mark.parametrize(
-    ("outputs", "words"),
-    [
+def test_outputs_that_are_not_per_sample_are_refused():
+    packed = [pack_sequence([torch.ones(length)] * 2) for length in (2, 3)]
+    for outputs, words in (
         ([torch.ones(2), None], ["NoneType and Tensor"]),
         ([{"a": torch.ones(2)}, {"b": torch.ones(2)}], ["unequal"]),
         ([[torch.ones(2)], [torch.ones(2)] * 2], ["unequal"]),
         ([torch.tensor(1.0), torch.tensor(2.0)], ["scalar"]),
-        (
-            [torch.ones(2, 5), torch.ones(3, 5)],
-            ["shapes (2, 5), (3, 5) for [2, 2] samples", "dimension 0 is not the batch"],
-        ),
+        ([torch.ones(2, 5), torch.ones(3, 5)], ["shapes (2, 5), (3, 5) for [2, 2] samples"]),
         (["a", "b"], ["str values that differ"]),
         (
             [torch.ones(2, 7, 3), torch.ones(2, 5, 3)],
             ["shapes (2, 7, 3), (2, 5, 3)", "total_length=x.shape[1]"],
         ),
-        ([packed(2), packed(3)], ["[1, 1] packed sequences for [2, 2] samples"]),
-        ([packed(2, 1), packed(3, 1)], ["sorted for itself", "enforce_sorted=False"]),
-    ],
-)
-def test_outputs_that_are_not_per_sample_are_refused(outputs, words):
-    with pytest.raises(UserError) as error:
-        join(outputs, [2, 2])
-    assert all(word in str(error.value) for word in words), str(error.value)
+        (packed, ["PackedSequence values that differ"]),
+    ):
+        with pytest.raises(UserError) as error:
+            join(outputs, [2, 2])
+        assert all(word in str(error.value) for word in words), str(error.value)
 
 
 def test_devices_that_damage_copies_are_refused(monkeypatch):

@@ -101,14 +101,6 @@ def test_replicas_follow_what_happens_between_two_calls(split_over):
     assert parallel.replicas[True] is not first
 
 
-def test_copies_are_released_after_a_call_without_gradients(split_over):
-    net = nn.Linear(3, 3)
-    parallel = split_over(net)
-    with torch.no_grad():
-        net(torch.ones(2, 3))
-    assert not any(vars(twin) for twin in parallel.replicas[False][0]._twins.values())
-
-
 def test_outputs_that_a_module_collects_are_not_copied():
     net = nn.Linear(3, 3)
     net.collected = [torch.ones(2)]
@@ -122,11 +114,3 @@ def test_metrics_are_left_out():
     twin = Replica(net, CPU).refresh(CPU)
     assert twin["metric"] is net["metric"]
     assert twin["layer"] is not net["layer"]
-
-
-def test_one_device_of_several_is_enough_for_one_sample(split_over):
-    net = nn.Linear(3, 3)
-    parallel = split_over(net, 4)
-    for num_samples, sizes in [(1, [1]), (2, [1, 1]), (9, [3, 3, 3])]:
-        assert len(net(torch.ones(num_samples, 3))) == num_samples
-        assert parallel.last_sizes == sizes

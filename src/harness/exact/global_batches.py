@@ -90,7 +90,7 @@ class GlobalBatches(pl.Callback):
                 sharing.expected = {self.start[1]: saved["sum"]}
             if isinstance(sharing, SharedStream):
                 sharing.load(saved["ranks"], self.rank)
-        before = [one.get("data") for one in self.loaded]  # older checkpoints have none
+        before = [one["data"] for one in self.loaded]
         if any(
             one and now and one != now for one, now in zip(before, self.identities, strict=False)
         ):
@@ -232,7 +232,7 @@ class GlobalBatches(pl.Callback):
         here = trainer.accumulate_grad_batches
         batches_per_step = checkpoint.get("safe_point", {}).get("batches_per_step", here)
         self.start, self.rank = position_in(checkpoint, batches_per_step), trainer.global_rank
-        self.loaded = checkpoint.get("loaders", [])  # older runs have none
+        self.loaded = checkpoint.get("loaders", [])
         if self.sharing and self.start != (0, 0):
             raise UserError(
                 f"{type(pl_module).__name__}.on_load_checkpoint asks for the loaders, whose "

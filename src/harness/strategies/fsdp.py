@@ -8,7 +8,6 @@ refuse to write as ``SafePoint`` asks them to. Checkpoints here are those of one
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
@@ -46,8 +45,6 @@ class FSDPStrategy(DDPStrategy):
         blocks: whether blocks are.
         reshard_after_forward: give a block's memory back between its forward and its backward;
             false is faster, and takes memory for the whole network.
-        timeout: of collective operations, as of Lightning's DDPStrategy.
-        process_group_backend: as of Lightning's DDPStrategy.
     """
 
     strategy_name = "fsdp"
@@ -58,22 +55,8 @@ class FSDPStrategy(DDPStrategy):
         modules: Sequence[str] | None = None,
         blocks: bool = True,
         reshard_after_forward: bool = True,
-        timeout: timedelta | None = timedelta(minutes=30),
-        process_group_backend: str | None = None,
     ) -> None:
-        if not isinstance(timeout, timedelta | None):
-            raise UserError(
-                f"trainer.strategy.timeout={timeout} is no time: write "
-                f'"+trainer.strategy.timeout={{_target_:datetime.timedelta,minutes:{timeout}}}".'
-            )
-        known = dist.Backend.backend_list  # of "gloo", or of "cpu:gloo,cuda:nccl"
-        for part in (process_group_backend or known[0]).split(","):
-            if (backend := part.rpartition(":")[2]) not in known:
-                raise UserError(
-                    f"trainer.strategy.process_group_backend={process_group_backend}: there is no "
-                    f"{backend}. Use one of {', '.join(known[1:])}."
-                )
-        super().__init__(timeout=timeout, process_group_backend=process_group_backend)
+        super().__init__()
         self.modules = None if modules is None else as_names(modules)
         self.blocks, self.reshard_after_forward = blocks, reshard_after_forward
         self.has_looked, self.flags = False, [False]

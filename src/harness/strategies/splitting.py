@@ -12,8 +12,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from harness.errors import UserError
 
-from .packed import join_packed, narrow_packed
-
 
 class Share(NamedTuple):
     """The arguments of a call for one device."""
@@ -38,10 +36,10 @@ def split(
 ) -> list[Share]:
     """Split the samples of a call over the devices, with at most one share per device.
 
-    Tensors of as many rows as `num_rows` finds are split along dimension 0, packed sequences by
-    sequence. Scalars, tensors of size 1, everything that is not a tensor and the arguments in
-    `whole` (positions or keywords) go whole to every device. Tensors that are not on the first
-    device stay where they are: the lengths that `pack_padded_sequence` takes must be on the CPU.
+    Tensors of as many rows as `num_rows` finds are split along dimension 0. Scalars, tensors of
+    size 1, everything that is not a tensor and the arguments in `whole` (positions or keywords) go
+    whole to every device. Tensors that are not on the first device stay where they are: the lengths
+    that `pack_padded_sequence` takes must be on the CPU.
 
     Args:
         args: of the call, by position.
@@ -68,9 +66,6 @@ def split(
         if rows is None:
             return leaf
         is_split = name not in whole and rows == num_samples
-        if isinstance(leaf, PackedSequence):
-            leaf = narrow_packed(leaf, start, size) if is_split else narrow_packed(leaf, 0, rows)
-            return leaf.to(device, non_blocking=True) if leaf.data.device == root else leaf
         if is_split:
             leaf = leaf.narrow(0, start, size)
         # Only the first device may see the caller's memory; the others get copies, also on a CPU.
@@ -140,11 +135,7 @@ def join(
 
     def joined(*outputs: Any) -> Any:
         first, rows = outputs[0], [_num_rows(output) for output in outputs]
-        if isinstance(first, PackedSequence):
-            if rows == list(sizes):
-                return join_packed(outputs)
-            what = f"{rows} packed sequences for {list(sizes)} samples"
-        elif not isinstance(first, Tensor):
+        if not isinstance(first, Tensor):
             if all(output is first or _is_equal(output, first) for output in outputs):
                 return first
             what = f"{_kind(first)} values that differ between the devices"
@@ -223,9 +214,7 @@ def _child(tree: Any, key: Any) -> Any:
 
 
 def _num_rows(leaf: Any) -> int | None:
-    """The size of a tensor's dimension 0, 1 for a scalar; the sequences of a packed batch."""
-    if isinstance(leaf, PackedSequence):
-        return int(leaf.batch_sizes[0])  # all sequences have a first step
+    """The size of a tensor's dimension 0, 1 for a scalar."""
     if isinstance(leaf, Tensor):
         return len(leaf) if leaf.dim() > 0 else 1
     return None
@@ -236,9 +225,7 @@ def _check_leaf(leaf: Any, name: int | str, num_samples: int) -> None:
     if (rows := _num_rows(leaf)) is not None:
         if rows in (1, num_samples):
             return
-        is_packed = isinstance(leaf, PackedSequence)
-        shape = f"packs {rows} sequences" if is_packed else f"has shape {tuple(leaf.shape)}"
-        what = f"{shape}, but the batch has {num_samples} samples"
+        what = f"has shape {tuple(leaf.shape)}, but the batch has {num_samples} samples"
     elif isinstance(leaf, (list, tuple)) and _is_text(leaf):
         if len(leaf) != num_samples:
             return

@@ -1,4 +1,4 @@
-"""Spares the start of a run what torchmetrics imports for ``Metric.plot`` and for one old package.
+"""Spares the start of a run what torchmetrics imports for ``Metric.plot`` and for SRMRpy.
 
 Lightning imports torchmetrics, which imports matplotlib and ``scipy.signal``: a fifth of the time
 until the first step, for what most runs never use. Here stand-ins take their places while
@@ -46,8 +46,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "matplotlib.pyplot": {"Figure": object, "style": SimpleNamespace(context=plot_style)},
     "scipy.signal": {"hamming": None},
 }
-# SRMRpy, for which torchmetrics gives scipy.signal.hamming back.
-NEEDS_SIGNAL = "srmrpy"
 
 
 def import_torchmetrics() -> None:
@@ -61,8 +59,6 @@ def import_torchmetrics() -> None:
         for package in ("matplotlib", "scipy")
         if not find_spec(package) or any(n in sys.modules for n in ASKED if n.startswith(package))
     }
-    if find_spec(NEEDS_SIGNAL):
-        left_alone.add("scipy")
     stand_ins = {name: Late(name) for name in ASKED if name.partition(".")[0] not in left_alone}
     for name, module in stand_ins.items():
         vars(module).update(ASKED[name])

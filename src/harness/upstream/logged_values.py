@@ -184,7 +184,7 @@ def restored(
 ) -> Any:
     """A logged value of its state, with what others have counted, or without what it has itself."""
     reduce_fx = state["reduce_fx"]
-    if state.get("is_builtin"):  # older checkpoints do not say
+    if state["is_builtin"]:
         reduce_fx = getattr(builtins, reduce_fx)
     meta = Restored(reduce_fx=reduce_fx, **state["meta"])
     meta.sync = result._Sync(fn=trainer.strategy.reduce, **state["sync"])
@@ -198,9 +198,8 @@ def restored(
             elif meta.on_epoch:
                 value = value + other["value"]
                 num_samples = None if num_samples is None else num_samples + other["num_samples"]
-        if "default" in state:  # older checkpoints do not say
-            logged._defaults["value"] = state["default"]
-            logged.reset()
+        logged._defaults["value"] = state["default"]
+        logged.reset()
         if takes_all:
             logged.value = value
             if num_samples is not None:
@@ -210,8 +209,8 @@ def restored(
     logged._forward_cache = state["last"]
     logged._update_count = state["num_updates"]
     logged.has_reset = state["has_reset"]
-    logged.parts = state.get("parts")
-    if state.get("noted_size") is not None:
+    logged.parts = state["parts"]
+    if state["noted_size"] is not None:
         logged.noted_size = state["noted_size"]
     return logged.to(trainer.strategy.root_device)
 
