@@ -7,6 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +62,7 @@ def execute(
         seconds: after which all its processes are killed.
     """
     num_nodes = 2 if "num_nodes=2" in " ".join(STRATEGIES[strategy]) else 1
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     said = folder / "said.txt"
     arguments = [*COMMON, *STRATEGIES[strategy], f"output_dir={folder}", *words]
     processes: list[Any] = []
@@ -88,6 +89,33 @@ def started(arguments: list[str], said: Path, env: dict[str, str]) -> "subproces
         return subprocess.Popen(
             program, env=os.environ | env, stdout=file, stderr=file, start_new_session=True
         )
+
+
+def in_processes(number: int, function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in forks of this process, which a Trainer takes for those that it started."""
+    port = free_port()
+    pids = []
+    for rank in range(number):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.environ |= {"LOCAL_RANK": str(rank)} if number > 1 else {}
+            try:
+                warnings.simplefilter("ignore")  # what Lightning says of a small Trainer
+                function(*arguments)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * number
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def outcome(run_dir: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests_harness.conftest import slow
-from tests_harness.faults.fork_server import command
-from tests_harness.strategy_runs import NO_FSDP, distances, execute, outcome
+from tests_harness.strategy_runs import NO_FSDP, distances, execute, in_processes, outcome
+from tests_harness.workers.evaluate_sizes import evaluate_sizes
+from tests_harness.workers.train_user_module import train_user_module
 
 # An odd batch size, so that shares differ in size and the last batch is smaller.
 EXPERIMENT = ("data=synthetic", "model=mlp", "data.batch_size=37", "data.noise=0.1")
@@ -65,14 +66,13 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory):
     def evaluate(devices: int) -> Path:
         if devices not in folders:
             folder = folders[devices] = tmp_path_factory.mktemp(f"devices{devices}")
-            result = command("-m", "tests_harness.workers.evaluate_sizes", str(devices), folder)
-            assert result.returncode == 0, result.stderr
+            in_processes(devices, evaluate_sizes, devices, folder)
         return folders[devices]
 
     return evaluate
 
 
-@pytest.mark.parametrize("devices", [*slow(2), 3])
+@pytest.mark.parametrize("devices", [2, 3])
 def test_scores_do_not_depend_on_the_processes(devices: int, evaluated) -> None:
     """Also for fewer samples than processes, and for plain values logged in the step."""
     expected = json.loads((evaluated(1) / "results.json").read_text())
@@ -82,7 +82,7 @@ def test_scores_do_not_depend_on_the_processes(devices: int, evaluated) -> None:
         assert found[num_samples] == pytest.approx(scores, abs=1e-6), num_samples
 
 
-@pytest.mark.parametrize("devices", [*slow(2), 3])
+@pytest.mark.parametrize("devices", [2, 3])
 def test_predictions_are_complete_and_in_order(devices: int, evaluated) -> None:
     for num_samples in (2, 3, 33, 359, 360):
         tables = []
@@ -93,18 +93,16 @@ def test_predictions_are_complete_and_in_order(devices: int, evaluated) -> None:
         assert tables[0] == tables[1]
 
 
-@pytest.mark.parametrize(("module", "devices"), [*slow(("plain", 3)), ("norm", 2)])
+@pytest.mark.parametrize(("norm", "devices"), [(False, 3), (True, 2)], ids=["plain", "norm"])
 def test_module_that_knows_nothing_of_this_trains_the_same(
-    module: str, devices: int, tmp_path: Path
+    norm: bool, devices: int, tmp_path: Path
 ) -> None:
-    """Weights, logged values and metrics; ``norm`` has BatchNorm over all processes."""
+    """Weights, logged values and metrics; ``norm`` is BatchNorm over all processes."""
     results = []
     for num_devices in (1, devices):
         folder = tmp_path / str(num_devices)
         folder.mkdir()
-        worker = ("-m", "tests_harness.workers.train_user_module", str(num_devices), module)
-        result = command(*worker, folder)
-        assert result.returncode == 0, result.stderr
+        in_processes(num_devices, train_user_module, num_devices, norm, folder)
         results.append(torch.load(folder / "weights.pt", weights_only=True))
     assert {"train/loss", "train/accuracy", "val/loss"} <= results[0].keys()
     for name, value in results[0].items():

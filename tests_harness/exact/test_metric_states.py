@@ -1,5 +1,6 @@
 """States of metrics gathered at once, beside what torchmetrics gathers, in two processes."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing import spawn
 from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassConfusionMatrix, MulticlassF1Score
 from torchmetrics.regression import PearsonCorrCoef
@@ -16,6 +16,7 @@ from torchmetrics.regression import PearsonCorrCoef
 from harness import Mean
 from harness.exact.metric_states import StatesTogether
 from harness.processes.agreement import gather
+from tests_harness.strategy_runs import in_processes
 
 
 class Odd(Metric):
@@ -88,7 +89,8 @@ def counting(counted: dict[str, int], name: str) -> Any:
     return count
 
 
-def compare(rank: int, folder: str) -> None:
+def compare(folder: Path) -> None:
+    rank = int(os.environ["LOCAL_RANK"])
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     counted = {"all_gather": 0, "barrier": 0}
     for name in counted:
@@ -126,4 +128,4 @@ def compare(rank: int, folder: str) -> None:
 
 
 def test_results_are_those_of_torchmetrics_in_fewer_operations(tmp_path: Path) -> None:
-    spawn(compare, (str(tmp_path),), nprocs=2)
+    in_processes(2, compare, tmp_path)
