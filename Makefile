@@ -1,6 +1,7 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
-# make test    make check, and run the tests                make test ARGS="-k resume"
+# make test    make check, and run the tests, ten minutes  make test ARGS="-k resume"
+# make test-all   make test, and what takes longer: kill storms, clusters, all variants, packages
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 # uv, where there is one, installs the same versions faster; make UV= leaves it out.
 PYTHON ?= python3
@@ -13,14 +14,15 @@ NEW_VENV := $(UV) venv --quiet --seed --clear --python $(PYTHON)
 INSTALL := $(UV) pip install --python $(BIN)/python
 else
 NEW_VENV := $(PYTHON) -m venv --clear
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check install
+# Python compiles what it imports; pip would compile every module of every package, for 90 s.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 endif
 
 # A stamp file is newer than what it was made from, so a second call installs nothing.
 INSTALLED := $(VENV)/installed
 TEST_INSTALLED := $(VENV)/installed-test
 
-.PHONY: train check test lock
+.PHONY: train check test test-all lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
@@ -45,6 +47,13 @@ check: $(TEST_INSTALLED)
 test: check
 	$(BIN)/python -m compileall -q src  # once, and not in each process, where nothing may be written
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal $(ARGS)
+
+# What needs a GPU is skipped without one, and says so.
+test-all: test
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -m "slow or gpu or multi_gpu" -rs
+ifneq ($(wildcard tests_harness/packages),)
+	$(MAKE) packages
+endif
 
 -include benchmarks/bench.mk  # make bench
 -include tests_harness/packages/packages.mk  # make packages
