@@ -36,9 +36,13 @@ def slow(*values: Any) -> list[Any]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A warning is an error in the harness's tests; in the owner's it is the owner's."""
+    num_gpus = torch.cuda.device_count()
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings(*WARNINGS), append=False)
+        for name, needed in (("gpu", 1), ("multi_gpu", 2)):
+            if item.get_closest_marker(name) and num_gpus < needed:
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s)"))
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +57,11 @@ def nobody_is_followed() -> Iterator[None]:
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short training run, made by the command itself."""
     output_dir = tmp_path_factory.mktemp("outputs")
-    result = command(
-        "train.py",
-        "trainer.max_epochs=2",
-        "data=synthetic",
-        "model=mlp",
-        f"output_dir={output_dir}",
-    )
+    # Imported here: that module starts commands with a folder of this one.
+    from tests_harness.faults.fork_server import command
+
+    words = ["trainer.max_epochs=2", "data=synthetic", "model=mlp", f"output_dir={output_dir}"]
+    result = command("train.py", *words)
     assert result.returncode == 0, result.stderr
     (run_dir,) = (output_dir / "default").iterdir()
     (run_dir / "screen.txt").write_text(result.stdout + result.stderr)
