@@ -18,22 +18,20 @@ script: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
 spec.loader.exec_module(script)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["experiment=missing"], "experiment=missing: there is no conf/experiment/missing.yaml."),
-        (["--strategies=ddp"], "--strategies ddp: use names such as dp(2), ddp(3) or ddp2(2x2)."),
-        (["--steps=2"], "--steps 2: use 3 or more"),
-        (["strategy=ddp"], 'strategy is what is tried here: use --strategies "ddp(4)" instead.'),
-    ],
-)
 def test_a_mistake_in_the_command_is_told_in_lines_without_a_run(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert script.main(arguments) == 1
-    told = capsys.readouterr().err
-    assert said in told
-    assert len(told.splitlines()) <= 3
+    mistakes = {
+        "experiment=missing": "experiment=missing: there is no conf/experiment/missing.yaml.",
+        "--strategies=ddp": "--strategies ddp: use names such as dp(2), ddp(3) or ddp2(2x2).",
+        "--steps=2": "--steps 2: use 3 or more",
+        "strategy=ddp": 'strategy is what is tried here: use --strategies "ddp(4)" instead.',
+    }
+    for word, said in mistakes.items():
+        assert script.main([word]) == 1
+        told = capsys.readouterr().err
+        assert said in told
+        assert len(told.splitlines()) <= 3
 
 
 @pytest.mark.usefixtures("forked")

@@ -123,9 +123,10 @@ def _module_end(kind: Kind, folder: Path, run: Any) -> End:
     words = write_conf(folder, data=data, model=f"_target_: {PACKAGE}.{kind.model}\n")
     settings: list[str] = []
     while True:
-        status, said = run([*words, *kind.words, "name=run", *settings])
+        name = f"run_{len(settings)}"
+        status, said = run([*words, *kind.words, f"name={name}", *settings])
         if status == 0:
-            (run_dir,) = (folder / "run").iterdir()
+            (run_dir,) = (folder / name).iterdir()
             return End(status, said, outcome(run_dir), settings)
         named = [s for s in kind.settings if s.partition("=")[0] in said and s not in settings]
         if not named:

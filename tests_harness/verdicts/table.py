@@ -11,16 +11,19 @@ what has become worse: whoever means that edits the file, and says why in the co
 
 import argparse
 import csv
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from tests_harness.conftest import MODULES
 from tests_harness.strategy_runs import STRATEGIES
 from tests_harness.verdicts.cells import GROUPS, Cell, row
 
 PATH = Path(__file__).with_name("table.csv")
+NEW = "new"  # in place of the verdict on a kind that the table does not have
 Key = tuple[str, str, str]  # group, kind, strategy
 
 
@@ -31,7 +34,7 @@ class Row(NamedTuple):
     kind: str
     strategy: str
     verdict: str
-    difference: str = ""  # where it is told or silent; measured once, not compared
+    difference: str = ""  # where it is told or silent; not compared
     says: str = ""  # what is told, or refused
 
     @property
@@ -56,8 +59,8 @@ def write(table: Mapping[Key, Row], path: Path = PATH) -> None:
 
 
 def is_worse(before: str, now: str) -> bool:
-    """Whether a verdict may not take the place of another one."""
-    return before != now and (now in ("silent", "broken") or before in ("equal", "set"))
+    """Whether a verdict may not take the place of another one; any may be the first of a kind."""
+    return before not in (now, NEW) and (now in ("silent", "broken") or before in ("equal", "set"))
 
 
 def change(before: Row, now: Cell) -> str:
@@ -66,16 +69,19 @@ def change(before: Row, now: Cell) -> str:
     if before.verdict == now.verdict and "".join(before.says.split()) in says:
         return ""
     worse = "WORSE: " if is_worse(before.verdict, now.verdict) else ""
-    far = f" by {now.difference:.0e}" if now.verdict in ("told", "silent") else ""
     was = f"{before.verdict}: {before.says}".rstrip(": ")
-    is_now = f"{now.verdict}{far}: {now.says}".rstrip(": ")
+    is_now = f"{now.verdict} {far(now)}".rstrip() + f": {now.says}".rstrip(": ")
     return f"{worse}{', '.join(before.key)}: was {was}; is {is_now}"
+
+
+def far(cell: Cell) -> str:
+    """The difference, where there should be none."""
+    return f"{cell.difference:.0e}" if cell.verdict in ("told", "silent") else ""
 
 
 def new_row(key: Key, cell: Cell) -> Row:
     """A line of what was found."""
-    far = f"{cell.difference:.0e}" if cell.verdict in ("told", "silent") else ""
-    return Row(*key, cell.verdict, far, " ".join(cell.says.split()))
+    return Row(*key, cell.verdict, far(cell), " ".join(cell.says.split()))
 
 
 def summary(table: Mapping[Key, Row]) -> str:
@@ -102,17 +108,20 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := {*arguments.kinds}.difference(*GROUPS.values()):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
+    os.environ.setdefault("YAML_ALLOWED", MODULES)  # what the kinds' YAML files may name
     table, has_changed = read(), False
     for group, kinds in GROUPS.items():
         for kind in [k for k in kinds if not arguments.kinds or k in arguments.kinds]:
             found = row(group, kind, arguments.strategy or [*STRATEGIES], not arguments.real)
             for strategy, cell in found.items():
                 key = group, kind, strategy
-                said = change(table.get(key, Row(*key, "new")), cell)
+                said = change(table.get(key, Row(*key, NEW)), cell)
                 if said:
                     has_changed = True
                     print(said, flush=True)
-                if said and arguments.write and not said.startswith("WORSE"):
+                if not said:
+                    table[key] = table[key]._replace(difference=far(cell))
+                elif not said.startswith("WORSE"):
                     table[key] = new_row(key, cell)
             if arguments.write:
                 write(table)

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import zlib
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,28 +232,27 @@ def checksum(tensor: Tensor, before: int = 0) -> int:
 def checksum_of(batch: Any) -> int:
     """Of all tensors in a batch."""
     found = 0
-    for _, leaf in walk(batch):
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            found = checksum(leaf, found)
+    for tensor in tensors_of(batch):
+        if tensor.layout is torch.strided:
+            found = checksum(tensor, found)
     return found
 
 
-def walk(tree: Any, path: str = "batch", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The leaves of a batch with the expressions that name them, and the lists on the way."""
-    children: dict[str, Any] = {}
+def tensors_of(tree: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors of a batch, also those in objects."""
+    if isinstance(tree, Tensor):
+        yield tree
+        return
+    children: Iterable[Any] = ()
     if isinstance(tree, dict):
-        children = {f"{path}[{key!r}]": value for key, value in tree.items()}
+        children = tree.values()
     elif isinstance(tree, (list, tuple)):
-        children = {f"{path}[{i}]": value for i, value in enumerate(tree)}
-        if hasattr(tree, "_fields"):
-            children = {f"{path}.{key}": getattr(tree, key) for key in tree._fields}
-    elif hasattr(tree, "__dict__") and not isinstance(tree, (Tensor, nn.Module, type)):
+        children = tree
+    elif hasattr(tree, "__dict__") and not isinstance(tree, (nn.Module, type)):
         held = tree.to_dict() if hasattr(tree, "to_dict") else vars(tree)  # graphs of PyG
-        children = {f"{path}.{key}": value for key, value in held.items()}
-    yield path, tree
-    if depth < 5:
-        for name, child in children.items():
-            yield from walk(child, name, depth + 1)
+        children = held.values()
+    for child in children if depth < 6 else ():
+        yield from tensors_of(child, depth + 1)
 
 
 def numbers(trainer: pl.Trainer) -> dict[str, float]:
