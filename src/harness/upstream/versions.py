@@ -25,7 +25,7 @@ TESTED = {  # the same bounds as in pyproject.toml
     "pytorch-lightning": ">=2.6.4,<2.7",
     "torch": ">=2.6,<2.14",
     "torchmetrics": ">=1.6,<1.10",
-    "hydra-core": ">=1.3.6,<1.5",
+    "hydra-core": ">=1.3.6,<1.4",
 }
 IS_TORCH_2_6 = version("torch").startswith("2.6.")  # which has other names
 FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
