@@ -14,8 +14,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from harness.broken_builds import explained_imports
 from harness.errors import UserError
+from harness.quick_imports import quick_imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--force", action="store_true", help="replace existing files")
     options = parser.parse_intermixed_args(arguments)
     try:
-        with explained_imports():
+        with quick_imports():
             from harness.export.command import export
 
         print(*export(options.source, options.o, options.words, force=options.force), sep="\n")

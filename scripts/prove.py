@@ -15,15 +15,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.broken_builds import explained_imports
 from harness.errors import UserError
+from harness.quick_imports import quick_imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prove, print a table, and return the exit status."""
     options = _parser().parse_intermixed_args(arguments)
     try:
-        with explained_imports():
+        with quick_imports():
             from harness.prove import report
 
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

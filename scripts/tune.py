@@ -14,15 +14,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.broken_builds import explained_imports
 from harness.errors import UserError
+from harness.quick_imports import quick_imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune what the arguments name and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        with explained_imports():
+        with quick_imports():
             options.run(options)
     except UserError as error:
         print(error, file=sys.stderr)

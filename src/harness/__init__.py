@@ -35,8 +35,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.broken_builds import explained_imports
 from harness.processes.launch import follow_launcher
+from harness.quick_imports import quick_imports
 from harness.upstream import lightning_name
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ lightning_name.install()  # early: whoever imports lightning.pytorch gets pytorc
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"harness has no {name}; it has {', '.join(__all__)}.")
-    with interruptible(name == "main"), explained_imports():
+    with interruptible(name == "main"), quick_imports():
         value = globals()[name] = getattr(import_module(f"harness.{_MODULES[name]}"), name)
     return value
 

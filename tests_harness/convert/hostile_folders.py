@@ -60,12 +60,6 @@ def shared_chunks(folder: Path, n: int, rng: Random) -> Path:
     return distributed(folder, {f"{i:x}": shared for i in range(n // 24)}, Pairs())
 
 
-def many_chunks(folder: Path, n: int, rng: Random) -> Path:
-    """A tensor of many shards; none is there."""
-    chunks = [chunk(i, 1) for i in range(n // 60 + 1)]
-    return distributed(folder, {"a": entry((len(chunks),), chunks)}, Pairs())
-
-
 def same_shard(folder: Path, n: int, rng: Random) -> Path:
     """Many shards that are one region of a file."""
     (folder / "a").mkdir(exist_ok=True)
@@ -86,7 +80,6 @@ def deep_paths(folder: Path, n: int, rng: Random) -> Path:
 
 FOLDERS: dict[str, Callable[[Path, int, Random], Path]] = {
     "shared_chunks": shared_chunks,
-    "many_chunks": many_chunks,
     "same_shard": same_shard,
     "deep_paths": deep_paths,
 }

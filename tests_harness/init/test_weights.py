@@ -50,8 +50,9 @@ def of_ten(tmp_path: Path) -> Path:
 
 def test_a_head_of_another_size_is_left_out_when_asked(of_ten: Path) -> None:
     module = FineTuned()
-    head = copy.deepcopy(module.net.head.state_dict())
+    before, head = copy.deepcopy(module.state_dict()), copy.deepcopy(module.net.head.state_dict())
     text = refusal(of_ten, module)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert "7 of the 9 tensors of net fit" in text
     assert "2 of another shape: net.head.weight (10, 8), here (3, 8)" in text
     assert "Type init.leave_out=[net.head] to go without these, or init.strict=false." in text
@@ -62,13 +63,6 @@ def test_a_head_of_another_size_is_left_out_when_asked(of_ten: Path) -> None:
     not_strict = started(of_ten, strict=False)
     assert not_strict.rows["fits"] == "7 of 9 tensors of net"
     assert "another shape: net.head.weight (10, 8), here (3, 8)" in not_strict.lines
-
-
-def test_refused_weights_change_nothing(of_ten: Path) -> None:
-    module = FineTuned()
-    before = copy.deepcopy(module.state_dict())
-    refusal(of_ten, module)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
 def test_what_only_one_side_has_is_refused_with_its_name(tmp_path: Path) -> None:
@@ -84,40 +78,27 @@ def test_what_only_one_side_has_is_refused_with_its_name(tmp_path: Path) -> None
     assert found.rows["fits"] == "8 of 8 tensors of net"
 
 
-def test_names_are_mapped_on_dot_boundaries(tmp_path: Path) -> None:
+def test_names_are_mapped_on_dot_boundaries_and_a_mapping_is_offered(tmp_path: Path) -> None:
     state = network().state_dict()
-    renamed = {n.replace("head", "fc").replace("backbone", "fcs"): v for n, v in state.items()}
-    path = saved(tmp_path, renamed)
+    path = saved(tmp_path, {n.replace("head", "fc"): value for n, value in state.items()})
+    assert "Type init.map={fc:head} if these are the same." in refusal(path)
     module = FineTuned()
-    found = started(path, module, map={"fc": "head", "fcs": "backbone"})
+    found = started(path, module, map={"fc": "head"})
     assert found.rows["fits"] == "9 of 9 tensors of net"
     assert torch.equal(module.net.head.weight, state["head.weight"])
     assert "took net.head.weight <- fc.weight" in found.lines
-
-
-def test_the_longest_beginning_counts_and_an_empty_one_strips_or_adds(tmp_path: Path) -> None:
-    state = {f"bert.{name}": value for name, value in network().state_dict().items()}
-    path = saved(tmp_path, state)
+    path = saved(tmp_path, {f"bert.{name}": value for name, value in state.items()})
     assert "9 of 9" in started(path, map={"bert": ""}).rows["fits"]
     inner = {name.removeprefix("backbone."): v for name, v in network()[0].state_dict().items()}
-    path = saved(tmp_path, inner)
-    found = started(path, map={"": "backbone"}, leave_out=["net.head"])
+    found = started(saved(tmp_path, inner), map={"": "backbone"}, leave_out=["net.head"])
     assert found.rows["fits"] == "7 of 7 tensors of net"
 
 
-def test_a_renaming_that_would_do_is_offered(tmp_path: Path) -> None:
-    state = {n.replace("head", "fc"): value for n, value in network().state_dict().items()}
-    assert "Type init.map={fc:head} if these are the same." in refusal(saved(tmp_path, state))
-
-
-def test_a_map_that_maps_nothing_is_refused(whole: Path) -> None:
+def test_settings_that_name_what_is_not_there_are_refused(whole: Path) -> None:
     text = refusal(whole, map={"haed": "fc"})
-    assert text == ("init.map={haed:fc}: nothing in the file is called haed. Did you mean head?")
+    assert text == "init.map={haed:fc}: nothing in the file is called haed. Did you mean head?"
     text = refusal(whole, map={"head": "backbone.0"})
     assert "backbone.0.bias and head.bias would both be backbone.0.bias" in text
-
-
-def test_unknown_parts_are_refused_with_the_nearest(whole: Path) -> None:
     text = refusal(whole, leave_out=["net.haed"])
     assert text == "init.leave_out=[net.haed]: there is no net.haed. Did you mean net.head?"
     assert "init.into=net.backbon: there is no net.backbon." in refusal(whole, into="net.backbon")
@@ -134,53 +115,48 @@ def test_weights_go_into_the_part_that_they_fit(tmp_path: Path) -> None:
     assert found.rows["fits"] == "9 of 9 tensors of the whole module"
 
 
-def test_nothing_fits(tmp_path: Path) -> None:
-    text = refusal(saved(tmp_path, nn.Linear(4, 4).state_dict()))
-    assert "none of its 2 tensors fits" in text
-    assert "The file has weight, bias; the module has net, net.backbone, net.head." in text
-    assert "init.prefix=<part> takes a part of the file, init.map={old: new} renames." in text
-
-
-def test_other_types_are_cast_and_told(tmp_path: Path) -> None:
-    state = network().half().state_dict()
-    module = FineTuned()
+def test_other_floating_types_are_cast_and_told_and_whole_numbers_are_no_weights(
+    tmp_path: Path,
+) -> None:
+    state, module = network().half().state_dict(), FineTuned()
     found = started(saved(tmp_path, state), module)
     assert found.rows["fits"] == "9 of 9 tensors of net, 8 cast from float16 to float32"
     assert module.net.head.weight.dtype == torch.float32
     assert torch.equal(module.net.head.weight, state["head.weight"].float())
-
-
-def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
-    state = network().state_dict()
     state["head.weight"] = torch.ones(3, 8, dtype=torch.int64)
     assert "net.head.weight int64, here float32" in refusal(saved(tmp_path, state))
 
 
-def test_tied_weights_are_there_under_one_name(tmp_path: Path) -> None:
-    class Language(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.ModuleDict({"embed": nn.Embedding(9, 4), "head": nn.Linear(4, 9, False)})
-            self.net["head"].weight = self.net["embed"].weight
-
-    weight = torch.randn(9, 4)
-    save_file({"embed.weight": weight}, tmp_path / "tied.safetensors")
-    module = Language()
-    started(tmp_path / "tied.safetensors", module)
-    assert torch.equal(module.net["head"].weight, weight)
-
-
-def test_a_module_that_is_compiled_has_the_same_names(whole: Path) -> None:
+def test_tied_lazy_and_compiled_modules_take_them(whole: Path, tmp_path: Path) -> None:
     module = FineTuned()
-    module.net = torch.compile(module.net, backend="eager")
-    assert started(whole, module).rows["fits"] == "9 of 9 tensors of net"
-
-
-def test_layers_that_are_still_lazy_take_any_shape(whole: Path) -> None:
+    module.net = nn.ModuleDict({"embed": nn.Embedding(9, 4), "head": nn.Linear(4, 9, False)})
+    module.net["head"].weight = module.net["embed"].weight
+    save_file({"embed.weight": torch.ones(9, 4)}, tmp_path / "tied.safetensors")
+    started(tmp_path / "tied.safetensors", module)
+    assert torch.equal(module.net["head"].weight, torch.ones(9, 4))
     module = FineTuned()
     module.net.head = nn.LazyLinear(3)
+    module.net = torch.compile(module.net, backend="eager")
     assert started(whole, module).rows["fits"] == "9 of 9 tensors of net"
     assert module.net.head.weight.shape == (3, 8)
+
+
+def test_what_holds_no_weights_that_fit_is_refused(whole: Path, tmp_path: Path) -> None:
+    text = refusal(saved(tmp_path, nn.Linear(4, 4).state_dict()))
+    assert "none of its 2 tensors fits" in text
+    assert "The file has weight, bias; the module has net, net.backbone, net.head." in text
+    assert "init.prefix=<part> takes a part of the file, init.map={old: new} renames." in text
+    assert "no weights in a usual place" in refusal(saved(tmp_path, {"epoch": 3}))
+    (tmp_path / "notes.txt").write_text("none")
+    assert "not a checkpoint: a text file" in refusal(tmp_path / "notes.txt")
+    (tmp_path / "cut.safetensors").write_bytes(whole.read_bytes()[:-10])
+    assert "truncated" in refusal(tmp_path / "cut.safetensors")
+
+
+def test_hugging_faces_folder_is_its_file_of_weights(tmp_path: Path) -> None:
+    save_file(network().state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert "model.safetensors" in started(tmp_path).rows["starts from"]
 
 
 def test_several_entries_are_refused_with_the_key_to_type(tmp_path: Path) -> None:
@@ -192,28 +168,3 @@ def test_several_entries_are_refused_with_the_key_to_type(tmp_path: Path) -> Non
     module = FineTuned()
     started(path, module, key="teacher")
     assert torch.equal(module.net.head.weight, teacher["head.weight"])
-
-
-def test_damage_is_refused(whole: Path, tmp_path: Path) -> None:
-    data = saved(tmp_path, network().state_dict(), "good.pt").read_bytes()
-    weight = data.index(torch.load(tmp_path / "good.pt")["head.weight"].numpy().tobytes())
-    flipped = bytearray(data)
-    flipped[weight] ^= 1
-    (tmp_path / "bad.pt").write_bytes(flipped)
-    assert "does not match its checksum" in refusal(tmp_path / "bad.pt")
-    (tmp_path / "cut.pt").write_bytes(data[: len(data) // 2])
-    assert "damaged" in refusal(tmp_path / "cut.pt")
-    (tmp_path / "cut.safetensors").write_bytes(whole.read_bytes()[:-10])
-    assert "truncated" in refusal(tmp_path / "cut.safetensors")
-
-
-def test_files_without_weights_are_refused(tmp_path: Path) -> None:
-    assert "no weights in a usual place" in refusal(saved(tmp_path, {"epoch": 3}))
-    (tmp_path / "notes.txt").write_text("none")
-    assert "not a checkpoint: a text file" in refusal(tmp_path / "notes.txt")
-
-
-def test_hugging_faces_folder_is_its_file_of_weights(tmp_path: Path) -> None:
-    save_file(network().state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    assert "model.safetensors" in started(tmp_path).rows["starts from"]

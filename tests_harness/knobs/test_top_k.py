@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from harness.command.compose import compose
+from tests_harness.conftest import slow
 from tests_harness.faults.fork_server import command
 from tests_harness.faults.resume_sweep import COMMON, train
 from tests_harness.knobs.recorder import Recorder
 
 
-@pytest.mark.parametrize("watch", ["default", "none"])
+@pytest.mark.parametrize("watch", ["none", *slow("default")])
 def test_best_links_to_the_best_of_k_files_at_any_time(watch: str, tmp_path: Path) -> None:
     cfg = compose(
         "train",

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from harness import allowed
-from harness.broken_builds import explained_imports
 from harness.command import run_folder
 from harness.command.compose import Command, compose_command
 from harness.command.start import start
 from harness.errors import UserError
 from harness.processes import leaving
+from harness.quick_imports import quick_imports
 from harness.runs.reading import read_table
 from harness.strategies import launchable
 
@@ -86,7 +86,7 @@ class Run:
                 "exist here. Use load_run(<folder>, conf=<the folder of the config files>)."
             )
         allowed.follow(self.conf)
-        with explained_imports():
+        with quick_imports():
             from harness.upstream import late_imports
 
             late_imports.import_torchmetrics()

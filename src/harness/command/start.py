@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from omegaconf import DictConfig
 
 from harness import allowed, frozen_files, record
-from harness.broken_builds import explained_imports
 from harness.checkpoints.lookup import NEWEST
 from harness.command import gpus, resume, run_folder, sweep, validate
 from harness.command.compose import Command, compose_command, explained
@@ -28,6 +27,7 @@ from harness.processes import early, launch, leaving
 from harness.processes.leaving import AgreedExit, leave
 from harness.processes.meeting import Meeting
 from harness.processes.screen_loss import outlive_screen
+from harness.quick_imports import quick_imports
 from harness.strategies import launchable
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
@@ -262,7 +262,7 @@ def execute(task: str, frozen: DictConfig) -> None:
     if not launch.is_rank_of_a_run():  # else the first process has chosen for this one
         gpus.choose(cfg)
         early.start(task, launchable.num_further(cfg.trainer))
-    with explained_imports():
+    with quick_imports():
         from harness.upstream import late_imports
 
         late_imports.import_torchmetrics()

@@ -18,7 +18,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError
 
-from harness import broken_builds, code_version
+from harness import code_version
 from harness.allowed import targets
 from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
@@ -128,8 +128,6 @@ def _not_built(error: InstantiationException) -> BaseException:
         cause = cause.__cause__
     if isinstance(cause, UserError):
         return cause
-    if broken := broken_builds.of(cause):
-        return UserError(broken)
     found = raised(cause)
     called = next((i for i, p in enumerate(reversed(found.places)) if BUILDER in p.file), 0)
     inside = found.places[len(found.places) - called :]
