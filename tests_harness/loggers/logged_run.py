@@ -1,94 +1,69 @@
-"""A run that logs as Lightning does and is killed and goes on, without training."""
+"""A run that logs as Lightning does, is killed, and goes on, without training."""
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.loggers import metrics_table
 from harness.loggers.metrics_table import MetricsTable
-from harness.loggers.rewind import Logs
+from harness.loggers.rewind import EMPTY, Logs
 from harness.loggers.tensorboard import TensorBoard
 
 END = 60  # steps
 
 
-def attempt(
-    run_dir: Path,
-    last: int,
-    record: Any = None,
-    first: int = 0,
-    *,
-    csv: bool = True,
-    tb: bool = True,
-) -> Any:
+def attempt(run_dir: Path, last: int, record: Any = EMPTY, first: int = 0) -> Any:
     """One process: goes on from a record, logs the steps up to ``last``, and returns a record.
 
-    It writes ten more steps after its last checkpoint, as a process that is killed does, unless
-    it ends the run.
+    Unless it ends the run, it logs ten more steps, as a process that is killed does.
     """
     logs = Logs(run_dir)
-    table, board = MetricsTable(run_dir / "metrics.csv"), TensorBoard(run_dir, "", "tensorboard")
-    if tb:
-        board.experiment.flush()
-    if record is not None:
-        logs.rewind(record, first)
-    logs.begin([table])
-    loggers = [*[table] * csv, *[board] * tb]
-    log_steps(range(first, last), loggers, board if tb else None)
-    for logger in loggers:
-        logger.write_all()
-    record = logs.record()
-    record = torch.load(saved(record, run_dir), weights_only=True)  # as a checkpoint keeps it
-    if last < END:
-        log_steps(range(last, last + 10), loggers, board if tb else None)
+    loggers = [MetricsTable(run_dir / "metrics.csv"), TensorBoard(run_dir, "", "tensorboard")]
+    loggers[1].experiment.flush()  # opens its file
+    logs.rewind(record)
+    for step in range(first, min(last + 10, END)):
+        if step == last:
+            record = recorded(logs, loggers)
         for logger in loggers:
-            logger.write_all()
-    if tb:
-        board.experiment.close()
+            log_step(logger, step)
+    if last == END:
+        record = recorded(logs, loggers)
+    for logger in loggers:
+        logger.finalize("success")
     return record
 
 
-def saved(record: Any, run_dir: Path) -> Path:
-    torch.save(record, run_dir / "record.pt")
-    return run_dir / "record.pt"
+def recorded(logs: Logs, loggers: list[Any]) -> Any:
+    for logger in loggers:
+        logger.write_all()
+    return logs.record()
 
 
-def log_steps(steps: Iterable[int], loggers: list[Any], board: TensorBoard | None) -> None:
-    for step in steps:
-        epoch = step // 10
-        values: list[dict[str, float]] = [{"lr": 0.001 * (1 + step // 20)}]
-        loss = torch.tensor(math.exp(-step / 7)).item()
-        values.append({"train/loss": loss, "epoch": epoch})
-        if step % 10 == 9:
-            accuracy = torch.tensor(step / 61).item() if step < 50 else math.nan
-            values.append({"val/accuracy": accuracy, "epoch": epoch})
-        for logger in loggers:
-            for metrics in values:
-                logger.log_metrics(metrics, step)
-        if board is not None and step % 10 == 9:
-            board.experiment.add_histogram("weights", np.arange(step), step)
-            board.experiment.add_scalar("throughput/samples", 3.0, step)
-
-
-def table_of(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of the table, with what NaN equals."""
-    rows = metrics_table.read(run_dir / "metrics.csv")
-    return [{k: "nan" if v != v else v for k, v in row.items()} for row in rows]  # type: ignore[misc]
+def log_step(logger: Any, step: int) -> None:
+    logger.log_metrics({"lr": 0.001 * (1 + step // 20)}, step)
+    logger.log_metrics({"train/loss": math.exp(-step / 7), "epoch": step // 10}, step)
+    if step % 10 == 9:
+        accuracy = step / 61 if step < 50 else math.nan
+        logger.log_metrics({"val/accuracy": accuracy}, step)
+    if step == 45:  # a column that only a killed process may have
+        logger.log_metrics({"late": 1.0}, step)
+    if isinstance(logger, TensorBoard):
+        logger.experiment.add_histogram("weights", np.arange(step + 1), step)
+        logger.experiment.add_scalar("by_sample", 0.5, step * 64)  # steps of another kind
+        logger.experiment.add_scalars("pair", {"left": 0.5}, step)  # a file in a folder below
 
 
 def curves(run_dir: Path) -> dict[str, list[tuple[int, str]]]:
-    """What TensorBoard shows, by its own reader."""
-    all_of_them = {"scalars": 0, "histograms": 0}
-    reader = EventAccumulator(str(run_dir / "tensorboard"), size_guidance=all_of_them)
-    reader.Reload()
-    found: dict[str, list[tuple[int, str]]] = {
-        tag: [(e.step, str(e.value)) for e in reader.Scalars(tag)]
-        for tag in reader.Tags()["scalars"]
-    }
-    histograms = reader.Tags()["histograms"]
-    return found | {tag: [(e.step, "") for e in reader.Histograms(tag)] for tag in histograms}
+    """What TensorBoard shows, by its own reader; files of one second are in no order."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for folder in [run_dir / "tensorboard", *run_dir.glob("tensorboard/*/")]:
+        reader = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0})
+        reader.Reload()
+        for tag in reader.Tags()["scalars"]:
+            points = [(event.step, str(event.value)) for event in reader.Scalars(tag)]
+            found[f"{folder.name}/{tag}"] = sorted(points)
+        for tag in reader.Tags()["histograms"]:
+            found[tag] = sorted((event.step, "") for event in reader.Histograms(tag))
+    return {tag: found[tag] for tag in found if "throughput" not in tag}  # which takes its time

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from harness.loggers.rewind import read_events
 from harness.loggers.tensorboard import TensorBoard
 
 
@@ -14,7 +14,7 @@ def logger(tmp_path: Path) -> TensorBoard:
 def steps_in_file(logger: TensorBoard) -> list[int]:
     """Of all events but the first, which holds the format's version."""
     (path,) = Path(logger.log_dir).glob("events.out.tfevents.*")
-    return [record.event.step for record in read_events(path)[1:]]
+    return [event.step for event in list(EventFileLoader(str(path)).Load())[1:]]
 
 
 def test_saving_does_not_wait_for_the_disk(

@@ -1,202 +1,152 @@
-"""Runs in W&B, MLflow and Trackio, as far as they are installed: killed, gone on, read back."""
+"""Runs in W&B and MLflow are Lightning's own loggers; the trackers are lists where none is here."""
 
-import json
-import os
-import random
-import shutil
-import signal
-import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 from omegaconf import OmegaConf
+from pytorch_lightning import loggers
+from pytorch_lightning.loggers import Logger
 
-from harness.loggers import metrics_table
-from harness.loggers.mirror import Mirror
-from tests_harness.conftest import ROOT, command
+from harness.command import run_folder
+from harness.command.compose import compose_command
+from harness.knobs import trackers
+from harness.loggers.guarded import guarded
+from harness.run.making import make
+from tests_harness.conftest import ROOT
+from tests_harness.faults.fork_server import command
 
-TRACKERS = ("wandb", "mlflow", "trackio")
-INSTALLED = [name for name in TRACKERS if find_spec(name)]
-WORDS = (
-    *("model=mlp", "strategy=cpu", "trainer.enable_progress_bar=false", "trainer.max_epochs=4"),
-    *("checkpoint.every_n_steps=5", "trainer.log_every_n_steps=2", "resume=auto", "name=mine"),
-    *("tags=[first,lr]", "notes=why", "callbacks.throughput=null"),
-    f"+callbacks.kill._target_={__name__}.Kill",
-)
-
-each = pytest.mark.parametrize(
-    "tracker",
-    [
-        pytest.param(name, marks=pytest.mark.skipif(name not in INSTALLED, reason=name))
-        for name in TRACKERS
-    ],
-)
+INSTALLED = [name for name in ("wandb", "mlflow") if find_spec(name)]
 
 
-class Kill(pl.Callback):
-    """Kill the process, as the system does, after the step that the environment names.
+class Client:
+    """MLflow's, which keeps runs in a list that outlives a process."""
 
-    Or, at step -2, when the training and its test are over and the trackers are to be closed.
-    """
+    runs: list[Any] = []  # noqa: RUF012
 
-    def setup(self, *_: Any, **__: Any) -> None:
-        if os.environ.get("KILL_AT") == "-2":
-            Mirror.close = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == int(os.environ.get("KILL_AT", -1)):
-            time.sleep(1)  # what was committed is sent meanwhile
-            os.kill(os.getpid(), signal.SIGKILL)
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id=name) if Client.runs else None
 
-
-def start(out: Path, *words: str, kill_at: int = -1) -> None:
-    logger = f"logger=[{','.join(INSTALLED)}]"
-    environment = {"KILL_AT": str(kill_at), "PYTHONPATH": str(ROOT)}
-    done = command("train.py", *WORDS, logger, f"output_dir={out}", *words, environment=environment)
-    assert done.returncode == (0 if kill_at == -1 else -signal.SIGKILL), done.stderr
-    assert "has failed, and the run goes on" not in done.stderr
+    def search_runs(self, experiments: list[str], tag: str) -> list[Any]:
+        return [run for run in Client.runs if tag == f"tags.`harness_run` = '{run.tag}'"]
 
 
-def folder_of(out: Path) -> Path:
-    (run_dir,) = (out / "mine").iterdir()
-    return run_dir
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Build a run's tracker, of which each argument is kept, from the frozen config."""
+    given: dict[str, Any] = {}
+
+    def init(self: Any, **arguments: Any) -> None:
+        given.update(arguments)
+
+    for kind in (loggers.WandbLogger, loggers.MLFlowLogger):
+        monkeypatch.setattr(kind, "__init__", init)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
+    monkeypatch.setattr(Client, "runs", [])
+
+    def build(name: str, run_dir: Path) -> tuple[Any, dict[str, Any]]:
+        words = [f"logger={name}", "name=mine", f"output_dir={tmp_path}"]
+        cfg = compose_command("train", words, ROOT / "conf").cfg
+        frozen = run_folder.resolved(run_folder.freeze(cfg, run_dir))
+        given.clear()
+        return make(frozen.logger[name]), dict(given)
+
+    return build
 
 
-def read(tracker: str, out: Path) -> dict[str, Any]:
-    """What a tracker has."""
-    program = Path(__file__).with_name("read_tracker.py")
-    found = command(program, tracker, out, folder_of(out), "mine")
-    assert found.returncode == 0, found.stderr
-    known: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
-    return known
+def test_wandb_is_lightnings_logger_in_the_run_s_folder(built, tmp_path: Path) -> None:
+    logger, given = built("wandb", tmp_path / "mine" / "first")
+    assert type(logger) is loggers.WandbLogger
+    assert given["save_dir"] == str(tmp_path / "mine" / "first")
+    assert given["id"] == given["name"] == "mine-first"
+    assert given["project"] == "mine"
+    assert given["offline"] is True
+    assert given["log_model"] is False
 
 
-def points(run_dir: Path) -> dict[str, list[list[float]]]:
-    """Those of the table."""
-    found: dict[str, list[list[float]]] = {}
-    for row in metrics_table.read(run_dir / "metrics.csv"):
-        step = row.pop("step")
-        for name, value in row.items():
-            found.setdefault(name, []).append([step, value])
-    return found
+def test_mlflow_goes_on_with_the_run_of_the_first_start(built, tmp_path: Path) -> None:
+    run_dir = tmp_path / "mine" / "first"
+    logger, given = built("mlflow", run_dir)
+    assert type(logger) is loggers.MLFlowLogger
+    assert given["run_id"] is None
+    assert given["tracking_uri"] == f"sqlite:///{tmp_path}/mlflow.db"
+    tag = given["tags"]["harness_run"]
+    Client.runs += [SimpleNamespace(tag=tag, info=SimpleNamespace(run_id="7"))]
+    assert built("mlflow", run_dir)[1]["run_id"] == "7"
+    assert built("mlflow", tmp_path / "mine" / "other")[1]["run_id"] is None
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The outputs of a run that was killed three times, each time between two checkpoints."""
-    if not INSTALLED:
-        pytest.skip("no tracker is installed")
-    out = tmp_path_factory.mktemp("outputs")
-    for step in (3, 33, 48):
-        start(out, kill_at=step)
-    start(out)
-    return out
+class Failing(Logger):
+    """A tracker whose server is gone."""
+
+    name = version = "failing"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        self.num_calls += 1
+        raise ConnectionError("no route to host")
 
 
-@each
-def test_run_that_was_killed_is_one_run_with_the_points_of_its_table(
-    tracker: str, killed: Path
-) -> None:
-    known = read(tracker, killed)
-    assert known["num_runs"] == 1
-    assert known["points"] == points(folder_of(killed))
-    assert known["id"] == (folder_of(killed) / "tracker_id").read_text()
-    assert sorted(known["pictures"]) == ["test/confusion_matrix", "test/worst_mistakes"]
-    assert known.get("status", "FINISHED") == "FINISHED"
+def test_tracker_that_fails_is_told_once_and_is_waited_for_no_more(caplog) -> None:
+    logger = guarded(Failing())
+    for step in range(3):
+        logger.log_metrics({"loss": 1.0}, step)
+    assert logger.num_calls == 1  # type: ignore[attr-defined]
+    assert caplog.text.count("goes on without it: no route to host") == 1
 
 
-@each
-def test_tracker_has_the_whole_config_with_tags_and_notes(tracker: str, killed: Path) -> None:
-    known = read(tracker, killed)
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder_of(killed) / "config.yaml"))
-    assert known["config"].keys() >= config.keys()
-    for part in ("optimizer", "net"):
-        assert known["config"]["model"][part].keys() == config["model"][part].keys()
-    assert known["config"]["trainer"] == config["trainer"]
-    assert sorted(known["tags"]) == ["first", "lr"]
-    assert known["notes"] == "why"
-    assert not known["num_models"]
+def test_tracker_gets_the_whole_config(built, tmp_path: Path, monkeypatch) -> None:
+    logger, _ = built("mlflow", tmp_path / "mine" / "first")
+    told: list[Any] = []
+    monkeypatch.setattr(logger, "log_hyperparams", told.append)
+    cfg = OmegaConf.create({"model": {"width": 3}, "name": "${model.width}"})
+    trackers.log_settings([logger, Failing()], cfg)
+    assert told == [{"model": {"width": 3}, "name": 3}]
 
 
-@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
-def test_longer_run_takes_the_points_of_its_first_end_back(killed: Path, tmp_path: Path) -> None:
-    """The test of the first end is no longer in the table; the best checkpoint is asked for."""
-    out = tmp_path / "outputs"
-    shutil.copytree(killed, out)
-    start(out, "trainer.max_epochs=5", *(f"logger.{name}.log_model=true" for name in INSTALLED))
-    for tracker in INSTALLED:
-        known = read(tracker, out)
-        assert known["num_runs"] == 1, tracker
-        assert known["points"] == points(folder_of(out)), tracker
-        assert known["num_models"], tracker
+def test_tracker_is_beside_the_default_loggers() -> None:
+    for word, names in (
+        ("logger=wandb", ["tensorboard", "csv", "wandb"]),
+        ("logger=[mlflow,wandb]", ["tensorboard", "csv", "mlflow", "wandb"]),
+        ("logger=default", ["tensorboard", "csv"]),
+        ("logger=none", []),
+    ):
+        assert list(compose_command("train", [word], ROOT / "conf").cfg.logger) == names
 
 
-@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
-def test_runs_in_another_place_go_on_there(killed: Path, tmp_path: Path) -> None:
-    """Moved or copied with what the trackers have of them: the first place stays as it is."""
-    out = tmp_path / "outputs"
-    shutil.copytree(killed, out, symlinks=True)
-    words = (f"resume={folder_of(out)}", "trainer.max_epochs=5")
-    done = command("train.py", *words, environment={"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
-    for tracker in INSTALLED:
-        for place in (out, killed):
-            assert read(tracker, place)["points"] == points(folder_of(place)), (tracker, place)
-
-
-@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
-def test_two_processes_are_one_run(tmp_path: Path) -> None:
-    start(tmp_path, "strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
-    for tracker in INSTALLED:
-        known = read(tracker, tmp_path)
-        assert known["num_runs"] == 1, tracker
-        assert known["points"] == points(folder_of(tmp_path)), tracker
-
-
-@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
-def test_run_gets_its_tracker_later(tmp_path: Path) -> None:
-    """All that it has logged before goes there as well."""
-    start(tmp_path, "logger=default", kill_at=33)
-    start(tmp_path)
-    for tracker in INSTALLED:
-        assert read(tracker, tmp_path)["points"] == points(folder_of(tmp_path)), tracker
+@pytest.mark.skipif(bool(INSTALLED), reason="a tracker is installed")
+def test_tracker_that_is_not_installed_is_told_in_a_line(tmp_path: Path) -> None:
+    for name in ("wandb", "mlflow"):
+        done = command("train.py", "model=mlp", f"logger={name}", f"output_dir={tmp_path}")
+        assert done.returncode == 1
+        assert "pip install" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
-@pytest.mark.timeout(1800)
-def test_twenty_kills_at_any_moment_leave_one_run(tmp_path: Path) -> None:
-    """In the imports, while a tracker opens, between steps, in a checkpoint, in the test."""
-    chance = random.Random(0)
-    words = [sys.executable, "train.py", *WORDS, f"logger=[{','.join(INSTALLED)}]"]
-    words += [f"output_dir={tmp_path}", "trainer.max_epochs=40"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for _ in range(20):
-        process = subprocess.Popen(
-            words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        time.sleep(3 + 12 * chance.random())
-        process.kill()
-        process.wait()
-    start(tmp_path, "trainer.max_epochs=40")
-    for tracker in INSTALLED:
-        known = read(tracker, tmp_path)
-        assert known["num_runs"] == 1, tracker
-        assert known["points"] == points(folder_of(tmp_path)), tracker
+def test_run_trains_with_the_trackers_that_are_here_and_goes_on(tmp_path: Path) -> None:
+    words = ["data=synthetic", "model=mlp", f"logger=[{','.join(INSTALLED)}]", "resume=auto"]
+    for epochs in (1, 2):
+        out = f"output_dir={tmp_path}"
+        done = command("train.py", *words, f"trainer.max_epochs={epochs}", out)
+        assert done.returncode == 0, done.stderr
+        assert "has failed, and the run goes on" not in done.stderr
+    if "mlflow" in INSTALLED:
+        from mlflow import MlflowClient
 
-
-@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
-def test_run_that_is_killed_while_its_trackers_open_goes_on(tmp_path: Path) -> None:
-    """Its training is over by then, and what it has learnt is in no tracker yet."""
-    start(tmp_path, kill_at=-2)
-    assert not (folder_of(tmp_path) / "results.json").exists()
-    start(tmp_path)
-    for tracker in INSTALLED:
-        known = read(tracker, tmp_path)
-        assert known["num_runs"] == 1, tracker
-        assert known["points"] == points(folder_of(tmp_path)), tracker
+        client: Any = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+        experiment = client.get_experiment_by_name("default")
+        assert len(client.search_runs([experiment.experiment_id])) == 1

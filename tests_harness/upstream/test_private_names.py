@@ -12,7 +12,6 @@ import pytorch_lightning as pl
 
 from harness import upstream
 from harness.upstream import versions
-from harness.upstream.resume_counters import num_steps_logged_in
 from tests_harness.upstream.test_border import is_private
 
 FILES = sorted(
@@ -74,9 +73,3 @@ def test_each_name_that_is_gone_is_told(trainer: pl.Trainer) -> None:
         with pytest.MonkeyPatch.context() as patch:
             remove(name, trainer, patch)
             assert re.split("[.:]", name)[-1] in str(versions.missing(name, trainer)), name
-
-
-def test_checkpoint_tells_the_step_of_its_logs(trainer: pl.Trainer) -> None:
-    trainer.fit_loop.epoch_loop._batches_that_stepped = 3
-    loops = {"fit_loop": trainer.fit_loop.state_dict()}
-    assert num_steps_logged_in({"loops": loops}) == 3

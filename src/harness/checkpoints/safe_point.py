@@ -109,10 +109,9 @@ class SafePoint(pl.Callback):
         """
         if self.loaded and trainer.is_global_zero:
             path = Path(str(trainer.ckpt_path))
-            self.logs.rewind(self.loaded["logs"], self.num_steps_logged)
+            self.logs.rewind(self.loaded["logs"])
             lookup.set_aside_newer(path)
             log.info("Going on from %s.", path)
-        self.logs.begin(trainer.loggers)
 
     def _begin_epochs(self, trainer: pl.Trainer) -> None:
         """After all hooks at the start, and before the first batch is read: be where it went on."""
@@ -235,7 +234,6 @@ class SafePoint(pl.Callback):
             return
         check_format(checkpoint, trainer.ckpt_path)
         self.loaded = checkpoint["safe_point"]
-        self.num_steps_logged = resume_counters.num_steps_logged_in(checkpoint)
         resume_states.repair_paths(trainer, checkpoint["callbacks"])
         resume_states.repair_current_scores(trainer, checkpoint["callbacks"])
         planned = self.loaded["num_steps_planned"]
@@ -277,12 +275,11 @@ class SafePoint(pl.Callback):
         for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
             getattr(logger, "write_all", logger.save)()
         self.logged = self.logs.record() if trainer.is_global_zero else None
-        path, tell_mirrors = lookup.path_of(self.folder, step), self.logs.telling_mirrors()
+        path = lookup.path_of(self.folder, step)
 
         def count_on_it() -> None:
             lookup.link_newest(path)
             lookup.remove_old(self.folder, self.num_kept)
-            tell_mirrors()
 
         self.is_writing, self.is_end = True, is_end
         try:

@@ -21,7 +21,7 @@ from harness.command.yaml_files import check_experiments, explain_syntax
 from harness.errors import UserError
 
 NO_CHOICE = ("experiment=null", "debug=null")  # Hydra takes null in files alone
-TRACKERS = {"wandb", "mlflow", "trackio"}  # files of conf/logger that are beside others
+TRACKERS = {"wandb", "mlflow"}  # files of conf/logger that are beside others
 
 
 @dataclass

@@ -1,17 +1,17 @@
 import logging
 from typing import Any
 
-from pytorch_lightning.loggers import Logger
+from pytorch_lightning.loggers import Logger, WandbLogger
 
 log = logging.getLogger(__name__)
 
 CALLS = ["log_hyperparams", "log_metrics", "log_graph", "save", "after_save_checkpoint", "finalize"]
-CALLS += ["write_all"]  # of the harness's own loggers
+OURS = "write_all"  # what the harness's own loggers have, which write files
 
 
 def guarded(logger: Logger) -> Logger:
     """Let a logger that fails cost a run its curves in that logger, and not its result."""
-    for name in (name for name in CALLS if hasattr(logger, name)):
+    for name in (name for name in [*CALLS, OURS] if hasattr(logger, name)):
         setattr(logger, name, Guarded(logger, name))
     return logger
 
@@ -19,6 +19,7 @@ def guarded(logger: Logger) -> Logger:
 class Guarded:
     """A call of a logger whose first failure is told; the run goes on.
 
+    A file may have room again later. A tracker gets nothing more: each call may wait for minutes.
     A class and no closure, because ``strategy=ddp_spawn`` pickles loggers.
     """
 
@@ -28,6 +29,9 @@ class Guarded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call that the logger's class defines."""
+        is_tracker = not hasattr(self.logger, OURS)
+        if is_tracker and any(getattr(self.logger, name).has_failed for name in CALLS):
+            return
         try:
             return getattr(type(self.logger), self.name)(self.logger, *args, **kwargs)
         except Exception as error:
@@ -35,6 +39,7 @@ class Guarded:
                 name = f"{type(self.logger).__name__}.{self.name}"
                 # TensorBoard's call says of a full disk that a number is not supported.
                 reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
-                log.warning("%s has failed, and the run goes on: %s", name, reason)
+                rest = "without it" if is_tracker else ""
+                log.warning("%s has failed, and the run goes on%s: %s", name, rest, reason)
                 log.info("The traceback:", exc_info=error)
             self.has_failed = True

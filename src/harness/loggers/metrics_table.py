@@ -1,8 +1,8 @@
 import csv
 import io
+import logging
 import os
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from harness.files import write_durably
+
+log = logging.getLogger(__name__)
 
 
 class MetricsTable(Logger):
@@ -26,7 +28,6 @@ class MetricsTable(Logger):
         super().__init__()
         self.path = Path(path)
         self.rows: list[dict[str, Any]] = []  # not yet in the file
-        self.contents = no_contents()  # what this run has written
         self.written = time.monotonic()
 
     @property
@@ -94,8 +95,6 @@ class MetricsTable(Logger):
                 with self.path.open(newline="") as file:
                     above = list(csv.DictReader(file))
             write_durably(self.path, text_of(columns, [*above, *rows]))
-        self.contents["columns"] = list(dict.fromkeys([*self.contents["columns"], *columns]))
-        self.contents["rows"] += [key_of(row) for row in rows]
 
 
 def read(path: Path) -> list[dict[str, float]]:
@@ -109,52 +108,63 @@ def read(path: Path) -> list[dict[str, float]]:
         ]
 
 
-def no_contents() -> dict[str, Any]:
-    """What a checkpoint records of a table without rows.
+def end_of(path: Path) -> tuple[int, str]:
+    """How many rows a table has that ``MetricsTable`` has written, and the step of the last."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return (len(lines) - 1, lines[-1].partition(b",")[0].decode()) if len(lines) > 1 else (0, "")
 
-    Of each row it gets the step and a checksum, which stay the same where a column is added.
+
+def cut(path: Path, num: int, last_step: str) -> None:
+    """Leave the first rows of a table, and the columns that have a value there.
+
+    Damaged ones go as well, which is told; the table is then kept as it was beside it.
+
+    Args:
+        path: of the table.
+        num: of the rows that stay.
+        last_step: of the last of them: where rows are missing, later ones have moved up.
     """
-    return {"columns": [], "rows": []}
-
-
-def key_of(row: dict[str, str]) -> tuple[float | None, int]:
-    """The step of a row, and a checksum of its cells that are not empty, in any order."""
-    return number(row.get("step", "")), zlib.crc32(repr(sorted(row.items())).encode())
-
-
-def number(text: str) -> float | None:
-    """A cell's number, or ``None`` where it holds none."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def lines_of(path: Path) -> list[list[str]]:
-    """The cells of each line of a table, which may be damaged, or missing."""
+    if num == 0:
+        path.unlink(missing_ok=True)
+        return
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
-    return [cells_of(line.removesuffix("\r")) for line in text.replace("\0", "").split("\n")]
+    first, *lines = text.replace("\0", "").replace("\r\n", "\n").split("\n")[: num + 1]
+    head = columns_in(first)
+    whole = (dict(zip(head, line.split(","), strict=False)) for line in lines if line)
+    rows = [{k: v for k, v in row.items() if v} for row in whole if is_whole(row, head)]
+    steps = [row["step"] for row in rows]
+    if last_step in steps:
+        rows = rows[: len(steps) - steps[::-1].index(last_step)]
+    if len(rows) < num or rows[-1]["step"] != last_step:
+        left = f"{len(rows)} of its {num} rows before the checkpoint are left"
+        log.warning("%s is damaged: %s.", path, left)
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.damaged"))
+    new = text_of([name for name in head if any(name in row for row in rows)], rows)
+    if rows and (not path.exists() or path.read_bytes() != new):
+        write_durably(path, new)
 
 
-def cells_of(line: str) -> list[str]:
-    """The cells of one line; none where it cannot be read."""
-    if '"' not in line:
-        return line.split(",")
+def columns_in(line: str) -> list[str]:
+    """The names in a table's first line; none where it cannot be read."""
     try:
-        return next(csv.reader([line]))
+        return next(csv.reader([line]), [])
     except csv.Error:
         return []
 
 
-def row_of(columns: list[str], cells: list[str]) -> dict[str, str]:
-    """The cells of a row that are not empty."""
-    return {name: cell for name, cell in zip(columns, cells, strict=False) if cell}
+def is_whole(row: dict[str, str], columns: list[str]) -> bool:
+    """Whether a row has a cell for each column, and a step."""
+    try:
+        return len(row) == len(columns) and float(row["step"]) >= 0
+    except (KeyError, ValueError):
+        return False
 
 
 def text_of(columns: list[str], rows: list[dict[str, str]]) -> bytes:
     """A whole table."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, columns, extrasaction="ignore")
+    table = csv.DictWriter(text, columns)
     table.writeheader()
     table.writerows(rows)
     return text.getvalue().encode()

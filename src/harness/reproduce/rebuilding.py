@@ -19,7 +19,7 @@ from harness.runs.reading import CONFIG, RunFiles
 
 CODE, RUN, ENVIRONMENT = "code", "run", "environment"
 START = "start.py"
-TRACKERS = re.compile(r"harness\.loggers\.(wandb|mlflow|trackio)\.\w+")
+TRACKERS = re.compile(r"pytorch_lightning\.loggers\.(WandbLogger|MLFlowLogger)")
 ARCHIVE_SECONDS = 300  # of a large repository
 NOT_IMPORTED = "files that were read and not imported may be missing"
 PROGRAM = '''"""Made by `runs.py reproduce`: trains the run that its environment names."""

@@ -4,10 +4,9 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from types import MappingProxyType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -67,7 +66,6 @@ def show_end(
     metrics: dict[str, float],
     seen: dict[str, Any],
     has_test: bool = True,
-    trackers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Say what came out, where it is, and what to type next."""
     # The test is of the best checkpoint; other metrics are of the last epoch.
@@ -86,7 +84,6 @@ def show_end(
         rows["learning curves"] = (
             f"{_program('tensorboard')} --logdir {quote(shown(run_dir.parent))}"
         )
-    rows |= trackers
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
         rows["best checkpoint"] = shown(checkpoint)

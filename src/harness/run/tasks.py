@@ -32,9 +32,9 @@ from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.exact.unfrozen import Unfrozen
 from harness.frozen_files import write_json
+from harness.knobs import trackers
 from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.guarded import guarded
-from harness.loggers.mirror import close_mirrors, tell_mirrors
 from harness.loggers.rewind import Logs
 from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
@@ -68,8 +68,10 @@ def train(cfg: DictConfig) -> None:
     with user_errors():  # the config of an older run may lack a key
         screen.show_start(trainer, model, data, cfg.resume, cfg.tags, cfg.notes)
     if cfg.resume is None and global_rank() == 0:
-        Logs(Path(cfg.run_dir)).rewind(None, 0)  # of a start that came to no checkpoint
+        Logs(Path(cfg.run_dir)).rewind()  # of a start that came to no checkpoint
     with user_errors(cfg), leaving_together(trainer), explaining(trainer):
+        if cfg.resume is None:
+            trackers.log_settings(trainer.loggers, cfg)
         seed(cfg)
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
@@ -149,10 +151,10 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     with user_errors():
         data = made_data(cfg)
         model, freezing = made_model(cfg)
+        trackers.send_no_reports()
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
-        tell_mirrors(loggers, cfg)
         # The position comes first: a safe point asks for the loaders as it is loaded. What may
         # refuse a checkpoint comes before it too: it cuts the logs.
         own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *code_history(cfg)]
@@ -265,7 +267,6 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         for name in (name for name, value in metrics.items() if not math.isfinite(value)):
             log.warning("%s is %s.", name, metrics[name])
         log_hyperparameters(trainer, cfg, metrics)
-        trackers = close_mirrors(trainer.loggers)  # before: a run with results never goes on
         write_json(Path(cfg.run_dir, "results.json"), json.dumps(metrics, indent=2) + "\n")
         has_test = not loaders.no_test(
             trainer.lightning_module, getattr(trainer, "datamodule", None)
@@ -273,7 +274,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         seen = speed(trainer)
         early = early_stop(trainer)
         record.note(Path(cfg.run_dir), **seen, **best_of(trainer), **early)
-        screen.show_end(Path(cfg.run_dir), metrics, seen | early, has_test, trackers)
+        screen.show_end(Path(cfg.run_dir), metrics, seen | early, has_test)
     close_process_group()
 
 

@@ -108,9 +108,3 @@ def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
 def num_steps_logged(trainer: pl.Trainer) -> int:
     """The step that loggers get for what is logged now; one less for an epoch's last values."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-def num_steps_logged_in(checkpoint: dict[str, Any]) -> int:
-    """The same for the moment at which a checkpoint was written."""
-    loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
-    return int(loop["_batches_that_stepped"])
