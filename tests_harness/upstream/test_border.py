@@ -24,7 +24,6 @@ ALLOWED = {
     "_cpu": "the end of a strategy's name",
     "_step": "the end of a hook's name",
     "_dataloader": "as _step",
-    "_type": "what a value in Trackio's store is",
     "_Pickler": "Python's own pickle, in convert/, which imports nothing else of the harness",
     "_Unpickler": "as _Pickler",
 }

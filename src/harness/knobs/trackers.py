@@ -40,7 +40,7 @@ def mlflow_run_id(run_dir: str, experiment_name: str, tracking_uri: str) -> str 
 
 
 def send_no_reports() -> None:
-    """Keep trackers from reporting home what they are used for, unless the environment lets them."""
+    """Keep trackers from reporting home, unless the environment lets them."""
     for name, value in NO_REPORTS.items():
         os.environ.setdefault(name, value)
 

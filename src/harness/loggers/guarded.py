@@ -1,7 +1,7 @@
 import logging
 from typing import Any
 
-from pytorch_lightning.loggers import Logger, WandbLogger
+from pytorch_lightning.loggers import Logger
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Guarded:
                 name = f"{type(self.logger).__name__}.{self.name}"
                 # TensorBoard's call says of a full disk that a number is not supported.
                 reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
-                rest = "without it" if is_tracker else ""
+                rest = " without it" if is_tracker else ""
                 log.warning("%s has failed, and the run goes on%s: %s", name, rest, reason)
                 log.info("The traceback:", exc_info=error)
             self.has_failed = True
