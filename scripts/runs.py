@@ -2,18 +2,19 @@
 
     python scripts/runs.py ls                       all runs of outputs/, or: ls FOLDER FOLDER ...
     python scripts/runs.py ls --filter "test/accuracy>0.97" --filter status=finished --sort seconds
-    python scripts/runs.py best --by test/accuracy  runs that differ in their seed alone are one row
+    python scripts/runs.py best --by test/accuracy  runs that differ in seed or fold are one row
     python scripts/runs.py diff RUN RUN             in which settings and results two runs differ
     python scripts/runs.py show RUN                 all that is known of one
     python scripts/runs.py report -o report.html    a page with all curves, for any browser
-    python scripts/runs.py reproduce RUN            make it again from what it kept, and compare
+    python scripts/runs.py reproduce RUN            train it again with its commit, and compare
 
-Runs of any version are read, also those that run, were stopped or are damaged. --json and --csv are
+Runs are read in any state: also those that run, were stopped or are damaged. --json and --csv are
 for programs. Exit status 1: a mistake in the command, there is no run, or it was not reproduced.
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if _answer(options) else 1
     except UserError as error:
         print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C.", file=sys.stderr)
         return 1
     except BrokenPipeError:  # of a pager that was left
         sys.stderr.close()
@@ -51,11 +55,10 @@ def _answer(options: argparse.Namespace) -> bool:
         if len(runs) != wanted:
             raise UserError(f"{options.what} takes {wanted} run(s), and there are {len(runs)}.")
         if options.what == "reproduce":
-            from harness import allowed
-            from harness.reproduce.command import reproduce  # torch
+            from harness.reproduce import reproduce  # torch
 
-            allowed.follow(Path(__file__).resolve().parents[1] / "conf")
-            return reproduce(runs[0], options.output, options.environment)
+            again = runs[0].folder / "reproduced" / time.strftime("%Y-%m-%d_%H-%M-%S")
+            return reproduce(runs[0], options.output or again)
         if options.what == "diff":
             tables.print_difference(runs[0], runs[1], form)
         else:
@@ -115,7 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--filter", action="append", default=[], metavar="NAME=VALUE", help="also <, >, <=, >=, !=")
     add("--by", metavar="METRIC", help="of best; default: the best value of the runs' objective")
     add("-o", "--output", type=Path, help="of report: report.html; of reproduce: a new folder")
-    add("--environment", action="store_true", help="of reproduce: install its packages by pip")
     add("--force", action="store_true", help="of report: replace a file that is no report")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", dest="form", action="store_const", const="json")

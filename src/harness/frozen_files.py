@@ -11,7 +11,6 @@ from harness.files import write_durably
 
 FIRST = "# Frozen with the run. crc32 of the lines below: {:08x}\n"
 LAST = "# Frozen with the run. This is the last line.\n"
-MARK = b"rozen with the run"
 STARTED = "# started "  # begins a line of overrides.yaml
 
 
@@ -21,18 +20,8 @@ def write_yaml(path: Path, text: str) -> None:
     write_durably(path, FIRST.format(zlib.crc32(below)).encode() + below)
 
 
-def write_again(path: Path, data: bytes) -> None:
-    """Bring back what a file had; one of an older version gets its checksum."""
-    if MARK in data:
-        write_durably(path, data)
-    else:
-        write_yaml(path, data.decode())
-
-
 def read_yaml(path: Path) -> str:
-    """What ``write_yaml`` has written; a run of an older version has neither comment.
-
-    Where one of them is damaged, the other is there.
+    """What ``write_yaml`` has written.
 
     Raises:
         UserError: if it is not what was written.
@@ -40,26 +29,13 @@ def read_yaml(path: Path) -> str:
     """
     data = path.read_bytes()
     first, _, below = data.partition(b"\n")
-    is_whole = first + b"\n" == FIRST.format(zlib.crc32(below)).encode()
-    if not is_whole and (MARK in data or not is_older(path)):
+    if first + b"\n" != FIRST.format(zlib.crc32(below)).encode():
         raise UserError(
             f"{path} is not what was frozen with the run: it was damaged, or edited.\n"
             "Bring it back from a copy. Another setting belongs in the command; what may not "
             "change there,\nsuch as a learning rate, belongs to another run: use resume=null."
         )
     return data.decode()
-
-
-def is_older(path: Path) -> bool:
-    """Whether a file without both comments may be that of a version which wrote none.
-
-    Such a version noted no start and kept no code; a run of it that has gone on has code by now.
-    """
-    words = path.with_name("overrides.yaml")
-    typed = words.read_bytes() if words.is_file() else b""
-    is_new = MARK in typed or STARTED.encode() in typed
-    is_list = typed.startswith((b"- ", b"[]"))  # as it wrote
-    return not is_new and (is_list if path == words else not path.with_name("code").is_dir())
 
 
 def write_json(path: Path, text: str) -> None:

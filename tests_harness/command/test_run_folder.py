@@ -78,10 +78,11 @@ def test_other_ranks_do_not_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_damaged_config_is_refused_in_words(tmp_path: Path) -> None:
-    for content in (None, b"", b"\0" * 4096, b"a: [1", b"- 1", b"text", b"\xff\xfe\x93"):
-        if content is not None:
-            (tmp_path / "config.yaml").write_bytes(content)
-        with pytest.raises(UserError, match=r"is not the config of a run: .*\nBring it back"):
+    with pytest.raises(UserError, match=r"config.yaml is not the config of a run: .*\nBring it"):
+        run_folder.load_config(tmp_path)
+    for content in (b"", b"\0" * 4096, b"a: [1", b"- 1", b"text", b"\xff\xfe\x93"):
+        (tmp_path / "config.yaml").write_bytes(content)
+        with pytest.raises(UserError, match=r"was damaged, or edited.\nBring it back"):
             run_folder.load_config(tmp_path)
 
 
@@ -95,34 +96,18 @@ def test_damage_to_a_config_is_never_a_setting(tmp_path: Path) -> None:
             run_folder.load_config(tmp_path)
 
 
-@pytest.mark.parametrize("sign", ["overrides.yaml", "code"])
-def test_edited_config_is_refused_also_without_its_first_and_last_line(
-    sign: str, tmp_path: Path
-) -> None:
-    """It would be a record of what was not done; only a run of before there were lines has none."""
+def test_edited_config_is_refused_also_without_its_first_and_last_line(tmp_path: Path) -> None:
+    """It would be a record of what was not done."""
     path = tmp_path / "config.yaml"
     run_folder.save_config(run_folder.freeze(compose("train", []), tmp_path), tmp_path)
     edited = path.read_text().replace("seed: 1\n", "seed: 2\n")
     lines = edited.splitlines(keepends=True)
-    for text in (edited, "".join(lines[1:]), "".join(lines[:-1])):
+    for text in (edited, "".join(lines[1:]), "".join(lines[:-1]), "".join(lines[1:-1])):
         path.write_text(text)
-        with pytest.raises(UserError, match="was damaged, or edited"):
+        with pytest.raises(
+            UserError, match=r"was damaged, or edited(.|\n)*Another setting belongs"
+        ):
             run_folder.load_config(tmp_path)
-    path.write_text("".join(lines[1:-1]))
-    assert run_folder.load_config(tmp_path).seed == 2  # of an older version, for all that is seen
-    if sign == "code":
-        (tmp_path / "code").mkdir()
-    else:
-        run_folder.save_words(["seed=1"], tmp_path)
-    with pytest.raises(UserError, match="Another setting belongs in the command"):
-        run_folder.load_config(tmp_path)
-
-
-def test_words_of_an_older_run_that_has_gone_on_are_read(tmp_path: Path) -> None:
-    run_folder.save_config(run_folder.freeze(compose("train", []), tmp_path), tmp_path)
-    (tmp_path / "code").mkdir()
-    (tmp_path / "overrides.yaml").write_text("- seed=3\n")
-    assert run_folder.load_words(tmp_path) == ["seed=3"]
 
 
 def test_edited_words_of_a_run_are_refused(tmp_path: Path) -> None:

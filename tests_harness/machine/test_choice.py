@@ -352,10 +352,14 @@ def test_process_that_is_alone_on_its_machine_may_choose(launched, monkeypatch) 
 
 
 @pytest.mark.parametrize("config", ["train", "evaluate", "predict"])
-def test_every_command_can_choose(config: str) -> None:
+def test_every_command_can_choose(config: str, tmp_path: Path) -> None:
+    from harness.command import run_folder
     from harness.command.compose import compose
 
-    checkpoint = "checkpoint=tests_harness/runs/before_two_rooms/checkpoints/best.ckpt"
+    run_folder.save_config(run_folder.freeze(compose("train", []), tmp_path), tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"state_dict": {}}, tmp_path / "checkpoints" / "best.ckpt")
+    checkpoint = f"checkpoint={tmp_path / 'checkpoints' / 'best.ckpt'}"
     overrides = ["gpus=emptiest", *([checkpoint] if config != "train" else [])]
     assert compose(config, overrides).gpus == {"order": "emptiest", "min_free_gib": 0}
     assert compose(config, overrides[1:]).gpus.order == "visible"

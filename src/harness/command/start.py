@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from harness import allowed, frozen_files, record
+from harness import allowed, record
 from harness.checkpoints.lookup import NEWEST
 from harness.command import gpus, resume, run_folder, sweep, validate
 from harness.command.compose import Command, compose_command, explained
@@ -159,7 +159,7 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
                 meeting.see(run_dir)
                 frozen = resume.config(command, run_dir)
                 frozen.resume = plan.checkpoint
-                names = ("config.yaml", "results.json", record.FILE, record.DIFF)
+                names = ("config.yaml", "results.json", record.FILE)
                 held.enter_context(kept_if_refused(*(run_dir / name for name in names)))
             else:
                 if command.task == "train":
@@ -206,8 +206,6 @@ def kept_if_refused(*paths: Path) -> Iterator[None]:
             for path, data in before.items():
                 if data is None:
                     path.unlink(missing_ok=True)
-                elif path.suffix == ".yaml":  # has a checksum, but of an older version
-                    frozen_files.write_again(path, data)
                 else:
                     write_durably(path, data)
 

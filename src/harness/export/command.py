@@ -19,9 +19,9 @@ from harness.errors import UserError
 from harness.export.calls import inside, observed, quiet
 from harness.export.files import METHOD, WRITERS, Network, difference, traced
 from harness.files import replacing
-from harness.run.code_history import telling_changes
 from harness.run.making import made_data, make
 from harness.run.mistakes import user_errors
+from harness.run.provenance import tell_changes
 from harness.run.targets import check_targets
 from harness.run.weights import load_weights
 
@@ -121,9 +121,10 @@ def _built(
     if cfg.data is not None and "num_workers" in cfg.data:
         cfg.data.num_workers = 0
     pl.seed_everything(cfg.seed, verbose=False)
-    with telling_changes(cfg, checkpoint), user_errors():
+    with user_errors():
         check_targets(cfg)
         data = made_data(cfg)
         model = make(cfg.model)
+        tell_changes(checkpoint)
         load_weights(model, verified(checkpoint))
     return model.eval(), data

@@ -5,7 +5,7 @@ from pathlib import Path
 from harness.checkpoints import lookup
 from harness.checkpoints.reading import read
 from harness.prove.records import Departure, Records
-from harness.reproduce.equality import STATES, differences
+from harness.runs.equality import STATES, differences
 
 
 def forgotten(whole: Records, resumed: Records) -> list[str]:

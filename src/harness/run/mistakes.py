@@ -18,13 +18,12 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError
 
-from harness import code_version
 from harness.allowed import targets
 from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
 from harness.places import Place, Raised, definition, is_harness, raised
-from harness.run import code_history, hints, log_file
+from harness.run import hints, log_file, optimizer_states
 
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
 # How Lightning names a method that is missing, or returns what it must not.
@@ -165,8 +164,7 @@ def _not_loaded(found: Raised, cfg: DictConfig) -> str | None:
     is_loader = any(LOADER in place.file for place in found.places)
     if cfg.get("resume") is None or found.owners or not is_loader:
         return None
-    now = code_version.running(code_history.named(cfg))
-    return code_history.refusal(Path(cfg.resume), found.message.rstrip(" .") + ".", now)
+    return optimizer_states.refusal(Path(cfg.resume), found.message.rstrip(" .") + ".")
 
 
 def _named(error: BaseException) -> str:

@@ -1,11 +1,8 @@
-"""What a run notes besides its code, so that it can be made again: packages, data, arithmetic."""
+"""What a run notes so that it can be made again: code, packages, data, arithmetic."""
 
-import json
+import logging
 import os
-import re
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +10,13 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from harness import record
+from harness import code_version, record
 from harness.data.identity import identity_of
 from harness.data.sharing import leaves
 from harness.exact.global_batches import GlobalBatches
-from harness.files import write_durably
-from harness.run.code_history import FOLDER
+from harness.processes.launch import global_rank
 
-PACKAGES = Path(FOLDER, "packages.txt")  # for `pip install -r`
-DISTRIBUTION = re.compile(r"(.+)-(.+)\.dist-info")
+log = logging.getLogger(__name__)
 
 
 class Provenance(pl.Callback):
@@ -36,12 +31,13 @@ class Provenance(pl.Callback):
         self.seen: set[str] = set()  # splits, of which one look is enough
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note what computes, the installed packages, and which data train."""
+        """Note what computes, its code and packages, and which data train."""
         if not trainer.is_global_zero:
             return
-        record.note_start(self.run_dir, **arithmetic(trainer))
-        with suppress(OSError):  # a full disk costs the run nothing
-            write_durably(self.run_dir / PACKAGES, "".join(installed()).encode())
+        record.note_start(self.run_dir, **arithmetic(trainer), code=code_version.running())
+        start = record.read(self.run_dir).get("starts", [{}])[-1]
+        if reason := start.get("no_diff"):
+            log.warning("What is not committed was not kept: %s.", reason)
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
         known = next(c.identities for c in callbacks if isinstance(c, GlobalBatches))
         self.note("files", checksums(self.cfg))
@@ -69,6 +65,18 @@ class Provenance(pl.Callback):
         known = record.read(self.run_dir).get("data", {})
         if name not in known:
             record.note(self.run_dir, data={**known, name: found})
+
+
+def tell_changes(checkpoint: str | Path | None) -> None:
+    """Warn where the code or the packages differ from those that trained a checkpoint's run.
+
+    Call it once all is built, as what is not imported is not compared, and before weights are
+    loaded, which may refuse what has changed.
+    """
+    if checkpoint is None or global_rank():
+        return
+    if said := code_version.changes(Path(checkpoint).resolve().parent.parent):
+        log.warning("%s\nToday's code is used; to be sure, stop, and go back to that.", said)
 
 
 def arithmetic(trainer: pl.Trainer) -> dict[str, Any]:
@@ -107,20 +115,3 @@ def texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(node, (dict, list)):
         for name, child in node.items() if isinstance(node, dict) else enumerate(node):
             yield from texts(child, f"{key}.{name}" if key else str(name))
-
-
-def installed() -> list[str]:
-    """A line ``name==version`` for each package, but for those that are folders of this machine.
-
-    The names of their folders say it: to open each of them would take a tenth of a second.
-    """
-    found: dict[str, str] = {}
-    for folder in map(Path, sys.path):
-        for path in folder.glob("*.dist-info") if folder.is_dir() else []:
-            match, origin = DISTRIBUTION.fullmatch(path.name), path / "direct_url.json"
-            source: dict[str, Any] = {}
-            with suppress(OSError, ValueError):
-                source = json.loads(origin.read_bytes()) if origin.is_file() else {}
-            if match and "dir_info" not in source:
-                found.setdefault(match[1].replace("_", "-").lower(), match[2])  # as is imported
-    return [f"{name}=={version}\n" for name, version in sorted(found.items())]

@@ -41,11 +41,11 @@ from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
 from harness.processes.slurm import environments
 from harness.run import loaders, screen
-from harness.run.code_history import CodeHistory, telling_changes
 from harness.run.log_file import LogFile
 from harness.run.making import made_data, made_model, make
 from harness.run.mistakes import user_errors
-from harness.run.provenance import Provenance
+from harness.run.optimizer_states import OptimizerStates
+from harness.run.provenance import Provenance, tell_changes
 from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, early_stop, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights
@@ -62,8 +62,8 @@ log = logging.getLogger(__name__)
 
 def train(cfg: DictConfig) -> None:
     """Fit, test the best checkpoint, and write what came out."""
-    with telling_changes(cfg, cfg.resume):
-        trainer, model, data = build(cfg)
+    trainer, model, data = build(cfg)
+    tell_changes(cfg.resume)
     loaders.check_training(model, data)
     with user_errors():  # the config of an older run may lack a key
         screen.show_start(trainer, model, data, cfg.resume, cfg.tags, cfg.notes)
@@ -94,10 +94,10 @@ def train(cfg: DictConfig) -> None:
 
 def evaluate(cfg: DictConfig) -> None:
     """Test a checkpoint and write the metrics."""
-    with telling_changes(cfg, cfg.checkpoint):
-        trainer, model, data = build(cfg)
-        loaders.check_test(model, data)
-        load_weights(model, Path(cfg.checkpoint))  # the command has verified it
+    trainer, model, data = build(cfg)
+    tell_changes(cfg.checkpoint)
+    loaders.check_test(model, data)
+    load_weights(model, Path(cfg.checkpoint))  # the command has verified it
     with user_errors(cfg):
         seed(cfg)
         trainer.test(model, data, verbose=False)
@@ -106,9 +106,9 @@ def evaluate(cfg: DictConfig) -> None:
 
 def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
-    with telling_changes(cfg, cfg.checkpoint):
-        trainer, model, data = build(cfg)
-        load_weights(model, Path(cfg.checkpoint))  # the command has verified it
+    trainer, model, data = build(cfg)
+    tell_changes(cfg.checkpoint)
+    load_weights(model, Path(cfg.checkpoint))  # the command has verified it
     loaders.choose_prediction_loader(model, data)
     outputs = [Path(cfg.output), Path(cfg.output).with_suffix(".pt")]
     before = [path.stat() if path.exists() else None for path in outputs]
@@ -157,8 +157,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         check_kinds(model, data, callbacks, loggers)
         # The position comes first: a safe point asks for the loaders as it is loaded. What may
         # refuse a checkpoint comes before it too: it cuts the logs.
-        own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *code_history(cfg)]
-        own += [Speed(*map(cfg.get, SWITCHES))]  # older runs have none
+        own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *provenance(cfg)]
+        own += [Speed(*map(cfg.get, SWITCHES))]  # an evaluation has none
         own += [
             *freezing,
             *safe_points(cfg),
@@ -231,10 +231,10 @@ def safe_points(cfg: DictConfig) -> list[pl.Callback]:
     return [SafePoint(Path(cfg.run_dir, "checkpoints"), **cfg.checkpoint)]
 
 
-def code_history(cfg: DictConfig) -> list[pl.Callback]:
-    """What keeps the code of a training, and notes its data: not of a dry run."""
+def provenance(cfg: DictConfig) -> list[pl.Callback]:
+    """What notes the code and data of a training, and refuses other optimizers: no dry run's."""
     is_kept = "resume" in cfg and not cfg.trainer.fast_dev_run
-    return [CodeHistory(cfg), Provenance(cfg)] if is_kept else []
+    return [OptimizerStates(), Provenance(cfg)] if is_kept else []
 
 
 def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
@@ -251,13 +251,13 @@ def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str,
 
 def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
     """A run's module with the weights of a checkpoint, on the CPU, ready for evaluation."""
-    with telling_changes(cfg, checkpoint):
-        with user_errors():
-            cfg = OmegaConf.masked_copy(cfg, ["model"])
-            check_targets(cfg)
-            facts.fill_in(cfg, None, checkpoint.resolve().parent.parent)
-            model: pl.LightningModule = make(cfg.model)
-        load_weights(model, verified(checkpoint))
+    with user_errors():
+        cfg = OmegaConf.masked_copy(cfg, ["model"])
+        check_targets(cfg)
+        facts.fill_in(cfg, None, checkpoint.resolve().parent.parent)
+        model: pl.LightningModule = make(cfg.model)
+    tell_changes(checkpoint)
+    load_weights(model, verified(checkpoint))
     return model.eval()
 
 

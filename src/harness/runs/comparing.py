@@ -11,8 +11,8 @@ from typing import Any
 from harness.errors import UserError
 from harness.runs.reading import RunFiles
 
-SEED = "seed"
-FIRST = ("model.optimizer", "model", "data", "trainer", "init", SEED)
+REPEATS = ("seed", "data.seed", "data.fold")  # of one setting: `best` takes them together
+FIRST = ("model.optimizer", "model", "data", "trainer", "init", "seed")
 COMPARISON = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
 ABOUT: dict[str, Callable[[RunFiles], Any]] = {
     "run": lambda run: str(run.folder),
@@ -154,7 +154,7 @@ def in_order(runs: Sequence[RunFiles], key: str, is_reversed: bool = False) -> l
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone.
+    """Runs that differ in their seed or their fold alone.
 
     Attributes:
         runs: one or more.
@@ -171,7 +171,7 @@ class Group:
 
 
 def groups(runs: Sequence[RunFiles], key: str, is_max: bool) -> list[Group]:
-    """Runs by all settings but their seed, the best group first.
+    """Runs by all settings but their seed and their fold, the best group first.
 
     Args:
         runs: those without the value are left out.
@@ -181,15 +181,15 @@ def groups(runs: Sequence[RunFiles], key: str, is_max: bool) -> list[Group]:
     values = [score_of(run, key) for run in runs]
     is_known = [isinstance(value, (int, float)) and math.isfinite(value) for value in values]
     runs = [run for run, known in zip(runs, is_known, strict=True) if known]
-    names = [name for name in differing(runs) if name.rpartition(".")[2] != SEED]
+    names = [name for name in differing(runs) if name not in REPEATS]
     found: dict[str, list[RunFiles]] = {}
     for run in runs:
         found.setdefault(repr([run.settings.get(name) for name in names]), []).append(run)
     made = []
     for repeated in found.values():
-        # A seed that was run again counts once, as it was run last.
+        # What was run again counts once, as it was run last.
         by_time = sorted(repeated, key=lambda run: run.started or 0.0)
-        same = list({run.settings.get(SEED): run for run in by_time}.values())
+        same = list({tuple(map(run.settings.get, REPEATS)): run for run in by_time}.values())
         values = [float(score_of(run, key)) for run in same]
         made.append(Group(same, key, statistics.fmean(values), _interval(values)))
     return sorted(made, key=lambda group: group.mean, reverse=is_max)

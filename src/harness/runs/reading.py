@@ -1,21 +1,18 @@
-"""Runs as they lie on the disk: finished, running, stopped, failed, damaged, of any version.
+"""Runs as they lie on the disk: finished, running, stopped, failed, damaged.
 
 Nothing here imports torch, Hydra or OmegaConf: a thousand runs are read in a second or two.
 """
 
-import csv
 import fcntl
 import json
 import math
 import os
-import re
 import shlex
 import struct
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -33,12 +30,10 @@ if TYPE_CHECKING:
 
 # OmegaConf has libyaml's parser as well; where PyYAML comes without it, reading takes longer.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-CONFIG, RESULTS, METRICS, LOG = "config.yaml", "results.json", "metrics.csv", "run.log"
+CONFIG, RESULTS, METRICS = "config.yaml", "results.json", "metrics.csv"
+SPEED = "throughput/samples_per_second"
 # What says where a run is, and not what it is made of.
 PLACES = ("run_dir", "output_dir", "resume", "name", "tags", "notes")
-SPEED = re.compile(r"throughput: Epoch \d+: ([\d,]+) samples/s")
-VERDICT = re.compile(r"throughput: ((?:input|transfer|compute)-bound.*)")
-MOST_LOG = 65_536  # bytes of a log's end
 
 
 @dataclass
@@ -58,7 +53,6 @@ class RunFiles:
     results: dict[str, float]
     record: dict[str, Any]
     damage: str = ""
-    _curves: dict[str, list[tuple[int, float]]] | None = field(default=None, repr=False)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -123,39 +117,28 @@ class RunFiles:
             return float(self.record["seconds"])
         if self.started is None:
             return None
-        if self.status == "running":
-            return time.time() - self.started
-        times = [
-            path.stat().st_mtime
-            for name in (RESULTS, METRICS, LOG)
-            if (path := self.folder / name).is_file()
-        ]
-        return max(times) - self.started if times else None
+        path = self.folder / METRICS
+        if self.status == "running" or not path.is_file():
+            return time.time() - self.started if self.status == "running" else None
+        return path.stat().st_mtime - self.started
 
     @cached_property
     def speed(self) -> float | None:
         """Training samples per second, over all processes."""
         if "samples_per_second" in self.record:
             return float(self.record["samples_per_second"])
-        found = SPEED.findall(self._log)
-        return float(found[-1].replace(",", "")) if found else None
+        points = self.curves.get(SPEED)
+        return points[-1][1] if points else None
 
-    @cached_property
+    @property
     def verdict(self) -> str:
-        """What held it back."""
-        found = VERDICT.findall(self._log)
-        return str(self.record.get("verdict") or (found[-1] if found else ""))
+        """What held it back; known once it has finished."""
+        return str(self.record.get("verdict") or "")
 
-    @cached_property
+    @property
     def commit(self) -> str:
         """What was checked out where it was started."""
-        if "commit" in self.record:
-            return str(self.record["commit"] or "")
-        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
-            first = min((self.folder / "code").glob("step_*.zip"))
-            with zipfile.ZipFile(first) as file:
-                return str(json.loads(file.read("versions.json"))["commit"] or "")
-        return ""
+        return str(self.record.get("commit") or "")
 
     @property
     def objective(self) -> str | None:
@@ -178,19 +161,12 @@ class RunFiles:
         """The last value of each metric, also of a run that has not finished."""
         return self.results or {name: points[-1][1] for name, points in self.curves.items()}
 
-    @property
+    @cached_property
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Each metric's steps and values; empty where there is no table."""
-        if self._curves is None:
-            self._curves = read_curves(self.folder / METRICS)
-        return self._curves
-
-    @cached_property
-    def _log(self) -> str:
-        with suppress(OSError), (self.folder / LOG).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_LOG))
-            return file.read().decode(errors="replace")
-        return ""
+        table = read_table(self.folder / METRICS)
+        columns = {name: table.select("step", name).drop_nulls() for name in table.columns[1:]}
+        return {name: points.rows() for name, points in columns.items() if len(points)}
 
 
 def find(folders: Sequence[Path]) -> list[RunFiles]:
@@ -237,22 +213,6 @@ def read(folder: Path) -> RunFiles:
         if isinstance(found, dict):
             results = {k: v for k, v in found.items() if isinstance(v, (int, float))}
     return RunFiles(folder, config, results, record.read(folder), damage)
-
-
-def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Each column of a table of metrics as steps and values; what is no number is left out."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    with suppress(OSError, csv.Error, UnicodeDecodeError), path.open(newline="") as file:
-        reader = csv.reader(file)
-        names = next(reader, [])
-        for row in reader:
-            if not row or not row[0].isdigit():
-                continue
-            for name, text in zip(names[1:], row[1:], strict=False):
-                if text:
-                    with suppress(ValueError):
-                        curves.setdefault(name, []).append((int(row[0]), float(text)))
-    return curves
 
 
 def read_table(path: Path) -> "polars.DataFrame":

@@ -1,19 +1,11 @@
-"""Runs as one HTML page that needs nothing else: no network, no server, no other file.
+"""Runs as one HTML page that needs nothing else: plotly's figures, pictures and a table."""
 
-The page's own text and scripts lie in ``page/``; plotly's Python package carries the script that
-draws. All that runs say is one block of JSON, which the page shows as text and never as HTML.
-"""
-
-import html
-import json
 import math
 import os
-import time
 from base64 import b64encode
-from collections.abc import Sequence
-from importlib import resources
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -24,17 +16,33 @@ from harness.places import shown
 from harness.runs.comparing import differing, in_order, value_of
 from harness.runs.pictures import pictures
 from harness.runs.reading import METRICS, RunFiles, read_table
-from harness.runs.tables import short_names
+from harness.runs.tables import EMPTY, short_names, text
 
 OURS = b'<meta name="generator" content="harness report of runs">'
-SCRIPTS = ("page.js", "table.js", "plots.js", "chosen.js")
-FACTS = (
-    *("status", "reason", "started", "seconds", "samples/s", "held back by", "commit"),
-    *("tags", "notes", "best"),
-)
-NUM_BUCKETS = 500  # of a curve; of each, the smallest and the largest value are kept
+# The policy forbids the browser every request; plotly's script needs the two exceptions.
+HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="generator" content="harness report of runs">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none';
+ script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:;
+ form-action 'none'; base-uri 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<style>
+body { font: 14px/1.4 system-ui, sans-serif; margin: 1rem 2rem }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; white-space: nowrap }
+th, td { padding: .25rem .6rem; text-align: left; border-bottom: 1px solid #ddd }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+figure { display: inline-block; margin: 0 1rem 1rem 0 } img { max-width: 24rem; display: block }
+</style>
+"""
+COLOURS = ("#2f6fde", "#e07b00", "#1f9d55", "#d43d51", "#8a5cd6", "#9c6b4e", "#d65db1", "#7a828e")
+FACTS = ("seconds", "samples/s", "held back by", "started", "tags", "notes", "commit", "reason")
+# By name, because plotly's own choice has a button that sends the chart away.
+BUTTONS = ["toImage", "zoom2d", "pan2d", "autoScale2d"]
+CONFIG = {"displaylogo": False, "modeBarButtons": [BUTTONS]}
+NUM_BUCKETS = 250  # of a curve; of each, the smallest and the largest value are kept
 MOST_PICTURE_BYTES = 16_000_000  # of all runs; the best runs' come first
-NUM_FIGURES = 6  # figures of a curve's values
+MOST_IN_LEGEND = 25
 
 
 def write_report(
@@ -57,80 +65,140 @@ def write_report(
     if path.exists() and not is_forced and OURS not in path.read_bytes()[:1000]:
         raise UserError(f"{path} is no report of runs, and is kept. --force replaces it.")
     try:
-        from plotly.offline import get_plotlyjs
+        import plotly.io  # noqa: F401
     except ImportError as error:
         raise UserError(
             "The report is drawn with plotly, which is not installed: pip install -e .[report]"
         ) from error
-    best = in_order(runs, "best", is_reversed=is_max)
-    page = page_of(data_of(best, is_max), str(get_plotlyjs()))
+    page = "\n".join(parts_of(in_order(runs, "best", is_reversed=is_max), is_max))
     with replacing(path) as file:
         file.write(page.encode(errors="replace"))  # a folder may be named by any bytes
 
 
-def page_of(data: dict[str, Any], plotly: str) -> str:
-    """The HTML of what ``data_of`` has collected, with a library's script in it."""
-    folder = resources.files("harness.runs") / "page"
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    # As JSON the same; as HTML nothing that could end the block or begin a comment.
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Template((folder / "page.html").read_text()).substitute(
-        title=html.escape(f"{len(data['runs'])} runs of {data['place']}"),
-        style=(folder / "style.css").read_text(),
-        data=text,
-        plotly=plotly,
-        script="\n".join((folder / name).read_text() for name in SCRIPTS),
-    )
-
-
-def data_of(runs: Sequence[RunFiles], is_max: bool = False) -> dict[str, Any]:
-    """All that the page shows, as plain values.
+def parts_of(runs: Sequence[RunFiles], is_max: bool) -> Iterator[str]:
+    """The page in pieces; what a run says is escaped, in figures as well.
 
     Args:
-        runs: in the order in which their pictures are kept.
+        runs: the best first.
         is_max: whether more of the runs' objective is better.
     """
-    names = differing(runs)
-    root = _common([run.folder for run in runs])
-    room, found = MOST_PICTURE_BYTES, []
-    for run in runs:
+    from plotly.io import to_html
+
+    root = Path(os.path.commonpath([run.folder.resolve().parent for run in runs]))
+    names = [escape(os.path.relpath(run.folder.resolve(), root)) for run in runs]
+    title = escape(f"{len(runs)} runs of {shown(root)}")
+    yield f"{HEAD}<title>{title}</title></head><body><h1>{title}</h1>"
+    yield from table_of(runs, names)
+    script = True  # of plotly, once
+    for heading, figure in (
+        ("Learning curves", curves_of(runs, names)),
+        ("Metric against settings", scatter_of(runs, names)),
+        ("All settings", parallel_of(runs, is_max)),
+    ):
+        if figure["data"]:
+            figure["layout"] |= {"height": 480, "hovermode": "closest"}
+            yield f"<h2>{heading}</h2>"
+            yield to_html(figure, CONFIG, False, script, False, validate=False)
+            script = False
+    room = MOST_PICTURE_BYTES
+    for run, name in zip(runs, names, strict=True):
         images = pictures(run.folder) if room > 0 else {}
         room -= sum(map(len, images.values()))
-        found.append(
+        if images:
+            yield f"<h2>Pictures of {name}</h2>"
+        for key, png in images.items():
+            source = f"data:image/png;base64,{b64encode(png).decode()}"
+            yield f'<figure><img src="{source}"><figcaption>{escape(key)}</figcaption></figure>'
+    yield "</body></html>" if room > 0 else "<p>Other runs have more pictures.</p></body></html>"
+
+
+def table_of(runs: Sequence[RunFiles], names: Sequence[str]) -> Iterator[str]:
+    """One row for each run: status, results, the settings that differ, facts."""
+    tested = dict.fromkeys(n for run in runs for n in run.metrics if n.startswith("test/"))
+    columns = ["status", "best", *tested, *differing(runs), *FACTS]
+    columns = [key for key in columns if any(value_of(run, key) not in EMPTY for run in runs)]
+    short = short_names(columns)
+    titles = "".join(f'<th title="{escape(key)}">{escape(short[key])}</th>' for key in columns)
+    yield f'<div class="wide"><table><thead><tr><th>run</th>{titles}</tr></thead><tbody>'
+    for run, name in zip(runs, names, strict=True):
+        values = {key: value_of(run, key) for key in columns}
+        cells = "".join(
+            f"<td{' class=number' * is_number(value)}>{escape(text(key, value))}</td>"
+            for key, value in values.items()
+        )
+        yield f"<tr><td>{name}</td>{cells}</tr>"
+    yield "</tbody></table></div>"
+
+
+def curves_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
+    """A figure of each metric that was logged more than once, with a menu of metrics."""
+    traces: dict[str, list[dict[str, Any]]] = {}
+    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+        table = read_table(run.folder / METRICS)
+        for metric in table.columns[1:]:
+            points = table.select("step", metric).drop_nulls().to_numpy()  # (N, 2)
+            if len(points) > 1:
+                steps, values = thinned(points[:, 0], points[:, 1])
+                trace = {"x": steps, "y": values.astype(np.float32), "name": name, "visible": False}
+                trace |= {"line": {"color": COLOURS[i % len(COLOURS)]}, "mode": "lines+markers"}
+                traces.setdefault(metric, []).append(trace)
+    objectives = [run.objective for run in runs]
+    metrics = sorted(traces, key=lambda metric: metric not in objectives)
+    for trace in traces[metrics[0]] if metrics else []:
+        trace["visible"] = True
+    choices = []
+    for metric in metrics:
+        seen = {"visible": [metric == own for own in metrics for _ in traces[own]]}
+        choices.append(_choice(metric, seen, {"yaxis.title.text": escape(metric)}))
+    scales = [_choice(scale, {}, {"yaxis.type": scale}) for scale in ("linear", "log")]
+    layout: dict[str, Any] = {"showlegend": 1 < len(runs) <= MOST_IN_LEGEND}
+    layout |= {"xaxis": _axis("step"), "yaxis": _axis(*metrics[:1] or [""])}
+    layout["updatemenus"] = [_menu(choices, 0), _menu(scales, 0.4)]
+    return {"data": [trace for metric in metrics for trace in traces[metric]], "layout": layout}
+
+
+def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
+    """A figure of each run's best value against a setting, with a menu of settings."""
+    keys, choices = differing(runs), []
+    known = [(run, name) for run, name in zip(runs, names, strict=True) if is_number(run.best)]
+    for key in keys if len(known) > 1 else []:
+        values = [value_of(run, key) for run, _ in known]
+        is_numeric = all(map(is_number, values))
+        scale = ("log" if spans_decades(values) else "linear") if is_numeric else "category"
+        x = values if is_numeric else [escape(str(value)) for value in values]
+        choices.append(_choice(key, {"x": [x]}, {"xaxis": _axis(key, type=scale)}))
+    if not choices:
+        return {"data": [], "layout": {}}
+    first, layout = choices[0]["args"]
+    trace = {"mode": "markers", "marker": {"size": 9}, "x": first["x"][0]}
+    trace |= {"y": [run.best for run, _ in known], "text": [name for _, name in known]}
+    layout = {**layout, "yaxis": _axis(f"best {known[0][0].objective}")}
+    return {"data": [trace], "layout": layout | {"updatemenus": [_menu(choices, 0)]}}
+
+
+def parallel_of(runs: Sequence[RunFiles], is_max: bool) -> dict[str, Any]:
+    """A figure with an upright axis for each setting, and a line for each run."""
+    runs, keys = [run for run in runs if is_number(run.best)], differing(runs)
+    if len(keys) < 2 or len(runs) < 2:
+        return {"data": [], "layout": {}}
+    # Of lines that lie on each other the last is seen: the best.
+    runs = sorted(runs, key=lambda run: run.best or 0.0, reverse=not is_max)
+    short, axes = short_names(keys), []
+    for key in keys:  # a setting's values at equal distances, in their order
+        values = [value_of(run, key) for run in runs]
+        order = sorted({*values}, key=None if all(map(is_number, values)) else str)
+        axes.append(
             {
-                "name": os.path.relpath(run.folder.resolve(), root),
-                "folder": shown(run.folder),
-                "objective": run.objective,
-                "facts": {name: _plain(value_of(run, name)) for name in FACTS}
-                | {"tags": ", ".join(value_of(run, "tags"))},
-                "metrics": {name: _plain(value) for name, value in run.metrics.items()},
-                "settings": {k: _plain(run.settings[k]) for k in names if k in run.settings},
-                "curves": curves_of(run),
-                "pictures": {name: b64encode(png).decode() for name, png in images.items()},
+                "label": escape(short[key]),
+                "values": [order.index(value) for value in values],
+                "tickvals": [*range(len(order))],
+                "ticktext": [escape(str(value)) for value in order],
             }
         )
-    return {
-        "made": time.time(),
-        "place": shown(root),
-        "is_max": is_max,
-        "most_points": 2 * NUM_BUCKETS,
-        "has_all_pictures": room > 0,
-        "settings": _columns(runs, names),
-        "runs": found,
-    }
-
-
-def curves_of(run: RunFiles) -> dict[str, tuple[list[int], list[float | None]]]:
-    """Steps and values of each metric that was logged more than once; gaps are ``None``."""
-    table, found = read_table(run.folder / METRICS), {}
-    for name in table.columns[1:]:
-        points = table.select("step", name).drop_nulls().to_numpy()  # (N, 2)
-        if len(points) > 1:
-            steps, values = thinned(points[:, 0], points[:, 1])
-            rounded = [float(f"{v:.{NUM_FIGURES}g}") if math.isfinite(v) else None for v in values]
-            found[name] = ([int(step) for step in steps], rounded)
-    return found
+    reached = [run.best for run in runs]
+    axes.append({"label": escape(f"best {runs[0].objective}"), "values": reached})
+    line = {"color": reached, "colorscale": "Viridis", "showscale": True}
+    return {"data": [{"type": "parcoords", "line": line, "dimensions": axes}], "layout": {}}
 
 
 def thinned(steps: Any, values: Any, num_buckets: int = NUM_BUCKETS) -> tuple[Any, Any]:
@@ -154,29 +222,23 @@ def thinned(steps: Any, values: Any, num_buckets: int = NUM_BUCKETS) -> tuple[An
     return steps[kept], values[kept]
 
 
-def _columns(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Settings in which runs differ; those that are the same in every run are one column."""
-    short, same = short_names(names), dict[str, list[str]]()
-    for name in names:
-        same.setdefault(repr([run.settings.get(name) for run in runs]), []).append(name)
-    found = []
-    for keys in same.values():
-        first = min(keys, key=lambda key: key.count("."))
-        found.append({"key": first, "short": short[first], "also": sorted({*keys} - {first})})
-    return found
+def is_number(value: Any) -> bool:
+    """Whether a value has a place on an axis."""
+    return type(value) in (int, float) and math.isfinite(value)
 
 
-def _common(folders: Sequence[Path]) -> Path:
-    """The folder that all are in; of one run the one above it."""
-    return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether numbers are positive, the largest ten times the smallest or more."""
+    return min(values) > 0 and max(values) >= 10 * min(values)
 
 
-def _plain(value: Any) -> Any:
-    """A value that JSON has; a number that is not finite by its name."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+def _axis(title: str, **more: str) -> dict[str, Any]:
+    return {"title": {"text": escape(title)}, **more}
+
+
+def _choice(name: str, traces: dict[str, Any], layout: dict[str, Any]) -> dict[str, Any]:
+    return {"label": escape(name), "method": "update", "args": [traces, layout]}
+
+
+def _menu(choices: list[dict[str, Any]], x: float) -> dict[str, Any]:
+    return {"buttons": choices, "x": x, "xanchor": "left", "y": 1.15, "yanchor": "top"}

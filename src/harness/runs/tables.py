@@ -14,8 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.errors import UserError
+from harness.names import flat
 from harness.places import shown
-from harness.runs.comparing import ABOUT, Group, differing, groups, score_of, value_of
+from harness.runs.comparing import ABOUT, REPEATS, Group, differing, groups, score_of, value_of
 from harness.runs.reading import RunFiles
 
 FACTS = ("status", "started", "seconds", "samples/s", "held back by", "commit", "tags", "notes")
@@ -65,7 +66,7 @@ def print_list(runs: Sequence[RunFiles], form: str = "table") -> None:
 
 
 def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "table") -> None:
-    """Print groups of runs that differ in their seed alone, the best first.
+    """Print groups of runs that differ in their seed or fold alone, the best first.
 
     Raises:
         UserError: if no run has the value.
@@ -74,7 +75,7 @@ def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "ta
     if not found:
         raise UserError(f"None of {len(runs)} runs has a value of {key}.")
     listed = [run for group in found for run in group.runs]
-    settings = [n for n in differing(listed) if n.rpartition(".")[2] != "seed"]
+    settings = [name for name in differing(listed) if name not in REPEATS]
     rows = [_row(group, settings, is_max) for group in found]
     if form != "table":
         return write(rows, form)
@@ -95,7 +96,7 @@ def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "ta
 def _row(group: Group, settings: Sequence[str], is_max: bool) -> dict[str, Any]:
     first = group.runs[0]
     row: dict[str, Any] = {group.key: group.mean, "± 95 %": group.interval}
-    row["seeds"] = len(group.runs)
+    row["runs"] = len(group.runs)
     row |= {name: first.settings.get(name) for name in settings}
     best = (max if is_max else min)(group.runs, key=lambda run: score_of(run, group.key))
     return row | {"best run": str(best.folder)}
@@ -139,13 +140,19 @@ def print_one(run: RunFiles, form: str = "table") -> None:
 
 
 def _made_by(run: RunFiles) -> dict[str, Any]:
-    """By what it was first started, and how often it was; nothing of runs of older versions."""
+    """How it was started the first time, with which code, and how often; checksums of its data."""
     starts = run.record.get("starts") or [{}]
-    facts: dict[str, Any] = {"words": run.words}
-    facts |= {name: value for name, value in starts[0].items() if name not in ("time", "commit")}
+    facts = {"words": run.words, **starts[0], "starts": len(starts)}
+    code = facts.pop("code", {})
+    for name, found in (
+        ("packages", code.get("packages", {})),
+        ("sources (crc32)", code.get("sources", {})),
+        ("data (crc32)", flat(run.record.get("data", {}))),
+    ):
+        facts[name] = ", ".join(f"{key} {value}" for key, value in found.items())
     if "gpus" in facts:
         facts["gpus"] = ", ".join(facts["gpus"])
-    return facts | ({"starts": len(starts)} if len(starts) > 1 else {})
+    return {name: value for name, value in facts.items() if name not in ("time", "commit")}
 
 
 def write(rows: Sequence[dict[str, Any]], form: str) -> None:

@@ -1,1 +1,0 @@
-"""Make a run again from what it has kept, and compare: ``scripts/runs.py reproduce``."""

@@ -1,0 +1,16 @@
+"""A finished run, which tests of scripts/runs.py copy and change."""
+
+from pathlib import Path
+
+import pytest
+
+from harness import train
+from tests_harness.conftest import ROOT
+
+WORDS = ["experiment=synthetic", "strategy=cpu", "trainer.max_epochs=2", "data.num_train=128"]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("outputs")
+    return train(*WORDS, f"output_dir={output}", conf=ROOT / "conf").folder
