@@ -1,75 +1,127 @@
-"""Every command that a page shows is run, or composed where it would train."""
+"""Every command that a page shows is composed, or its program's help has its words."""
 
+import importlib.util
 import re
+import runpy
 import shlex
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.testing import command as typed
+from harness.command.compose import compose
 from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "template" / "README.md", ROOT / "AGENTS.md"]
-# Commands whose work is what the suite itself is run by.
+# Lines that set up an environment, or whose work is what the suite itself is run by.
 SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
-    *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "tensorboard --logdir"),
-    *("docker", "uv venv", ".venv/bin/python -m pytest"),
+    *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "python -m pytest"),
+    *("tensorboard --logdir", "docker", "uv venv", "copier copy"),
 )
-# Commands for machines of a cluster; tests_harness/cluster starts the like of them.
-CLUSTER = ("srun", "sbatch", "NODE_RANK=")
+SHELL = ("for ", "done", "rates=", "python -c")
+TASKS = {"train.py": "train", "evaluate.py": "evaluate", "predict.py": "predict"}
+TASKS["scripts/slurm/train.sbatch"] = "train"  # hands its words on
+IS_ASKED = {"--help", "-sc", "…"}  # answered without a run
 
 
 def commands() -> list[str]:
+    """The shown lines, without what sets up an environment."""
     found = []
     for page in PAGES:
         for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
             lines = re.sub(r"\\\n\s*", "", block).splitlines()
             found += [line.partition("  #")[0].strip() for line in lines]
         found += re.findall(r"`((?:python|make|torchrun|eval) [^`]+)`", page.read_text())
-    return sorted({line for line in found if line and not line.startswith("#")})
+    lines = [re.sub(r"^(uv run --no-sync |\.venv/bin/)", "", line) for line in found]
+    return sorted({line for line in lines if line and not line.startswith(("#", *SETUP, *SHELL))})
+
+
+def of_programs() -> Iterator[tuple[str, list[str]]]:
+    """The programs that the lines start with Python, by whatever launcher, and their words."""
+    for line in commands():
+        if line.startswith("make "):
+            continue
+        if inner := re.match(r'eval "\$\((.*)\)"|train=\((.*)\)$', line):
+            line = inner[1] or inner[2].replace('"$@"', "")
+        words = shlex.split(line)
+        is_program = (number for number, word in enumerate(words) if word in TASKS)
+        of_script = (number for number, word in enumerate(words) if word.endswith(".py"))
+        of_module = (number for number, word in enumerate(words) if word == "-m")
+        start = next(is_program, None)
+        start = next(of_script, None) if start is None else start
+        start = next(of_module) + 1 if start is None else start
+        yield words[start], words[start + 1 :]
 
 
 def test_pages_show_commands() -> None:
-    assert len(commands()) > 15
+    assert len(commands()) > 50
+    assert len({program for program, _ in of_programs()}) > 10
 
 
-@pytest.mark.parametrize("line", commands())
-def test_shown_command_works(line: str, finished_run: Path) -> None:
-    if line.startswith((*SETUP, *CLUSTER)) or "<this repository>" in line:
-        pytest.skip("part of setting up, or of a cluster")
-    if inner := re.match(r'eval "\$\((.*)\)"', line):
-        line = inner[1]
-    line = re.sub(r"^(uv run --no-sync |\.venv/bin/)", "", line)
-    line = re.sub(r"outputs/\w+/<run>", str(finished_run), line)
-    line = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", line)
-    line = re.sub(r"\bmodel=(linear|mine)\b", "data=synthetic model=mlp", line)
-    # The run that stands for the reader's has no such file to predict on.
-    line = re.sub(r" data\.predict_\w+=\S+", "", line)
-    words = shlex.split(line)
-    if words[0] == "make":
-        result = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True)
-        assert result.returncode == 0
-        return
-    if words[1] == "-m":
-        assert command(*words[1:3], "--help").returncode == 0
-        return
-    script = next(i for i, word in enumerate(words) if word.endswith(".py"))
-    arguments = words[script + 1 :]
-    if words[script] in ("train.py", "evaluate.py", "predict.py"):
-        if not {"--help", "-sc"} & set(arguments):
-            if "-m" in arguments:  # its first job
-                arguments = [re.sub(r"=.*interval\((\S+?),.*", r"=\1", w) for w in arguments]
-                arguments = [re.sub(r"=([\w.]+)(,[\w.]+)+$", r"=\1", w) for w in arguments]
-                arguments = [re.sub(r"=(\[[^]]*\])(,\[.*)$", r"=\1", w) for w in arguments]
-            arguments = [word for word in arguments if word != "-m"] + ["--cfg", "job"]
-    else:
-        arguments = ["--help"]
-    result = command(words[script], *arguments)
+def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
+    """Those of a sweep as in its first job."""
+    wrong = []
+    for program, words in of_programs():
+        if program not in TASKS or IS_ASKED & {*words}:
+            continue
+        typed = " ".join(word for word in words if word != "-m")
+        typed = re.sub(r"(outputs/\w+/<run>|\$run)/", f"{finished_run}/", typed)
+        typed = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", typed)
+        typed = re.sub(r"\bmodel=(linear|mine)\b", "data=synthetic model=mlp", typed)
+        typed = re.sub(r"\$\{rates\[.*?\]\}", "0.1", typed)
+        # The run that stands for the reader's has no such file to predict on.
+        typed = re.sub(r" data\.predict_\w+=\S+", "", typed)
+        if "-m" in words:
+            typed = re.sub(r"=\S*interval\((\S+?),\S*", r"=\1", typed)
+            typed = re.sub(r"=([\w.]+)(,[\w.]+)+(?= |$)", r"=\1", typed)
+            typed = re.sub(r"=(\[[^] ]*\])(,\[\S*)", r"=\1", typed)
+            typed = re.sub(r"=range\(\d+\)", "=0", typed)
+        overrides = [*filter(re.compile(r"notes=|[^ ]*=").match, shlex.split(_quoted(typed)))]
+        try:
+            compose(TASKS[program], overrides)
+        except Exception as error:
+            wrong.append(f"{program} {' '.join(words)}: {error}")
+    assert wrong == []
+
+
+def _quoted(words: str) -> str:
+    """The words of a line, with the note, which has spaces, in quotes."""
+    return re.sub(r"notes=(.*)$", r"'notes=\1'", words)
+
+
+@pytest.mark.filterwarnings("default")
+def test_shown_words_of_scripts_are_in_their_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for program, words in of_programs():
+        if not program.endswith(".py") or program in TASKS:
+            continue
+        subcommand = words[:1] if program in ("scripts/runs.py", "scripts/tune.py") else []
+        monkeypatch.setattr(sys, "argv", [program, *subcommand, "--help"])
+        with pytest.raises(SystemExit, match=r"^0$"):
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+        said = capsys.readouterr().out
+        assert [word for word in words if word.startswith("-") and word not in said] == [], program
+
+
+def test_shown_modules_and_targets_exist() -> None:
+    modules = [name for name, _ in of_programs() if not name.endswith((".py", ".sbatch"))]
+    assert len(modules) > 3
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+    targets = {shlex.split(line)[1] for line in commands() if line.startswith("make ")}
+    result = subprocess.run(["make", "-n", *targets - {"UV="}], cwd=ROOT, capture_output=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_help_is_shown() -> None:
+    result = command("train.py", "--help")
+    assert result.returncode == 0, result.stderr
+    assert "trainer" in result.stdout
 
 
 def test_every_file_that_a_page_names_exists() -> None:
@@ -91,28 +143,24 @@ def test_readme_network_trains(tmp_path: Path) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     yaml = config[1].replace("project.models.linear", "linear")
     (tmp_path / "conf" / "model" / "linear.yaml").write_text(yaml)
-    result = typed(
+    words = ("data=synthetic", "model=linear", "trainer.max_epochs=1")
+    result = command(
         "train.py",
-        *("--config-dir", tmp_path / "conf"),
-        *(
-            "data=synthetic",
-            "model=linear",
-            "trainer.max_epochs=1",
-            f"output_dir={tmp_path / 'outputs'}",
-        ),
+        *("--config-dir", tmp_path / "conf", *words, f"output_dir={tmp_path / 'outputs'}"),
         environment={"PYTHONPATH": str(tmp_path)},
     )
     assert result.returncode == 0, result.stderr
     assert "test/accuracy" in result.stdout
 
 
-def test_notebook_of_the_readme_runs(tmp_path: Path) -> None:
-    """The page's lines for a notebook or a script, typed as it says, where conf/ is."""
+def test_notebook_of_the_readme_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The page's lines for a notebook or a script, where conf/ is."""
     text = (ROOT / "README.md").read_text()
     (lines,) = re.findall(
         r"```python\n((?:(?!```).)*from harness import train.*?)```", text, re.DOTALL
     )
     lines = lines.replace('max_epochs=3"', f'max_epochs=1", "output_dir={tmp_path}"')
-    result = command("-c", f"{lines}\nassert logits.shape == (5, 10)")
-    assert result.returncode == 0, result.stderr
-    assert str(tmp_path) in result.stdout
+    names: dict[str, object] = {}
+    exec(lines, names)
+    assert names["logits"].shape == (5, 10)  # type: ignore[attr-defined]
+    assert str(tmp_path) in capfd.readouterr().out

@@ -81,6 +81,7 @@ def test_early_processes_are_the_run(noting: dict[str, str], tmp_path: Path) -> 
     assert json.loads(record.read_text())["starts"][0]["num_processes"] == 2
 
 
+@pytest.mark.slow
 def test_mistake_of_the_first_process_is_told_once(noting: dict[str, str], tmp_path: Path) -> None:
     words = [*DDP, "model=mlp", "model.net._target_=noting.Net", f"output_dir={tmp_path / 'out'}"]
     result = command("train.py", *words, environment=noting | {"FAILS": "1"})
@@ -89,9 +90,8 @@ def test_mistake_of_the_first_process_is_told_once(noting: dict[str, str], tmp_p
     assert not (tmp_path / "1").exists()  # it has not built anything
 
 
-@pytest.mark.parametrize(
-    ("words", "number"),
-    [
+def test_as_many_are_started_as_lightning_would_start() -> None:
+    for words, number in (
         ({"strategy": "ddp", "devices": 3}, 2),
         ({"strategy": "ddp", "devices": [0, 1], "num_nodes": 2}, 1),
         ({"strategy": "ddp", "devices": 1}, 0),
@@ -99,11 +99,9 @@ def test_mistake_of_the_first_process_is_told_once(noting: dict[str, str], tmp_p
         ({"strategy": {"_target_": "x.DDP2Strategy"}, "devices": 2, "num_nodes": 2}, 0),
         ({"strategy": {"_target_": "x.DataParallelStrategy"}, "devices": 2}, 0),
         ({"strategy": "auto", "devices": 1}, 0),
-    ],
-)
-def test_as_many_as_lightning_would_start(words: dict[str, Any], number: int) -> None:
-    trainer = OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | words)
-    assert num_further(trainer) == number
+    ):
+        trainer = OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | words)
+        assert num_further(trainer) == number, words
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ ARRAY = {"SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch):
-    """Nothing of a launcher that has started the tests themselves."""
-    for name in filter(launch.OF_LAUNCHERS.fullmatch, list(os.environ)):
-        monkeypatch.delenv(name)
+    """What a process knows with some variables, and none of who has started the tests."""
 
     def tell(environment: dict[str, str]) -> Launcher:
+        for name in filter(launch.OF_LAUNCHERS.fullmatch, list(os.environ)):
+            monkeypatch.delenv(name)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         return launcher()
@@ -38,44 +38,26 @@ def told(monkeypatch: pytest.MonkeyPatch):
     return tell
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
+def test_what_torchrun_and_slurm_tell_is_read(told) -> None:
+    torchrun, srun = Launcher("torchrun", 3, 1, 4, 2, 2), Launcher("srun", 3, 1, 4, 2, 2)
+    inside = replace(torchrun, job="slurm_12")
+    part = {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    for environment, expected in (
         ({}, Launcher()),
-        (TORCHRUN, Launcher("torchrun", 3, 1, 4, 2, 2)),
-        (SRUN, Launcher("srun", 3, 1, 4, 2, 2, "slurm_12")),
-        (SRUN | {"SLURM_STEP_ID": "1"}, Launcher("srun", 3, 1, 4, 2, 2, "slurm_12.1")),
+        (TORCHRUN, torchrun),
+        (SRUN, replace(srun, job="slurm_12")),
+        (SRUN | {"SLURM_STEP_ID": "1"}, replace(srun, job="slurm_12.1")),
         (BATCH, Launcher(job="slurm_12")),
         (BATCH | ARRAY, Launcher(job="slurm_10_2", task="2")),
         (BATCH | {"SLURM_RESTART_COUNT": "2"}, Launcher(num_restarts=2, job="slurm_12")),
-        (SRUN | TORCHRUN, Launcher("torchrun", 3, 1, 4, 2, 2, "slurm_12")),
-        (
-            SRUN | TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"},
-            Launcher("torchrun", 3, 1, 4, 2, 2, "slurm_12", num_torchruns=4),
-        ),
-        (
-            {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
-            Launcher("srun", 1, 0, 2, 2, 1, "slurm_1"),
-        ),
-    ],
-    ids=[
-        "alone",
-        "torchrun",
-        "srun",
-        "step",
-        "batch",
-        "array",
-        "requeued",
-        "torchrun in srun",
-        "torchrun in srun for the first time",
-        "srun whose variables are passed on in part",
-    ],
-)
-def test_what_is_told(environment: dict[str, str], expected: Launcher, told) -> None:
-    known = told(environment)
-    assert (known.agent is not None) == (known.name == "torchrun")
-    assert replace(known, agent=None) == expected
-    assert launch.global_rank() == expected.rank
+        (SRUN | TORCHRUN, inside),
+        (SRUN | TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"}, replace(inside, num_torchruns=4)),
+        (part, Launcher("srun", 1, 0, 2, 2, 1, "slurm_1")),
+    ):
+        known = told(environment)
+        assert (known.agent is not None) == (known.name == "torchrun")
+        assert replace(known, agent=None) == expected, environment
+        assert launch.global_rank() == expected.rank
 
 
 def test_rank_that_lightning_starts_in_a_batch_script_is_not_the_first(told) -> None:
@@ -86,25 +68,17 @@ def test_rank_that_lightning_starts_in_a_batch_script_is_not_the_first(told) -> 
 def test_steps_and_jobs_meet_at_ports_of_their_own(told) -> None:
     first = told(SRUN).address
     assert first[0] == "node07"
-    others = {told({"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).address[1]
+    others = {told(SRUN | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).address[1]
               for job, step in (("12", "1"), ("13", "0"), ("112", "0"))}  # fmt: skip
     assert len(others | {first[1]}) == 4
     assert told({"MASTER_ADDR": "here", "MASTER_PORT": "1234"}).address == ("here", 1234)
 
 
-@pytest.mark.parametrize(
-    ("text", "numbers"), [("2", [2]), ("2(x3),1", [2, 2, 2, 1]), ("1,3(x2)", [1, 3, 3])]
-)
-def test_tasks_as_slurm_writes_them(text: str, numbers: list[int]) -> None:
-    assert tasks_per_node(text) == numbers
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [("n1", "n1"), ("n[3-5],x", "n3"), ("n[03,7],x", "n03"), ("n[1-2]-ib", "n1-ib"), ("a,b", "a")],
-)
-def test_first_node_as_slurm_writes_them(text: str, name: str) -> None:
-    assert first_of(text) == name
+def test_nodes_and_tasks_as_slurm_writes_them() -> None:
+    numbers = {"2": [2], "2(x3),1": [2, 2, 2, 1], "1,3(x2)": [1, 3, 3]}
+    assert {text: tasks_per_node(text) for text in numbers} == numbers
+    names = {"n1": "n1", "n[3-5],x": "n3", "n[03,7],x": "n03", "n[1-2]-ib": "n1-ib", "a,b": "a"}
+    assert {text: first_of(text) for text in names} == names
 
 
 TWO = Launcher("srun", num_processes=2, num_here=2)
@@ -142,19 +116,16 @@ def test_what_disagrees_with_the_launcher_is_a_sentence(
         check_launcher(cfg, known)
 
 
-@pytest.mark.parametrize(
-    ("known", "trainer"),
-    [
+def test_what_agrees_is_taken(told) -> None:
+    told({})
+    for known, trainer in (
         (TWO, DDP | {"devices": 2}),
         (NODES, DDP2 | {"devices": 4, "num_nodes": 2}),
         (NODES, DDP | {"devices": 1, "num_nodes": 2}),
         (Launcher("torchrun"), DDP | {"devices": 1}),
         (Launcher(), DDP | {"devices": 2}),
-    ],
-)
-def test_what_agrees_is_taken(known: Launcher, trainer: dict[str, object], told) -> None:
-    told({})
-    check_launcher(OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | trainer), known)
+    ):
+        check_launcher(OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | trainer), known)
 
 
 @pytest.mark.parametrize(

@@ -61,18 +61,11 @@ def test_those_that_are_alike_agree_on_what_the_first_decides(meet: Meet, tmp_pa
     assert meet(do) == [{"rank": 0}, {"rank": 0}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "others", "says"),
-    [
-        ("settings", {"seed": "2"}, "seed=2 instead of 1"),
-        ("code", {"a.py": 2}, "another a.py"),
-        ("code", {}, "no a.py"),
-        ("versions", {"torch": "2.6"}, "torch 2.6 instead of none"),
-    ],
-)
-def test_what_differs_is_told_to_all(kind: str, others: Any, says: str, meet: Meet) -> None:
-    told = meet(lambda one, rank: one.compare(ALIKE | ({kind: others} if rank else {})))
+def test_what_differs_is_told_to_all(meet: Meet) -> None:
+    other = {"settings": {"seed": "2"}, "code": {"b.py": 2}, "versions": {"torch": "2.6"}}
+    told = meet(lambda one, rank: one.compare(other if rank else ALIKE))
     assert [str(error) for error in told] == [str(told[0])] * 2
+    says = "seed=2 instead of 1; no a.py; b.py besides; torch 2.6 instead of none"
     assert f"Rank 1 on {socket.gethostname()} has {says} (rank 0 on" in str(told[0])
 
 
@@ -84,12 +77,10 @@ def test_a_mistake_of_one_ends_all(failing: int, meet: Meet) -> None:
             raise UserError("No such thing.")
         one.decided(dict) if rank else one.messages.hear("seen/1")
 
-    begun = time.monotonic()
     told = [str(error) for error in meet(do)]
     assert told[failing] == "No such thing."
     assert told[1 - failing].endswith("No such thing.")
     assert ("Rank 1" in told[0]) == (failing == 1)
-    assert time.monotonic() - begun < 50  # not the meeting's patience
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -157,3 +148,4 @@ def test_many_differences_are_counted() -> None:
     many = {"settings": {str(i): i for i in range(10)}, "code": {}, "versions": {}}
     assert differences({**many, "settings": {}}, many)[-1] == "4 more"
     assert differences(many, many) == []
+    assert differences({"code": {"a.py": 1}}, {"code": {"a.py": 2}}) == ["another a.py"]

@@ -19,9 +19,7 @@ def test_lightning_starts_its_observer_where_ours_takes_its_place() -> None:
     assert "_launch_process_observer(self.procs)" in launch
 
 
-@pytest.mark.parametrize(
-    ("signum", "status"), [(signal.SIGKILL, 1), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
-)
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGKILL, 1), (signal.SIGTERM, 143)])
 def test_end_of_a_rank_is_named(
     signum: signal.Signals,
     status: int,

@@ -26,7 +26,6 @@ from harness.files import FULL, write_durably
 from harness.processes import early, launch, leaving
 from harness.processes.leaving import AgreedExit, leave
 from harness.processes.meeting import Meeting
-from harness.processes.screen_loss import outlive_screen
 from harness.quick_imports import quick_imports
 from harness.strategies import launchable
 
@@ -49,7 +48,6 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     arguments = sys.argv[1:] if arguments is None else arguments
     launch.follow_launcher()  # again, for a process that was forked after the imports
     leaving.answer_signals()
-    outlive_screen()
     job = None
     try:
         allowed.follow(conf)

@@ -35,11 +35,7 @@ def follow_launcher() -> None:
     told = {name: int(os.environ.get(name, "").partition(":")[0] or 0) for name in (RANK_OF, JOB)}
     pid = told[RANK_OF] if is_rank_of_a_run() else told[JOB]
     if not pid and not told[RANK_OF] and "TORCHELASTIC_RUN_ID" in os.environ:
-        pid = os.getppid()  # asked once: torchrun may end between two looks
-        if is_adopter(pid):
-            said = "torchrun, which has started this process, has ended."
-            print(f"{said} If there was none: unset TORCHELASTIC_RUN_ID.", file=sys.stderr)
-            os._exit(1)
+        pid = os.getppid()
     if not pid or (pid != os.getppid() and is_alive(pid)):
         return  # a program that has inherited the variables
     # What a notebook or a script of one's own does without:
@@ -54,21 +50,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def is_adopter(pid: int) -> bool:
-    """Whether this process's parent has adopted it, so that torchrun, which started it, is gone.
-
-    Torchrun has imported torch; a shell script between the two has inherited its variables.
-    """
-    parent = Path(f"/proc/{pid}")
-    try:
-        is_between = b"TORCHELASTIC_RUN_ID=" in (parent / "environ").read_bytes()
-        return not is_between and "libtorch" not in (parent / "maps").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # torchrun, which has ended meanwhile
-        return True
-    except OSError:  # another person's
-        return pid == 1
 
 
 def is_rank_of_a_run() -> bool:

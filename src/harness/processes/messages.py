@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from harness.errors import UserError
 from harness.processes import leaving
 from harness.processes.launcher import Launcher
-from harness.processes.reachable import is_loopback
 
 SAY_SECONDS = 30.0  # of waiting, after which one is told for what
 READ_SECONDS = 5.0  # for which a failed process stays so that the others learn why
@@ -114,22 +113,16 @@ class Messages:
                 is_told = True
                 print(
                     f"Rank {self.known.rank} on {socket.gethostname()} has waited {seconds:.0f} s "
-                    f"for {whom()}.{self._hint()}",
+                    f"for {whom()}.",
                     file=sys.stderr,
                     flush=True,
                 )
             if seconds > self.seconds:
                 raise UserError(
                     f"{whom()[0].upper()}{whom()[1:]} did not answer within join_minutes="
-                    f"{self.seconds / 60:g}.{self._hint()}{_elastic_hint()}"
+                    f"{self.seconds / 60:g}."
                 )
             time.sleep(POLL_SECONDS)
-
-    def _hint(self) -> str:
-        host, _ = self.known.address
-        if self.known.num_nodes > 1 and self.known.rank and is_loopback(host):
-            return f"\nThis machine takes {host} for itself: see its /etc/hosts."
-        return ""
 
     def _resolve(self) -> None:
         """Refuse a name of rank 0's machine that nobody knows; torch would try for minutes."""
@@ -205,14 +198,6 @@ class Messages:
         value = json.loads(self.store.get(name))
         self.store.set(f"{name}/{self.known.rank}", "")
         return value
-
-
-def _elastic_hint() -> str:
-    """What a machine that comes back has to be taken in."""
-    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0" or os.environ.get(name) == "1":
-        return ""
-    return f"\nA machine that comes back is taken in where torchrun was started with {name}=1."
 
 
 def _asked(ask: Callable[[], T]) -> T:
