@@ -53,7 +53,7 @@ def words_of(kind: str, folder: Path) -> list[str]:
         case "numbers":
             return ["experiment=table", f"data.file={written(folder, rows())}", "data.target=price"]
         case "text":
-            return ["experiment=text", "model.net.separator=10"]
+            return ["experiment=text"]
     return [f"data={kind}", "model=mlp"]
 
 

@@ -14,27 +14,18 @@ BRIEF = ("strategy=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=2"
 BRIEF += ("trainer.limit_val_batches=1", "trainer.limit_test_batches=1", "data.length=32")
 
 
-def network(**settings) -> Transformer:
+def network() -> Transformer:
     torch.manual_seed(0)
-    return Transformer(11, 12, width=16, num_layers=2, num_heads=2, **settings).eval()
+    return Transformer(11, 12, width=16, num_layers=2, num_heads=2).eval()
 
 
-@pytest.mark.parametrize("separator", [-1, 10])
-def test_token_looks_back_alone(separator: int) -> None:
-    net, tokens = network(separator=separator), torch.randint(10, (2, 12))
+def test_token_looks_back_alone() -> None:
+    net, tokens = network(), torch.randint(10, (2, 12))
     other = tokens.clone()
     other[:, 7:] = (other[:, 7:] + 1) % 10
     one, two = net(tokens), net(other)
     torch.testing.assert_close(one[:, :7], two[:, :7])
     assert not torch.allclose(one[:, 7:], two[:, 7:])
-
-
-def test_packed_texts_do_not_see_each_other() -> None:
-    net = network(separator=10)
-    first, second = torch.tensor([[10, 1, 2, 3, 4]]), torch.tensor([[10, 5, 6]])
-    packed = net(torch.cat([first, second], dim=1))
-    torch.testing.assert_close(packed[:, :5], net(first))
-    torch.testing.assert_close(packed[:, 5:], net(second))  # positions are relative
 
 
 def test_positions_count() -> None:
@@ -77,7 +68,7 @@ def test_fewer_tokens_than_the_text_has_are_refused(tmp_path: Path) -> None:
 
 def test_run_writes_samples_and_scores_and_continues_lines(tmp_path: Path) -> None:
     words = ("experiment=text", *BRIEF, *SMALL, f"output_dir={tmp_path}")
-    run = train(*words, "trainer.max_epochs=2", "data.unit=lines", "data.packing=true")
+    run = train(*words, "trainer.max_epochs=2", "data.unit=lines")
     assert {"test/loss", "test/perplexity", "test/bits_per_byte"} <= run.results.keys()
     again = evaluate(run.checkpoint, "trainer.limit_test_batches=1")
     assert again.results["test/loss"] == run.results["test/loss"]

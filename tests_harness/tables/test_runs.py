@@ -29,10 +29,8 @@ def test_strategies_train_the_same(houses: list[str], tmp_path: Path) -> None:
     for strategy in ("cpu", "dp(2)", "ddp(2)"):
         folder = tmp_path / strategy.partition("(")[0]
         folder.mkdir()
-        # The arrays are mapped, from a cache that two processes want at once.
-        words = [*houses, "data.cache_megabytes=0", f"data.cache_dir={folder}/cache"]
         # In new processes: Polars has threads, which a fork of this one would lack and wait for.
-        status, said = execute(words, strategy, folder, forks=False)
+        status, said = execute(houses, strategy, folder, forks=False)
         assert status == 0, said
         (run,) = (folder / "houses").iterdir()
         found[strategy] = outcome(run)
@@ -93,21 +91,23 @@ def test_predictions_name_their_rows(tmp_path: Path) -> None:
     assert "price" not in found[0]
 
 
-def test_an_evaluation_on_other_rows_is_told(houses: list[str], tmp_path: Path) -> None:
+def test_an_evaluation_on_other_rows_or_another_split_is_told(
+    houses: list[str], tmp_path: Path
+) -> None:
     file = Path(written(tmp_path, rows().with_columns(kind=rows()["price"] % 3)))
     run = train(*houses, f"data.file={file}", *brief(tmp_path / "out"), conf=CONF)
-    told = "the test may be on rows that were trained on"
-    assert told not in (evaluate(run.checkpoint, conf=CONF).folder / "run.log").read_text()
+
+    def told(*words: str) -> str:
+        return (evaluate(run.checkpoint, *words, conf=CONF).folder / "run.log").read_text()
+
+    other_split, other_rows = "another split than", "the test may be on rows that were trained on"
+    same = told()
+    assert other_split not in same
+    assert other_rows not in same
+    assert other_split in told("data.split_seed=5")
+    assert other_split in told("data.fold=1")
     file.write_text(file.read_text() + file.read_text().splitlines()[1] + "\n")
-    assert told in (evaluate(run.checkpoint, conf=CONF).folder / "run.log").read_text()
-
-
-def test_an_evaluation_of_another_split_is_told(houses: list[str], tmp_path: Path) -> None:
-    run = train(*houses, *brief(tmp_path / "out"), conf=CONF)
-    told = "another split than that of the training"
-    for words, is_told in (((), False), (("data.split_seed=5",), True), (("data.fold=1",), True)):
-        folder = evaluate(run.checkpoint, *words, conf=CONF).folder
-        assert (told in (folder / "run.log").read_text()) is is_told
+    assert other_rows in told()
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -117,13 +117,22 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_arrays_of_classes_and_of_numbers_train(tmp_path: Path) -> None:
     inputs = np.random.default_rng(0).standard_normal((60, 3, 2)).astype("float32")
-    np.savez(tmp_path / "d.npz", x=inputs, labels=np.arange(60) % 3, sizes=inputs.sum((1, 2)))
-    words = ["data=arrays", f"data.file={tmp_path / 'd.npz'}", "data.inputs=x"]
+    for name, array in (
+        ("x", inputs),
+        ("labels", np.arange(60) % 3),
+        ("sizes", inputs.sum((1, 2))),
+    ):
+        np.save(tmp_path / f"{name}.npy", array)
+    words = ["data=arrays", f"data.inputs={tmp_path / 'x.npy'}"]
     for model, targets, result in (
         ("table_mlp", "labels", "test/accuracy"),
         ("regressor", "sizes", "test/mae"),
     ):
-        chosen = (f"model={model}", f"data.targets={targets}", "trainer.log_every_n_steps=1")
+        chosen = (
+            f"model={model}",
+            f"data.targets={tmp_path / targets}.npy",
+            "trainer.log_every_n_steps=1",
+        )
         run = train(*words, *chosen, *brief(tmp_path / model), conf=CONF)
         assert result in run.results
 

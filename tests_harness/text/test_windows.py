@@ -61,18 +61,17 @@ def test_splits_of_a_corpus_share_no_token(text) -> None:
     assert [len(part) for part in texts.values()] == [160, 20, 20]
 
 
-@pytest.mark.parametrize("size", [41, 42, 48, 49, 50])
-def test_each_epoch_has_each_label_once_and_cuts_elsewhere(text, size: int) -> None:
-    content = bytes(range(size))
-    data = text(content + bytes(100), val_fraction=0.3, test_fraction=50 / (size + 100))
-    data._parts["train"] = data._text._replace(end=size)
-    seen = set()
-    for epoch in range(8):
-        inputs, labels = whole(data, "train", epoch)
-        pairs = [(i, j) for i, j in zip(inputs.flatten(), labels.flatten(), strict=True) if j >= 0]
-        assert sorted((int(i), int(j)) for i, j in pairs) == [(i, i + 1) for i in range(size - 1)]
-        seen.add(int(inputs[0, 0]))
-    assert len(seen) > 4
+def test_each_epoch_has_each_label_once_and_cuts_elsewhere(text) -> None:
+    for size in (41, 42, 48, 49, 50):
+        data = text(bytes(range(size)) + bytes(100), val_fraction=0.3)
+        data._parts["train"] = data._text._replace(end=size)
+        seen = set()
+        for epoch in range(8):
+            inputs, labels = (part.flatten().tolist() for part in whole(data, "train", epoch))
+            pairs = [(i, j) for i, j in zip(inputs, labels, strict=True) if j >= 0]
+            assert sorted(pairs) == [(i, i + 1) for i in range(size - 1)]
+            seen.add(inputs[0])
+        assert len(seen) > 4
 
 
 def test_batch_does_not_depend_on_how_it_is_cut(text) -> None:
@@ -96,47 +95,32 @@ def test_line_is_a_padded_window(text) -> None:
     assert words(inputs) == ["|one||||", "|four|||", "|sevente", "|five|||"]
 
 
-def test_packed_window_holds_whole_lines(text) -> None:
-    data = text("ab\ncd\nefg\nhijklmnopq\nr\ns\n", unit="lines", packing=True)
-    data._lines = lambda tokenizer: {"train": np.arange(6)}
-    inputs, labels = whole(data, "train")
-    assert words(labels) == ["ab|cd|__", "efg|____", "hijklmno", "r|s|____"]
-    assert words(inputs) == ["|ab|cd||", "|efg||||", "|hijklmn", "|r|s||||"]
-    assert data.facts["separator"] == END
-
-
 def test_lines_of_splits_are_all_and_none_twice(text) -> None:
     content = "".join(f"{i:02}\n" + "\n" * (i % 3) for i in range(40))
-    found = []
-    for fold in range(4):
-        data = text(content, unit="lines", fold=fold, num_folds=4)
-        parts = {s: words(whole(data, s)[1]) for s in ("train", "val", "test")}
-        assert sorted([*parts["train"], *parts["val"], *parts["test"]]) == [
-            f"{i:02}|_____" for i in range(40)
-        ]
-        found += parts["test"]
-    assert sorted(found) == [f"{i:02}|_____" for i in range(40)]
+    data = text(content, unit="lines")
+    parts = [words(whole(data, split)[1]) for split in ("train", "val", "test")]
+    assert sorted(sum(parts, [])) == [f"{i:02}|_____" for i in range(40)]
+    assert all(parts)
 
 
-@pytest.mark.parametrize("unit", ["corpus", "lines"])
-def test_files_of_their_own_take_no_share_of_the_text(text, unit: str, tmp_path: Path) -> None:
+def test_files_of_their_own_take_no_share_of_the_text(text, tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text("xx\nyy\nzz\n")
-    data = text("ab\n" * 40, unit=unit, val_file=str(own), augment=False)
-    assert "x" in words(whole(data, "val")[1])[0]
-    num_labels = {s: int((whole(data, s)[1] >= 0).sum()) for s in ("train", "val", "test")}
-    expected = {"train": 108 - 1, "val": 9 - 1, "test": 12 - 1}
-    if unit == "lines":
-        expected = {"train": 36 * 3, "val": 9, "test": 12}
-    assert num_labels == expected
+    for unit, expected in (("corpus", [108 - 1, 9 - 1, 12 - 1]), ("lines", [36 * 3, 9, 12])):
+        data = text("ab\n" * 40, unit=unit, val_file=str(own), augment=False)
+        assert "x" in words(whole(data, "val")[1])[0]
+        num_labels = [int((whole(data, s)[1] >= 0).sum()) for s in ("train", "val", "test")]
+        assert num_labels == expected
 
 
 def test_lines_to_predict_on_are_all_there(text, tmp_path: Path) -> None:
     """Also empty ones: a prediction's number is that of its line."""
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("a\n\nbc")
     data = text(CORPUS, predict_file=str(prompts))
+    prompts.write_text("a\n\nbc")
     assert words(whole(data, "predict")[1]) == ["a|______", "|_______", "bc|_____"]
+    prompts.write_text("\n\n")
+    assert words(whole(data, "predict")[1]) == ["|_______", "|_______"]
 
 
 def test_worker_maps_the_files_itself(text) -> None:

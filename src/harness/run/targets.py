@@ -16,6 +16,14 @@ from harness.errors import UserError
 from harness.upstream import lightning_name
 
 EXTRAS = {"timm": "timm", "tokenizers": "text"}  # of pyproject.toml, by the package they bring
+# Arguments of 0.3 that are gone, with the value by which a run did not use them; None is any.
+GONE: dict[str, dict[str, Any]] = {
+    "text.datamodule.Text": {"vocab_size": "None", "errors": "strict", "packing": "False"},
+    "tables.table.Table": {"unknown": "code", "cache_dir": None, "cache_megabytes": None},
+    "tables.arrays.Arrays": {"file": "None", "num_classes": "None"},
+    "models.transformer.Transformer": {"separator": "from_data.separator"},
+}
+GONE["text.datamodule.Text"] |= {"fold": "None", "num_folds": None}
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
@@ -28,6 +36,9 @@ def check_targets(cfg: Any) -> None:
     """
     check(cfg)
     for key, node in targets(cfg):
+        for name, unused in GONE.get(".".join(node["_target_"].split(".")[-3:]), {}).items():
+            if name in node and unused in (None, str(node[name])):
+                del node[name]
         called = find(key, node["_target_"])
         try:
             parameters = inspect.signature(called).parameters

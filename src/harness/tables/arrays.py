@@ -16,17 +16,14 @@ class Arrays(SplitRows):
     from 0; with fractions they are numbers, which keep their units.
 
     Args:
-        inputs: a ``.npy`` file of shape (N, ...), or with ``file`` the name of an array in it.
+        inputs: a ``.npy`` file of shape (N, ...).
         targets: likewise, shape (N,), or (N, K) for several numbers.
-        file: a ``.npz``; its arrays are mapped where they were saved by ``np.savez``, and read
-            where they were compressed.
         val_inputs: with the three below, arrays of their own instead of ``val_fraction`` and
             ``test_fraction``.
         val_targets: see ``val_inputs``.
         test_inputs: see ``val_inputs``.
         test_targets: see ``val_inputs``.
         predict_inputs: new inputs; ``None`` predicts on those of the test.
-        num_classes: classes, where not all of them are in ``targets``.
         check: look at all inputs for NaN at the start.
         **kwargs: see ``SplitRows``.
     """
@@ -35,18 +32,16 @@ class Arrays(SplitRows):
         self,
         inputs: str,
         targets: str,
-        file: str | None = None,
         val_inputs: str | None = None,
         val_targets: str | None = None,
         test_inputs: str | None = None,
         test_targets: str | None = None,
         predict_inputs: str | None = None,
-        num_classes: int | None = None,
         check: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.file, self.asked_classes, self.check = file, num_classes, check
+        self.check = check
         self.names = {"inputs": inputs, "targets": targets, "predict_inputs": predict_inputs}
         own = {"val_inputs": val_inputs, "val_targets": val_targets}
         own |= {"test_inputs": test_inputs, "test_targets": test_targets}
@@ -75,10 +70,10 @@ class Arrays(SplitRows):
         if targets.dtype.kind == "f":
             train = targets if self.has_own_splits else targets[self.split(targets, None)["train"]]
             return facts | scale_of(train) | {"num_outputs": int(np.prod(targets.shape[1:]))}
-        num_classes = self.asked_classes or int(targets.max()) + 1
+        num_classes = 1 + max(int(targets.max()) for _, targets in self._pairs.values())
         if num_classes > max(len(targets), 2):
             raise UserError(
-                f"{self.place('targets')} has the label {int(targets.max())} among "
+                f"{self.place('targets')} has the label {num_classes - 1} among "
                 f"{len(targets):,}: classes count from 0.\n"
                 "For numbers, save targets.astype('float32')."
             )
@@ -159,7 +154,7 @@ class Arrays(SplitRows):
         raise UserError(
             f"{self.place(f'{prefix}targets')} has the label {int(targets.max())} at sample "
             f"{int(targets.argmax())}, and there are {num_classes} classes, from 0.\n"
-            "Mend it, or train with data.num_classes=<number>."
+            "Mend it, or train on these classes."
         )
 
     def place(self, key: str) -> str:
@@ -167,5 +162,5 @@ class Arrays(SplitRows):
         return f"data.{key}={self.names[key]}"
 
     def opened(self, key: str) -> NDArray[Any]:
-        """An array of numbers, mapped where that can be."""
-        return open_array(self.place(key), str(self.names[key]), self.file)
+        """An array of numbers, mapped."""
+        return open_array(self.place(key), str(self.names[key]))

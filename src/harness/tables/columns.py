@@ -162,15 +162,12 @@ def _check_category(texts: "pl.Series", present: "pl.Series") -> None:
         )
 
 
-def encoded(
-    table: "pl.DataFrame", columns: Sequence[dict[str, Any]], refuses_unknown: bool
-) -> NDArray[np.float32]:
+def encoded(table: "pl.DataFrame", columns: Sequence[dict[str, Any]]) -> NDArray[np.float32]:
     """A table's rows as one matrix, as ``learn_columns`` has found for the training rows.
 
     Args:
         table: has the columns, in any order.
         columns: what was learnt of each.
-        refuses_unknown: whether a category that the training rows do not have is a mistake.
 
     Returns:
         Shape (N, F): scaled numbers with 0 where one is missing, then a 1 where it is missing for
@@ -193,7 +190,7 @@ def encoded(
         if column["name"] in place_of_mark:
             matrix[:, place_of_mark[column["name"]]] = is_missing
     for i, column in enumerate(categories, start=len(numbers) + len(marks)):
-        matrix[:, i] = _codes(table[column["name"]], column["values"], refuses_unknown)
+        matrix[:, i] = _codes(table[column["name"]], column["values"])
     return matrix
 
 
@@ -213,7 +210,7 @@ def _numbers_as_learnt(column: "pl.Series", kind: str) -> NDArray[np.float64]:
     return found[1]
 
 
-def _codes(column: "pl.Series", values: list[str], refuses_unknown: bool) -> NDArray[np.uint32]:
+def _codes(column: "pl.Series", values: list[str]) -> NDArray[np.uint32]:
     import polars as pl
 
     texts = texts_of(column)
@@ -224,8 +221,9 @@ def _codes(column: "pl.Series", values: list[str], refuses_unknown: bool) -> NDA
     if len(unknown):
         counts = unknown.value_counts(sort=True).rows()
         shown = few(f"{value!r} ({count:,})" for value, count in counts)
-        said = f"column {column.name} has values that the training rows do not have: {shown}"
-        if refuses_unknown:
-            raise UserError(f"{said}.\nMend them, or count them as unknown: data.unknown=code.")
-        log.warning("%s; they count as unknown (data.unknown=refuse refuses them).", said)
+        log.warning(
+            "column %s has values that the training rows do not have: %s; they count as unknown.",
+            column.name,
+            shown,
+        )
     return codes.to_numpy()

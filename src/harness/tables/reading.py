@@ -141,13 +141,7 @@ def _check_names(key: str, path: Path, names: list[str], separator: str) -> None
         )
 
 
-def check_columns(
-    key: str,
-    path: str | Path,
-    wanted: Sequence[str],
-    there: Sequence[str],
-    what: str = "column",
-) -> None:
+def check_columns(key: str, path: str | Path, wanted: Sequence[str], there: Sequence[str]) -> None:
     """Refuse a file that lacks columns.
 
     Raises:
@@ -162,7 +156,7 @@ def check_columns(
     }
     hint = f" Did you mean {', '.join(near.values())}?" if near else ""
     shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
-    raise UserError(f"{key}={path} has no {what} {', '.join(lacking)}.{hint}\nIt has {shown}.")
+    raise UserError(f"{key}={path} has no column {', '.join(lacking)}.{hint}\nIt has {shown}.")
 
 
 def _count(number: int, what: str) -> str:

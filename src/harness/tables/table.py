@@ -1,17 +1,13 @@
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.data.caching import identity
 from harness.data.datamodule import tell
 from harness.errors import UserError
-from harness.tables.cache import Arrays, cached
 from harness.tables.columns import CATEGORY, encoded, learn_columns
 from harness.tables.reading import check_columns, read_table
 from harness.tables.rows import Rows, SplitRows, checksum, scale_of
@@ -20,7 +16,6 @@ from harness.tables.targets import learn_classes, target_classes, target_numbers
 if TYPE_CHECKING:
     import polars as pl
 
-VERSION = 2  # of what is cached: another one lets it be made anew
 MISSING = ("NA", "N/A", "nan", "NaN", "null", "?")
 
 
@@ -44,13 +39,9 @@ class Table(SplitRows):
         categories: columns of numbers that are names, such as postal codes.
         missing: texts of a CSV that stand for no value.
         missing_targets: ``"refuse"`` rows without a target, or ``"drop"`` them.
-        unknown: a category that the training rows do not have is told and has the ``"code"`` 0, or
-            is ``"refuse"``d.
         separator: of a CSV; ``None`` takes a comma, or in ``.tsv`` a tabulator.
         test_file: rows of their own to test on; then all others of ``file`` are trained on.
         predict_file: rows to predict on, without the target; ``None`` predicts on the test rows.
-        cache_dir: where large tables are kept as arrays.
-        cache_megabytes: from which size of the file on; ``None`` reads it at each start.
         **kwargs: see ``SplitRows``.
     """
 
@@ -64,17 +55,14 @@ class Table(SplitRows):
         categories: Sequence[str] = (),
         missing: Sequence[str] = MISSING,
         missing_targets: Literal["refuse", "drop"] = "refuse",
-        unknown: Literal["code", "refuse"] = "code",
         separator: str | None = None,
         test_file: str | None = None,
         predict_file: str | None = None,
-        cache_dir: str = ".cache",
-        cache_megabytes: float | None = 16,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_choice("missing_targets", missing_targets, "refuse", "drop")
-        check_choice("unknown", unknown, "code", "refuse")
+        if missing_targets not in ("refuse", "drop"):
+            raise UserError(f"data.missing_targets={missing_targets}: use refuse or drop.")
         self.file, self.target, self.classes = file, target, classes
         self.ignore, self.categories = several(ignore), several(categories)
         self.features = None if features is None else several(features)
@@ -84,21 +72,31 @@ class Table(SplitRows):
         if self.features is not None and len({*self.features}) < len(self.features):
             raise UserError(f"data.features={self.features} names a column twice.")
         self.drops_missing_targets = missing_targets == "drop"
-        self.refuses_unknown = unknown == "refuse"
         self.test_file, self.predict_file = test_file, predict_file
         if test_file is not None and self.fold is not None:
             raise UserError("data.fold and data.test_file both say what is tested: leave one out.")
-        self.cache_dir, self.cache_megabytes = Path(cache_dir, "tables"), cache_megabytes
 
     def learn(self) -> dict[str, Any]:
         """Sizes, scales and categories of the training rows."""
-        settings = [self.target, self.classes, self.ignore, self.features, self.categories]
-        settings += [self.val_fraction, self.test_fraction, self.split_seed, self.fold]
-        settings.append(self.test_file is not None)  # then more is trained on
-        facts = self._cached([*settings, self.num_folds], ["facts"], self._learn)["facts"]
-        found: dict[str, Any] = json.loads(facts.tobytes())
-        tell(summary(self.file or "scikit-learn's table", found))
-        return found
+        with told_of(f"data.file={self.file}"):
+            facts = learn_classes(self.table[self.target]) if self.classes else {}
+            targets = self._targets(self.table[self.target], facts.get("class_names"))
+            train = self.split(targets, facts.get("class_names"))["train"]
+            if not self.classes:
+                facts |= scale_of(targets[train])
+            columns = learn_columns(self.table.drop(self.target), train, self.categories)
+        categories = [column for column in columns if column["kind"] == CATEGORY]
+        num_marks = sum(column.get("marks_missing", False) for column in columns)
+        facts |= {
+            "num_rows": len(targets),
+            "checksum": checksum(targets),
+            "in_features": len(columns) + num_marks,
+            "num_numbers": len(columns) + num_marks - len(categories),
+            "cardinalities": [len(column["values"]) + 1 for column in categories],
+            "columns": columns,
+        }
+        tell(summary(self.file or "scikit-learn's table", facts))
+        return facts
 
     def split(
         self, targets: NDArray[Any], class_names: list[str] | None
@@ -116,7 +114,7 @@ class Table(SplitRows):
             names = [column["name"] for column in self.facts["columns"]]
             table = self._read("data.predict_file", self.predict_file, names)
             with told_of(f"data.predict_file={self.predict_file}"):
-                inputs = encoded(table, self.facts["columns"], self.refuses_unknown)
+                inputs = encoded(table, self.facts["columns"])
             return Rows(inputs, sample_columns=self._ignored(table))
         if split in ("test", "predict") and self.test_file is not None:
             return self._rows_of_test_file(self.test_file)
@@ -133,7 +131,7 @@ class Table(SplitRows):
         table = self._read("data.test_file", path, [*names, self.target])
         class_names = self.facts.get("class_names")
         with told_of(f"data.test_file={path}"):
-            inputs = encoded(table, self.facts["columns"], self.refuses_unknown)
+            inputs = encoded(table, self.facts["columns"])
             targets = self._targets(table[self.target], class_names)
         known = np.flatnonzero(targets >= 0 if self.classes else ~np.isnan(targets))
         about = {"row": known.tolist(), **self._ignored(table[known])}
@@ -148,13 +146,14 @@ class Table(SplitRows):
         return self.arrays["targets"], self.facts.get("class_names")
 
     @cached_property
-    def arrays(self) -> Arrays:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """All rows' ``inputs`` (N, F) and ``targets`` (N,)."""
-        learnt = {name: self.facts.get(name) for name in ("columns", "class_names")}
-        names = ["inputs", "targets"]
-        found = self._cached([learnt, self.target, self.refuses_unknown], names, self._encode)
-        self.__dict__.pop("table", None)  # its texts, which nobody needs any more
-        return found
+        facts = self.facts
+        with told_of(f"data.file={self.file}"):
+            targets = self._targets(self.table[self.target], facts.get("class_names"))
+            inputs = encoded(self.table, facts["columns"])
+        del self.table  # its texts, which nobody needs any more
+        return {"inputs": inputs, "targets": targets}
 
     @cached_property
     def table(self) -> "pl.DataFrame":
@@ -176,46 +175,6 @@ class Table(SplitRows):
         table = read_table(key, path, self.missing, self.separator)
         check_columns(key, path, names, table.columns)
         return table
-
-    def _cached(self, key: list[Any], names: list[str], make: Callable[[], Arrays]) -> Arrays:
-        """What is made of the file; of a large one, made once and kept."""
-        if not self.is_large:
-            return make()
-        of_file = [VERSION, identity(str(self.file)), self.missing, self.separator]
-        return cached(self.cache_dir, [*of_file, self.drops_missing_targets, *key], names, make)
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the file is worth to be cached; one that is not there is told as it is read."""
-        if self.file is None or self.cache_megabytes is None or not Path(self.file).is_file():
-            return False
-        return Path(self.file).stat().st_size >= self.cache_megabytes * 1e6
-
-    def _learn(self) -> Arrays:
-        with told_of(f"data.file={self.file}"):
-            facts = learn_classes(self.table[self.target]) if self.classes else {}
-            targets = self._targets(self.table[self.target], facts.get("class_names"))
-            train = self.split(targets, facts.get("class_names"))["train"]
-            if not self.classes:
-                facts |= scale_of(targets[train])
-            columns = learn_columns(self.table.drop(self.target), train, self.categories)
-        categories = [column for column in columns if column["kind"] == CATEGORY]
-        num_marks = sum(column.get("marks_missing", False) for column in columns)
-        facts |= {
-            "num_rows": len(targets),
-            "checksum": checksum(targets),
-            "in_features": len(columns) + num_marks,
-            "num_numbers": len(columns) + num_marks - len(categories),
-            "cardinalities": [len(column["values"]) + 1 for column in categories],
-            "columns": columns,
-        }
-        return {"facts": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)}
-
-    def _encode(self) -> Arrays:
-        with told_of(f"data.file={self.file}"):
-            targets = self._targets(self.table[self.target], self.facts.get("class_names"))
-            inputs = encoded(self.table, self.facts["columns"], self.refuses_unknown)
-        return {"inputs": inputs, "targets": targets}
 
     def _targets(self, column: "pl.Series", class_names: list[str] | None) -> NDArray[Any]:
         """Each row's class or number; -1 or NaN where it has none."""
@@ -252,12 +211,6 @@ def bundled(classes: bool) -> "pl.DataFrame":
 def several(names: Sequence[str]) -> list[str]:
     """A list of names; ``data.ignore=id`` means ``[id]``."""
     return [names] if isinstance(names, str) else [str(name) for name in names]
-
-
-def check_choice(name: str, value: Any, *choices: str) -> None:
-    """Refuse a word that means nothing."""
-    if value not in choices:
-        raise UserError(f"data.{name}={value}: use {' or '.join(choices)}.")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from harness.files import sync
 from harness.text.reading import Source, pieces
 from harness.text.tokenizers import Tokenizer
 
-VERSION = 1  # of what the files hold; another one is encoded again
+VERSION = 2  # of what the files hold; another one is encoded again
 SECONDS_BETWEEN_REPORTS = 5.0
 
 
@@ -56,32 +56,29 @@ class Tokens:
         return Tokens, (self.folder,)  # a data worker maps the files itself
 
 
-def tokens_of(
-    source: Source, tokenizer: Tokenizer, unit: str, errors: str, cache_dir: str | Path
-) -> Tokens:
+def tokens_of(source: Source, tokenizer: Tokenizer, unit: str, cache_dir: str | Path) -> Tokens:
     """Encode a text, or take what was encoded before.
 
     Args:
         source: the text.
         tokenizer: encodes it.
         unit: ``"lines"`` encodes each line by itself.
-        errors: see ``Tokenizer.corpus``.
         cache_dir: the folder of the cache.
 
     Raises:
         UserError: if the text or the cache cannot be read or written.
     """
-    counts = [VERSION, *identity(source.path), source.start, source.end, unit, errors]
+    counts = [VERSION, *identity(source.path), source.start, source.end, unit]
     folder = Path(cache_dir, f"text_{hashed([*counts, tokenizer.identity, sys.byteorder])}")
 
     def write(part: Path) -> None:
         part.mkdir()
-        _write(part, source, tokenizer, unit, errors)
+        _write(part, source, tokenizer, unit)
 
     return Tokens(kept(folder, write))
 
 
-def _write(folder: Path, source: Source, tokenizer: Tokenizer, unit: str, errors: str) -> None:
+def _write(folder: Path, source: Source, tokenizer: Tokenizer, unit: str) -> None:
     """Encode a text into the files of a folder, in memory that does not grow with it."""
     num_tokens, num_read, num_lines = 0, 0, 0
     started = reported = time.monotonic()
@@ -89,16 +86,16 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer, unit: str, errors
         for piece in pieces(source, cuts_lines=unit == "corpus"):
             try:
                 if unit == "lines":
-                    found, counts = tokenizer.lines(piece, errors)
+                    found, counts = tokenizer.lines(piece)
                     ends.write((np.cumsum(counts) + num_tokens).data)
                 else:
-                    found = tokenizer.corpus(piece, errors)
+                    found = tokenizer.corpus(piece)
             except UnicodeDecodeError as error:
                 line = _lines_before(source) + num_lines + piece.count(b"\n", 0, error.start) + 1
                 raise UserError(
                     f"{source.key}={source.path}, line {line}: {error.reason}, so this is no "
-                    "UTF-8.\nUse data.errors=replace to put a mark there, or "
-                    "data.tokenizer=bytes, which takes any bytes."
+                    "UTF-8.\nSave the file in UTF-8, or use data.tokenizer=bytes, which takes "
+                    "any bytes."
                 ) from error
             ids.write(np.ascontiguousarray(found).data)
             num_tokens += len(found)

@@ -1,5 +1,5 @@
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.data.batches import BatchedDataset
-from harness.data.caching import hashed, identity, kept
+from harness.data.caching import hashed, kept
 from harness.data.datamodule import DataModule, tell
 from harness.data.identity import identity_of
 from harness.data.splits import split_positions
@@ -17,15 +17,14 @@ from harness.files import write_durably
 from harness.processes.launch import global_rank
 from harness.text import tokenizers
 from harness.text.cache import Tokens, tokens_of
-from harness.text.reading import Source, cut, pieces, whole
+from harness.text.reading import Source, cut, whole
 from harness.text.sentences import sentences
-from harness.text.tokenizers import Bytes, OfLibrary, Tokenizer, tokenizer_of
+from harness.text.tokenizers import Bytes, Tokenizer, tokenizer_of
 from harness.text.windows import CorpusWindows, LineWindows, line_places
 
 log = logging.getLogger(__name__)
 
 NUM_SENTENCES, SENTENCES_SEED = 12_000, 0
-LEAST_VOCABULARY = 258  # all bytes, what ends a text, and one pair
 
 
 class Text(DataModule):
@@ -37,17 +36,10 @@ class Text(DataModule):
             ``"lines"`` makes a window of each line that is not empty, and draws the splits.
         length: tokens of a window.
         tokenizer: ``"bytes"``, or the path of a ``tokenizer.json``.
-        vocab_size: trains a byte-pair encoding of so many tokens on the training split.
         end_token: the tokenizer's own token that ends a text; ``None`` adds one.
-        errors: ``"strict"`` refuses what is no UTF-8, ``"replace"`` puts a mark there; bytes take
-            anything.
-        packing: put several lines into a window, whose network must not look from one at another:
-            the fact ``separator`` tells it which token begins a line.
         val_fraction: share of the text kept for validation.
         test_fraction: share kept for the test.
         split_seed: decides which lines; independent of the run's seed, so that runs compare.
-        fold: of ``num_folds``, the one whose lines are the test split; ``None`` draws one.
-        num_folds: parts that lines are split into.
         val_file: a text of its own to validate on.
         test_file: a text of its own to test on.
         predict_file: lines to predict on; ``None`` predicts on the test split.
@@ -61,15 +53,10 @@ class Text(DataModule):
         unit: Literal["corpus", "lines"] = "corpus",
         length: int = 128,
         tokenizer: str = "bytes",
-        vocab_size: int | None = None,
         end_token: str | None = None,
-        errors: Literal["strict", "replace"] = "strict",
-        packing: bool = False,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
         split_seed: int = 0,
-        fold: int | None = None,
-        num_folds: int = 5,
         val_file: str | None = None,
         test_file: str | None = None,
         predict_file: str | None = None,
@@ -78,9 +65,7 @@ class Text(DataModule):
     ) -> None:
         super().__init__(**kwargs)
         self.file, self.unit, self.length, self.tokenizer_name = file, unit, length, tokenizer
-        self.vocab_size, self.end_token, self.errors = vocab_size, end_token, errors
-        self.packing, self.split_seed = packing, split_seed
-        self.fold, self.num_folds = fold, num_folds
+        self.end_token, self.split_seed = end_token, split_seed
         self.fractions = {"val": val_fraction, "test": test_fraction}
         self.files = {"val": val_file, "test": test_file}
         self.predict_file, self.cache_dir = predict_file, Path(cache_dir)
@@ -90,23 +75,8 @@ class Text(DataModule):
         """Refuse settings that cannot be, before anything is read."""
         if self.unit not in ("corpus", "lines"):
             raise UserError(f"data.unit={self.unit}: use corpus or lines.")
-        if self.errors not in ("strict", "replace"):
-            raise UserError(f"data.errors={self.errors}: use strict or replace.")
         if not isinstance(self.length, int) or self.length < 2:
             raise UserError(f"data.length={self.length} must be a whole number from 2 on.")
-        for setting, is_set in (("fold", self.fold is not None), ("packing", self.packing)):
-            if is_set and self.unit == "corpus":
-                raise UserError(f"data.{setting} is for lines: add data.unit=lines, or leave it.")
-        if self.fold is not None and self.files["test"]:
-            raise UserError("data.fold and data.test_file both say what is tested: leave one out.")
-        if self.vocab_size is not None:
-            if self.tokenizer_name != "bytes":
-                raise UserError("data.vocab_size trains a tokenizer: leave out data.tokenizer.")
-            if not isinstance(self.vocab_size, int) or self.vocab_size < LEAST_VOCABULARY:
-                raise UserError(
-                    f"data.vocab_size={self.vocab_size} must be {LEAST_VOCABULARY} or more: all "
-                    "bytes, a token that ends a text, and pairs."
-                )
         for split, share in self.fractions.items():
             if not isinstance(share, (int, float)) or not 0 < share < 1:
                 raise UserError(f"data.{split}_fraction={share} must be above 0 and below 1.")
@@ -136,7 +106,6 @@ class Text(DataModule):
             "length": self.length,
             "end_id": tokenizer.end_id,
             "pad_id": tokenizer.end_id,
-            "separator": tokenizer.end_id if self.packing else -1,
             "bytes_per_token": sum(t.num_bytes for t in texts.values()) / num_tokens,
             "tokenizer": tokenizer.fact,
             "drawn_from": self.drawn_from,
@@ -160,7 +129,7 @@ class Text(DataModule):
         source = self._source(split)
         tokens = self._tokens(source, tokenizer)
         if self.unit == "lines":
-            return self._line_windows(tokens, self._lines(tokenizer)[split], source, self.packing)
+            return self._line_windows(tokens, self._lines(tokenizer)[split], source)
         moves = split == "train" and self.augment
         return CorpusWindows(tokens, self.length, tokenizer.end_id, moves, self.seed)
 
@@ -213,12 +182,7 @@ class Text(DataModule):
         return self._text if self.unit == "lines" else self._parts[split]
 
     def _tokens(self, source: Source, tokenizer: Tokenizer, unit: str | None = None) -> Tokens:
-        return tokens_of(source, tokenizer, unit or self.unit, self.errors, self.cache_dir)
-
-    @property
-    def split_rows(self) -> dict[str, NDArray[np.int64]]:
-        """Numbers of the lines of each split, by which folds are joined."""
-        return self._lines(self.tokenizer)
+        return tokens_of(source, tokenizer, unit or self.unit, self.cache_dir)
 
     def _lines(self, tokenizer: Tokenizer) -> dict[str, NDArray[np.int64]]:
         """Positions of the lines of each split, without the empty ones."""
@@ -232,8 +196,6 @@ class Text(DataModule):
             val_fraction=self.fractions["val"],
             test_fraction=self.fractions["test"],
             seed=self.split_seed,
-            fold=self.fold,
-            num_folds=self.num_folds,
         )
         lines = {split: found[places] for split, places in positions.items()}
         for split in ("val", "test"):
@@ -247,9 +209,9 @@ class Text(DataModule):
         return lines
 
     def _line_windows(
-        self, tokens: Tokens, lines: NDArray[np.int64], source: Source, packing: bool = False
+        self, tokens: Tokens, lines: NDArray[np.int64], source: Source
     ) -> LineWindows:
-        windows = LineWindows(tokens, lines, self.length, self.tokenizer.end_id, packing)
+        windows = LineWindows(tokens, lines, self.length, self.tokenizer.end_id)
         is_cut = windows.sizes + 1 > self.length
         if is_cut.any() and global_rank() == 0:
             log.warning(
@@ -268,32 +230,4 @@ class Text(DataModule):
             return tokenizers.read(self.tokenizer_name, self.end_token)
         if self.end_token is not None:
             raise UserError("data.end_token is a token of data.tokenizer: name both or neither.")
-        if self.vocab_size is None:
-            return Bytes()
-        tokenizers.library()  # which may be missing, before the text is read
-        source = self._source("train")
-        what = [*identity(source.path), source.start, source.end]
-        what += [self.vocab_size, self.unit, self.files]
-        what += [self.fractions, self.split_seed, self.fold, self.num_folds]
-        path = kept(
-            self.cache_dir / f"tokenizer_{hashed(what)}.json",
-            lambda path: write_durably(path, self._trained().encode()),
-        )
-        return OfLibrary(path.read_text(encoding="utf-8"))
-
-    def _trained(self) -> str:
-        """The JSON of a tokenizer that is trained on the training split."""
-        assert self.vocab_size is not None
-        return tokenizers.trained(self._training_texts(), self.vocab_size)
-
-    def _training_texts(self) -> Iterator[str]:
-        source = self._source("train")
-        if self.unit == "corpus":
-            for piece in pieces(source, cuts_lines=True):
-                yield from piece.decode(errors="replace").splitlines(keepends=True)
-            return
-        tokens = self._tokens(source, Bytes())
-        starts, sizes = line_places(tokens)
-        for line in self._lines(Bytes())["train"]:
-            start = starts[line]
-            yield tokens.ids[start : start + sizes[line]].tobytes().decode(errors="replace")
+        return Bytes()

@@ -7,7 +7,7 @@ and fills up what is padded: ``end_id``.
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +50,15 @@ class Tokenizer(ABC):
         """The text of ids."""
 
     @abstractmethod
-    def corpus(self, piece: bytes, errors: str) -> NDArray[Any]:
+    def corpus(self, piece: bytes) -> NDArray[Any]:
         """The ids of a piece of a long text.
 
-        Args:
-            piece: bytes of whole lines.
-            errors: what becomes of bytes that are no UTF-8, as for ``bytes.decode``.
-
         Raises:
-            UnicodeDecodeError: if some are none, and ``errors`` is ``"strict"``.
+            UnicodeDecodeError: if it needs UTF-8, and some bytes are none.
         """
 
     @abstractmethod
-    def lines(self, piece: bytes, errors: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def lines(self, piece: bytes) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The ids of all lines of a piece, and how many each line has; see ``corpus``."""
 
 
@@ -79,11 +75,11 @@ class Bytes(Tokenizer):
         """See ``Tokenizer``."""
         return bytes(i for i in ids if i < self.end_id).decode(errors="replace")
 
-    def corpus(self, piece: bytes, errors: str) -> NDArray[Any]:
+    def corpus(self, piece: bytes) -> NDArray[Any]:
         """See ``Tokenizer``; nothing is decoded, so that there are no errors."""
         return np.frombuffer(piece, np.uint8)
 
-    def lines(self, piece: bytes, errors: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def lines(self, piece: bytes) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See ``Tokenizer``."""
         data = np.frombuffer(piece if piece.endswith(b"\n") else piece + b"\n", np.uint8)
         is_end = data == ord("\n")
@@ -134,18 +130,18 @@ class OfLibrary(Tokenizer):
         text: str = self.tokenizer.decode([i for i in ids if i != self.end_id])
         return text
 
-    def corpus(self, piece: bytes, errors: str) -> NDArray[Any]:
+    def corpus(self, piece: bytes) -> NDArray[Any]:
         """See ``Tokenizer``."""
-        text, chunks, start = piece.decode(errors=errors), [], 0
+        text, chunks, start = piece.decode(), [], 0
         while start < len(text):
             end = text.find("\n", start + CHUNK_CHARACTERS) + 1 or len(text)
             chunks.append(text[start:end])
             start = end
         return np.concatenate(self._encoded(chunks))
 
-    def lines(self, piece: bytes, errors: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def lines(self, piece: bytes) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See ``Tokenizer``."""
-        texts = piece.decode(errors=errors).removesuffix("\n").split("\n")
+        texts = piece.decode().removesuffix("\n").split("\n")
         found = self._encoded([text.removesuffix("\r") for text in texts])
         return np.concatenate(found), np.array([len(ids) for ids in found], np.int64)
 
@@ -183,33 +179,13 @@ def read(name: str, end_token: str | None) -> Tokenizer:
         ) from error
 
 
-def trained(texts: Iterable[str], vocab_size: int) -> str:
-    """The JSON of a byte-pair encoding of the most frequent sequences of bytes.
-
-    Args:
-        texts: what it is trained on.
-        vocab_size: its tokens, the one that ends a text included, which it does not have itself.
-    """
-    tokenizers = library()
-    found = tokenizers.Tokenizer(tokenizers.models.BPE())
-    found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False
-    )
-    found.train_from_iterator(texts, trainer)
-    json: str = found.to_str()
-    return json
-
-
 def library() -> Any:
     """The library, which is asked for only where a tokenizer of it is."""
     try:
         import tokenizers
     except ImportError as error:
         raise UserError(
-            "data.tokenizer and data.vocab_size need the library tokenizers: "
-            "pip install -e .[text]\nOr use data.tokenizer=bytes, which needs none."
+            "data.tokenizer needs the library tokenizers: pip install -e .[text]\n"
+            "Or use data.tokenizer=bytes, which needs none."
         ) from error
     return tokenizers

@@ -4,8 +4,6 @@ Both have the shape (B, length). What is padded has the label -100, and stands a
 network that looks back alone never sees it.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
@@ -65,7 +63,7 @@ class CorpusWindows(BatchedDataset):
 
 
 class LineWindows(BatchedDataset):
-    """A window for each line, or for as many whole lines as it holds.
+    """A window for each line.
 
     A line begins with ``end_id`` as input and ends with it as label. Of one that is too long the
     first ``length`` labels are kept.
@@ -75,57 +73,30 @@ class LineWindows(BatchedDataset):
         lines: positions of those to take, shape (N,).
         length: tokens of a window.
         end_id: stands before and after each line, and fills up a window.
-        packing: put lines that follow each other into one window while they fit.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        lines: NDArray[np.int64],
-        length: int,
-        end_id: int,
-        packing: bool = False,
-    ) -> None:
+    def __init__(self, tokens: Tokens, lines: NDArray[np.int64], length: int, end_id: int) -> None:
         self.tokens, self.length, self.end_id = tokens, length, end_id
         self.files = tokens.files
         starts, sizes = line_places(tokens)
         self.starts, self.sizes = starts[lines], sizes[lines]
-        self.num_labels = np.minimum(self.sizes + 1, length)
-        self.labels_before = np.cumsum(self.num_labels) - self.num_labels
-        # Window w holds the lines from bounds[w] to bounds[w + 1].
-        self.bounds = np.arange(len(lines) + 1)
-        if packing:
-            ends = self.labels_before + self.num_labels
-            following = np.searchsorted(ends, self.labels_before + length, side="right").tolist()
-            bounds = [0]
-            while bounds[-1] < len(lines):
-                bounds.append(following[bounds[-1]])
-            self.bounds = np.array(bounds)
 
     def __len__(self) -> int:
-        return len(self.bounds) - 1
+        return len(self.sizes)
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Read inputs and labels of shape (B, length)."""
-        windows = np.asarray(indices)
-        firsts = self.bounds[windows]
-        rows, places = ranges(self.bounds[windows + 1] - firsts)
-        lines = firsts[rows] + places
-        num_labels = self.num_labels[lines]
-        # Where the labels of each line begin in the batch, which is flat until the end.
-        begins = rows * self.length + (self.labels_before[lines] - self.labels_before[firsts][rows])
-        of_line, places = ranges(num_labels)
-        labels = np.full(len(windows) * self.length, IGNORED, np.int64)
-        # Behind a line's tokens something is read, and replaced below.
-        found = self.tokens.ids.take(self.starts[lines][of_line] + places, mode="clip")
-        labels[begins[of_line] + places] = found
-        is_ended = num_labels > self.sizes[lines]
-        labels[(begins + num_labels - 1)[is_ended]] = self.end_id
-        windowed = torch.from_numpy(labels).view(-1, self.length)
-        # The input is the label before, and the one that ends a line begins the next.
-        inputs = windowed.roll(1, dims=1)
+        lines = np.asarray(indices)
+        starts, sizes = self.starts[lines, None], self.sizes[lines, None]
+        places = np.arange(self.length)
+        is_text = places < sizes  # (B, length)
+        labels = np.where(places == sizes, self.end_id, IGNORED)
+        labels[is_text] = self.tokens.ids[(starts + places)[is_text]]
+        # The input is the label before.
+        inputs = np.roll(labels, 1, axis=1)
         inputs[:, 0] = self.end_id
-        return inputs.masked_fill_(inputs == IGNORED, self.end_id), windowed
+        inputs[inputs == IGNORED] = self.end_id
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
 
 
 def line_places(tokens: Tokens) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -133,9 +104,3 @@ def line_places(tokens: Tokens) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     assert tokens.ends is not None
     sizes = np.diff(tokens.ends, prepend=0)
     return tokens.ends - sizes, sizes
-
-
-def ranges(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Count up to each size: ``[2, 3]`` gives ``[0, 0, 1, 1, 1]`` and ``[0, 1, 0, 1, 2]``."""
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    return owner, np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]

@@ -16,8 +16,6 @@ class Transformer(nn.Module):
         num_layers: layers of attention and of a fully connected network.
         num_heads: heads of attention.
         dropout: probability that a number is zeroed in training.
-        separator: a token that begins a text of its own, at which nothing before it is looked;
-            -1 for none. Attention takes a mask then, and its fastest kernels do not.
     """
 
     rotation: Tensor
@@ -30,12 +28,11 @@ class Transformer(nn.Module):
         num_layers: int = 4,
         num_heads: int = 4,
         dropout: float = 0.0,
-        separator: int = -1,
     ) -> None:
         super().__init__()
         if width % (2 * num_heads):
             raise ValueError(f"width={width} must be a multiple of 2 * num_heads={2 * num_heads}.")
-        self.vocab_size, self.length, self.separator = vocab_size, length, separator
+        self.vocab_size, self.length = vocab_size, length
         self.embedding = nn.Embedding(vocab_size, width)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(width, num_heads, dropout) for _ in range(num_layers))
@@ -55,13 +52,10 @@ class Transformer(nn.Module):
         num_tokens = tokens.shape[1]
         if num_tokens > self.length:
             raise ValueError(f"{num_tokens} tokens do not fit into length={self.length}.")
-        rotation, mask = self.rotation[:, :num_tokens], None
-        if self.separator >= 0:
-            text = (tokens == self.separator).cumsum(dim=1)  # the number of each token's text
-            mask = (text[:, None, :, None] == text[:, None, None, :]).tril()  # (B, 1, T, T)
+        rotation = self.rotation[:, :num_tokens]
         x = self.dropout(self.embedding(tokens))  # (B, T, width)
         for layer in self.layers:
-            x = layer(x, rotation, mask)
+            x = layer(x, rotation)
         return F.linear(self.norm(x), self.embedding.weight)
 
 
@@ -84,13 +78,12 @@ class Layer(nn.Module):
         self.mlp_out = nn.Linear(4 * width, width)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, rotation: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         """Map (B, T, width) to the same shape.
 
         Args:
             x: numbers per token.
             rotation: cosines and sines of each position, shape (2, T, width / num_heads / 2).
-            mask: which tokens look at which, shape (B, 1, T, T); ``None`` is all before them.
         """
         heads = self.attention_in(self.norm1(x)).unflatten(2, (3, self.num_heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # (B, heads, T, width / heads) each
@@ -98,9 +91,8 @@ class Layer(nn.Module):
             rotated(q, rotation),
             rotated(k, rotation),
             v,
-            attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None,
+            is_causal=True,
         )
         x = x + self.drop(self.attention_out(attended.transpose(1, 2).flatten(2)))
         x = x + self.drop(self.mlp_out(F.gelu(self.mlp_in(self.norm2(x)))))
