@@ -99,7 +99,7 @@ def test_lines_of_splits_are_all_and_none_twice(text) -> None:
     content = "".join(f"{i:02}\n" + "\n" * (i % 3) for i in range(40))
     data = text(content, unit="lines")
     parts = [words(whole(data, split)[1]) for split in ("train", "val", "test")]
-    assert sorted(sum(parts, [])) == [f"{i:02}|_____" for i in range(40)]
+    assert sorted(line for part in parts for line in part) == [f"{i:02}|_____" for i in range(40)]
     assert all(parts)
 
 
