@@ -249,9 +249,9 @@ def test_bad_tables_are_told_in_three_lines(tmp_path: Path) -> None:
         ("a,price\n1,2\n", {}, "1 samples cannot be split"),
     ):
         path.write_text(text)
+        chosen = {"file": str(path), "target": "price", "batch_size": 8} | settings
         with pytest.raises(UserError) as told:
-            settings = {"file": str(path), "target": "price", "batch_size": 8} | settings
-            Table(**settings).make_dataset("train")
+            Table(**chosen).make_dataset("train")
         assert message in str(told.value)
         assert len(str(told.value).splitlines()) <= 3
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
