@@ -66,31 +66,36 @@ def prefixed(prefix: str, network: nn.Module) -> dict[str, torch.Tensor]:
     return renamed
 
 
-def case(function: Callable[[Path], tuple[object, nn.Module]]) -> None:
-    """Register a function that returns either a path or an object to be saved."""
+def net() -> nn.Module:
+    return trained(Net())
 
-    @functools.wraps(function)
+
+def case(
+    name: str,
+    content: Callable[[nn.Module], object],
+    network: Callable[[], nn.Module] = net,
+    file: str = "last.ckpt",
+    device: str = "cpu",
+    **options: object,
+) -> None:
+    """Register what torch.save writes of a network, as if its tensors were on a device."""
+
     def make(folder: Path) -> tuple[Path, nn.Module]:
-        content, network = function(folder)
-        if isinstance(content, Path):
-            return content, network
-        torch.save(content, folder / "last.ckpt")
-        return folder / "last.ckpt", network
+        expected = network()
+        with mock.patch("torch.serialization.location_tag", return_value=device):
+            torch.save(content(expected), folder / file, **options)
+        return folder / file, expected
 
-    CASES[function.__name__] = make
-
-
-def wrapper_case(name: str, prefix: str, in_lightning: bool) -> None:
-    def make(folder: Path) -> tuple[object, nn.Module]:
-        network = trained(Net())
-        state = prefixed(prefix, network)
-        return (lightning(state) if in_lightning else state), network
-
-    make.__name__ = name
-    case(make)
+    CASES[name] = make
 
 
-for _name, _prefix in {
+def own(function: Callable[[Path], tuple[Path, nn.Module]]) -> None:
+    """Register a function that writes a file or a folder itself."""
+    CASES[function.__name__] = function
+
+
+LEGACY = {"_use_new_zipfile_serialization": False}
+WRAPPERS = {
     "plain_state_dict": "",
     "data_parallel": "module.",
     "compiled": "_orig_mod.",
@@ -98,9 +103,8 @@ for _name, _prefix in {
     "compiled_data_parallel": "_orig_mod.module.",
     "wrapped_twice": "module.module.",
     "fabric": "_forward_module.",
-}.items():
-    wrapper_case(_name, _prefix, in_lightning=False)
-for _name, _prefix in {
+}
+LIGHTNING_WRAPPERS = {
     "lightning_net": "net.",
     "lightning_model": "model.",
     "lightning_other_name": "classifier.",
@@ -112,39 +116,22 @@ for _name, _prefix in {
     "lightning_ddp_outside": "module.net.",
     "lightning_deepspeed_consolidated": "_forward_module.net.",
     "lightning_fsdp_full": "_fsdp_wrapped_module.net._fsdp_wrapped_module.",
-}.items():
-    wrapper_case(_name, _prefix, in_lightning=True)
+}
+for _name, _prefix in WRAPPERS.items():
+    case(_name, functools.partial(prefixed, _prefix))
+for _name, _prefix in LIGHTNING_WRAPPERS.items():
+    case(_name, lambda net, prefix=_prefix: lightning(prefixed(prefix, net)))
 
 
-@case
-def wrapped_blocks(folder: Path) -> tuple[object, nn.Module]:
+def wrapped_blocks(net: nn.Module) -> object:
     """FSDP and activation checkpointing around single blocks."""
-    network = trained(Net())
-    names = {
-        name: name.replace("head.", "head._fsdp_wrapped_module._checkpoint_wrapped_module.")
-        for name in network.state_dict()
-    }
-    return {names[name]: value for name, value in network.state_dict().items()}, network
+    wrapper = "head._fsdp_wrapped_module._checkpoint_wrapped_module."
+    return {name.replace("head.", wrapper): value for name, value in net.state_dict().items()}
 
 
-@case
-def loss_weights_and_metrics(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net())
-    others = {"criterion.weight": torch.ones(5), "val_acc.total": torch.tensor(7)}
-    return lightning({**prefixed("net.", network), **others}), network
-
-
-@case
-def network_in_hyper_parameters(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net())
-    return lightning(prefixed("net.", network), hyper_parameters={"net": network}), network
-
-
-@case
-def odd_hyper_parameters(folder: Path) -> tuple[object, nn.Module]:
+def odd_hyper_parameters(net: nn.Module) -> object:
     from omegaconf import OmegaConf
 
-    network = trained(Net())
     odd = {
         "optimizer": functools.partial(torch.optim.Adam, lr=1e-3),
         "root": Path("data"),
@@ -152,13 +139,24 @@ def odd_hyper_parameters(folder: Path) -> tuple[object, nn.Module]:
         "device": torch.device("cuda:3"),
         ("a", "tuple"): {1, 2, frozenset({3})},
     }
-    return lightning(prefixed("net.", network), hyper_parameters=odd), network
+    return lightning(prefixed("net.", net), hyper_parameters=odd)
 
 
-@case
-def lightning_1(folder: Path) -> tuple[object, nn.Module]:
+def with_network(net: nn.Module) -> object:
+    return lightning(prefixed("net.", net), hyper_parameters={"net": net})
+
+
+OTHERS = {"criterion.weight": torch.ones(5), "val_acc.total": torch.tensor(7)}
+case("wrapped_blocks", wrapped_blocks)
+case("loss_weights_and_metrics", lambda net: lightning({**prefixed("net.", net), **OTHERS}))
+case("network_in_hyper_parameters", with_network)
+case("odd_hyper_parameters", odd_hyper_parameters)
+
+
+@own
+def lightning_1(folder: Path) -> tuple[Path, nn.Module]:
     """Version 1.x: a class of Lightning in the hyper-parameters, callbacks keyed by class."""
-    network = trained(Net())
+    network = net()
     with vanishing_module("vanished_lightning", "AttributeDict", dict) as attribute_dict:
         hyper_parameters = attribute_dict(lr=0.1, hidden=64)
         state = lightning(prefixed("model.", network), hyper_parameters=hyper_parameters)
@@ -167,8 +165,8 @@ def lightning_1(folder: Path) -> tuple[object, nn.Module]:
     return folder / "last.ckpt", network
 
 
-@case
-def lightning_trainer(folder: Path) -> tuple[object, nn.Module]:
+@own
+def lightning_trainer(folder: Path) -> tuple[Path, nn.Module]:
     """A checkpoint of the installed Lightning, after a step of training."""
     import pytorch_lightning as pl
 
@@ -185,97 +183,52 @@ def lightning_trainer(folder: Path) -> tuple[object, nn.Module]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.Adam(self.parameters())
 
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = Module(trained(Net()), width=4)
-        trainer = pl.Trainer(
-            max_steps=1,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        module = Module(net(), width=4)
+        trainer = pl.Trainer(max_steps=1, accelerator="cpu", enable_checkpointing=False, **quiet)
         data = torch.utils.data.TensorDataset(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]))
         trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
         trainer.save_checkpoint(folder / "last.ckpt")
     return folder / "last.ckpt", module.net
 
 
-@case
-def weight_averaging(folder: Path) -> tuple[object, nn.Module]:
+def weight_averaging(averaged: nn.Module) -> object:
     """Lightning's WeightAveraging callback: state_dict is the average."""
-    raw, averaged = Net(), trained(Net())
-    states = {"current_model_state": prefixed("net.", raw), "averaging_state": {}}
-    return lightning(prefixed("net.", averaged), **states), averaged
+    states = {"current_model_state": prefixed("net.", Net()), "averaging_state": {}}
+    return lightning(prefixed("net.", averaged), **states)
 
 
-@case
-def ema_beside_state_dict(folder: Path) -> tuple[object, nn.Module]:
-    averaged = trained(Net())
-    return {"state_dict": Net().state_dict(), "state_dict_ema": averaged.state_dict()}, averaged
-
-
-@case
-def ema_submodule(folder: Path) -> tuple[object, nn.Module]:
-    averaged = trained(Net())
+def ema_submodule(averaged: nn.Module) -> object:
     state = {**prefixed("net.", Net()), **prefixed("net_ema.module.", averaged)}
-    return lightning({**state, "net_ema.n_averaged": torch.tensor(9)}), averaged
+    return lightning({**state, "net_ema.n_averaged": torch.tensor(9)})
 
 
-@case
-def averaged_model(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net())
-    return torch.optim.swa_utils.AveragedModel(network).state_dict(), network
-
-
-@case
-def nested_entry(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net())
-    return {"epoch": 2, "model_state_dict": network.state_dict(), "optimizer": {}}, network
-
-
-@case
-def cuda_tensors(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net())
-    with mock.patch("torch.serialization.location_tag", return_value="cuda:7"):
-        torch.save(lightning(prefixed("net.", network)), folder / "last.ckpt")
-    return folder / "last.ckpt", network
-
-
-@case
-def legacy_file(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net())
-    torch.save(
-        lightning(prefixed("net.", network), hyper_parameters={"root": Path("data")}),
-        folder / "last.ckpt",
-        _use_new_zipfile_serialization=False,
-    )
-    return folder / "last.ckpt", network
-
-
-@case
-def legacy_cuda_float16(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net()).half()
-    with mock.patch("torch.serialization.location_tag", return_value="cuda:1"):
-        state = network.state_dict()
-        torch.save(state, folder / "last.pth", _use_new_zipfile_serialization=False)
-    return folder / "last.pth", network
-
-
-def protocol_case(protocol: int) -> None:
-    def make(folder: Path) -> tuple[object, nn.Module]:
-        network = trained(Net())
-        state = lightning(prefixed("net.", network), hyper_parameters={"net": network})
-        torch.save(state, folder / "last.ckpt", pickle_protocol=protocol)
-        return folder / "last.ckpt", network
-
-    make.__name__ = f"protocol_{protocol}"
-    case(make)
-
-
+case("weight_averaging", weight_averaging)
+case(
+    "ema_beside_state_dict",
+    lambda net: {"state_dict": Net().state_dict(), "state_dict_ema": net.state_dict()},
+)
+case("ema_submodule", ema_submodule)
+case("averaged_model", lambda net: torch.optim.swa_utils.AveragedModel(net).state_dict())
+case("nested_entry", lambda net: {"model_state_dict": net.state_dict(), "optimizer": {}})
+case("cuda_tensors", lambda net: lightning(prefixed("net.", net)), device="cuda:7")
+case(
+    "legacy_file",
+    lambda net: lightning(prefixed("net.", net), hyper_parameters={"root": Path("data")}),
+    **LEGACY,
+)
+case(
+    "legacy_cuda_float16",
+    lambda net: net.state_dict(),
+    lambda: net().half(),
+    file="last.pth",
+    device="cuda:1",
+    **LEGACY,
+)
 for _protocol in (3, 4, 5):
-    protocol_case(_protocol)
+    case(f"protocol_{_protocol}", with_network, pickle_protocol=_protocol)
 
 
 class vanishing_module:  # noqa: N801  it is used like a function
@@ -294,9 +247,13 @@ class vanishing_module:  # noqa: N801  it is used like a function
         del sys.modules[self.module.__name__]
 
 
-def module_case(name: str, wrap: Callable[[nn.Module], nn.Module], **options: object) -> None:
-    def make(folder: Path) -> tuple[object, nn.Module]:
-        network = trained(Net())
+def module_case(
+    name: str, wrap: Callable[[nn.Module], object] = lambda net: net, **options: object
+) -> None:
+    """Register a pickled module whose class nobody has any more."""
+
+    def make(folder: Path) -> tuple[Path, nn.Module]:
+        network = net()
         with vanishing_module("vanished", "TheirNet", Net) as cls, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the legacy format looks for the class's source
             theirs = cls()
@@ -304,37 +261,36 @@ def module_case(name: str, wrap: Callable[[nn.Module], nn.Module], **options: ob
             torch.save(wrap(theirs), folder / "model.pth", **options)
         return folder / "model.pth", network
 
-    make.__name__ = name
-    case(make)
+    CASES[name] = make
 
 
-module_case("pickled_module", lambda network: network)
+module_case("pickled_module")
 module_case("pickled_data_parallel", nn.DataParallel)
 module_case("pickled_module_in_dict", lambda network: {"model": network, "epoch": 3})
-module_case("pickled_module_legacy", lambda n: n, _use_new_zipfile_serialization=False)
-module_case("pickled_module_protocol_4", lambda network: network, pickle_protocol=4)
+module_case("pickled_module_legacy", **LEGACY)
+module_case("pickled_module_protocol_4", pickle_protocol=4)
 
 
-@case
-def safetensors_file(folder: Path) -> tuple[object, nn.Module]:
+@own
+def safetensors_file(folder: Path) -> tuple[Path, nn.Module]:
     from safetensors.torch import save_file
 
-    network = trained(Net())
+    network = net()
     save_file(prefixed("_orig_mod.", network), folder / "model.safetensors")
     return folder / "model.safetensors", network
 
 
-@case
-def distributed_checkpoint(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net())
+@own
+def distributed_checkpoint(folder: Path) -> tuple[Path, nn.Module]:
+    network = net()
     save_distributed({"model": network.state_dict()}, folder / "step-10")
     return folder / "step-10", network
 
 
-@case
-def lightning_sharded_folder(folder: Path) -> tuple[object, nn.Module]:
+@own
+def lightning_sharded_folder(folder: Path) -> tuple[Path, nn.Module]:
     """What FSDPStrategy(state_dict_type="sharded") writes: tensors in DCP, the rest in meta.pt."""
-    network = trained(Net())
+    network = net()
     optimizer = {"state": {"net.conv.weight": {"exp_avg": torch.ones(4)}}, "param_groups": []}
     state = {"model": prefixed("net.", network), "optimizer_0": optimizer}
     save_distributed(state, folder / "last.ckpt")
@@ -361,15 +317,16 @@ class Trap(nn.Module):
         self.model = nn.Linear(3, 3)
 
 
-@case
-def names_like_wrappers(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Trap())
-    return lightning(prefixed("net.module.", network)), network
+case(
+    "names_like_wrappers",
+    lambda net: lightning(prefixed("net.module.", net)),
+    lambda: trained(Trap()),
+)
 
 
-@case
-def no_checksums(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net())
+@own
+def no_checksums(folder: Path) -> tuple[Path, nn.Module]:
+    network = net()
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(network.state_dict(), folder / "last.pt")
@@ -385,20 +342,11 @@ class Odd(nn.Module):
         super().__init__()
         numbers = torch.arange(4096, dtype=torch.float32)
         floats = torch.linspace(-4, 4, 24).reshape(2, 3, 4)
+        types = ["bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2"]
+        types += ["int8", "int16", "int32", "uint8", "uint16", "bool"]
         buffers = {
-            **{
-                f"of_{str(t)[6:]}": floats.to(t)
-                for t in (torch.bfloat16, torch.float16, torch.float64)
-            },
-            **{f"of_{str(t)[6:]}": floats.to(t) for t in (torch.float8_e4m3fn, torch.float8_e5m2)},
-            **{
-                f"of_{str(t)[6:]}": torch.arange(6).to(t)
-                for t in (torch.int8, torch.int16, torch.int32)
-            },
-            **{
-                f"of_{str(t)[6:]}": torch.arange(6).to(t)
-                for t in (torch.uint8, torch.uint16, torch.bool)
-            },
+            **{f"of_{name}": floats.to(getattr(torch, name)) for name in types[:5]},
+            **{f"of_{name}": torch.arange(6).to(getattr(torch, name)) for name in types[5:]},
             "complex64": torch.complex(floats, -floats),
             "complex128": torch.complex(floats.double(), floats.double()),
             "view": numbers[100:110],
@@ -413,18 +361,8 @@ class Odd(nn.Module):
             self.register_buffer(name, value)
 
 
-@case
-def odd_tensors(folder: Path) -> tuple[object, nn.Module]:
-    network = Odd()
-    return lightning(prefixed("net.", network)), network
-
-
-@case
-def odd_tensors_legacy(folder: Path) -> tuple[object, nn.Module]:
-    network = Odd()
-    state = prefixed("module.", network)
-    torch.save(state, folder / "last.pth", _use_new_zipfile_serialization=False)
-    return folder / "last.pth", network
+case("odd_tensors", lambda net: lightning(prefixed("net.", net)), Odd)
+case("odd_tensors_legacy", functools.partial(prefixed, "module."), Odd, file="last.pth", **LEGACY)
 
 
 class Tied(nn.Module):
@@ -435,23 +373,18 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
 
-@case
-def tied_weights(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Tied())
-    return lightning(prefixed("net.", network)), network
+def parametrized() -> nn.Module:
+    """A network to whose own names `parametrizations` belongs."""
+    return trained(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))))
 
 
-@case
-def bfloat16_network(folder: Path) -> tuple[object, nn.Module]:
-    network = trained(Net()).bfloat16()
-    return lightning(prefixed("net._orig_mod.", network)), network
-
-
-@case
-def parametrized(folder: Path) -> tuple[object, nn.Module]:
-    """Names with `parametrizations` in them belong to the network."""
-    network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
-    return lightning(prefixed("net.module.", trained(network))), network
+case("tied_weights", lambda net: lightning(prefixed("net.", net)), lambda: trained(Tied()))
+case(
+    "bfloat16_network",
+    lambda net: lightning(prefixed("net._orig_mod.", net)),
+    lambda: net().bfloat16(),
+)
+case("parametrized", lambda net: lightning(prefixed("net.module.", net)), parametrized)
 
 
 def tutorial_recipe(path: Path) -> dict[str, torch.Tensor]:

@@ -4,13 +4,10 @@ Each conversion runs under an audit hook and limits of CPU and memory.
 """
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
-
-from . import hostile_files, random_pickles
 
 # Forks for each line of its input, converts the file that is named there and prints what that cost.
 SERVER = """
@@ -102,12 +99,3 @@ def num_bytes(path: Path) -> int:
 def too_much(cost: Cost, size: int) -> bool:
     """Whether a file of so many bytes took more than 2 s and 128 MiB for each MB, or the least."""
     return cost.cpu_seconds > max(1, 2e-6 * size) or cost.mib > max(64, 128e-6 * size)
-
-
-def random_file(folder: Path, rng: random.Random) -> Path:
-    """Write a random hostile file of 100 bytes to 200 KB."""
-    size = int(10 ** rng.uniform(2, 5.3))
-    if rng.random() < 0.4:
-        return random_pickles.make(folder, size // 4, rng)
-    names = [name for name in hostile_files.FILES if "sparse_" not in name or rng.random() < 0.1]
-    return hostile_files.FILES[rng.choice(names)](folder, size, rng)

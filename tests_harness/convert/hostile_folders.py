@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from .hostile_values import Random
+from .hostile_pickles import Random
 from .opcodes import tensor, zipped
 
 
@@ -44,11 +44,6 @@ class Properties(Reduced):
         return Reduced, (), ("float32",)
 
 
-class Other(Reduced):
-    def __reduce__(self) -> tuple[object, ...]:
-        return Other, ()
-
-
 def chunk(offset: int, size: int) -> Reduced:
     return Reduced(offsets=(offset,), sizes=(size,))
 
@@ -72,14 +67,7 @@ def same_shard(folder: Path, n: int, rng: Random) -> Path:
     return distributed(folder, {"a": entry((4 * num,), chunks)}, places)
 
 
-def deep_paths(folder: Path, n: int, rng: Random) -> Path:
-    """Entries that are deep inside of others."""
-    paths = {f"{i:x}": tuple(f"{rng.getrandbits(8):x}" for _ in range(60)) for i in range(n // 500)}
-    return distributed(folder, {name: Other() for name in paths}, Pairs(), paths)
-
-
 FOLDERS: dict[str, Callable[[Path, int, Random], Path]] = {
     "shared_chunks": shared_chunks,
     "same_shard": same_shard,
-    "deep_paths": deep_paths,
 }

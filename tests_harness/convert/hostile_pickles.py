@@ -1,7 +1,29 @@
-"""Pickles whose names and modules ask for more time or memory than they have bytes."""
+"""Pickles that ask for more time or memory than they have bytes.
 
-from .hostile_values import Maker, Random
-from .opcodes import DICT, dumped, get, module, name_of, put, repeated, tensor
+`VALUES` are opcodes that push one value, `PICKLES` are whole ones, whose names and modules ask.
+"""
+
+import random
+import struct
+from collections.abc import Callable
+
+from .opcodes import (
+    DICT,
+    ORDERED,
+    REBUILD,
+    dumped,
+    get,
+    module,
+    name_of,
+    plain,
+    put,
+    repeated,
+    storage,
+    tensor,
+)
+
+Random = random.Random
+Maker = Callable[[int, Random], bytes]  # (size, rng) -> opcodes or a whole pickle
 
 
 def names_of_modules(n: int, rng: Random) -> bytes:
@@ -9,10 +31,6 @@ def names_of_modules(n: int, rng: Random) -> bytes:
     name = "module." * 99
     weights = b"".join(dumped(f"{name}{i}") + get(9) for i in range(n // 710 + 1))
     return b"\x80\x02" + tensor() + put(9) + b"0" + DICT + weights + b"u."
-
-
-def dots(n: int, rng: Random) -> bytes:
-    return b"\x80\x02" + DICT + dumped("." * min(n, 65_000)) + tensor() + b"u."
 
 
 def shared_children(n: int, rng: Random) -> bytes:
@@ -46,21 +64,29 @@ def one_tensor(n: int, rng: Random) -> bytes:
     return b"\x80\x04" + head + DICT + names + b"u."
 
 
-def averages(n: int, rng: Random) -> bytes:
-    """Weights, and all the averages of them that there may be, as one object."""
-    names = b"".join(dumped(f"{i:x}") + get(9) for i in range(n // 12 + 1))
-    head = tensor() + put(9) + b"0" + DICT + names + b"u" + put(8) + b"0" + DICT
-    keys = ("state_dict", "state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
-    return b"\x80\x02" + head + b"".join(dumped(key) + get(8) for key in keys) + b"u."
-
-
 PICKLES: dict[str, Maker] = {
     "names_of_modules": names_of_modules,
-    "dots": dots,
     "shared_children": shared_children,
     "long_prefix": long_prefix,
     "endless_module": endless_module,
     "one_tensor": one_tensor,
-    "averages": averages,
-    "frames": lambda n, _: b"\x80\x04" + repeated(b"\x95" + b"\xff" * 7 + b"\0", n) + b"N.",
 }
+VALUES: dict[str, Maker] = {
+    "nested_lists": lambda n, _: b"]" * (n // 2 + 1) + b"a" * (n // 2),
+    "instances": lambda n, _: b"](" + repeated(b"(ia\nb\n", n) + b"e",
+    "memoized": lambda n, _: b"]" + b"\x94" * n,
+    "long_ints": lambda n, _: b"\x8b" + struct.pack("<i", n // 2) + b"\1" * (n // 2) + put(8)
+        + b"0}(" + repeated(b"h\x08N", n // 2) + b"u",
+    "long_text_int": lambda n, _: b"L" + b"7" * n + b"L\n",
+    "wide_text": lambda n, _: dumped("\U0001f600" + "a" * n),
+    "colliding_keys": lambda n, _: DICT + b"".join(
+        dumped(7 + i * (2**61 - 1)) + b"N" for i in range(n // 12)
+    ) + b"u",
+    "hash_bomb": lambda n, _: b"}K\x01" + b"2\x86" * min(n // 2, 60) + b"Ns",
+    "long_arguments": lambda n, _: ORDERED + put(8) + b"0(" + b"N" * (n // 2) + b"t" + put(9)
+        + b"0](" + repeated(b"h\x08h\x09R", n // 2) + b"e",
+    "long_shapes": lambda n, _: plain((1,) * (n // 8)) + put(9) + b"0" + storage() + put(8)
+        + REBUILD + put(7) + b"00](" + repeated(b"h\x07(h\x08K\0h\x09h\x09\x89NtR", n // 2) + b"e",
+    "copied_dicts": lambda n, _: ORDERED + put(8) + b"0](" + b"NN\x86" * (n // 6) + b"e" + put(9)
+        + b"\x85" + put(10) + b"0](" + repeated(b"h\x08h\x0aR", n // 2) + b"e",
+}  # fmt: skip

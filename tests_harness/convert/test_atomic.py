@@ -69,23 +69,22 @@ def test_a_signal_leaves_neither_a_temporary_nor_a_traceback(
             (tmp_path / "out.pt").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("force", [False, True])
 def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
-    force: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []
 
     def fsync(fd: int) -> None:
         calls.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
 
-    def replace(source: Path, target: Path) -> None:
+    def link(source: Path, target: Path) -> None:
         calls.append("name")
-        rename(source, target)
+        original(source, target)
 
-    rename = os.replace if force else os.link
+    original = os.link
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, rename.__name__, replace)
-    convert(checkpoint, tmp_path / "out.pt", force=force)
+    monkeypatch.setattr(os, "link", link)
+    convert(checkpoint, tmp_path / "out.pt")
     assert calls == ["file", "name", "folder"]
 
 
@@ -116,20 +115,6 @@ def test_a_full_disk_leaves_nothing(
         assert os.listdir(tmp_path) == ["a.ckpt"]
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="only writing would tell")
-def test_a_disk_that_is_too_small_is_found_before_writing(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    monkeypatch.setattr(write, "_copy", lambda *_: pytest.fail("this would fill the disk"))
-    with pytest.raises(OSError, match="No space left"):
-        convert(checkpoint, tmp_path / "out.safetensors")
-    assert os.listdir(tmp_path) == ["a.ckpt"]
-
-
 def test_a_file_size_limit_ends_with_a_line_and_status_4(checkpoint: Path, tmp_path: Path) -> None:
     """A limit that the kernel really enforces."""
     limited = (
@@ -148,38 +133,25 @@ def test_a_file_size_limit_ends_with_a_line_and_status_4(checkpoint: Path, tmp_p
 def test_an_input_that_changes_while_it_is_read_is_refused(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for how in ("written", "written and its time set back", "replaced"):
+    def write_pt(*arguments: object) -> None:
+        write.write_pt(*arguments)
+        with checkpoint.open("r+b") as file:
+            file.write(b"P")
 
-        def write_pt(*arguments: object, how: str = how) -> None:
-            write.write_pt(*arguments)
-            if how == "replaced":
-                torch.save({"state_dict": {}}, tmp_path / "b")
-                os.replace(tmp_path / "b", checkpoint)
-                return
-            before = checkpoint.stat()
-            with checkpoint.open("r+b") as file:
-                file.write(b"P")
-            if how != "written":
-                os.utime(checkpoint, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-        monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
-        with pytest.raises(CheckpointError, match="changed while it was read"):
-            convert(checkpoint, tmp_path / "out.pt")
-        assert os.listdir(tmp_path) == ["a.ckpt"], how
+    monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        convert(checkpoint, tmp_path / "out.pt")
+    assert os.listdir(tmp_path) == ["a.ckpt"]
 
 
 def test_an_output_that_exists_or_appears_meanwhile_is_kept_unless_forced(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a second call for the same output, which has looked for it before this one wrote it."""
     output = tmp_path / "out.pt"
 
     def write_pt(*arguments: object) -> None:
         write.write_pt(*arguments)
         output.write_text("mine")
-
-    def no_links(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     output.write_text("mine")
     with pytest.raises(UserError, match=r"out.pt exists; --force replaces it"):
@@ -187,15 +159,10 @@ def test_an_output_that_exists_or_appears_meanwhile_is_kept_unless_forced(
     assert output.read_text() == "mine"
     output.unlink()
     monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
-    for link in (os.link, no_links):  # the latter as on FAT
-        monkeypatch.setattr(os, "link", link)
-        output.unlink(missing_ok=True)
-        with pytest.raises(
-            UserError, match=r"out\.pt exists, since a moment ago; --force replaces"
-        ):
-            convert(checkpoint, output)
-        assert output.read_text() == "mine"
-        assert sorted(os.listdir(tmp_path)) == ["a.ckpt", "out.pt"]
+    with pytest.raises(UserError, match=r"out\.pt exists, since a moment ago; --force replaces"):
+        convert(checkpoint, output)
+    assert output.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt", "out.pt"]
     convert(checkpoint, output, force=True)
     assert len(torch.load(output)) == 8
 
@@ -204,8 +171,3 @@ def test_the_input_is_never_the_output(checkpoint: Path, tmp_path: Path) -> None
     (tmp_path / "link.pt").symlink_to(checkpoint)
     with pytest.raises(UserError, match="is the source"):
         convert(checkpoint, tmp_path / "link.pt", force=True)
-
-
-def test_a_dry_run_writes_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    assert len(convert(checkpoint, tmp_path / "out.pt", dry_run=True).tensors) == 8
-    assert os.listdir(tmp_path) == ["a.ckpt"]

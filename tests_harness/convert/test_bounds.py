@@ -11,12 +11,9 @@ import pytest
 import torch
 
 from harness.convert import convert
-from harness.convert.read import Checkpoint
-from harness.convert.unpickle import unpickle
 
-from .hostile import Converter, Cost, num_bytes, random_file, too_much
+from .hostile import Converter, num_bytes, too_much
 from .hostile_files import FILES
-from .opcodes import dumped
 
 
 @pytest.fixture(scope="module")
@@ -48,48 +45,20 @@ def test_a_hostile_file_costs_what_its_bytes_explain(
             check(converter, path, suffix, name)
 
 
-@pytest.mark.parametrize("num", [100, pytest.param(5_000, marks=pytest.mark.slow)])
-def test_random_hostile_files_cost_what_their_bytes_explain(
-    num: int, converter: Converter, tmp_path: Path
-) -> None:
-    for seed in range(num):
-        rng = random.Random(seed)
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        check(converter, random_file(folder, rng), rng.choice([".pt", ".safetensors"]), seed)
-
-
-def test_the_measure_would_notice() -> None:
-    assert too_much(Cost("converted", [], 1.5, 0), 1_000)
-    assert too_much(Cost("converted", [], 0, 150), 1_000_000)
-    assert not too_much(Cost("converted", [], 1.9, 120), 1_000_000)
-
-
 def test_long_values_are_passed_over(tmp_path: Path) -> None:
     """What is beside the weights may be large, and is not read."""
     state = {"state_dict": {"a": torch.ones(2)}, "notes": "x" * 200_000, 7: b"y" * 200_000}
     torch.save(state, tmp_path / "in.ckpt")
     convert(tmp_path / "in.ckpt", tmp_path / "out.pt")
     assert torch.load(tmp_path / "out.pt").keys() == {"a"}
-    with (tmp_path / "text").open("w+b") as file:
-        file.write(b"\x80\x02" + dumped("x" * 200_000) + b"\x85.")
-        file.seek(0)
-        ((text,),) = [unpickle(file)]
-    assert text.name == "a long text"
 
 
 def test_many_honest_names_are_no_repetition(tmp_path: Path) -> None:
     """Scalars with short names and an average beside them: each has the fewest bytes."""
-    for name in ("{:x}", "net.layers.{}.self_attention.module.query.weight"):
-        state = {name.format(i): torch.tensor(float(i)) for i in range(1_000)}
-        for options in ({"pickle_protocol": 5}, {"_use_new_zipfile_serialization": False}):
-            root = {"state_dict": state, "state_dict_ema": state}
-            torch.save(root, tmp_path / "in.ckpt", **options)
-            before = Checkpoint(tmp_path / "in.ckpt")
-            report = convert(tmp_path / "in.ckpt", tmp_path / "out.pt", dry_run=True)
-            assert len(report.tensors) == 1_000
-            with before:
-                assert before.budget.left > 100 * 1_000
+    state = {f"{i:x}": torch.tensor(float(i)) for i in range(1_000)}
+    torch.save({"state_dict": state, "state_dict_ema": state}, tmp_path / "in.ckpt")
+    report = convert(tmp_path / "in.ckpt", tmp_path / "out.pt", dry_run=True)
+    assert len(report.tensors) == 1_000
 
 
 def test_shared_layers_are_named_as_often_as_they_occur(tmp_path: Path) -> None:

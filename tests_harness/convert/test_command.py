@@ -118,16 +118,9 @@ def test_what_a_terminal_would_obey_is_nowhere_printed(tmp_path: Path, run: Run)
     )
     for arguments in (
         [f"{evil}.pt", "--list"],
-        [f"{evil}.pt", "--key", evil, "--list"],
         [f"{evil}.pt", "--key", f"{evil}x"],
-        [f"{evil}.pt", "--prefix", evil],
-        [f"{evil}.pt"],
         [f"{evil}.bad"],
-        [f"{evil}.none"],
-        [f"{evil}.pt", f"{evil}.out"],
         [f"{evil}.pt", "-o", f"/proc/{evil}.pt"],
-        [f"{evil}.pt", "-o", f"{evil}/a.pt"],
-        [f"{evil}.pt", f"{evil}.bad", "-o", "a.pt"],
     ):
         said = run(*arguments)
         assert all(line.isprintable() for line in (said.stdout + said.stderr).split("\n"))
@@ -136,14 +129,11 @@ def test_what_a_terminal_would_obey_is_nowhere_printed(tmp_path: Path, run: Run)
 
 def test_what_was_verified_is_said(tmp_path: Path, run: Run) -> None:
     """A file without checksums cannot tell whether it was damaged before."""
-    state, path = {"a": torch.ones(3), "b": torch.empty(0)}, tmp_path / "a.pt"
-    torch.save(state, path)
+    torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
     assert "verified  every byte\n" in run("a.pt").stdout
     assert "verified  nothing\n" in run("a.pt", "--no-verify", "--force").stdout
-    torch.save(state, path, _use_new_zipfile_serialization=False)
+    save_file({"a": torch.ones(3)}, tmp_path / "a.pt")
     copied = "verified  the copy, byte for byte; the source states no checksums\n"
-    assert copied in run("a.pt", "--force").stdout
-    save_file(state, path)
     assert copied in run("a.pt", "--force").stdout
 
 
@@ -168,12 +158,6 @@ def test_a_distributed_checkpoint_is_converted_from_within(
     monkeypatch.chdir(source)
     assert run(".").status == 0
     assert (tmp_path / "step=1-loss=0.12.weights.pt").is_file()
-
-
-def test_a_prefix_may_be_written_as_it_is_in_the_file(folder: Path, run: Run) -> None:
-    for prefix in ("net", "net.", "net._orig_mod", "net.module"):
-        assert run("runs/last.ckpt", "-o", "a.pt", "--prefix", prefix, "--force").status == 0
-        Net().load_state_dict(torch.load(folder / "a.pt"))
 
 
 def test_a_start_imports_neither_torch_nor_numpy_and_escapes_names(folder: Path) -> None:
@@ -206,16 +190,3 @@ def test_memory_does_not_grow_with_the_checkpoint(options: list[str], tmp_path: 
     command = [sys.executable, "-c", code, sys.executable, str(SCRIPT), "large.ckpt", *options]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert int(result.stdout.splitlines()[-1]) <= 64 * 1024
-
-
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
-    torch.save({f"layer{i}": torch.ones(1) for i in range(5000)}, tmp_path / "a.pt")
-    command = [sys.executable, str(SCRIPT), "a.pt", "--list"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
-    ) as process:
-        assert process.stdout
-        assert process.stderr
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""

@@ -55,20 +55,6 @@ def test_one_flipped_byte_in_any_tensor_is_found(tmp_path: Path) -> None:
     assert "data.pkl does not match its checksum" in refusal(path)
 
 
-def test_a_flipped_byte_beside_a_view_is_found(tmp_path: Path) -> None:
-    """The checksum is that of the whole storage, of which only a part is taken."""
-    path = tmp_path / "last.ckpt"
-    torch.save({"view": torch.arange(1000.0)[400:500]}, path)
-    with Checkpoint(path) as opened:
-        start = opened.root["view"].record.offset
-    original = path.read_bytes()
-    for at in (0, 3_000, 3_999):
-        content = bytearray(original)
-        content[start + at] ^= 1
-        path.write_bytes(content)
-        assert "damaged: view does not match its checksum" in refusal(path)
-
-
 def test_a_shard_that_is_damaged_short_or_missing_is_named(tmp_path: Path) -> None:
     save_distributed({"model": {"weight": torch.arange(999.0)}}, tmp_path / "dcp")
     (shard,) = (tmp_path / "dcp").glob("*.distcp")
@@ -133,16 +119,10 @@ def test_a_zip_that_was_changed_is_refused(tmp_path: Path) -> None:
     checkpoint(path)
     rewritten(path, lambda name, content: b"big" if name.endswith("byteorder") else content)
     assert "big-endian" in refusal(path)
-    for geometry in (b"K\x09\x85", b"J\xff\xff\xff\xff\x85", b"(K\x02K\x01t"):
+    for geometry in (b"K\x09\x85", b"J\xff\xff\xff\xff\x85"):
         torch.save({"a": torch.ones(3), "b": torch.ones(99)}, path)
         rewritten(path, lambda _, content, g=geometry: content.replace(b"K\x03\x85", g, 1))
         assert "a tensor" in refusal(path)
-    for offset in (1 << 40, (1 << 64) - 2):  # the second is too large for the system's calls
-        checkpoint(path)
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.infolist()[0].header_offset = offset
-            archive.comment = b"written again"
-        assert "damaged: data.pkl cannot be read" in refusal(path)
 
 
 def test_a_checkpoint_without_weights_lists_what_it_holds(tmp_path: Path) -> None:
@@ -158,21 +138,10 @@ def safetensors(path: Path, header: dict[str, object], content: bytes = bytes(8)
     return path
 
 
-def test_a_safetensors_file_is_known_whatever_the_length_of_its_header(tmp_path: Path) -> None:
-    """The length comes first, and can look like the beginning of another format."""
-    for length in range(1, 260):
-        entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-        path = safetensors(tmp_path / "a.safetensors", {"n" * length: entry})
-        assert len(convert(path, tmp_path / "out.pt", dry_run=True).tensors) == 1
-
-
 def test_safetensors_places_are_whole_numbers_without_overlaps_and_gaps(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     places: list[tuple[list[float], list[float]]] = [
         ([0.0, 8.0], [2]),
-        ([False, 8], [2]),
-        ([0, float("nan")], [2]),
-        ([0, 8], [2.0]),
         ([0, 8], [1, -2]),
         ([-8, 0], [2]),
         ([0, 4], [2]),
@@ -194,31 +163,6 @@ def test_a_huge_safetensors_header_is_not_read(tmp_path: Path) -> None:
         file.write((200_000_000).to_bytes(8, "little") + b"{")
         file.truncate(300_000_000)  # of which the disk holds nothing
     assert "header would be too large" in refusal(tmp_path / "a.safetensors")
-
-
-def test_a_name_that_is_no_text_is_refused_for_safetensors(tmp_path: Path) -> None:
-    torch.save({"a\ud800": torch.ones(1)}, tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match="safetensors cannot hold this name"):
-        convert(tmp_path / "a.ckpt", tmp_path / "out.safetensors")
-    assert os.listdir(tmp_path) == ["a.ckpt"]
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_zip_with_two_entries_of_a_name_is_refused(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "last.ckpt")
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(archive.infolist()[-1].filename, b"another")
-    assert "not one that torch.save writes" in refusal(path)
-
-
-def test_a_local_zip_header_that_is_none_is_refused(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "last.ckpt")
-    with zipfile.ZipFile(path) as archive:
-        at = next(i.header_offset for i in archive.infolist() if i.filename.endswith("data/0"))
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-    assert "damaged: data/0 cannot be read" in refusal(path)
 
 
 def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-import tracemalloc
-
 import pytest
 
 from harness.convert import CheckpointError
@@ -82,20 +80,3 @@ def test_averaged_weights_are_preferred_unless_declined() -> None:
     assert renamed("net.a", "net.b", "ema.a", is_lightning=True).keys() == {"net.a", "net.b"}
     (note,) = Names(["net.a", "swa_net.a"], is_lightning=True).notes
     assert note == "swa_net is the average of net; --no-ema takes net"
-
-
-def test_a_counter_of_the_network_itself_stays() -> None:
-    """Only AveragedModel's own lies beside a `module`."""
-    names = {"module.n_averaged": "n_averaged", "module.weight": "weight"}
-    assert renamed(*names) == names
-
-
-def test_many_nested_modules_take_memory_in_proportion_to_their_names() -> None:
-    """The paths of all of them, each whole, would be a thousand times the names' own size."""
-    names = [f"m{i}.{'module.' * 96}weight" for i in range(300)]
-    tracemalloc.start()
-    try:
-        assert set(Names(names).new.values()) == {f"m{i}.weight" for i in range(300)}
-        assert tracemalloc.get_traced_memory()[1] <= 20 * sum(map(len, names))
-    finally:
-        tracemalloc.stop()

@@ -35,24 +35,15 @@ class Evil:
         self.mark, self.how = str(mark), how
 
     def __reduce__(self) -> tuple[object, ...]:
-        if self.how == "system":
-            return os.system, (f"touch {self.mark}",)
-        if self.how == "exec":
-            return exec, (f"open({self.mark!r}, 'w')",)
-        if self.how == "eval":
-            return eval, (f"open({self.mark!r}, 'w')",)
-        if self.how == "popen":
-            return subprocess.Popen, (["touch", self.mark],)
-        if self.how == "getattr":
-            return getattr, (__import__("pathlib").Path(self.mark), "touch")
-        if self.how == "load":
-            return torch.hub.load, ("evil/evil", "evil")
-        return __import__, ("antigravity",)
+        return {
+            "system": (os.system, (f"touch {self.mark}",)),
+            "eval": (eval, (f"open({self.mark!r}, 'w')",)),
+            "popen": (subprocess.Popen, (["touch", self.mark],)),
+            "getattr": (getattr, (Path(self.mark), "touch")),
+        }[self.how]
 
 
-HOWS = ["system", "exec", "eval", "popen", "getattr", "load", "import"]
-# A tensor of one number without a storage: torch's odd ones are named, not taken.
-TENSOR = b"ctorch._utils\n_rebuild_sparse_tensor\n)R"
+HOWS = ["system", "eval", "popen", "getattr"]
 
 
 def opcodes(mark: Path) -> dict[str, bytes]:
@@ -66,36 +57,21 @@ def opcodes(mark: Path) -> dict[str, bytes]:
         "inst": b"\x80\x02(" + string + b"ios\nsystem\n.",
         "obj": b"\x80\x02(" + name + string + b"o.",
         "newobj": b"\x80\x02" + name + string + b"\x85\x81.",
-        "newobj_ex": b"\x80\x04" + name + string + b"\x85}\x92.",
         "stack_global": b"\x80\x04\x8c\x02os\x8c\x06system\x93" + short + b"\x85R.",
         "build_setstate": b"\x80\x02" + name + b")R}X\x0c\x00\x00\x00__setstate__" + name + b"sb.",
-        "build_dict": b"\x80\x02ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00clear"
-        + name
-        + b"sb.",
         "extension": b"\x80\x02\x82\x01.",
         "persistent": b"\x80\x02" + name + string + b"\x85RQ.",
-        "python_2": b"\x80\x02c__builtin__\neval\n" + string + b"\x85R.",
-        "rebuild_from_type": b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n("
-        + name
-        + name
-        + string
-        + b"\x85}tR.",
         # A dict whose key is a tuple of 2 ** 60 numbers, were it ever hashed.
         "hash_bomb": b"\x80\x02}K\x01" + b"2\x86" * 60 + b"K\x02s.",
-        "frozenset_bomb": b"\x80\x04(K\x01" + b"2\x86" * 60 + b"\x91.",
         # Its text has 2 ** 60 characters.
         "storage_name_bomb": b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\nK\x01"
         + b"2\x86" * 60
         + b"X\x03\x00\x00\x00cpuK\x01tQ.",
         "long_memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
         "huge_bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 50) + b"x.",
-        "huge_bytearray": b"\x80\x05\x96" + struct.pack("<Q", 1 << 31) + b"x.",
-        "huge_frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b".",
         # What a few bytes repeat must not be copied: each of these would take gigabytes.
         "dict_bomb": b"\x80\x02(" + b"NN\x86" * 60_000 + b"lq\x00]("
         b"ccollections\nOrderedDict\nq\x01" + b"h\x01h\x00\x85R" * 20_000 + b"e.",
-        "dots": b"\x80\x02}X" + struct.pack("<I", 60_000) + b"." * 60_000 + TENSOR + b"s.",
-        "nothing": b"\x80\x02.",
         "deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
     }
 
@@ -109,9 +85,7 @@ def endless_modules() -> dict[str, bytes]:
         floor = nn.Module()
         floor.left = floor.right = tower
         tower = floor
-    first, second = nn.DataParallel(nn.Module()), nn.DataParallel(nn.Module())
-    first.module, second.module = second, first
-    endless = {"itself": itself, "tower": tower, "wrappers": first}
+    endless = {"itself": itself, "tower": tower}
     return {name: pickle.dumps(module, 2) for name, module in endless.items()}
 
 
@@ -146,7 +120,6 @@ def test_no_opcode_executes(
     mark = tmp_path / "executed"
     pickles = opcodes(mark) | endless_modules()
     pickles |= {how: pickle.dumps({"state_dict": Evil(mark, how)}, 2) for how in HOWS}
-    pickles |= {f"{how}_4": pickle.dumps([Evil(mark, how)], 4) for how in HOWS}
     for name, data in pickles.items():
         path = tmp_path / name
         if callable(container):
@@ -168,11 +141,10 @@ def test_evil_hyper_parameters_do_not_stop_the_conversion(
     audited: Converter, tmp_path: Path
 ) -> None:
     mark = tmp_path / "executed"
-    for how in HOWS:
-        for options in ({"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}):
-            state = {"state_dict": {"a": torch.ones(2)}, "hyper_parameters": Evil(mark, how)}
-            torch.save(state, tmp_path / "evil.ckpt", **options)
-            assert audited.convert(tmp_path / "evil.ckpt")[:2] == ("converted", [])
+    for options in ({"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}):
+        state = {"state_dict": {"a": torch.ones(2)}, "hyper_parameters": Evil(mark)}
+        torch.save(state, tmp_path / "evil.ckpt", **options)
+        assert audited.convert(tmp_path / "evil.ckpt")[:2] == ("converted", [])
     assert not mark.exists()
 
 
@@ -184,15 +156,10 @@ def test_what_has_no_end_is_refused(audited: Converter, tmp_path: Path) -> None:
     endless: object = 1
     for _ in range(60):
         endless = (endless, endless)
-    for fqn, offset, size in (
-        (endless, None, [3]),
-        ("a", [endless], [3]),
-        ("a", None, [endless]),
-    ):
-        index = Reduced(fqn=fqn, offset=offset)
-        entry = Reduced(size=size, properties=Reduced(), chunks=[])
-        path = distributed(tmp_path, {"a": entry}, Pairs([(index, Reduced())]), {})
-        assert ".metadata cannot be read (TypeError)" in audited.convert(path).result
+    entry = Reduced(size=[3], properties=Reduced(), chunks=[])
+    places = Pairs([(Reduced(fqn=endless, offset=None), Reduced())])
+    path = distributed(tmp_path, {"a": entry}, places, {})
+    assert ".metadata cannot be read (TypeError)" in audited.convert(path).result
 
 
 def test_a_shard_outside_the_folder_is_refused(audited: Converter, tmp_path: Path) -> None:
@@ -224,7 +191,6 @@ def seeds(folder: Path) -> list[Path]:
     network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     state = {"state_dict": network.state_dict(), "hyper_parameters": {"net": network}}
     torch.save(state, folder / "zip.ckpt")
-    torch.save(state, folder / "four.ckpt", pickle_protocol=4)
     torch.save(state, folder / "legacy.ckpt", _use_new_zipfile_serialization=False)
     save_file(network.state_dict(), folder / "st.safetensors")
     folder_of(folder / "dcp")

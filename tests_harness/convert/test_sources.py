@@ -61,16 +61,7 @@ def test_sharded_files_become_the_whole_network(tmp_path: Path) -> None:
     assert written == {"out.pt", "safetensors-model.pt", "bin-pytorch_model.pt"}
 
 
-def test_of_one_network_in_two_formats_one_is_read(tmp_path: Path) -> None:
-    sharded(tmp_path / "hf", "bin")
-    index = sharded(tmp_path / "hf")
-    assert index.name in convert(index.parent, tmp_path / "out.pt").kind
-    shutil.copy(index, index.with_name("other.safetensors.index.json"))
-    message = refusal(index.parent)
-    assert "holds model.safetensors.index.json and other.safetensors.index.json" in message
-
-
-def test_a_shard_alone_is_refused_unless_it_is_the_only_one(tmp_path: Path) -> None:
+def test_a_shard_alone_is_refused(tmp_path: Path) -> None:
     index = sharded(tmp_path / "hf")
     shard = tmp_path / "model-00001-of-00003.safetensors"
     shutil.copy(index.with_name(shard.name), shard)
@@ -78,9 +69,6 @@ def test_a_shard_alone_is_refused_unless_it_is_the_only_one(tmp_path: Path) -> N
     shutil.copy(index, tmp_path)
     message = "of the 3 shards that model.safetensors.index.json names 2 are missing, the first"
     assert f"{message} is model-00002-of-00003.safetensors" in refusal(shard)
-    path = tmp_path / "hf" / "alone-00001-of-00001.safetensors"
-    save_file(STATE, path)
-    assert len(convert(path, tmp_path / "out.pt").tensors) == len(STATE)
 
 
 def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> None:
@@ -89,8 +77,6 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> Non
         (lambda places: places.update(other=places["bn.bias"]), "other is not in model-0"),
         (lambda places: places.update({"bn.bias": places["bn.weight"]}), "it is in model-"),
         (lambda places: places.update(a="../a.safetensors"), "names no shards beside it"),
-        (lambda places: places.update(a="model.safetensors.index.json"), "names no shards"),
-        (lambda places: places.clear(), "names no shards"),
         (lambda places: places.update(a=[1]), "index.json cannot be read"),
     ]
     index = sharded(tmp_path / "hf")
