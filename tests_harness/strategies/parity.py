@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,29 +216,28 @@ def nodes_by_variables(*arguments: str) -> list[tuple[list[str], dict[str, str]]
     return [([__file__, *arguments], meeting | {"NODE_RANK": str(rank)}) for rank in range(2)]
 
 
-def torchrun(num_nodes: int, num_processes: int, *arguments: str):
-    """One agent per node, each with its own processes."""
-    options = [f"--nnodes={num_nodes}", f"--nproc-per-node={num_processes}"]
+def torchrun(num_processes: int, *arguments: str) -> list[tuple[list[str], dict[str, str]]]:
+    """One agent with its own processes."""
     meeting = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    run = ["-m", "torch.distributed.run", *options, *meeting]
-    return [([*run, f"--node-rank={i}", __file__, *arguments], {}) for i in range(num_nodes)]
+    run = ["-m", "torch.distributed.run", f"--nproc-per-node={num_processes}", *meeting]
+    return [([*run, __file__, *arguments], {})]
 
 
-def measure(strategy: str, folder: Path, names: Sequence[str] = ()) -> dict[str, list[float]]:
+def measure(strategy: str, folder: Path) -> dict[str, list[float]]:
     """The losses of cases under a strategy, in processes of its own where it has several."""
     file = folder / f"{strategy}.json"
     if strategy.startswith("ddp"):
-        command = (strategy, str(file), *names)
-        launch(nodes_by_variables(*command) if "2x2" in strategy else torchrun(1, 2, *command))
+        command = (strategy, str(file))
+        launch(nodes_by_variables(*command) if "2x2" in strategy else torchrun(2, *command))
     else:
-        write_losses(strategy, file, names)
+        write_losses(strategy, file)
     losses: dict[str, list[float]] = json.loads(file.read_text())
     return losses
 
 
-def write_losses(strategy: str, file: Path, names: Sequence[str]) -> None:
+def write_losses(strategy: str, file: Path) -> None:
     cases = CASES | {"BatchNorm": BATCH_NORM}
-    losses = {name: train(cases[name], strategy) for name in names or cases}
+    losses = {name: train(case, strategy) for name, case in cases.items()}
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         file.write_text(json.dumps(losses))
 
@@ -260,12 +259,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("strategy", nargs="?", choices=STRATEGIES, help="of one process")
     parser.add_argument("file", nargs="?", type=Path, help="where the losses go")
-    parser.add_argument("cases", nargs="*", help="by default all")
     arguments = parser.parse_args()
     if arguments.strategy is None:
         print_table()
     else:
-        write_losses(arguments.strategy, arguments.file, arguments.cases)
+        write_losses(arguments.strategy, arguments.file)
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()

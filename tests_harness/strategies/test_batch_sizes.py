@@ -53,12 +53,6 @@ def test_the_argument_that_does_not_fit_is_named() -> None:
         split_call(module, torch.eye(5), torch.randn(B, D))
 
 
-def test_a_selection_of_the_samples_is_split_where_rows_prove_to_be_samples() -> None:
-    assert split_call(Net(lambda m, x: m.net(x), **linear()), torch.randn(5, D))[1] == [3, 2]
-    with pytest.raises(UserError, match="does not treat each row by itself"):
-        split_call(Net(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(D, 4)), torch.randn(5, B, D))
-
-
 def test_rows_that_nobody_can_prove_run_on_one_device(caplog: pytest.LogCaptureFixture) -> None:
     norm = nn.BatchNorm1d(4, track_running_stats=False)
     module = Net(lambda m, x: m.norm(m.net(x)), **linear(norm=norm))
@@ -73,7 +67,7 @@ def test_rows_that_nobody_can_prove_run_on_one_device(caplog: pytest.LogCaptureF
 class Batches(pl.LightningModule):
     """Notes how calls were split in all steps."""
 
-    def __init__(self, takes_index: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.net, self.sizes = nn.Linear(D, 4), list[tuple[str, list[int]]]()
 
@@ -150,72 +144,3 @@ def test_every_step_knows_its_batch_and_a_hook_does_not() -> None:
         ("test", [5, 3, 2]),
         ("predict", [5, 3, 2]),
     ]
-
-
-class Several(Batches):
-    def training_step(self, batch: Any) -> Tensor:
-        for name, (x,) in batch.items():
-            loss = self.call(name, x).square().mean()
-        return loss
-
-
-def test_a_batch_of_several_loaders_has_several_sizes() -> None:
-    module = Several()
-    t = trainer(DataParallelStrategy(), max_steps=2, callbacks=[GlobalBatches(seed=0)])
-
-    class Two(pl.LightningDataModule):
-        def train_dataloader(self) -> Any:
-            return {"a": loader(16, 8), "b": loader(12, 4)}
-
-    t.fit(module, datamodule=Two())
-    assert module.sizes[:2] == [("a", [8, 4, 4, 4]), ("b", [8, 4, 2, 2])]
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter((row,) for row in torch.randn(12, D))
-
-
-class OneLine(Batches):
-    def training_step(self, batch: Any) -> Tensor:
-        return self.call("train", batch[0]).square().mean()
-
-
-def test_the_samples_of_a_stream_are_those_that_were_collated() -> None:
-    module = OneLine()
-    t = trainer(DataParallelStrategy(), max_steps=2, callbacks=[GlobalBatches(seed=0)])
-
-    class Streams(pl.LightningDataModule):
-        def train_dataloader(self) -> Any:
-            return DataLoader(Stream(), batch_size=8)
-
-    t.fit(module, datamodule=Streams())
-    assert module.sizes[:2] == [("train", [8, 4, 4]), ("train", [4, 2, 2])]
-
-
-class TimeFirst(pl.LightningModule):
-    """Reads (T, B, D), which one device takes for what it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.head = nn.GRU(D, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.rnn(x)[0]
-        return y
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x = batch[0].unsqueeze(0).repeat(self.num_steps, 1, 1)  # (T, B, D)
-        return F.mse_loss(self.head(self(x)), torch.zeros(*x.shape[:2], 4))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def test_time_first_is_refused_at_the_first_step_whatever_its_length() -> None:
-    for num_steps in (5, 8, 16):
-        module = TimeFirst()
-        module.num_steps = num_steps
-        t = trainer(DataParallelStrategy(), callbacks=[GlobalBatches(seed=0)])
-        with pytest.raises(UserError, match="batch_first=True"):
-            t.fit(module, datamodule=Data())

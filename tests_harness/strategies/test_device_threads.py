@@ -15,45 +15,37 @@ request = contextvars.ContextVar("request", default=None)
 def seen():
     a = torch.ones(2, 2, requires_grad=True)
     product = a @ a
-    return {
-        "grad": torch.is_grad_enabled(),
-        "inference": product.is_inference(),
-        "dtype": product.dtype,
-        "cache": torch.is_autocast_cache_enabled(),
-        "context": request.get(),
-    }
+    cache = torch.is_autocast_cache_enabled()
+    return torch.is_grad_enabled(), product.is_inference(), product.dtype, cache, request.get()
 
 
-@pytest.fixture
-def threads():
+def test_a_thread_has_the_callers_modes():
     threads = DeviceThreads(TWO, threads=True)
-    yield threads
-    threads.close()
-
-
-def test_a_thread_has_the_callers_modes(threads):
     request.set("caller")
     for mode in (
         torch.no_grad(),
         torch.inference_mode(),
-        torch.autocast("cpu", torch.bfloat16),
         torch.autocast("cpu", torch.float16, cache_enabled=False),
     ):
         with mode:
             expected = seen()
             assert threads.run([seen, seen]) == [expected, expected]
+    threads.close()
 
 
-def test_the_first_job_runs_in_the_callers_thread_and_the_others_in_their_own(threads):
+def test_jobs_run_at_the_same_time_in_threads_that_closing_ends():
     meeting = threading.Barrier(2, timeout=60)
 
     def job():
         meeting.wait()  # both are running
-        return threading.current_thread().name
+        return threading.current_thread()
 
+    threads = DeviceThreads(TWO, threads=True)
     first, second = threads.run([job, job])
-    assert first == threading.current_thread().name
-    assert second.startswith("replica")
+    assert first is threading.current_thread()
+    assert second.name.startswith("replica")
+    threads.close()
+    assert not second.is_alive()
 
 
 @pytest.mark.parametrize(("failing", "in_threads"), [(0, True), (1, True), (1, False)])
@@ -69,16 +61,3 @@ def test_an_exception_comes_back_with_its_device(failing, in_threads):
     threads.close()
     notes = getattr(error.value, "__notes__", [f"Raised in replica {failing} on cpu."])
     assert notes == [f"Raised in replica {failing} on cpu."]
-
-
-def test_closing_ends_the_threads(threads):
-    """Threads of others may begin and end meanwhile."""
-
-    def replicas() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name.startswith("replica")}
-
-    before = replicas()
-    threads.run([lambda: None, lambda: None])
-    (own,) = replicas() - before
-    threads.close()
-    assert not own.is_alive()

@@ -57,10 +57,10 @@ def frozen():
 class BoundMethod(nn.Module):
     """Calls itself through an attribute that is bound to the original."""
 
-    def __init__(self, wrap=lambda method: method):
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(6, 4)
-        self.activate = wrap(self.scaled)
+        self.activate = self.scaled
 
     def scaled(self, x):
         return torch.tanh(self.layer(x))
@@ -126,20 +126,6 @@ class Owner(nn.Module):
         return self.child(x)
 
 
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g
-
-
-def with_old_norm(norm):
-    return norm(nn.Linear(6, 4))
-
-
 class Own(nn.Module):
     """Dynamo leaves torch's own containers alone when they are compiled in place."""
 
@@ -171,23 +157,9 @@ IMAGE = (lambda: rows(7, 3, 8, 8),)
 TOKENS = (lambda: torch.randint(0, 10, (7, 5)),)
 
 ZOO = {
-    "mlp": (mlp, X),
     "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2)), IMAGE),
     "lstm": (
         lambda: Net(lambda m, x: first(m.rnn(x)), rnn=nn.LSTM(6, 4, batch_first=True)),
-        SEQUENCE,
-    ),
-    "gru_bidirectional": (
-        lambda: Net(
-            lambda m, x: first(m.rnn(x)),
-            rnn=nn.GRU(6, 4, num_layers=2, bidirectional=True, batch_first=True),
-        ),
-        SEQUENCE,
-    ),
-    "attention": (
-        lambda: Net(
-            lambda m, x: first(m.a(x, x, x)), a=nn.MultiheadAttention(6, 2, batch_first=True)
-        ),
         SEQUENCE,
     ),
     "transformer_encoder": (
@@ -196,16 +168,10 @@ ZOO = {
         ),
         SEQUENCE,
     ),
-    "embedding": (lambda: nn.Embedding(10, 4), TOKENS),
     "embedding_sparse": (lambda: nn.Embedding(10, 4, sparse=True), TOKENS),
     "tied_weights": (tied, X),
     "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(6, 4)), X),
-    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(6, 6)), X),
-    "old_spectral_norm": (lambda: with_old_norm(nn.utils.spectral_norm), X),
-    "checkpoint": (
-        lambda: Net(lambda m, x: checkpoint(m.a, x, use_reentrant=False), a=mlp()),
-        X,
-    ),
+    "old_spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(6, 4)), X),
     "checkpoint_reentrant": (
         lambda: Net(
             lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=True), a=mlp(), b=nn.Linear(6, 6)
@@ -213,30 +179,12 @@ ZOO = {
         X,
     ),
     "buffers": (lambda: Net(lambda m, x: m.a(x) * m.scale, a=nn.Linear(6, 4), scale=rows(4)), X),
-    "batch_norm_eval": (lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).eval()), X),
     "parameter_list": (
         lambda: Net(lambda m, x: x @ m.p[0] + m.p[1], p=nn.ParameterList([rows(6, 4), rows(4)])),
         X,
     ),
-    "complex_parameter": (
-        lambda: Net(lambda m, x: (x @ m.w).abs(), w=nn.Parameter(rows(6, 4) * (1 + 2j))),
-        (lambda: rows(7, 6) * (1 + 0j),),
-    ),
-    "expanded_parameter": (
-        lambda: Net(lambda m, x: m.q.expand(len(x), 6) * x, q=nn.Parameter(rows(1, 6))),
-        X,
-    ),
     "frozen": (frozen, X),
-    "autograd_function": (lambda: Net(lambda m, x: Double.apply(m.a(x)), a=nn.Linear(6, 4)), X),
-    "functional_call": (
-        lambda: Net(
-            lambda m, x: torch.func.functional_call(m.a, dict(m.a.named_parameters()), (x,)),
-            a=mlp(),
-        ),
-        X,
-    ),
     "bound_method": (BoundMethod, X),
-    "partial_of_method": (lambda: BoundMethod(functools.partial), X),
     "closure": (Closure, X),
     "hooked_features": (HookedFeatures, X),
     "plain_tensor": (PlainTensor, X),
@@ -244,23 +192,6 @@ ZOO = {
     "compiled": (compiled, X),
     "compiled_in_place": (compiled_in_place, X),
 }
-
-
-class OnlyOwnCopies(TorchDispatchMode):
-    """Fails when an operation reads the memory of the original's parameters or buffers."""
-
-    def __init__(self, original):
-        super().__init__()
-        tensors = [*original.parameters(), *original.buffers()]
-        self.forbidden = {t.untyped_storage().data_ptr() for t in tensors}
-        self.num_seen = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-                self.num_seen += 1
-                assert leaf.untyped_storage().data_ptr() not in self.forbidden, func
-        return func(*args, **(kwargs or {}))
 
 
 def made(name):
@@ -311,21 +242,6 @@ def test_outputs_and_gradients_are_those_of_one_device():
         assert set(module.__dict__) - {"features"} == attributes, name
 
 
-def test_a_replica_reads_its_own_copies_only():
-    for name in ZOO:
-        module, inputs = made(name)
-        output = module(*inputs)
-        expected = [output, *gradients(module, output)]
-        module, inputs = made(name)
-
-        replica = Replica(module, CPU).refresh(CPU)
-        # Dynamo does not compile under a dispatch mode: it runs the same Python, which is the point
-        with OnlyOwnCopies(module) as mode:
-            output = replica(*inputs)
-        assert mode.num_seen > 0, name
-        assert_equal([output, *gradients(module, output)], expected, name)
-
-
 def test_a_replica_works_on_another_device():
     """The meta device computes shapes only, and refuses to meet a tensor of the CPU."""
     for name in ZOO:
@@ -337,17 +253,7 @@ def test_a_replica_works_on_another_device():
         assert output.shape == expected.shape, name
 
 
-def compiled_by_its_key(backend):
-    """As compile=true does it."""
-    net = Net(lambda m, x: m.net(x), net=Own())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-        compile_networks([net.net], is_split=True)
-    return net
-
-
-@pytest.mark.parametrize("make", [compiled, compiled_by_its_key])
-def test_replicas_run_compiled_code_and_compile_once(make):
+def test_replicas_run_compiled_code_and_compile_once():
     torch.compiler.reset()  # other tests have used up the recompilations of shared code
     num_graphs = num_runs = 0
 
@@ -362,7 +268,7 @@ def test_replicas_run_compiled_code_and_compile_once(make):
 
         return run
 
-    module = make(backend)
+    module = compiled(backend)
     parallel = ParallelForward(module, [CPU] * 3)
     parallel.install()
     for _ in range(5):

@@ -99,18 +99,3 @@ def test_replicas_follow_what_happens_between_two_calls(split_over):
     net.append(nn.Tanh())
     assert (net(x) < 1).all()
     assert parallel.replicas[True] is not first
-
-
-def test_outputs_that_a_module_collects_are_not_copied():
-    net = nn.Linear(3, 3)
-    net.collected = [torch.ones(2)]
-    twin = Replica(net, CPU).refresh(CPU)
-    assert twin.collected is not net.collected
-    assert twin.collected[0] is net.collected[0]
-
-
-def test_metrics_are_left_out():
-    net = nn.ModuleDict({"layer": nn.Linear(3, 3), "metric": MeanMetric()})
-    twin = Replica(net, CPU).refresh(CPU)
-    assert twin["metric"] is net["metric"]
-    assert twin["layer"] is not net["layer"]

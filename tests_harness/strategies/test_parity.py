@@ -47,26 +47,6 @@ def test_batch_norm_differs_from_one_device():
     assert difference(train(BATCH_NORM, "dp(2)"), train(BATCH_NORM, "one device")) > 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["torchrun", "slurm"])
-def test_ddp2_starts_under(start, tmp_path):
-    file = tmp_path / "losses.json"
-    arguments = ("ddp2(2x2)", str(file), "last batch of 10")
-    if start == "torchrun":
-        processes = parity.torchrun(2, 1, *arguments)
-    else:
-        job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NNODES": "2"}
-        job |= {"SLURM_JOB_ID": "1", "SLURM_LOCALID": "0", "SLURM_JOB_NAME": "train"}
-        job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(parity.free_port())}
-        processes = [
-            ([parity.__file__, *arguments], job | {"SLURM_PROCID": rank, "SLURM_NODEID": rank})
-            for rank in "01"
-        ]
-    parity.launch(processes)
-    losses = json.loads(file.read_text())["last batch of 10"]
-    assert difference(losses, one_device("last batch of 10")) <= 1e-12
-
-
 def test_a_lost_gradient_is_found(monkeypatch):
     """The bound can be missed: replicas whose gradients do not come back fail it."""
     refresh = Replica.refresh

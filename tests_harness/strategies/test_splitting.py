@@ -28,15 +28,6 @@ def test_samples_are_dealt_as_torch_chunk_deals_them():
             assert share_sizes(num_samples, num_devices) == [len(chunk) for chunk in chunks]
 
 
-def test_a_share_holds_the_same_rows_of_every_argument():
-    x, y = torch.arange(10.0), torch.arange(20.0).reshape(10, 2)
-    first, second = split((x,), {"y": y}, TWO)
-    assert torch.equal(first.args[0], x[:5])
-    assert torch.equal(second.args[0], x[5:])
-    assert torch.equal(first.kwargs["y"], y[:5])
-    assert torch.equal(second.kwargs["y"], y[5:])
-
-
 def test_only_the_first_device_sees_the_callers_memory():
     x, scale = torch.zeros(4), torch.zeros(1)
     first, second = split((x, scale), {}, TWO)
@@ -76,29 +67,11 @@ def test_scalars_and_single_rows_go_to_every_device():
         assert share.args[3:] == numbers
 
 
-def test_a_named_argument_goes_whole_even_if_it_looks_like_a_batch():
-    x, mask = torch.arange(4), torch.eye(4)
-    for share in split((x,), {"mask": mask}, TWO, whole=frozenset(["mask"])):
-        assert torch.equal(share.kwargs["mask"], mask)
-        assert len(share.args[0]) == 2
-
-
-def test_a_batch_of_one_sample_is_not_split():
-    x = torch.ones(1, 3)
-    (share,) = split((x,), {}, TWO)
-    assert share.args[0] is x
-
-
 def test_joined_outputs_are_in_the_order_of_the_samples():
     parts = [{"a": Pair(torch.arange(3), "name")}, {"a": Pair(torch.arange(3, 5), "name")}]
     joined = join(parts, [3, 2])
     assert torch.equal(joined["a"].left, torch.arange(5))
     assert joined["a"].right == "name"
-
-
-def test_scalars_are_joined_as_a_mean_over_samples_when_asked():
-    parts = [torch.tensor(1.0), torch.tensor(4.0)]
-    assert join(parts, [2, 1], scalar_outputs="mean") == 2.0
 
 
 def test_what_was_moved_to_the_cpu_stays_there():

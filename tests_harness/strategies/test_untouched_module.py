@@ -100,45 +100,6 @@ def test_a_loss_over_the_whole_batch_is_that_of_one_device(strategy):
     assert actual == pytest.approx(expected, abs=1e-12)
 
 
-class Adversaries(pl.LightningModule):
-    """Manual optimisation of two networks that the step calls by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-        self.generator, self.discriminator = nn.Linear(8, 8), nn.Linear(8, 1)
-        self.losses = []
-
-    def training_step(self, batch, batch_idx):
-        x, (g, d) = batch[0], self.optimizers()
-        self.toggle_optimizer(d)
-        real, fake = self.discriminator(x), self.discriminator(self.generator(x).detach())
-        loss = F.softplus(-real).mean() + F.softplus(fake).mean()
-        self.manual_backward(loss)
-        d.step()
-        d.zero_grad()
-        self.untoggle_optimizer(d)
-        self.toggle_optimizer(g)
-        loss_g = F.softplus(-self.discriminator(self.generator(x))).mean()
-        self.manual_backward(loss_g)
-        g.step()
-        g.zero_grad()
-        self.untoggle_optimizer(g)
-        self.losses += [loss.item(), loss_g.item()]
-
-    def configure_optimizers(self):
-        return [torch.optim.Adam(m.parameters()) for m in (self.generator, self.discriminator)]
-
-
-@pytest.mark.parametrize("strategy", [DataParallelStrategy, *slow(DDP2Strategy)])
-def test_manual_optimisation_of_two_networks(strategy):
-    settings = {"precision": "64-true", "max_steps": 12}
-    expected = losses(Adversaries, "auto", devices=1, **settings)
-    options = {"find_unused_parameters": True} if strategy is DDP2Strategy else {}
-    parallel = strategy(modules=["generator", "discriminator"], **options)
-    assert losses(Adversaries, parallel, **settings) == pytest.approx(expected, abs=1e-12)
-
-
 STARTS = {
     "one device": lambda: ("auto", 1),
     "dp": lambda: (DataParallelStrategy(), 2),
@@ -167,64 +128,6 @@ def test_a_checkpoint_of_any_strategy_resumes_under_another(tmp_path):
         assert resumed.losses == pytest.approx(expected, abs=1e-6), second
 
 
-class Evaluated(Watched):
-    def validation_step(self, batch, batch_idx):
-        assert not torch.is_grad_enabled()
-        x, y, _ = batch
-        self.log("val_loss", F.cross_entropy(self(x), y), batch_size=len(x))
-
-    test_step = validation_step
-
-    def predict_step(self, batch, batch_idx):
-        return self(batch[0])
-
-
-def test_every_phase_is_split_and_equals_one_device():
-    t = trainer(DataParallelStrategy())
-    module = Evaluated()
-    t.fit(module, batches(24, 24), batches(30, 9))
-    for phase in (t.validate, t.test):
-        module.shares.clear()
-        (metrics,) = phase(module, batches(30, 9), verbose=False)
-        assert module.shares == [15, 5]
-        (expected,) = trainer("auto", devices=1).validate(module, batches(30, 9), verbose=False)
-        assert metrics == pytest.approx(expected, abs=1e-6)
-    predictions = t.predict(module, batches(30, 9))
-    assert [len(rows) for rows in predictions] == [30, 9]
-    torch.testing.assert_close(predictions[1], module(batches(30, 9).dataset[1][0]))
-
-
-def test_forward_is_given_back_after_an_exception():
-    class Broken(Module):
-        def configure_optimizers(self):
-            raise ZeroDivisionError
-
-    module = Broken(Case())
-    with pytest.raises(ZeroDivisionError):
-        trainer(DataParallelStrategy()).fit(module, batches(4))
-    assert "forward" not in vars(module)
-
-
-class Copied(Module):
-    """Makes an average model in the middle of training, as callbacks do."""
-
-    def on_train_batch_end(self, *_):
-        x = torch.ones(4, 8)
-        for twin in (copy.deepcopy(self), pickle.loads(pickle.dumps(self.net))):
-            assert "forward" not in vars(twin) or vars(twin)["forward"].__self__ is twin
-            torch.testing.assert_close(twin(x), self.net(x))
-
-
-def test_a_copy_made_during_training_has_a_plain_forward():
-    trainer(DataParallelStrategy(modules="net")).fit(CallsNet(Case()), batches(24, 24))
-
-
-class CallsNet(Copied):
-    def training_step(self, batch, batch_idx):
-        self.weight = 1.0
-        return F.cross_entropy(self.net(batch[0]), batch[1])
-
-
 def test_running_statistics_are_those_of_the_first_share():
     """As in DataParallel; under ddp they are those of the first process."""
     net = nn.BatchNorm1d(8)
@@ -236,24 +139,6 @@ def test_running_statistics_are_those_of_the_first_share():
     assert torch.equal(net.running_mean, expected.running_mean)
     assert torch.equal(net.running_var, expected.running_var)
     assert net.num_batches_tracked == 1
-
-
-def test_a_forward_that_returns_a_loss_is_joined_as_a_mean_over_samples():
-    class LossInForward(Module):
-        def forward(self, x, y):
-            return F.cross_entropy(self.net(x), y)
-
-        def training_step(self, batch, batch_idx):
-            self.weight = 1.0
-            loss = self(batch[0], batch[1])
-            self.losses.append(loss.item())
-            return loss
-
-    case = Case(precision="64-true")
-    expected = losses(lambda: LossInForward(case), "auto", 1, precision="64-true")
-    strategy = DataParallelStrategy(scalar_outputs="mean")
-    actual = losses(lambda: LossInForward(case), strategy, 3, precision="64-true")
-    assert actual == pytest.approx(expected, abs=1e-12)
 
 
 def test_generators_seeded_alike_are_separated_once_and_again_after_a_new_seed():
