@@ -56,15 +56,6 @@ def test_global_batches_do_not_depend_on_the_number_of_processes() -> None:
         assert sorted(itertools.chain(*expected)) == list(range(num_samples))
 
 
-def test_order_depends_on_seed_and_epoch() -> None:
-    def order(seed: int, epoch: int) -> list[int]:
-        return GlobalBatchSampler(100, 10, seed=seed).order(epoch).tolist()
-
-    orders = [order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(o) for o in orders}) == 4
-    assert order(1, 1) == orders[3]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_epoch_reaches_the_data_set_in_every_worker(num_workers: int) -> None:
     sampler = GlobalBatchSampler(20, 6, shuffle=False)
@@ -75,13 +66,6 @@ def test_epoch_reaches_the_data_set_in_every_worker(num_workers: int) -> None:
     batches = list(loader)
     assert {epoch for _, epoch in batches} == {4}
     assert list(itertools.chain(*(indices for indices, _ in batches))) == list(range(20))
-
-
-def test_shares_are_balanced() -> None:
-    for num_ranks, rank in [(n, rank) for n in (1, 2, 3, 4) for rank in range(n)]:
-        sampler = GlobalBatchSampler(101, 17, num_ranks=num_ranks, rank=rank)
-        sizes = [len(batch) for batch in list(sampler)[:-1]]
-        assert set(sizes) <= {17 // num_ranks, -(-17 // num_ranks)}
 
 
 @pytest.mark.parametrize(("num_ranks", "num_micro"), [(2, 1), (3, 2), (8, 4)])

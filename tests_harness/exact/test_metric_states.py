@@ -5,12 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MetricCollection
-from torchmetrics.classification import BinaryAUROC, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics import CatMetric, MaxMetric, Metric, MetricCollection
+from torchmetrics.classification import BinaryAUROC, MulticlassF1Score
 from torchmetrics.regression import PearsonCorrCoef
 
 from harness import Mean
@@ -43,13 +42,11 @@ class Odd(Metric):
 def metrics() -> dict[str, Any]:
     return {
         "mean": Mean(),
-        "mean_of_torchmetrics": MeanMetric(),
         "max": MaxMetric(),
         "cat": CatMetric(),
         "odd": Odd(),
         "auroc": BinaryAUROC(),  # keeps a list of every prediction
         "pearson": PearsonCorrCoef(),
-        "large": MulticlassConfusionMatrix(40),  # more than what is gathered at once
         "group": MetricCollection({"f1": MulticlassF1Score(5), "macro": MulticlassF1Score(5)}),
     }
 
@@ -57,14 +54,12 @@ def metrics() -> dict[str, Any]:
 def updated(metric: Any, name: str, generator: torch.Generator) -> None:
     values = torch.rand(6, generator=generator) - 0.3
     match name:
-        case "mean" | "mean_of_torchmetrics":
+        case "mean":
             metric.update(values[0], float(values[1] + 1))
         case "auroc":
             metric.update(values.abs(), values > 0)
         case "pearson":
             metric.update(values, values.roll(1) ** 2)
-        case "large":
-            metric.update((values * 50).long() % 40, (values * 30).long() % 40)
         case "group":
             metric.update((values * 50).long() % 5, (values * 30).long() % 5)
         case _:
@@ -111,16 +106,10 @@ def compare(folder: Path) -> None:
         assert results[:3] == results[3:], name
         assert len({*results[:3]}) > 1, name  # which was looked at
         if name not in ("cat", "auroc"):
-            num_metrics, sizes = (2 if name == "group" else 1), (2 if name == "large" else 1)
-            assert operations[1] == 3 * num_metrics * sizes < operations[0], (name, operations)
-    uneven = Odd()
-    uneven.dist_sync_fn = StatesTogether(uneven)
-    for _ in range(1 + rank):
-        updated(uneven, "odd", torch.Generator())
-    with pytest.raises(RuntimeError, match="equal size"):  # as torchmetrics says
-        uneven.compute()
+            num_metrics = 2 if name == "group" else 1
+            assert operations[1] == 3 * num_metrics < operations[0], (name, operations)
     trainer: Any = SimpleNamespace(world_size=2)
-    for size in 0, 1, 4000, 4096, 5000, 100_000:
+    for size in 0, 4096, 100_000:  # more than what is gathered at once
         mine = [rank, b"x" * (size if rank else 7)]
         assert gather(trainer, mine) == [[0, b"x" * 7], [1, b"x" * size]], size
     dist.barrier()

@@ -14,7 +14,6 @@ from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.strategy_runs import execute, write_conf
 
 MODULES = "tests_harness.modules"
-DRIFT = "+callbacks.disturb"
 
 
 def train(folder: Path, module: str, *words: str) -> tuple[int, str, Path]:
@@ -64,6 +63,7 @@ def test_what_one_process_unfreezes_alone_is_refused(
     assert max(steps(run_dir)) == 3
 
 
+@pytest.mark.slow
 def test_no_checkpoint_holds_replicas_that_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,13 +73,3 @@ def test_no_checkpoint_holds_replicas_that_differ(
     assert status == 1, said
     assert "Step 6: the replicas differ. net.0.weight on rank 1 is not that of rank 0" in said
     assert max(steps(run_dir)) == 5  # of before it was unfrozen
-
-
-@pytest.mark.slow
-def test_a_replica_that_drifts_is_in_no_checkpoint(tmp_path: Path) -> None:
-    disturb = [f"{DRIFT}._target_=tests_harness.workers.disturb.Disturb", f"{DRIFT}.rank=1"]
-    disturb += [f"{DRIFT}.what=drift", f"{DRIFT}.name=net.2.bias", f"{DRIFT}.step=3"]
-    status, said, run_dir = train(tmp_path, "ByHooks", *disturb)
-    assert status == 1, said
-    assert "Step 4: the replicas differ. net.2.bias on rank 1" in said
-    assert max(steps(run_dir)) == 3

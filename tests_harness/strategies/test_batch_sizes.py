@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from harness.errors import UserError
 from harness.exact.global_batches import GlobalBatches

@@ -13,9 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from harness import UserError
 from harness.convert import convert
-from harness.strategies.fsdp import units
 from tests_harness.conftest import slow
 from tests_harness.faults.run_folder import leave_at
 from tests_harness.strategy_runs import NO_FSDP, SAME, distances, execute, farthest, outcome
@@ -53,7 +51,11 @@ class Writes(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         part = next(one for one in pl_module.modules() if isinstance(one, nn.Linear))
-        part.register_forward_pre_hook(lambda *_: part.weight.data.mul_(0.5))
+
+        def write(*_: Any) -> None:
+            part.weight.data.mul_(0.5)
+
+        part.register_forward_pre_hook(write)
 
 
 def run_of(folder: Path, strategy: str, *words: str) -> Path:

@@ -2,18 +2,14 @@
 
 import functools
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from harness.strategies.parallel_forward import ParallelForward
 from harness.strategies.replica import Replica
-from harness.upstream.compiling import compile_networks
 from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS

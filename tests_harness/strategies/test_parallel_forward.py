@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchmetrics import MeanMetric
 
 from harness.strategies.parallel_forward import ParallelForward
 from harness.strategies.replica import Replica

@@ -1,7 +1,6 @@
 """Every strategy follows one device, step by step; docs/strategies.md has the figures."""
 
 import functools
-import json
 
 import pytest
 import torch

@@ -1,11 +1,8 @@
 """The user's module does not notice that its forward is split."""
 
-import copy
-import pickle
 from itertools import pairwise
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.strategies import DDPStrategy

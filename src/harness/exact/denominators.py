@@ -1,8 +1,7 @@
 """What a loss is a mean over, or divided by, where that is not the samples of a batch."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -85,17 +84,6 @@ def sum_over(total: Tensor, number: Tensor | float, at_least: float = 1.0) -> Te
     if _running is None:
         return _quotient(total, number, at_least)
     return _running.count(total, number, at_least)
-
-
-@contextmanager
-def heard_by(listener: Any) -> Iterator[None]:
-    """Let another object hear what ``mean_over`` is told: its method ``count`` is called."""
-    global _running
-    before, _running = _running, listener
-    try:
-        yield
-    finally:
-        _running = before
 
 
 class Denominators:

@@ -1,6 +1,5 @@
 """The promises, one after the other, each held against short runs of the owner's experiment."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,7 +34,6 @@ from harness.prove.verdicts import (
 )
 
 ROUNDING = 1e-7  # by which the weights of a control are moved
-PROBE = "harness.prove.probing.Probe"
 
 
 def prove(
@@ -121,15 +119,6 @@ class Proving:
         """The reference with BatchNorm that does not learn."""
         return self.start("BatchNorm frozen", ALONE, dropout=False, batch_norm=False)
 
-    @cached_property
-    def probe(self) -> dict[str, Any]:
-        """What a look into the training step finds."""
-        path = self.runs.folder / "probe.json"
-        words = [f"+callbacks.probe._target_={PROBE}", f'+callbacks.probe.path="{path}"']
-        self.start("look into the step", ALONE, *words, dropout=False)
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return found
-
     def compared(self, reference: Ended, other: Ended, by_bit: bool = False) -> list[Departure]:
         """Where another run departs, beyond rounding."""
         found = departures(reference.records, other.records, self.tolerance, by_bit)
@@ -161,7 +150,7 @@ class Proving:
                 why = f"BatchNorm ({few(norms, 3)}) sees a share of the batch; frozen, all is equal"
                 return Verdict(how.name, DEFINITION, said, why, line)
             found, also = left or found, "BatchNorm is not the whole reason; "
-        reason = reasons.of_departure(found, how, self.facts, self.probe)
+        reason = reasons.of_departure(found, how, self.facts, ended.told)
         return Verdict(how.name, reason.status, said, also + reason.why, reason.line)
 
     def evaluation(self) -> Verdict:
@@ -247,16 +236,14 @@ class Proving:
 
     def notes(self) -> list[str]:
         """What stands between strategies by nature, and what was done about it."""
-        step, found = self.probe.get("step", {}), []
+        found = []
         if dropout := self.facts["dropout"]:
             names = few(dropout, 3)
             found.append(f"dropout ({names}): off in the comparisons, on where a run is killed")
         if norms := self.facts["batch_norm"]:
             found.append(f"BatchNorm ({few(norms, 3)})")
-        if draws := step.get("draws"):
-            found.append(f"the step draws random numbers: {few(draws, 3)}")
-        if written := step.get("written"):
-            found.append(f"the step writes {few(written, 3)}")
+        if self.facts.get("draws"):
+            found.append("the step draws random numbers")
         return found
 
 

@@ -8,6 +8,8 @@ from harness.prove.records import Departure
 from harness.prove.runs import Strategy
 from harness.prove.verdicts import BROKEN, DEFINITION
 
+OTHER_STRATEGY = "strategy=dp or ddp2"  # is advised where a loss looks at the whole batch
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -19,15 +21,15 @@ class Reason:
 
 
 def of_departure(
-    found: Sequence[Departure], how: Strategy, facts: dict[str, Any], probe: dict[str, Any]
+    found: Sequence[Departure], how: Strategy, facts: dict[str, Any], told: str
 ) -> Reason:
-    """The likely reason why a strategy's run departs from one process.
+    """Why a strategy's run departs from one process, as far as the run itself says it.
 
     Args:
         found: the first departure of each kind; BatchNorm is none of their reasons.
         how: the strategy.
-        facts: what the run has recorded of its module.
-        probe: what a look into its training step has found.
+        facts: what one process has recorded of its module.
+        told: the strategy's run's own warning that its result is another one.
     """
     weights = next((d for d in found if d.kind == "parameter"), None)
     metric = next((d for d in found if d.kind == "metric"), None)
@@ -35,74 +37,12 @@ def of_departure(
         return Reason(DEFINITION, "a stream: a step takes other samples than in one process")
     if metric and (weights is None or metric.step < weights.step):
         return _of_metric(metric, facts)
-    at = f" ({probe['place']})" if probe.get("place") else ""
-    step, loss = probe.get("step", {}), probe.get("loss", {})
-    of_loss = _of_loss(loss, at) if how.num_processes > 1 else None
-    if of_loss and loss["kind"] in ("weighted", "sum"):
-        return of_loss
-    if written := step.get("written"):
-        names, who = ", ".join(written), "device" if how.kind == "dp" else "process"
-        return Reason(
-            BROKEN,
-            f"likely: {names} is written from the samples of one {who}{at}",
-            f"# write {written[0]} in training_step, not in forward"
-            if how.kind == "dp"
-            else f"# write {written[0]} from self.all_gather(...), or keep it out of the loss",
-        )
-    if of_loss:
-        return of_loss
-    if step.get("draws"):
-        return _drawn(step["draws"], how)
-    if not probe.get("automatic", True):
-        return Reason(BROKEN, "optimised by hand: its losses are not looked into; are they means?")
-    errors = [x["error"] for x in (step, loss) if "error" in x]
-    looked = f" (the step could not be looked into: {'; '.join(errors)})" if errors else ""
-    why = f"no likely reason was found{looked}: look at what the step does with a share{at}"
-    return Reason(BROKEN, why)
-
-
-def _of_loss(loss: dict[str, Any], at: str) -> Reason | None:
-    kind = loss.get("kind")
-    told = (
-        "what mean_over was told is not what the loss is a mean over; "
-        if loss.get("declared")
-        else ""
-    )
-    if kind == "weighted":
-        one, two = loss["samples"]
-        exact = one / (one + two)
-        share = f"{one} of {one + two} samples count {loss['share']:.4f} of it, not {exact:.4f}"
-        return Reason(
-            BROKEN,
-            f"likely: {told}the loss is a mean over something else than samples: {share}{at}",
-            "return mean_over(loss, <number of what it is a mean over>)",
-        )
-    if kind == "sum":
-        return Reason(
-            BROKEN,
-            f"likely: {told}the loss is a sum over samples, and processes average{at}",
-            "return loss / <number of samples in the batch>",
-        )
-    if kind == "means":
-        return Reason(
-            BROKEN,
-            f"likely: {told}the loss has terms that are means over different things, or is made of "
-            f"statistics of the batch{at}",
-            "return mean_over(one, <number>) + other  # or strategy=dp, strategy=ddp2",
-        )
-    if kind == "coupled" or loss.get("coupled"):
-        return Reason(
-            DEFINITION,
-            "the loss looks at the whole batch: a process's share gives another one",
-            "strategy=dp, or strategy=ddp2 for the node's whole batch",
-        )
-    return None
-
-
-def _drawn(draws: dict[str, str], how: Strategy) -> Reason:
-    who = "device" if how.num_processes == 1 else "process"
-    places = ", ".join(f"{name} at {place}" if name else place for place, name in draws.items())
-    return Reason(DEFINITION, f"each {who} draws its own random numbers: {places}")
+    if told:
+        return Reason(DEFINITION if OTHER_STRATEGY in told else BROKEN, f"the run says: {told}")
+    if facts.get("draws"):
+        who = "device" if how.num_processes == 1 else "process"
+        return Reason(DEFINITION, f"the step draws random numbers, each {who} its own")
+    return Reason(BROKEN, f"look at what the step does with a share ({facts['place']})")
 
 
 def _of_metric(metric: Departure, facts: dict[str, Any]) -> Reason:

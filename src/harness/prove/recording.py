@@ -21,7 +21,7 @@ from harness.data.streams import SharedStream
 from harness.exact.evaluation import is_filler, shares_running
 from harness.exact.seeded_steps import dropouts
 from harness.exact.sync_batch_norm import BATCH_NORMS
-from harness.places import is_owners, shown
+from harness.places import definition, is_owners, shown
 from harness.prove.short_epochs import shorten
 from harness.shards import whole
 
@@ -94,6 +94,8 @@ class Recorder(pl.Callback):
             name for name, m in pl_module.named_modules() if isinstance(m, BATCH_NORMS)
         ]
         self.facts["module"] = type(pl_module).__name__
+        self.facts["place"] = str(definition(pl_module, "training_step") or "training_step")
+        self.facts["draws"] = False
         if self.nudge and trainer.ckpt_path is None:
             with torch.no_grad():
                 for parameter in filter(torch.is_floating_point, pl_module.parameters()):
@@ -119,6 +121,16 @@ class Recorder(pl.Callback):
         for module in pl_module.modules() if not self.batch_norm else ():
             if isinstance(module, BATCH_NORMS):
                 module.eval()
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        """Note whether the step has drawn random numbers, for which it was seeded."""
+        device = pl_module.device
+        ours = torch.cuda.default_generators[device.index] if device.type == "cuda" else None
+        for drawn in filter(None, (torch.default_generator, ours)):
+            fresh = torch.Generator(drawn.device).manual_seed(drawn.initial_seed())
+            self.facts["draws"] |= not torch.equal(fresh.get_state(), drawn.get_state())
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any

@@ -33,6 +33,9 @@ MOST_SAID = 4  # lines of a refusal
 NOISE = re.compile(
     r"(?i)warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$"
 )
+# In run.log.
+WARNING = re.compile(r"^[-\d]+ [:,\d]+ WARNING harness\S*: (.*?)(?=^\d{4}-|\Z)", re.M | re.S)
+DIFFERS = re.compile(r"others than those of one process|not what one process would have")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,13 @@ class Ended:
     def records(self) -> Records:
         """What it has recorded; read at once, for a run that goes on writes over it."""
         return Records.read(self.run_dir / "prove")
+
+    @property
+    def told(self) -> str:
+        """Its own warning that the result is not that of one process; empty without one."""
+        log = (self.run_dir / "run.log").read_text()
+        found = (text for text in WARNING.findall(log) if DIFFERS.search(text))
+        return next(found, "").strip()
 
     @property
     def is_refused(self) -> bool:
