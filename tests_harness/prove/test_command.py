@@ -54,7 +54,7 @@ def test_the_table_and_its_json_of_a_shipped_experiment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, kept = tmp_path / "proof.json", tmp_path / "runs"
-    words = ["experiment=table", "--strategies=dp(2),ddp(2)", f"--json={file}", f"--keep={kept}"]
+    words = ["experiment=synthetic", "--strategies=dp(2),ddp(2)", f"--json={file}", f"--keep={kept}"]
     assert script.main(words) == 0
     found = json.loads(file.read_text())
     assert {verdict["status"] for verdict in found["verdicts"]} == {HOLDS}
