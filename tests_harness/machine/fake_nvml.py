@@ -95,20 +95,6 @@ class FakeNvml:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
         return [int(self.gpus[handle[0]].mig is not None), 0]
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, part):
-        if part >= len(self.gpus[handle[0]].mig):
-            raise NVMLError(self.NVML_ERROR_NOT_FOUND)
-        return (handle[0], part)
-
-    def nvmlDeviceGetGpuInstanceId(self, handle):
-        return 7 + handle[1]
-
-    def nvmlDeviceGetComputeInstanceId(self, handle):
-        return 0
-
     def nvmlDeviceGetComputeMode(self, handle):
         return self.gpus[handle[0]].compute_mode
 

@@ -17,7 +17,7 @@ def test_fake_has_the_names_and_numbers_of_the_library() -> None:
 def test_gpu_is_described(machine) -> None:
     library = machine(FakeGpu(free=79.5), FakeGpu(free=3, name="NVIDIA T4"))
     first, second = nvml.gpus()
-    assert (first.number, first.uuids, first.problem) == ("0", ("GPU-00ab-cdef",), "")
+    assert (first.number, first.uuid, first.problem) == ("0", "GPU-00ab-cdef", "")
     assert (first.total_bytes, first.free_bytes) == (80 * GIB, 79.5 * GIB)
     assert second.name == "NVIDIA T4"
     assert library.num_open == 0
@@ -61,7 +61,7 @@ def test_lost_gpu_does_not_hide_the_others(machine) -> None:
         ),
         (FakeGpu(free=80, compute_mode=FakeNvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS), ""),
         (FakeGpu(free=80, processes=3), ""),
-        (FakeGpu(free=80, mig=[]), "without MIG devices"),
+        (FakeGpu(free=80, mig=[]), "MIG is on"),
     ],
 )
 def test_gpu_on_which_nothing_can_start_says_why(gpu, problem, machine) -> None:
@@ -69,14 +69,6 @@ def test_gpu_on_which_nothing_can_start_says_why(gpu, problem, machine) -> None:
     (found,) = nvml.gpus()
     assert problem in found.problem
     assert bool(problem) == bool(found.problem)
-
-
-def test_mig_parts_have_their_own_memory_and_both_names(machine) -> None:
-    machine(FakeGpu(free=80), FakeGpu(free=60, mig=[9.5, 4]))
-    gpu = nvml.gpus()[1]
-    assert [device.number for device in gpu.mig_devices] == ["1:0", "1:1"]
-    assert [device.free_bytes for device in gpu.mig_devices] == [9.5 * GIB, 4 * GIB]
-    assert gpu.mig_devices[1].uuids == ("MIG-11aa-part", "MIG-GPU-11ab-cdef/8/0")
 
 
 def test_unknown_memory_is_no_error(machine) -> None:
@@ -89,6 +81,6 @@ def test_real_library_describes_the_first_gpu() -> None:
     import torch
 
     gpu = nvml.gpus()[0]
-    assert gpu.uuids[0].startswith("GPU-")
+    assert gpu.uuid.startswith("GPU-")
     assert gpu.total_bytes >= torch.cuda.get_device_properties(0).total_memory * 0.9
     assert 0 < gpu.free_bytes <= gpu.total_bytes

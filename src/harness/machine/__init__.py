@@ -1,5 +1,5 @@
-"""Which GPUs there are, which of them CUDA shows, and the choice of the emptiest."""
+"""Which GPUs there are, and the choice of the emptiest."""
 
-from harness.machine.visible import num_gpus
+from harness.machine.choice import num_gpus
 
 __all__ = ["num_gpus"]

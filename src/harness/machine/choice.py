@@ -1,15 +1,33 @@
 """Choose the emptiest GPUs, before CUDA starts, and keep them from other runs that choose."""
 
 import os
+import platform
+import re
 import sys
-from collections.abc import Sequence
+from itertools import takewhile
 
 from harness.errors import UserError
 from harness.machine import locks, nvml
 from harness.machine.nvml import Gpu, gib
-from harness.machine.visible import visible
 
 _ADVICE = "Use fewer trainer.devices or a smaller gpus.min_free_gib, or wait for other runs to end."
+
+
+def num_gpus() -> int:
+    """GPUs that this process may use: the visible CUDA devices, or Apple's one."""
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return 1
+    try:
+        gpus = nvml.gpus()
+    except nvml.NoDriverError:
+        return 0
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return len(gpus)
+    if value.startswith("MIG-"):  # CUDA shows one of them to a process
+        return min(len(gpus), 1)
+    names = (name.strip() for name in value.split(","))
+    return len(list(takewhile(lambda name: any(gpu.is_called(name) for gpu in gpus), names)))
 
 
 def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
@@ -33,76 +51,68 @@ def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu
     with locks.choosing():
         gpus = _gpus()
         chosen: list[Gpu] = []
-        states: dict[Gpu, str] = {}
+        hidden = f"hidden by CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
+        states = dict.fromkeys(gpus, hidden)
         # Python's sort is stable: equally empty GPUs keep their order.
         for gpu in sorted(candidates(gpus), key=lambda gpu: -gpu.free_bytes):
-            states[gpu] = _obstacle(gpu, num_wanted, min_free_gib)
-            if not states[gpu] and len(chosen) != num_wanted:
-                if locks.acquire(gpu.uuids[0]):
+            states[gpu] = gpu.problem or "free"
+            if not gpu.problem and gpu.free_bytes < min_free_gib * 2**30:
+                states[gpu] = f"less free than gpus.min_free_gib={min_free_gib:g}"
+            if states[gpu] == "free" and len(chosen) != num_wanted:
+                if locks.acquire(gpu.uuid):
                     chosen.append(gpu)
                 else:
-                    states[gpu] = locked_by(gpu) or "taken by another run"
+                    states[gpu] = "taken by another run"
         if not chosen or len(chosen) < (num_wanted or 1):
             for gpu in chosen:
-                locks.release(gpu.uuids[0])
+                locks.release(gpu.uuid)
             found = f"gpus=emptiest looked for {num_wanted or 1}, and {len(chosen)} can be had:"
-            hidden = f"hidden by CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
-            rows = {gpu: states.get(gpu, hidden) or "free" for gpu in selectable(gpus)}
-            raise UserError("\n".join([found, *table(rows), _ADVICE]))
+            raise UserError("\n".join([found, *table(states), _ADVICE]))
     # Numbers mean the same to NVML and to CUDA in the order of the PCI bus, unless NVML sees a
     # GPU that CUDA does not: then only UUIDs are unambiguous.
-    by_uuid = chosen[0].is_mig or not all(gpu.uuids for gpu in gpus)
-    names = [gpu.uuids[0] if by_uuid else gpu.number for gpu in chosen]
+    by_uuid = not all(gpu.uuid for gpu in gpus)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+        gpu.uuid if by_uuid else gpu.number for gpu in chosen
+    )
     return chosen
 
 
-def candidates(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs and MIG devices that ``CUDA_VISIBLE_DEVICES`` leaves to choose among.
+def candidates(gpus: list[Gpu]) -> list[Gpu]:
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to choose among.
 
     Raises:
-        UserError: if it leaves none, or its numbers are ambiguous.
+        UserError: if it leaves none, is neither numbers nor whole UUIDs, or is ambiguous.
     """
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shown, mistake = visible(gpus, value)
-    if not shown:
-        if value is None:
+    if value is None:
+        if not gpus:
             raise UserError("gpus=emptiest: this machine has no GPU. Leave out gpus=emptiest.")
+        return gpus
+    names = [name.strip() for name in value.split(",")]
+    shown = [gpu for name in names for gpu in gpus if gpu.is_called(name)]
+    if len(shown) != len(names) or len(set(shown)) != len(shown):
         raise UserError(
-            f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={value}, which shows "
-            f"none{f': {mistake}' if mistake else ''}.\nUnset it, or leave out gpus=emptiest."
+            f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={value}, which must be "
+            "numbers or whole UUIDs of this machine, each once.\n"
+            "Change or unset it, or leave out gpus=emptiest."
         )
     # By default CUDA puts the fastest GPU first and documents no order for the others; equal
     # GPUs keep the order of the PCI bus, as NVML has them.
+    are_numbers = re.fullmatch(r"[\d, ]+", value) and len(shown) < len(gpus)
     are_different = len({gpu.name for gpu in gpus}) > 1
-    are_numbered = not (value or "").startswith(("GPU-", "MIG-"))
-    by_pci_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if len(shown) < len(gpus) and are_different and are_numbered and not by_pci_bus:
+    if are_numbers and are_different and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise UserError(
             f"CUDA_VISIBLE_DEVICES={value} counts GPUs in CUDA's own order, fastest first, and "
             "this machine has different ones.\n"
             "Set CUDA_DEVICE_ORDER=PCI_BUS_ID as well to count as nvidia-smi does, or name UUIDs."
         )
-    return selectable(shown)
+    return shown
 
 
 def check() -> None:
     """Raise UserError where there is no GPU to choose from."""
     candidates(_gpus())
-
-
-def locked_by(gpu: Gpu) -> str:
-    """Which run has locked a GPU, in words; empty if none has."""
-    process = locks.holder(gpu.uuids[0]) if gpu.uuids else None
-    if process is None:
-        return ""
-    return f"taken by the run of process {process}" if process else "taken by another run"
-
-
-def selectable(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """What a run can use: the GPUs, or their MIG devices where they have some."""
-    return [device for gpu in gpus for device in gpu.mig_devices or (gpu,)]
 
 
 def table(states: dict[Gpu, str]) -> list[str]:
@@ -121,13 +131,3 @@ def _gpus() -> list[Gpu]:
     except nvml.NoDriverError as error:
         remedy = error.remedy or "Leave out gpus=emptiest."
         raise UserError(f"gpus=emptiest needs an NVIDIA GPU: {error}.\n{remedy}") from error
-
-
-def _obstacle(gpu: Gpu, num_wanted: int | None, min_free_gib: float) -> str:
-    if gpu.problem:
-        return gpu.problem
-    if gpu.is_mig and num_wanted != 1:
-        return "a MIG device, of which CUDA shows only one to a process"
-    if gpu.free_bytes < min_free_gib * 2**30:
-        return f"less free than gpus.min_free_gib={min_free_gib:g}"
-    return ""

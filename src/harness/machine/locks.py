@@ -6,7 +6,6 @@ The system frees it when the process ends, however it ends, and no file is left 
 
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,6 @@ def acquire(name: str) -> bool:
     except OSError:
         lock.close()
         return False
-    lock.listen()  # so that others can ask whose it is
     HELD[name] = lock
     return True
 
@@ -34,22 +32,6 @@ def acquire(name: str) -> bool:
 def release(name: str) -> None:
     """Give a GPU back."""
     HELD.pop(name).close()
-
-
-def holder(name: str) -> int | None:
-    """The id of the process that has locked a GPU: 0 if it is invisible, ``None`` if none has."""
-    with socket.socket(socket.AF_UNIX) as question:
-        question.setblocking(False)
-        try:
-            question.connect(f"\0{PREFIX}{name}")
-        except BlockingIOError:  # the queue is full: nobody answers questions, they only count
-            return 0
-        except OSError:
-            return None
-        size = struct.calcsize("3i")
-        answer = question.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    process, _user, _group = struct.unpack("3i", answer)
-    return int(process)
 
 
 @contextmanager
@@ -63,8 +45,8 @@ def choosing() -> Iterator[None]:
     while not acquire("choice"):
         if time.monotonic() > deadline:
             raise UserError(
-                f"Process {holder('choice')} has been choosing GPUs for {WAIT_SECONDS:.0f} seconds."
-                "\nEnd it, or name the GPUs with CUDA_VISIBLE_DEVICES and leave out gpus=emptiest."
+                f"Another process has been choosing GPUs for {WAIT_SECONDS:.0f} seconds.\n"
+                "End it, or name the GPUs with CUDA_VISIBLE_DEVICES and leave out gpus=emptiest."
             )
         time.sleep(0.05)
     try:

@@ -7,20 +7,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a MIG device, which is a slice of a GPU."""
+    """A GPU."""
 
-    number: str  # as nvidia-smi counts, "2"; the first MIG device of that GPU is "2:0"
-    uuids: tuple[str, ...]  # for CUDA_VISIBLE_DEVICES; a MIG device has a second, older one
+    number: str  # as nvidia-smi counts
+    uuid: str  # for CUDA_VISIBLE_DEVICES; empty where it does not answer
     name: str
     total_bytes: int = 0  # 0 where NVML cannot tell, as of memory shared with the CPU
     free_bytes: int = 0
     problem: str = ""  # why no run can start on it; empty if one can
-    mig_devices: tuple["Gpu", ...] = ()  # CUDA shows these instead of the GPU
 
-    @property
-    def is_mig(self) -> bool:
-        """Whether it is a MIG device."""
-        return ":" in self.number
+    def is_called(self, name: str) -> bool:
+        """Whether a name in ``CUDA_VISIBLE_DEVICES`` is its number or its UUID."""
+        return name in (self.number, self.uuid) if name else False
 
 
 class NoDriverError(Exception):
@@ -71,35 +69,16 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        memory, mig_devices = _memory(nvml, handle), _mig_devices(nvml, handle, index)
-        problem = "MIG is on, without MIG devices" if mig_devices == () else _problem(nvml, handle)
+        memory, problem = _memory(nvml, handle), _problem(nvml, handle)
     except nvml.NVMLError as error:  # the GPU has fallen off the bus, or is not for this user
-        return Gpu(str(index), (), "unknown", problem=str(error))
-    return Gpu(str(index), (uuid,), name, *memory, problem, mig_devices or ())
-
-
-def _mig_devices(nvml: Any, handle: Any, index: int) -> tuple[Gpu, ...] | None:
-    """The MIG devices of a GPU; ``None`` where MIG is off."""
-    mode = _supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-        return None
-    devices: list[Gpu] = []
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-        except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_NOT_FOUND:
-                continue
-            raise
-        instances = nvml.nvmlDeviceGetGpuInstanceId(mig), nvml.nvmlDeviceGetComputeInstanceId(mig)
-        legacy = "MIG-{}/{}/{}".format(nvml.nvmlDeviceGetUUID(handle), *instances)
-        uuids = (nvml.nvmlDeviceGetUUID(mig), legacy)
-        name, memory = nvml.nvmlDeviceGetName(mig), _memory(nvml, mig)
-        devices.append(Gpu(f"{index}:{len(devices)}", uuids, name, *memory))
-    return tuple(devices)
+        return Gpu(str(index), "", "unknown", problem=str(error))
+    return Gpu(str(index), uuid, name, *memory, problem)
 
 
 def _problem(nvml: Any, handle: Any) -> str:
+    mig = _supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+        return "MIG is on: name its device in CUDA_VISIBLE_DEVICES, without gpus=emptiest"
     mode = _supported(nvml, nvml.nvmlDeviceGetComputeMode, handle)
     if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
         return "computing is prohibited on it"

@@ -99,7 +99,7 @@ def _gpus(needs: Needs) -> Iterator[list[int]]:
     before = {name: os.environ.get(name) for name in names}
     try:
         chosen = choice.choose_emptiest(needs.num_gpus, needs.min_free_gib)
-        yield [locks.HELD[gpu.uuids[0]].fileno() for gpu in chosen]
+        yield [locks.HELD[gpu.uuid].fileno() for gpu in chosen]
     finally:
         for uuid in list(locks.HELD):  # the job's copy of a lock stays
             locks.release(uuid)
