@@ -1,5 +1,6 @@
 """A mistake in the owner's code gets one to three lines, with the place in their file first."""
 
+import copy
 import os
 import re
 import subprocess
@@ -102,163 +103,74 @@ class Mistake:
 
 
 STEP = "        loss = F.cross_entropy(self(x), y)\n"
+RETURN = "        return loss\n"
+BATCH = "        x, y = batch\n        loss"
 SAMPLE = "        return torch.full((6,), float(index)), index % 4\n"
-LABEL = "index % 4\n"
+LAYER = "        self.linear = nn.Linear(6, width)\n"
 OPTIMIZER = "        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
+LOADER = "    def make_dataset(self, split):\n"
+SHAPES = Mistake(
+    *(LAYER, "        self.linear = nn.Linear(5, width)\n", "forward"),
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x6 and 5x4)\n"
+    "The batch: tensor (8, 6) float32, tensor (8,) int64 from 0 to 3.\n",
+    blamed="return self.linear(x)",
+)
+COLUMN = Mistake(
+    SAMPLE, '        return {"x": 1.0}["y"], 2  #!\n', "__getitem__", "KeyError: 'y'\nSample 1"
+)
+LABEL = Mistake(
+    *("index % 4\n", "index % 5\n", "training_step"),
+    "IndexError: Target 4 is out of bounds.\nThe network knows 4 classes. The batch: tensor (8, 6) "
+    "float32, tensor (8,) int64 from 0 to 4.\n",
+    blamed=STEP,
+)
+IN_INIT = Mistake(
+    *(LAYER, '        self.linear = nn.Linear(6, int("4 wide"))  #!\n', "__init__"),
+    "ValueError: invalid literal for int() with base 10: '4 wide'\nIt was built for model.",
+)
+# What stands in RIGHT, what is written instead, in which function, and what is told.
+BY_LINE = (
+    (BATCH, BATCH.replace(" = batch", ", z = batch  #!"), "training_step",
+     "ValueError: not enough values to unpack (expected 3, got 2)\nThe batch: tensor (8, 6)"),
+    ("        self.split = split\n", "        __import__('numpy').ones(10**15)  #!\n", "__init__",
+     "What is loaded at once does not fit: load it in parts, or leave it on the disk"),
+    ("        self.seen = batch_idx\n", "        self.seen += batch_idx  #!\n",
+     "on_train_batch_end", "AttributeError: 'Watcher' object has no attribute 'seen'"),
+    # As torch and Lightning say it on a GPU, or under ddp.
+    (STEP, '        raise RuntimeError("CUDA error: device-side assert triggered\\nCompile")  #!\n',
+     "training_step", "RuntimeError: CUDA error: device-side assert triggered\nMost often a label"),
+    (STEP, '        raise RuntimeError("parameters not used in producing the loss. Set")  #!\n',
+     "training_step", "loss\nSome parameters have no part in the loss: use or freeze them"),
+    (STEP, '        raise RuntimeError("CUDA out of memory. Tried to allocate 2 MiB")  #!\n',
+     "training_step", "out of memory, 2 MiB were asked for\ndata.max_samples_per_device="),
+)  # fmt: skip
+# No line of these is at fault: where it is defined is told.
+BY_METHOD = (
+    (RETURN, '        return {"los": loss}\n', "training_step", "the 'loss' key needs to be"),
+    (RETURN, "        return loss.detach()\n", "training_step", "without detach"),
+    (RETURN, "        return loss * torch.ones(8)\n", "training_step", "take its mean"),
+    (OPTIMIZER, OPTIMIZER.replace("return ", ""), "configure_optimizers", "Return the optimizer"),
+    (SAMPLE, "        return torch.zeros(6 + index), 1\n", "__getitem__", "pad or crop them"),
+    (SAMPLE, "        torch.zeros(6)\n", "__getitem__", "must be made of tensors or numbers."),
+    (LOADER, f"    def val_dataloader(self):\n        return 3\n\n{LOADER}", "val_dataloader",
+     "An invalid dataloader was returned from `Data.val_dataloader()`"),
+)  # fmt: skip
 # They are found by the Trainer, and their run has a folder with a log.
-IN_TRAINING = {
-    "first batch does not fit": Mistake(
-        "        self.linear = nn.Linear(6, width)\n",
-        "        self.linear = nn.Linear(5, width)\n",
-        "forward",
-        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x6 and 5x4)\n"
-        "The batch: tensor (8, 6) float32, tensor (8,) int64 from 0 to 3.\n",
-        blamed="return self.linear(x)",
-    ),
-    "label out of range": Mistake(
-        LABEL,
-        "index % 5\n",
-        "training_step",
-        "IndexError: Target 4 is out of bounds.\n"
-        "The network knows 4 classes. The batch: tensor (8, 6) float32, tensor (8,) int64 from 0 "
-        "to 4.\n",
-        blamed=STEP,
-    ),
-    "unpacks what the batch is not": Mistake(
-        "        x, y = batch\n        loss",
-        "        x, y, z = batch  #!\n        loss",
-        "training_step",
-        "ValueError: not enough values to unpack (expected 3, got 2)\nThe batch: tensor (8, 6)",
-    ),
-    "dict without the loss": Mistake(
-        "        return loss\n",
-        '        return {"los": loss}\n',
-        "training_step",
-        "the 'loss' key needs to be present",
-        blamed="def training_step",
-    ),
-    "loss that no gradient reaches": Mistake(
-        "        return loss\n",
-        "        return loss.detach()\n",
-        "training_step",
-        "without detach",
-        blamed="def training_step",
-    ),
-    "loss of every sample": Mistake(
-        "        return loss\n",
-        "        return loss * torch.ones(8)\n",
-        "training_step",
-        "take its mean",
-        blamed="def training_step",
-    ),
-    "no optimizer is returned": Mistake(
-        OPTIMIZER,
-        "        torch.optim.SGD(self.parameters(), lr=0.1)\n",
-        "configure_optimizers",
-        "Return the optimizer",
-        blamed="def configure_optimizers",
-    ),
-    "no training_step": Mistake(
-        "    def training_step(",
-        "    def train_step(",
-        "Model",
-        "No `training_step()` method defined",
+IN_TRAINING = [
+    *(SHAPES, LABEL, COLUMN),
+    *(Mistake(*row) for row in BY_LINE),
+    *(Mistake(*row, blamed=f"def {row[2]}") for row in BY_METHOD),
+    Mistake(
+        *("def training_step(", "def train_step(", "Model", "No `training_step()` method defined"),
         blamed="class Model",
     ),
-    "missing column": Mistake(
-        SAMPLE,
-        '        return {"x": 1.0}["y"], 2  #!\n',
-        "__getitem__",
-        "KeyError: 'y'\nSample 1",
-    ),
-    "samples of several lengths": Mistake(
-        SAMPLE,
-        "        return torch.zeros(6 + index), index % 4\n",
-        "__getitem__",
-        "pad or crop them",
-        blamed="def __getitem__",
-    ),
-    "sample that is nothing": Mistake(
-        SAMPLE,
-        "        torch.zeros(6), index % 4\n",
-        "__getitem__",
-        "A sample must be made of tensors or numbers.",
-        blamed="def __getitem__",
-    ),
-    "label out of range on a GPU": Mistake(  # as torch says it
-        STEP,
-        '        raise RuntimeError("CUDA error: device-side assert triggered\\nCompile")  #!\n',
-        "training_step",
-        "RuntimeError: CUDA error: device-side assert triggered\nMost often a label",
-    ),
-    "parameters without a part in the loss": Mistake(  # as Lightning says it under ddp
-        STEP,
-        '        raise RuntimeError("You have parameters that were not used in producing the loss. '
-        'Set strategy=...")  #!\n',
-        "training_step",
-        "in producing the loss\nSome parameters have no part in the loss: use or freeze them",
-    ),
-    "no memory for a batch": Mistake(
-        STEP,
-        "        loss = F.cross_entropy(self(x), y) + torch.empty(2**60).mean()  #!\n",
-        "training_step",
-        "RuntimeError: out of memory, 4611686018427387904 bytes were asked for\n"
-        "data.max_samples_per_device=<n> takes the same step in parts; ",
-    ),
-    "no memory on a GPU": Mistake(  # as torch says it
-        STEP,
-        '        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. "'
-        ")  #!\n",
-        "training_step",
-        "OutOfMemoryError: out of memory, 20.00 MiB were asked for\ndata.max_samples_per_device=",
-    ),
-    "no memory for the data": Mistake(
-        "        self.split = split\n",
-        "        self.split = __import__('numpy').ones(10**15)  #!\n",
-        "__init__",
-        "What is loaded at once does not fit: load it in parts, or leave it on the disk",
-    ),
-    "in a callback": Mistake(
-        "        self.seen = batch_idx\n",
-        "        self.seen += batch_idx  #!\n",
-        "on_train_batch_end",
-        "AttributeError: 'Watcher' object has no attribute 'seen'",
-    ),
-    "in validation": Mistake(
-        '        self.log("val/loss", F.cross_entropy(self(x), y))\n',
-        '        self.log("val/loss", F.cross_entropy(self(x), y[1:]))  #!\n',
-        "validation_step",
-        "Expected input batch_size (8) to match target batch_size (7)",
-    ),
-    "a loader is not one": Mistake(
-        "    def make_dataset(self, split):\n",
-        "    def val_dataloader(self):\n        return 3\n\n    def make_dataset(self, split):\n",
-        "val_dataloader",
-        "An invalid dataloader was returned from `Data.val_dataloader()`",
-        blamed="def val_dataloader",
-    ),
-}
+]
 # They are found when the run is built, which leaves no folder.
-AT_BUILD = {
-    "exception in __init__": Mistake(
-        "        self.linear = nn.Linear(6, width)\n",
-        '        self.linear = nn.Linear(6, int("4 wide"))  #!\n',
-        "__init__",
-        "ValueError: invalid literal for int() with base 10: '4 wide'\nIt was built for model.",
-    ),
-    "syntax": Mistake(
-        "class Net(nn.Module):\n",
-        "class Net(nn.Module)  #!\n",
-        "",
-        "SyntaxError: expected ':'",
-    ),
-    "package that is missing": Mistake(
-        "import torch\n",
-        "import torch\nimport a_package_that_is_missing  #!\n",
-        "",
-        "ModuleNotFoundError: No module named 'a_package_that_is_missing'",
-    ),
-}
+AT_BUILD = [
+    IN_INIT,
+    Mistake("(nn.Module):\n", "(nn.Module)  #!\n", "", "SyntaxError: expected ':'"),
+    Mistake("import torch\n", "import a_package  #!\n", "", "No module named 'a_package'"),
+]
 
 
 @pytest.fixture
@@ -286,13 +198,20 @@ def line_of(text: str, path: Path) -> int:
     return lines[0]
 
 
-def train(make_cfg: Callable[..., DictConfig], **settings: object) -> str:
-    """Train as a command does, and return what it would tell of an exception."""
+@pytest.fixture
+def mine(make_cfg: Callable[..., DictConfig]) -> DictConfig:
+    """The config of a run of what an owner wrote."""
     cfg = make_cfg("data=synthetic", "watch=none", "logger=none", "strategy=cpu")
     cfg.trainer.max_epochs, cfg.trainer.enable_progress_bar, cfg.checkpoint = 1, False, None
     cfg.data, cfg.model = {"_target_": "mine.Data"}, {"_target_": "mine.Model"}
     cfg.callbacks = {"watcher": {"_target_": "mine.Watcher"}}
     OmegaConf.set_struct(cfg, False)
+    return cfg
+
+
+def train(mine: DictConfig, **settings: object) -> str:
+    """Train as a command does, and return what it would tell of an exception."""
+    cfg = copy.deepcopy(mine)
     for key, value in settings.items():
         cfg.merge_with({key: value})
     try:
@@ -316,56 +235,46 @@ def expect(message: str, mistake: Mistake, path: Path) -> None:
 
 
 def test_mistakes_in_training_get_their_place_and_a_traceback_in_the_log(
-    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig], tmp_path: Path
+    owners: Callable[..., Path], mine: DictConfig, tmp_path: Path
 ) -> None:
     log = tmp_path / "run" / "run.log"
-    for mistake in IN_TRAINING.values():
+    for mistake in IN_TRAINING:
         path = owners(mistake)
-        message = train(make_cfg)
+        message = train(mine)
         expect(message, mistake, path)
         assert f"The traceback is in {log} (HYDRA_FULL_ERROR=1 prints it)." in message
         assert "Traceback (most recent call last)" in log.read_text()
         log.unlink()
 
 
-def test_mistakes_at_build_get_their_place(
-    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
-) -> None:
-    for mistake in AT_BUILD.values():
+def test_mistakes_at_build_get_their_place(owners: Callable[..., Path], mine: DictConfig) -> None:
+    for mistake in AT_BUILD:
         path = owners(mistake)
-        message = train(make_cfg)
+        message = train(mine)
         expect(message, mistake, path)
         assert "HYDRA_FULL_ERROR=1 prints the traceback." in message
 
 
-def test_mistake_in_a_data_worker_gets_its_place(
-    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
+def test_mistake_in_a_data_worker_or_a_replica_gets_its_place(
+    owners: Callable[..., Path], mine: DictConfig
 ) -> None:
-    """Its exception comes to the run's process as a text."""
-    mistake = replace(
-        IN_TRAINING["missing column"],
-        says="KeyError: 'y'\nIn data worker 0; data.num_workers=0 reads in the run's own process.",
+    """A worker's exception comes to the run's process as a text."""
+    in_worker = (
+        "KeyError: 'y'\nIn data worker 0; data.num_workers=0 reads in the run's own process."
     )
-    path = owners(mistake)
-    expect(train(make_cfg, data={"num_workers": 1}), mistake, path)
-
-
-def test_mistake_inside_of_a_replica_gets_its_place(
-    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
-) -> None:
-    mistake = replace(
-        IN_TRAINING["first batch does not fit"], says="(4x6 and 5x4)\nThe batch: tensor (8, 6)"
-    )
-    path = owners(mistake)
+    path = owners(COLUMN)
+    expect(train(mine, data={"num_workers": 1}), replace(COLUMN, says=in_worker), path)
+    path = owners(SHAPES)
     dp = {"_target_": "harness.strategies.dp.DataParallelStrategy"}
-    expect(train(make_cfg, trainer={"strategy": dp, "devices": 2}), mistake, path)
+    message = train(mine, trainer={"strategy": dp, "devices": 2})
+    expect(message, replace(SHAPES, says="(4x6 and 5x4)\nThe batch: tensor (8, 6)"), path)
 
 
 ADAM = {"_target_": "torch.optim.AdamW", "_partial_": True}
 
 
 def test_optimizer_that_refuses_its_arguments_is_named_for_any_module(
-    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
+    owners: Callable[..., Path], mine: DictConfig
 ) -> None:
     path = owners()
     line = line_of("self.make_optimizer(self.parameters())", path)
@@ -375,14 +284,12 @@ def test_optimizer_that_refuses_its_arguments_is_named_for_any_module(
         ({"lr": -1.0}, "Invalid learning rate: -1.0", called),
         ({"momentum": 0.9}, "torch.optim.AdamW has no argument momentum", ""),
     ):
-        message = train(make_cfg, model={"optimizer": ADAM | settings})
+        message = train(mine, model={"optimizer": ADAM | settings})
         assert re.match(f"model.optimizer: {says}", message), message
         assert message.endswith(ends)
 
 
-def test_object_of_another_kind_is_refused(
-    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
-) -> None:
+def test_object_of_another_kind_is_refused(owners: Callable[..., Path], mine: DictConfig) -> None:
     owners()
     for settings, says in (
         ({"model": {"_target_": "mine.Net"}}, "model: mine.Net is not a LightningModule. A netw"),
@@ -393,7 +300,7 @@ def test_object_of_another_kind_is_refused(
         ({"model": {"net": {"_target_": "torch.nn.Linear", "in_features": 3}}}, "model.net: TypeE"),
         ({"data": {"_target_": "harness.data.datamodule.DataModule", "batch_size": 8}}, "returned"),
     ):
-        message = train(make_cfg, **settings)
+        message = train(mine, **settings)
         assert says in message
         assert len(message.splitlines()) == 1
 
@@ -408,19 +315,23 @@ def run_mine(path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_run_that_failed_is_kept_and_goes_on(owners: Callable[..., Path], tmp_path: Path) -> None:
-    mistake = Mistake(
-        "        x, y = batch\n        loss",
-        "        x, y = batch\n        if self.global_step == 4:\n"
-        '            raise OSError("the fifth step")  #!\n        loss',
-        "training_step",
-        "OSError: the fifth step",
-    )
-    path = owners(mistake)
+def raised_where(condition: str, message: str) -> Mistake:
+    """One that not every step makes."""
+    raises = f"        if {condition}:\n            raise OSError({message!r})  #!\n        loss"
+    new = BATCH.replace("        loss", raises)
+    return Mistake(BATCH, new, "training_step", f"OSError: {message}")
+
+
+def test_run_that_was_refused_leaves_nothing_and_one_that_failed_goes_on(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
     settings = ("trainer.max_epochs=2", "checkpoint.every_n_steps=1", "resume=auto")
-    result = run_mine(path, *settings)
-    assert result.returncode == 1
-    expect(result.stderr, mistake, path)
+    for mistake in (IN_INIT, raised_where("self.global_step == 4", "the fifth step")):
+        assert not list(tmp_path.glob("out/**/*.yaml"))
+        path = owners(mistake)
+        result = run_mine(path, *settings)
+        assert result.returncode == 1
+        expect(result.stderr, mistake, path)
     (run_dir,) = (tmp_path / "out" / "default").iterdir()
     assert "in training_step\n" in (run_dir / "run.log").read_text()
     result = run_mine(owners(), *settings)
@@ -429,48 +340,21 @@ def test_run_that_failed_is_kept_and_goes_on(owners: Callable[..., Path], tmp_pa
     assert (run_dir / "results.json").exists()
 
 
-def test_run_that_was_refused_at_build_leaves_nothing(
+def test_mistake_of_all_processes_is_told_once_and_of_one_by_it_alone(
     owners: Callable[..., Path], tmp_path: Path
 ) -> None:
-    path = owners(AT_BUILD["exception in __init__"])
-    result = run_mine(path)
-    assert result.returncode == 1
-    expect(result.stderr, AT_BUILD["exception in __init__"], path)
-    assert not list(tmp_path.glob("out/**/*.yaml"))
-
-
-def test_mistake_of_all_processes_is_told_once(owners: Callable[..., Path], tmp_path: Path) -> None:
-    path = owners(IN_TRAINING["first batch does not fit"])
-    result = run_mine(path, "strategy=ddp", *ON_TWO)
-    assert result.returncode == 1
-    assert result.stderr.count("shapes cannot be multiplied") == 1, result.stderr
-    assert (
-        f"{path}:{line_of('return self.linear(x)', path)} in forward: RuntimeErr" in result.stderr
-    )
-    assert "Traceback (most" not in result.stderr
-    assert len(list(tmp_path.glob("out/default/*/run.log"))) == 1
-
-
-ON_TWO = ("trainer.devices=2", "trainer.accelerator=cpu")
-
-
-def test_mistake_of_one_process_is_told_by_it_alone(
-    owners: Callable[..., Path], tmp_path: Path
-) -> None:
-    mistake = Mistake(
-        "        x, y = batch\n        loss",
-        "        x, y = batch\n        if self.global_rank == 1:\n"
-        '            raise OSError("only here")  #!\n        loss',
-        "training_step",
-        "OSError: only here",
-    )
-    path = owners(mistake)
-    result = run_mine(path, "strategy=ddp", *ON_TWO)
-    assert result.returncode == 1
-    assert result.stderr.startswith("Rank 1: ")
-    expect(result.stderr.removeprefix("Rank 1: "), mistake, path)
-    (log,) = tmp_path.glob("out/default/*/run.log")
-    assert "OSError: only here" in log.read_text()
+    of_one = raised_where("self.global_rank == 1", "only here")
+    for number, (mistake, begins) in enumerate(((SHAPES, ""), (of_one, "Rank 1: ")), 1):
+        path = owners(mistake)
+        on_two = ("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+        result = run_mine(path, *on_two)
+        assert result.returncode == 1
+        place = f"{begins}{path}:{line_of(mistake.blamed, path)} in {mistake.function}: "
+        assert result.stderr.count(place) == 1, result.stderr
+        assert "Traceback (most" not in result.stderr
+        logs = list(tmp_path.glob("out/default/*/run.log"))
+        assert len(logs) == number
+        assert any(mistake.says.partition("\n")[0] in log.read_text() for log in logs)
 
 
 def test_bug_of_the_harness_keeps_its_traceback(
@@ -493,7 +377,7 @@ def test_bug_of_the_harness_keeps_its_traceback(
 
 def test_everything_is_printed_on_request(
     owners: Callable[..., Path],
-    make_cfg: Callable[..., DictConfig],
+    mine: DictConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
@@ -501,9 +385,7 @@ def test_everything_is_printed_on_request(
     start.tell_of_owner(RuntimeError("mat1 and mat2"))
 
 
-def test_right_code_trains(
-    owners: Callable[..., Path], make_cfg: Callable[..., DictConfig]
-) -> None:
+def test_right_code_trains(owners: Callable[..., Path], mine: DictConfig) -> None:
     """Else the changes would prove nothing."""
     owners()
-    assert train(make_cfg) == "no mistake was found"
+    assert train(mine) == "no mistake was found"

@@ -1,14 +1,15 @@
 """Disks without room, without the right to write, and too small for data workers: sentences."""
 
+import ctypes
+import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests_harness.conftest import ROOT, slow
+from tests_harness.faults.fork_server import Forked
 
 WORDS = ("model=mlp", "trainer.max_epochs=2", "strategy=cpu", "trainer.enable_progress_bar=false")
 
@@ -24,25 +25,31 @@ def may_mount() -> bool:
 
 
 pytestmark = pytest.mark.skipif(not may_mount(), reason="needs the right to mount a small disk")
+NEW_MOUNTS = 0x20000  # CLONE_NEWNS of sched.h
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def on() -> Run:
+def on(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run a command where something is mounted that only it sees."""
 
     def run(
         mount: str, *arguments: str | Path, after: str = "true"
     ) -> subprocess.CompletedProcess[str]:
-        text = f'mount {mount} && {{ {sys.executable} "$@"; status=$?; {after}; exit $status; }}'
-        return subprocess.run(
-            ["unshare", "-m", "sh", "-c", text, "sh", *map(str, arguments)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        words, path = [*map(str, arguments)], tmp_path_factory.mktemp("screen") / "screen"
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                ctypes.CDLL(None).unshare(NEW_MOUNTS)
+                if os.system(f"mount --make-rprivate / && mount {mount}") == 0:
+                    status = Forked(words, dict(os.environ), path).wait()
+                    os.system(after)
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        said = [path.with_suffix(suffix).read_text() for suffix in (".out", ".err")]
+        return subprocess.CompletedProcess(words, status, *said)
 
     return run
 
@@ -52,10 +59,10 @@ def tmpfs(size: str, place: Path | str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["8k", "48k", "300k"])
-def test_full_disk_lets_training_go_on(size: str, on: Run, tmp_path: Path) -> None:
-    """What finds no room, however much there is, is named; the results at the end need some."""
-    result = on(tmpfs(size, tmp_path), "train.py", *WORDS, f"output_dir={tmp_path}")
+def test_full_disk_lets_training_go_on_and_has_no_room_for_its_results(
+    on: Run, tmp_path: Path
+) -> None:
+    result = on(tmpfs("48k", tmp_path), "train.py", *WORDS, f"output_dir={tmp_path}")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert "was not written: No space left on device" in result.stderr
@@ -71,44 +78,31 @@ def test_full_disk_costs_the_checkpoints_that_find_no_room(on: Run, tmp_path: Pa
     assert list(Path(f"{tmp_path}-kept").glob("*/results.json"))
 
 
-@pytest.fixture
-def run_copy(finished_run: Path, tmp_path: Path) -> Path:
+@pytest.mark.slow
+def test_run_that_may_only_be_read_is_refused_with_what_to_do_and_evaluated_elsewhere(
+    on: Run, finished_run: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished_run, folder, symlinks=True)
-    return folder
-
-
-def read_only(folder: Path) -> str:
-    return f"--bind {folder} {folder} && mount -o remount,ro,bind {folder}"
-
-
-def test_resume_where_nothing_may_be_written(on: Run, run_copy: Path) -> None:
-    result = on(read_only(run_copy), "train.py", f"resume={run_copy}", "trainer.max_epochs=3")
-    assert result.returncode == 1
-    assert "Read-only file system" in result.stderr
-    assert "Copy the run to a folder that you may write to" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["evaluate.py", "predict.py"])
-def test_run_that_may_only_be_read_is_evaluated(
-    script: str, on: Run, run_copy: Path, tmp_path: Path
-) -> None:
-    words = (script, f"checkpoint={run_copy}/checkpoints/best.ckpt")
-    refused = on(read_only(run_copy), *words)
-    assert refused.returncode == 1
-    assert "output_dir=<folder>" in refused.stderr
-    assert len(refused.stderr.strip().splitlines()) == 2
-    taken = on(read_only(run_copy), *words, f"output_dir={tmp_path}/elsewhere")
+    read_only = f"--bind {folder} {folder} && mount -o remount,ro,bind {folder}"
+    checkpoint = f"checkpoint={folder}/checkpoints/best.ckpt"
+    for words, says in (
+        (("train.py", f"resume={folder}", "trainer.max_epochs=3"), "Copy the run to a folder that"),
+        (("evaluate.py", checkpoint), "output_dir=<folder>"),
+        (("predict.py", checkpoint), "output_dir=<folder>"),
+    ):
+        refused = on(read_only, *words)
+        assert refused.returncode == 1
+        assert says in refused.stderr
+        assert len(refused.stderr.strip().splitlines()) == 2
+    taken = on(read_only, "evaluate.py", checkpoint, f"output_dir={tmp_path}/elsewhere")
     assert taken.returncode == 0, taken.stderr
-    assert len(list((tmp_path / "elsewhere").glob("*/*/[rp][er][se]*.[jc]s*"))) == 1
+    assert len(list((tmp_path / "elsewhere").glob("*/*/results.json"))) == 1
 
 
-@pytest.mark.parametrize("size", ["100k", *slow("16k")])  # no room for semaphores; for a batch
-def test_data_workers_without_shared_memory(size: str, on: Run, tmp_path: Path) -> None:
+def test_data_workers_without_shared_memory(on: Run, tmp_path: Path) -> None:
     words = ("train.py", *WORDS, f"output_dir={tmp_path}", "data.num_workers=1")
-    result = on(tmpfs(size, "/dev/shm"), *words, "data.batch_size=1024")
+    result = on(tmpfs("100k", "/dev/shm"), *words, "data.batch_size=1024")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert result.stderr.count("/dev/shm") == 1
