@@ -354,7 +354,7 @@ def test_mistake_of_all_processes_is_told_once_and_of_one_by_it_alone(
         assert "Traceback (most" not in result.stderr
         logs = list(tmp_path.glob("out/default/*/run.log"))
         assert len(logs) == number
-        assert any(mistake.says.partition("\n")[0] in log.read_text() for log in logs)
+        assert any(mistake.says.partition(" (")[0] in log.read_text() for log in logs)
 
 
 def test_bug_of_the_harness_keeps_its_traceback(
