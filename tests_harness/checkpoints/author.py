@@ -25,11 +25,6 @@ class Colour(enum.Enum):
     RED = 1
 
 
-class Meter:
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-
 class Frame:
     """A table, as pandas has it: columns in an object of its own."""
 

@@ -1,6 +1,5 @@
 """Modules, callbacks and data whose Python attributes decide what a run comes to."""
 
-import argparse
 import copy
 import enum
 import itertools
@@ -8,21 +7,17 @@ import random
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MaxMetric, MeanMetric, MetricCollection, SumMetric
+from torchmetrics import MeanMetric
 
 from project.data.synthetic import Synthetic
-from tests_harness.checkpoints import author
 
 
 class Module(pl.LightningModule):
@@ -158,13 +153,6 @@ class AverageMeter:
         return self.sum / self.count + sum(self.parts)
 
 
-class Slotted:
-    __slots__ = ("total",)
-
-    def __init__(self) -> None:
-        self.total = 0.0
-
-
 @dataclass
 class History:
     values: list[float] = field(default_factory=list)
@@ -181,34 +169,28 @@ class Phase(enum.Enum):
     SECOND = 0.7
 
 
-class Tree(list[Any]):
-    depth = 0
-
-
 class Objects(Module):
+    shared: ClassVar[list[float]] = []
+
     def make(self) -> None:
         self.meter = self.same_meter = AverageMeter()
         self.meters: dict[str, AverageMeter] = {}
-        self.slotted, self.history, self.phase = Slotted(), History(parent=self), Phase.FIRST
-        self.point, self.space = Point(0.0, 0.0), argparse.Namespace(total=0.0)
-        self.tree: Any = Tree()
-        self.history.values.append(0.0)
+        self.history, self.phase = History(parent=self), Phase.FIRST
+        self.point = Point(0.0, 0.0)
+        self.shared.clear()
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         value = loss.item()
         self.meters.setdefault(str(batch_idx), AverageMeter()).update(value)
-        self.slotted.total += value
         self.history.values.append(value)
         self.phase = Phase.SECOND if self.global_step % 4 > 1 else Phase.FIRST
         self.point = Point(self.point.y, value)
-        self.space.total += value
-        self.tree.append(value)
-        self.tree.depth += 1
-        sums = [self.point.x, self.phase.value, self.slotted.total, self.same_meter.update(value)]
+        self.shared.append(value)
+        sums = [self.point.x, self.phase.value, self.same_meter.update(value)]
         assert self.history.parent is self
         assert self.meter is self.same_meter
         sums += [m.update(0.1) for m in self.meters.values()] + self.history.values
-        return 0.05 * (sum(sums) + self.space.total + sum(self.tree) + self.tree.depth)
+        return 0.05 * (sum(sums) + sum(self.shared))
 
 
 class Shadow:
@@ -216,36 +198,31 @@ class Shadow:
 
     def __init__(self, module: nn.Module) -> None:
         self.shadow = {k: v.detach().clone() for k, v in module.named_parameters()}
-        self.parameters, self.num_updates = list(module.parameters()), 0
+        self.parameters = list(module.parameters())
 
     def update(self) -> Tensor:
-        self.num_updates += 1
         for old, new in zip(self.shadow.values(), self.parameters, strict=True):
             old.lerp_(new.detach(), 0.5)
-        return sum(t.square().sum() for t in self.shadow.values()) + 0.01 * self.num_updates
+        return sum(t.square().sum() for t in self.shadow.values())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"shadow": self.shadow, "num_updates": self.num_updates}
+        return self.shadow
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.num_updates = state["num_updates"]
-        for name, value in state["shadow"].items():
+        for name, value in state.items():
             self.shadow[name].copy_(value)
 
 
 class AnchorOfStart(Module):
     """An average, and the weights that a run begins with, which are others in a resumed run."""
 
-    def make(self) -> None:
-        self.average = Shadow(self.backbone)
-
     def on_fit_start(self) -> None:
         self.anchor = copy.deepcopy(dict(self.head.named_parameters()))
-        self.shadows = [Shadow(self.head)]
+        self.average = Shadow(self.head)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         apart = [(self.anchor[k] - p).square().sum() for k, p in self.head.named_parameters()]
-        return sum(apart).detach() + (self.shadows[0].update() + self.average.update()) / 10
+        return sum(apart).detach() + self.average.update() / 10
 
 
 class HiddenNetwork(Module):
@@ -265,36 +242,6 @@ class HiddenNetwork(Module):
         network[1].eps *= 1.5
         metric.update(output.detach())
         return metric.compute() / 10
-
-
-class Centered(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.zeros(1))
-        self.metric = MaxMetric()
-
-
-class HiddenParts(Module):
-    """Metrics inside of what is not registered, and a buffer that is bound anew in every step."""
-
-    shared: ClassVar[list[float]] = []
-
-    def make(self) -> None:
-        self.unseen = [MetricCollection([MeanMetric(), SumMetric()]), Centered()]
-        self.foreign: list[Any] = []  # of a class that this file does not name
-        self.shared.clear()
-        self.raw = bytearray(2)
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        metrics, network = self.unseen
-        network.center = 0.9 * network.center + loss
-        metrics.update(loss)
-        network.metric.update(loss)
-        self.foreign.append(author.Meter(loss.item()))
-        self.shared.append(loss.item())
-        self.raw[0] += 1
-        known = sum(meter.value for meter in self.foreign) + sum(self.shared) + 0.1 * self.raw[0]
-        return 0.1 * (sum(metrics.compute().values()) + network.center.sum() + known)
 
 
 class Modes(Module):
@@ -337,40 +284,6 @@ class ReadsOwnKey(Module):
         self.mine = checkpoint["mine"]
 
 
-class Changing(Module):
-    """Attributes that come, go, and go back to what they were."""
-
-    def make(self) -> None:
-        self.first_loss, self.is_first = None, False
-
-    def on_train_start(self) -> None:
-        self.is_first = True
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        found = float(self.is_first) + (0.3 if hasattr(self, "first_loss") else 0.0)
-        found += len(getattr(self, "new", []))
-        if self.is_first:
-            del self.first_loss
-            self.new = [self]
-        self.new.append(self)
-        self.is_first = False
-        return 0.1 * found
-
-
-class SanityChecked(Module):
-    """A score that the check before training has had a part in."""
-
-    def make(self) -> None:
-        self.scores: list[float] = []
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.scores.append(F.cross_entropy(self(batch[0]), batch[1]).item())
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        return sum(self.scores) / 10
-
-
 class Harder(Module):
     """Sets how hard the data are, in every step."""
 
@@ -379,25 +292,9 @@ class Harder(Module):
         return 0.0
 
 
-class HeldTwice(Module):
-    """Holds its last losses, and all of them."""
-
-    def make(self) -> None:
-        for i in range(6):
-            setattr(self, f"last_{i}", None)
-            setattr(self, f"all_{i}", [])
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        for i in range(6):
-            noted = loss + i
-            setattr(self, f"last_{i}", noted)
-            getattr(self, f"all_{i}").extend([loss.clone(), noted])
-        return 0.0
-
-
 HABITS = (
     StepOutputs, Numbers, Containers, MemoryBank, Generators, Objects, AnchorOfStart,
-    HiddenNetwork, HiddenParts, Modes, ReadsOwnKey, Changing, SanityChecked, Harder, HeldTwice,
+    HiddenNetwork, Modes, ReadsOwnKey, Harder,
 )  # fmt: skip
 
 
@@ -480,7 +377,6 @@ class CannotBeKept(Module):
     def make(self) -> None:
         self.function: Any = F.relu
         self.lock, self.path, self.large = threading.Lock(), Path("a"), torch.zeros(())
-        self.partial = partial(F.leaky_relu, negative_slope=0.1)
 
     def on_train_start(self) -> None:
         self.stream = itertools.count()
@@ -490,7 +386,6 @@ class CannotBeKept(Module):
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.nested["a"]["b"] += 1
         self.record["a"] += 1
-        self.zone = datetime.now(ZoneInfo("UTC"))
         self.function = lambda x: x + 1
         self.lock = threading.Lock()
         self.large = torch.ones(2**19)  # 2 MB

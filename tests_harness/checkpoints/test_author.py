@@ -58,17 +58,6 @@ def test_run_with_any_hyper_parameter_is_whole(
     assert {type(value) for name, value in kept.items()} == {StandIn}
 
 
-def test_known_kinds_are_read_as_they_were_and_not_mentioned(tmp_path: Path) -> None:
-    run = train(
-        *words(tmp_path, f"model._target_={AUTHOR}.Keeping", f"data._target_={AUTHOR}.KeepingData"),
-        f"+callbacks.recorder._target_={AUTHOR}.Recorder",
-    )
-    assert "plain" not in (run.folder / "run.log").read_text()
-    kept = read(run.checkpoint)["hyper_parameters"]
-    made = {name: make() for name, make in author.KNOWN.items()}
-    assert differences(made, kept) == []
-
-
 REFUSED: dict[tuple[str, ...], list[str]] = {
     (f"+callbacks.odd._target_={AUTHOR}.Odd",): [
         f"callbacks.Odd.history[1] ({AUTHOR}.Colour)", "Odd.state_dict", "author.py:",
@@ -108,6 +97,7 @@ def test_what_nobody_reads_is_kept_and_told_once(tmp_path: Path) -> None:
     assert saved["colour"] is saved["callbacks"]["OddUnread"]["colour"] is author.Colour.RED
 
 
+@pytest.mark.slow
 def test_without_checkpoints_to_go_on_from_nothing_is_refused(tmp_path: Path) -> None:
     run = train(*words(tmp_path, f"+callbacks.odd._target_={AUTHOR}.Odd"), "checkpoint=null")
     assert "test/loss" in run.results
@@ -122,17 +112,3 @@ def test_refusal_leaves_no_process_waiting(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "callbacks.Odd.history[1]" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-@pytest.mark.slow
-def test_author_trains_and_goes_on_in_several_processes(tmp_path: Path) -> None:
-    many = ("strategy=ddp", "trainer.devices=2")
-    first = command("train.py", *words(tmp_path, *TEMPLATE, *many))
-    assert first.returncode == 0, first.stderr
-    assert first.stderr.count("which is not plain") == 1
-    (run_dir,) = tmp_path.glob("own/*")
-    reference = contents(run_dir)
-    leave_at(run_dir, 3)
-    second = command("train.py", f"resume={run_dir}")
-    assert second.returncode == 0, second.stderr
-    assert differences(reference, contents(run_dir)) == []

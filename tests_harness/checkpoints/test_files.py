@@ -57,12 +57,6 @@ def test_damaged_checkpoint_does_not_push_out_whole_ones(two_checkpoints: Path) 
     assert (two_checkpoints / "step_10.ckpt.damaged").exists()
 
 
-def test_link_follows_the_newest(two_checkpoints: Path) -> None:
-    for name in ("step_9.ckpt", "step_10.ckpt"):
-        lookup.link_newest(two_checkpoints / name)
-        assert (two_checkpoints / "last.ckpt").resolve().name == name
-
-
 def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     assert kill_while_writing(tmp_path / "checkpoints", num_kills=10, seed=0) == 0
 
@@ -89,20 +83,6 @@ def test_values_may_change_while_they_are_written(
     io.finish()
     assert order == ["written", "safe"]
     assert torch.load(path)["weights"].sum() == 0
-
-
-class Unpicklable:
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot be pickled")
-
-
-def test_what_cannot_be_serialised_gets_no_name(tmp_path: Path) -> None:
-    path = lookup.path_of(tmp_path, 1)
-    with pytest.raises(UserError, match=r"callback \(.*Unpicklable\) cannot be saved"):
-        DurableCheckpointIO().save_checkpoint(
-            {"weights": torch.zeros(9000), "callback": Unpicklable()}, path
-        )
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -36,7 +36,6 @@ def callback(name: str, target: str, **arguments: object) -> tuple[str, ...]:
 AVERAGE = callback("ema", f"{OF_LIGHTNING}.EMAWeightAveraging", decay=0.8)
 BEST_THREE = ("callbacks.checkpoint.save_top_k=3", "callbacks.checkpoint.filename='{step}'")
 WORKERS = ("+data.num_workers=2",)
-NOT_PERSISTENT = (*WORKERS, "+data.persistent_workers=false")
 OFTEN = ("trainer.val_check_interval=2",)
 
 CONFIGURATIONS: dict[str, Configuration] = {
@@ -45,29 +44,19 @@ CONFIGURATIONS: dict[str, Configuration] = {
         words=("trainer.strategy.find_unused_parameters=true",),
         num_processes=2,
     ),
-    "GAN, schedules, spectral norm": Configuration("with_state.ScheduledAdversaries"),
     "EMA of Lightning, ddp": Configuration(
         "classifiers.Schedule", "data.OwnData", words=AVERAGE, num_processes=2
     ),
-    "EMA in the module (teacher)": Configuration("comparing.Teacher", dataset="Views"),
     "queue (MoCo)": Configuration("comparing.QueueInStep", dataset="Views"),
     "codebook (VQ)": Configuration("comparing.Codebook", dataset="Views"),
     "best 3, EMA, workers": Configuration(
         "classifiers.Dropout", "data.OwnData", words=(*BEST_THREE, *AVERAGE, *OFTEN, *WORKERS)
     ),
     "lists of validations, ddp": Configuration("logged.Collected", words=OFTEN, num_processes=2),
-    "lists of an epoch": Configuration("habits.EpochLoss"),
-    "state from batch to batch": Configuration("habits.Stateful", "data.DropsLast", "Scans"),
-    "a counter and a running mean": Configuration("with_state.Annealed"),
     "a replay buffer": Configuration("with_state.Replay"),
-    "EMA in a callback": Configuration(
-        "classifiers.Classifier", words=callback("mine", f"{STATE}.KeptAverage")
-    ),
-    "rate by hand": Configuration("with_state.RateByHand"),
     "EMA in a callback without state_dict": Configuration(
         "classifiers.Classifier", words=callback("mine", f"{STATE}.Average")
     ),
-    "stream": Configuration(f"{LOADERS}.Module", f"{LOADERS}.Data", "stream in parts"),
     "stream, workers, ddp": Configuration(
         f"{LOADERS}.Module", f"{LOADERS}.Data", "stream in parts", WORKERS, 2
     ),
@@ -86,51 +75,16 @@ CONFIGURATIONS: dict[str, Configuration] = {
         2,
     ),
     "accumulated by hand, ddp": Configuration("several.AccumulatesByHand", num_processes=2),
-    "accumulation that grows": Configuration(
-        "classifiers.Dropout",
-        words=callback(
-            "grow", f"{OF_LIGHTNING}.GradientAccumulationScheduler", scheduling="{0: 1, 2: 2}"
-        ),
-    ),
-    "SAM": Configuration("several.SharpnessAware"),
-    "LBFGS": Configuration("several.Lbfgs"),
     "ReduceLROnPlateau": Configuration("classifiers.Plateau", "data.OwnData", words=OFTEN),
-    "warm-up and cosine, tokens": Configuration(
-        "with_state.WarmsUp", "data.OwnData", "Sentences", num_processes=2
-    ),
     "BatchNorm, sync_batchnorm": Configuration(
         "classifiers.BatchNorm", words=("trainer.sync_batchnorm=true",), num_processes=2
     ),
-    "early stopping": Configuration(
-        "classifiers.Plateau",
-        words=(
-            *callback(
-                "stop",
-                f"{OF_LIGHTNING}.EarlyStopping",
-                monitor="val/loss",
-                patience=2,
-                min_delta=0.05,
-            ),
-            *OFTEN,
-        ),
-    ),
     "torchmetrics, with lists": Configuration("classifiers.Metrics", "data.OwnData", words=OFTEN),
-    "the best so far": Configuration("with_state.BestMetrics", words=OFTEN),
     "every kind of log and metric, ddp": Configuration(
         "tests_harness.faults.plain_module.PlainModule",
         "project.data.synthetic.Synthetic",
         words=("+data.batch_size=250", "+data.noise=0.1", "+data.seed=1"),
         num_processes=2,
-        is_double=False,
-    ),
-    "a callback with state": Configuration(
-        "tests_harness.faults.plain_module.PlainModule",
-        "project.data.synthetic.Synthetic",
-        words=(
-            "+data.batch_size=250",
-            "+data.seed=1",
-            *callback("recorder", "tests_harness.checkpoints.author.Recorder"),
-        ),
         is_double=False,
     ),
     "bf16-mixed, workers": Configuration(
@@ -145,14 +99,6 @@ CONFIGURATIONS: dict[str, Configuration] = {
         ),
         is_double=False,
     ),
-    "sequences, workers not persistent": Configuration(
-        "sequences.TotalLength", "data.OwnData", "Series", NOT_PERSISTENT
-    ),
-    "sequences, workers, ddp": Configuration(
-        "sequences.TotalLength", "data.OwnData", "Series", WORKERS, 2
-    ),
-    "noise in forward (VAE)": Configuration("habits.Autoencoder"),
-    "mixup": Configuration("habits.Mixup"),
     "two validation loaders": Configuration(
         "logged.TwoValidations",
         "data.TwoValidations",

@@ -6,7 +6,7 @@ import lightning as L
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def samples(count: int) -> TensorDataset:
@@ -96,27 +96,6 @@ class Whole(TrainAndVal):
 
     def test_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.tested, 4)
-
-
-class Stream(IterableDataset[Any]):
-    def __init__(self, first: int) -> None:
-        self.first = first
-
-    def __iter__(self) -> Any:
-        return iter(torch.arange(self.first, self.first + 5, dtype=torch.float32))
-
-
-class Streams(TrainOnly):
-    """A loader whose places Lightning knows, and one without any."""
-
-    def predict_dataloader(self) -> list[DataLoader[Any]]:
-        known = TensorDataset(torch.arange(3, dtype=torch.float32))
-        return [DataLoader(known, 2), DataLoader(Stream(10), 2)]
-
-
-class Echo(Bare):
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return {"value": batch[0] if isinstance(batch, list) else batch}
 
 
 class Writes(Tested):

@@ -117,13 +117,6 @@ def test_prediction_that_cannot_be_is_told_with_what_to_write(words) -> None:
         evaluate(run.checkpoint)
 
 
-def test_several_loaders_are_numbered_each_and_a_stream_as_it_arrives(words) -> None:
-    run = train(*words("Echo", "Streams"))
-    rows = predict(run.checkpoint).read_text().splitlines()
-    assert rows[:2] == ["loader,sample,value", "0,0,0.0"]
-    assert rows[3:] == ["0,2,2.0", *(f"1,{i},{i + 10}.0" for i in range(5))]
-
-
 def test_predictions_that_are_no_table_are_kept_as_plain_tensors_or_told_to_be_none(words) -> None:
     run = train(*words("Nodes", "Whole"))
     path = predict(run.checkpoint)
