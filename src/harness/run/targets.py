@@ -21,6 +21,7 @@ GONE: dict[str, dict[str, Any]] = {
     "text.datamodule.Text": {"vocab_size": "None", "errors": "strict", "packing": "False"},
     "tables.table.Table": {"unknown": "code", "cache_dir": None, "cache_megabytes": None},
     "tables.arrays.Arrays": {"file": "None", "num_classes": "None"},
+    "images.datamodule.Images": {"randaugment_ops": None, "randaugment_magnitude": None},
     "models.transformer.Transformer": {"separator": "from_data.separator"},
 }
 GONE["text.datamodule.Text"] |= {"fold": "None", "num_folds": None}
