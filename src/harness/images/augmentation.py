@@ -95,5 +95,5 @@ def _grey(images: Tensor) -> Tensor:
     """Images (B, C, H, W) without their colours, shape (B, 1, H, W)."""
     if images.shape[1] == 1:
         return images
-    red, green, blue = images.split(1, dim=1)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
+    red, green, blue = images.unbind(dim=1)
+    return (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
