@@ -6,15 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from harness import Run, UserError, train
-from harness.export.calls import observed
 from harness.export.command import export
-from harness.export.files import difference
 from harness.images.examples import write_shapes
 from harness.testing import command
 from tests_harness.conftest import ROOT, slow
@@ -150,41 +145,3 @@ def test_lines_of_the_page_load_what_the_command_wrote(finished_run: Path, tmp_p
     for lines in re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]:
         code = lines.replace("best.", f"{tmp_path}/best.") + "\nassert outputs.shape == (5, 10)\n"
         exec(code, {"inputs": torch.rand(5, 1, 8, 8)})
-
-
-def test_a_large_output_does_not_hide_a_small_one() -> None:
-    batch, outputs = [torch.ones(2, 1)], [torch.ones(2, 1), torch.full((2, 1), 1e5)]
-    wrong = [outputs[0] + 0.5, outputs[1]]
-    assert difference(Path("a.pt2"), lambda _: outputs, [batch], [outputs]) == 0
-    with pytest.raises(UserError, match=r"by 0.5 in output 0, whose largest number is 1\."):
-        difference(Path("a.pt2"), lambda _: wrong, [batch], [outputs])
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 1)
-
-    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
-        return self.layer(x) * scale
-
-
-class Changing(pl.LightningModule):
-    """Tells its network the batch's number, which no file could know."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.net, self.step = Scaled(), step
-
-    def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
-        self.net(batch[0], 1.0 + self.step * batch_idx)
-
-    def test_dataloader(self) -> Any:
-        return DataLoader(TensorDataset(torch.ones(4, 3)), batch_size=2)
-
-
-def test_a_number_that_changes_between_batches_is_not_kept() -> None:
-    _, calls = observed(Changing(0), None)
-    assert calls[0].constants == {"scale": 1.0}
-    with pytest.raises(UserError, match="forward gets another scale with another batch"):
-        observed(Changing(1), None)

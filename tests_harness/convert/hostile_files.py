@@ -99,18 +99,6 @@ def sparse_pickle(folder: Path, n: int, rng: Random) -> Path:
     return path
 
 
-def sparse_directory(folder: Path, n: int, rng: Random) -> Path:
-    size = 500_000_000
-    with (folder / "a").open("wb") as file:
-        file.write(b"PK\3\4")
-        file.seek(size)
-        end = file.tell()
-        file.write(struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 9, 9, size - 4, 4))
-        file.write(struct.pack("<4sIQI", b"PK\6\7", 0, end, 1))
-        file.write(struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, *[0xFFFF] * 2, *[0xFFFFFFFF] * 2, 0))
-    return folder / "a"
-
-
 def safetensors(path: Path, text: bytes) -> Path:
     path.write_bytes(struct.pack("<Q", len(text)) + text)
     return path
@@ -161,6 +149,5 @@ FILES: dict[str, File] = {
     "expanded": expanded,
     "overlapping_entries": overlapping_entries,
     "sparse_pickle": sparse_pickle,
-    "sparse_directory": sparse_directory,
     "legacy_keys": legacy_keys,
 }

@@ -1,6 +1,5 @@
 """The output appears whole or not at all, and the input is never touched."""
 
-import errno
 import os
 import signal
 import stat
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import torch
@@ -86,33 +84,6 @@ def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
     monkeypatch.setattr(os, "link", link)
     convert(checkpoint, tmp_path / "out.pt")
     assert calls == ["file", "name", "folder"]
-
-
-def test_a_full_disk_leaves_nothing(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class FullDisk:
-        def __init__(self, file: BinaryIO, num_writes: int) -> None:
-            self.file, self.num_left = file, num_writes
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.file, name)
-
-        def write(self, content: bytes) -> int:
-            self.num_left -= 1
-            if self.num_left < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return self.file.write(content)
-
-    for num_writes in (0, 1, 5, 9):
-
-        def write_pt(file: BinaryIO, *arguments: object, num: int = num_writes) -> None:
-            write.write_pt(FullDisk(file, num), *arguments)
-
-        monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
-        with pytest.raises(OSError, match="No space left"):
-            convert(checkpoint, tmp_path / "out.pt")
-        assert os.listdir(tmp_path) == ["a.ckpt"]
 
 
 def test_a_file_size_limit_ends_with_a_line_and_status_4(checkpoint: Path, tmp_path: Path) -> None:

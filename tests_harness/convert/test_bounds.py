@@ -59,11 +59,3 @@ def test_many_honest_names_are_no_repetition(tmp_path: Path) -> None:
     torch.save({"state_dict": state, "state_dict_ema": state}, tmp_path / "in.ckpt")
     report = convert(tmp_path / "in.ckpt", tmp_path / "out.pt", dry_run=True)
     assert len(report.tensors) == 1_000
-
-
-def test_shared_layers_are_named_as_often_as_they_occur(tmp_path: Path) -> None:
-    layer = torch.nn.Linear(2, 2)
-    network = torch.nn.Sequential(*[torch.nn.Sequential(layer, layer)] * 100)
-    torch.save(network, tmp_path / "in.ckpt")
-    convert(tmp_path / "in.ckpt", tmp_path / "out.pt")
-    assert torch.load(tmp_path / "out.pt").keys() == network.state_dict().keys()

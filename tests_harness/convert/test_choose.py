@@ -11,7 +11,7 @@ from torch import nn
 
 from harness.convert import CheckpointError, Report, convert
 
-from .checkpoint_matrix import lightning, prefixed, same
+from .checkpoint_matrix import same
 
 
 def network() -> nn.Module:
@@ -125,16 +125,6 @@ def test_an_average_that_is_left_out_is_said(tmp_path: Path) -> None:
         assert "may be an average, and is left out" in note
         assert keys_in(note) == [key]
         assert len(report(root, tmp_path, key=key).tensors) >= 4
-
-
-def test_an_average_in_a_lightning_callback_can_be_taken(tmp_path: Path) -> None:
-    """Whether its names begin at the LightningModule or at the network."""
-    for start in ("net.", ""):
-        net = network()
-        callbacks = {"EMACallback": {"average_model_state": prefixed(start, net)}}
-        root = lightning(prefixed("net.", network()), callbacks=callbacks)
-        (key,) = keys_in(report(root, tmp_path).notes[0])
-        net.load_state_dict(taken(root, tmp_path, key=key))
 
 
 MOMENTS = {"state": {0: {"exp_avg": torch.ones(3), "step": torch.tensor(1.0)}}, "param_groups": []}

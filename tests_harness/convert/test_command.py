@@ -150,16 +150,6 @@ def test_an_input_or_a_part_of_one_is_never_overwritten(folder: Path, run: Run) 
     assert other.read_bytes() == before
 
 
-def test_a_distributed_checkpoint_is_converted_from_within(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "step=1-loss=0.12"
-    save_distributed({"weight": torch.ones(3)}, source)
-    monkeypatch.chdir(source)
-    assert run(".").status == 0
-    assert (tmp_path / "step=1-loss=0.12.weights.pt").is_file()
-
-
 def test_a_start_imports_neither_torch_nor_numpy_and_escapes_names(folder: Path) -> None:
     torch.save({"é": torch.ones(1)}, folder / "é.pt")
     code = (

@@ -138,17 +138,8 @@ def safetensors(path: Path, header: dict[str, object], content: bytes = bytes(8)
     return path
 
 
-def test_safetensors_places_are_whole_numbers_without_overlaps_and_gaps(tmp_path: Path) -> None:
+def test_safetensors_places_have_no_overlaps_and_gaps(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    places: list[tuple[list[float], list[float]]] = [
-        ([0.0, 8.0], [2]),
-        ([0, 8], [1, -2]),
-        ([-8, 0], [2]),
-        ([0, 4], [2]),
-    ]
-    for offsets, shape in places:
-        entry = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
-        refusal(safetensors(path, {"a": entry}))
     for second in ([0, 4], [2, 6], [5, 9]):
         entries = {
             name: {"dtype": "U8", "shape": [4], "data_offsets": offsets}
@@ -156,13 +147,6 @@ def test_safetensors_places_are_whole_numbers_without_overlaps_and_gaps(tmp_path
         }
         said = refusal(safetensors(path, entries, bytes(second[1])))
         assert "bytes of b are not where they should be" in said
-
-
-def test_a_huge_safetensors_header_is_not_read(tmp_path: Path) -> None:
-    with (tmp_path / "a.safetensors").open("wb") as file:
-        file.write((200_000_000).to_bytes(8, "little") + b"{")
-        file.truncate(300_000_000)  # of which the disk holds nothing
-    assert "header would be too large" in refusal(tmp_path / "a.safetensors")
 
 
 def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from torch import nn
 
 from .checkpoint_matrix import save_distributed
 from .hostile import SERVER, Converter
-from .hostile_folders import Pairs, Reduced, distributed
 
 
 @pytest.fixture(scope="module")
@@ -146,20 +145,6 @@ def test_evil_hyper_parameters_do_not_stop_the_conversion(
         torch.save(state, tmp_path / "evil.ckpt", **options)
         assert audited.convert(tmp_path / "evil.ckpt")[:2] == ("converted", [])
     assert not mark.exists()
-
-
-def test_what_has_no_end_is_refused(audited: Converter, tmp_path: Path) -> None:
-    """To hash it, or to write it as text, would take 2 ** 60 steps."""
-    storages = b"\x80\x02]K\x01" + b"2\x86" * 60 + b"a."
-    (tmp_path / "a.pt").write_bytes(LEGACY_HEAD + pickle.dumps({}, 2) + storages)
-    assert "list of storages" in audited.convert(tmp_path / "a.pt").result
-    endless: object = 1
-    for _ in range(60):
-        endless = (endless, endless)
-    entry = Reduced(size=[3], properties=Reduced(), chunks=[])
-    places = Pairs([(Reduced(fqn=endless, offset=None), Reduced())])
-    path = distributed(tmp_path, {"a": entry}, places, {})
-    assert ".metadata cannot be read (TypeError)" in audited.convert(path).result
 
 
 def test_a_shard_outside_the_folder_is_refused(audited: Converter, tmp_path: Path) -> None:

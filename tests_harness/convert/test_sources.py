@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from harness.convert import CheckpointError, convert
 from harness.convert.__main__ import main
-from harness.errors import UserError
 
 from .checkpoint_matrix import Net, same, save_distributed, trained
 
@@ -92,14 +91,6 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> Non
     assert "and by model.safetensors.index.json it is in" in refusal(index)
     shard.write_bytes(LFS)
     assert f"{shard.name}: not a checkpoint: a Git LFS" in refusal(index)
-
-
-def test_no_shard_is_ever_overwritten(tmp_path: Path) -> None:
-    index = sharded(tmp_path / "hf", num_shards=1)
-    shard = index.with_name("model-00001-of-00001.safetensors")
-    for source in (index, index.parent, shard):
-        with pytest.raises(UserError, match="is the source or a part of it"):
-            convert(source, shard, force=True)
 
 
 def test_a_part_of_a_split_network_is_refused(tmp_path: Path) -> None:

@@ -64,6 +64,10 @@ def test_any_strides_and_repetitions_give_the_same_bits(tmp_path: Path) -> None:
     for name, view in views.items():
         for suffix in (".pt", ".safetensors"):
             assert same(converted({"x": view}, tmp_path, suffix)["x"], view), name
+    windows = x[0].unfold(0, 7, 2)
+    assert same(converted({"x": windows}, tmp_path)["x"], windows)
+    with pytest.raises(CheckpointError, match=r"overlap in memory, which only a \.pt"):
+        converted({"x": windows}, tmp_path, ".safetensors")
 
 
 def test_an_expanded_view_is_a_view_in_a_pt_and_too_large_elsewhere(tmp_path: Path) -> None:
@@ -107,21 +111,17 @@ def test_what_is_not_a_dense_tensor_is_refused_by_name(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # of torch, about sparse and quantized tensors
         tensors = {
             "sparse": torch.eye(3).to_sparse(),
-            "compressed": torch.eye(3).to_sparse_csr(),
             "quantized": torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8),
             "meta": torch.empty(3, device="meta"),
             "lazy": nn.LazyLinear(3).weight,
-            "conjugate": torch.ones(3, dtype=torch.complex64).conj(),
         }
         for name, tensor in tensors.items():
             torch.save({"a": torch.ones(2), name: tensor}, tmp_path / "in.ckpt")
             with pytest.raises(CheckpointError, match=f"in.ckpt: {name} is not a dense tensor"):
                 convert(tmp_path / "in.ckpt", tmp_path / "out.pt")
     assert os.listdir(tmp_path) == ["in.ckpt"]
-    names = {"complex128": torch.ones(2, dtype=torch.complex128), "name": torch.ones(2)}
-    for what, tensor in names.items():
-        with pytest.raises(CheckpointError, match=f"safetensors cannot hold (this )?{what}"):
-            converted({"x\ud800": tensor}, tmp_path, ".safetensors")
+    with pytest.raises(CheckpointError, match="safetensors cannot hold complex128"):
+        converted({"x": torch.ones(2, dtype=torch.complex128)}, tmp_path, ".safetensors")
 
 
 def test_what_is_not_a_tensor_is_dropped_aloud(tmp_path: Path) -> None:

@@ -29,10 +29,3 @@ class FineTuned(Classifier):
         optimizer = partial(torch.optim.AdamW, lr=0.05, weight_decay=0.1)
         schedule = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.05)
         return harness.build_optimizers(self, optimizer, schedule, groups=self.groups)
-
-
-class OtherGroups(FineTuned):
-    """The same parameters in other groups."""
-
-    def __init__(self) -> None:
-        super().__init__({"lr_factors": {"net.head": 0.5}, "decay_norms": False})

@@ -12,7 +12,6 @@ from harness import Run, UserError, evaluate, load_run, train
 from harness.command.compose import compose
 from harness.init.settings import settings
 from tests_harness.conftest import slow
-from tests_harness.faults.fork_server import command
 from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.strategy_runs import execute
 
@@ -107,10 +106,7 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(weights: Path, tmp_pat
         (["init=conf"], "init.path=conf is a folder, neither of a run"),
         (["init=README.md"], "init.path=README.md: not a checkpoint: a text file"),
         (["init.freeze=[nett]"], "init.freeze=[nett]: there is no nett. Did you mean net?"),
-        (["init.freeze=net"], "init.freeze=[net] freezes every parameter"),
         (["init.pth=a.pt"], "There is no key init.pth. Did you mean init.path?"),
-        (["init.strict=maybe"], "init.strict takes true or false"),
-        (["model.groups.lr_factors={nett:1}"], "lr_factors: there is no nett. Did you mean net?"),
         ([f"init='{weights}'", "model.net.hidden=[128,32]"], "3 of another shape"),
     ]
     for words, said in mistakes:
@@ -119,16 +115,8 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(weights: Path, tmp_pat
         assert said in str(caught.value)
         assert len(str(caught.value).splitlines()) <= 3
         assert not [*(tmp_path / "never").glob("*")], words
-    of_settings: list[tuple[dict[str, object], str]] = [
-        ({"map": ["a"]}, "init.map=['a'] must give names for names"),
-        ({"leave_out": 3}, "init.leave_out=3 must be a list"),
-        ({"unfreeze_at_epoch": 3}, "init.unfreeze_at_epoch=3, and nothing is frozen"),
-        ({"freeze": ["net"], "unfreeze_at_epoch": 0}, "must be a whole number, 1 or more"),
-    ]
-    for node, said in of_settings:
-        with pytest.raises(UserError) as caught:
-            settings(node)
-        assert said in str(caught.value)
+    with pytest.raises(UserError, match=r"init\.unfreeze_at_epoch=3, and nothing"):
+        settings({"unfreeze_at_epoch": 3})
 
 
 @pytest.mark.parametrize("strategy", ["ddp(2)", *slow("dp(2)")])
@@ -142,15 +130,3 @@ def test_every_process_starts_from_the_first_ones_weights(
     assert said.count("starts from") == 1
     (one,) = (tmp_path / "run").iterdir()
     assert json.loads((one / "results.json").read_text())["test/accuracy"] > 0.5
-
-
-@pytest.mark.slow
-def test_tune_and_fast_dev_run_start_from_them(weights: Path, tmp_path: Path) -> None:
-    words = (f"init='{weights}'", "init.freeze=[net.layers.1]", f"output_dir={tmp_path}")
-    for arguments in (
-        ["train.py", *QUICK, "debug=fast_dev_run", *words],
-        ["scripts/tune.py", "lr", "--steps=20", "data=synthetic", "model=mlp", *words],
-    ):
-        result = command(*arguments, environment={"COLUMNS": "200"})
-        assert result.returncode == 0, result.stderr
-        assert f"starts from      {weights}" in result.stdout

@@ -1,12 +1,10 @@
 """Frozen parts stay as they are by bit; runs go on around the moment at which they thaw."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from harness.errors import UserError
 from harness.init.freezing import Freezing
@@ -76,31 +74,10 @@ def test_what_is_frozen_for_good_ends_alike_under_every_strategy(
     assert farthest(one, outcome(train(tmp_path / "many", *words, strategy=strategy))) < 1e-9
 
 
-def test_norms_without_parameters_thaw_too() -> None:
-    """Nothing of them is trained; what they count is."""
-    module = FineTuned()
-    module.net.backbone = nn.Sequential(nn.BatchNorm1d(6, affine=False))
-    freezing, trainer = Freezing(["net.backbone"], 1), SimpleNamespace(current_epoch=0)
-    freezing.freeze(module)
-    freezing.on_train_start(trainer, module)  # type: ignore[arg-type]
-    module.train()
-    freezing.on_train_batch_start(trainer, module)  # type: ignore[arg-type]
-    assert not module.net.backbone[0].training
-    trainer.current_epoch = 1
-    freezing.on_train_batch_start(trainer, module)  # type: ignore[arg-type]
-    assert module.net.backbone[0].training
-
-
 def test_single_parameters_are_parts_and_what_cannot_be_frozen_is_refused() -> None:
     module = FineTuned()
     Freezing(["net.head.bias"]).freeze(module)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
     assert frozen == ["net.head.bias"]
-    for part, said in {
-        "net.backbon": "there is no net.backbon. Did you mean net.backbone?",
-        "loss": "there is no loss. There is net, net.backbone, net.head.",
-        "net": "freezes every parameter, and nothing is left to train",
-    }.items():
-        with pytest.raises(UserError) as caught:
-            Freezing([part]).freeze(FineTuned())
-        assert said in str(caught.value)
+    with pytest.raises(UserError, match="freezes every parameter, and nothing is left to train"):
+        Freezing(["net"]).freeze(FineTuned())

@@ -22,17 +22,3 @@ class WithBuffers(nn.Module):
         hidden = self.first(x)[:, self.positions] * self.is_kept * self.scale
         logits: Tensor = self.second(hidden.relu())
         return logits
-
-
-class Convolutions(nn.Sequential):
-    """Two convolutions with BatchNorm, and the mean over the image."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(
-            nn.Conv2d(1, 8, 3),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.Conv2d(8, num_classes, 3),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-        )

@@ -18,11 +18,3 @@ def test_a_run_tells_that_it_has_stopped_early(tmp_path: Path, capsys) -> None:
     assert f"stopped early    {why}" in capsys.readouterr().out
     assert f"It was stopped early, {why}." in resume.finished(run.folder)
     assert "max_epochs" not in resume.finished(run.folder)
-
-
-def test_a_threshold_that_is_reached_in_the_first_epoch_is_told(tmp_path: Path) -> None:
-    words = ["experiment=synthetic", "strategy=cpu", "data.num_train=64", f"output_dir={tmp_path}"]
-    words += ["callbacks=early_stopping", "+callbacks.early_stopping.stopping_threshold=-1"]
-    why = record.read(train(*words, conf=ROOT / "conf").folder)["stopped_early"]
-    assert why.startswith("in epoch 0: Stopping threshold reached: val/accuracy = ")
-    assert why.endswith(" > -1.0") or why.endswith(" > -1")

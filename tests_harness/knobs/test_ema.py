@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import weight_averaging
 
 from harness import load_run
 from harness.checkpoints.reading import read
@@ -84,34 +82,6 @@ def test_statistics_are_averaged_and_other_buffers_stay_unlike_with_lightnings_o
     run_dir = trained(tmp_path / "theirs", *words, theirs)
     positions = read(run_dir / "checkpoints" / "last.ckpt")["state_dict"]["net.positions"]
     assert not torch.equal(positions, torch.arange(64))
-
-
-def test_average_is_made_where_the_module_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning makes it where the module is before training, which is the CPU."""
-    made: list[torch.device] = []
-
-    class StopError(Exception):
-        pass
-
-    def averaged_model(model: object, device: torch.device, **_: object) -> None:
-        made.append(device)
-        raise StopError
-
-    monkeypatch.setattr(weight_averaging, "AveragedModel", averaged_model)
-    trainer = pl.Trainer(accelerator="cpu", logger=False)
-    monkeypatch.setattr(type(trainer.strategy), "root_device", torch.device("meta"))
-    with pytest.raises(StopError):
-        EMA().setup(trainer, pl.LightningModule(), "fit")
-    assert made == [torch.device("meta")]
-
-
-def test_double_precision_is_averaged_in_double_without_checkpoints_too(tmp_path: Path) -> None:
-    words = (*RECORDED, "trainer.precision=64-true", "checkpoint=null")
-    words_of_common = [word for word in COMMON if not word.startswith("checkpoint.")]
-    train(compose("train", [*words_of_common, *words, f"run_dir={tmp_path}"]))
-    kept = read(tmp_path / "checkpoints" / "best.ckpt")["state_dict"]
-    assert all(tensor.dtype == torch.float64 for tensor in kept.values())
-    assert farthest(Recorder.validated[0], averages(Recorder.after_steps, 0.999)[4]) <= 1e-12
 
 
 def test_decay_that_is_no_share_is_refused() -> None:

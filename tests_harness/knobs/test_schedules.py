@@ -2,7 +2,6 @@
 
 import csv
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from harness.command.compose import compose
 from harness.errors import UserError
 from harness.knobs.schedules import cosine
-from tests_harness.conftest import ROOT, slow
+from tests_harness.conftest import slow
 from tests_harness.faults.resume_sweep import COMMON, train
 from tests_harness.faults.run_folder import leave_at
 
@@ -52,44 +51,32 @@ def logged_rates(run_dir: Path) -> list[float]:
         return [float(row["lr-AdamW"]) for row in csv.DictReader(file) if row.get("lr-AdamW")]
 
 
-@pytest.mark.parametrize(
-    ("choice", "epochs", "experiment"),
-    [
-        ("cosine", [], "synthetic"),
-        ("plateau", [1, 1, 0.1, 0.01], "table"),
-        *slow(
-            ("constant", [1, 1, 1, 1], "table"),
-            ("step", [1, 0.1, 0.01, 0.001], "synthetic"),
-        ),
-    ],
-)
-def test_choice_sets_the_rate_of_each_step(
-    choice: str, epochs: list[float], experiment: str, tmp_path: Path
-) -> None:
-    """``epochs`` are the first rates of each of four, as shares; a cosine rises and falls."""
+SHARES = {  # the rate's of each of four epochs
+    "constant": [1, 1, 1, 1],
+    "step": [1, 0.1, 0.01, 0.001],
+    "plateau": [1, 1, 0.1, 0.01],
+}
+
+
+@pytest.mark.parametrize("choice", ["cosine", "plateau", *slow("constant", "step")])
+def test_choice_sets_the_rate_of_each_step(choice: str, tmp_path: Path) -> None:
     never_better = ["+model.scheduler.threshold=1e9", "+model.scheduler.threshold_mode=abs"]
     words = {
         "cosine": ["model.scheduler.warmup=0.25"],
         "step": ["model.scheduler.step_size=1"],
         "plateau": ["model.scheduler.patience=0", *never_better],
     }.get(choice, [])
-    lengths = ["trainer.max_epochs=4", "trainer.log_every_n_steps=1", "logger=default"]
-    quiet = ["trainer.enable_progress_bar=false", "strategy=cpu", "checkpoint.num_kept=2"]
     model = ["model.optimizer.lr=0.01", f"model/scheduler={choice}", *words]
-    cfg = compose(
-        "train",
-        [f"experiment={experiment}", *lengths, *quiet, *model, f"run_dir={tmp_path}"],
-    )
-    train(cfg)
-    found = logged_rates(tmp_path)
-    per_epoch = len(found) // 4
-    shares = [rate / 0.01 for rate in found]
+    lengths = ["trainer.max_epochs=4", "trainer.log_every_n_steps=1", "logger=default"]
+    train(compose("train", [*COMMON, *lengths, *model, f"run_dir={tmp_path}"]))
+    shares = [rate / 0.01 for rate in logged_rates(tmp_path)]
+    per_epoch = len(shares) // 4
     if choice == "cosine":
         assert max(shares) == pytest.approx(1)
         assert shares.index(max(shares)) == pytest.approx(per_epoch, abs=1)
         assert shares[-1] < 0.02
     else:
-        assert shares[::per_epoch] == pytest.approx(epochs)
+        assert shares[::per_epoch] == pytest.approx(SHARES[choice])
 
 
 def test_a_longer_run_says_that_its_cosine_is_longer(
@@ -103,11 +90,3 @@ def test_a_longer_run_says_that_its_cosine_is_longer(
     train(cfg)
     assert "The learning rate's schedule now ends at step 30" in capsys.readouterr().err
     assert logged_rates(run_dir)[-1] < 0.02 * 0.005
-
-
-def test_model_that_offers_no_schedule_is_told(tmp_path: Path) -> None:
-    conf = tmp_path / "conf"
-    shutil.copytree(ROOT / "conf", conf)
-    (conf / "model" / "bare.yaml").write_text("_target_: torch.nn.Linear\n")
-    with pytest.raises(UserError, match="the chosen model has no choice of a scheduler"):
-        compose("train", ["data=synthetic", "model=bare", "model/scheduler=cosine"], conf)

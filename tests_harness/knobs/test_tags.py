@@ -1,8 +1,6 @@
-"""Tags and notes go with a run: on the screen, in its config, in TensorBoard, over a resume."""
+"""Tags and notes go with a run: on the screen, in its config, over a resume."""
 
 from pathlib import Path
-
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from harness import load_run
 from tests_harness.faults.fork_server import command
@@ -18,8 +16,6 @@ def test_tags_and_notes_are_kept_shown_and_may_change_on_resume(tmp_path: Path) 
     (run_dir,) = (tmp_path / "default").iterdir()
     kept = load_run(run_dir).config
     assert (list(kept.tags), kept.notes) == (["baseline", "lr"], "why")
-    events = [e for p in run_dir.rglob("events*") for e in EventFileLoader(str(p)).Load()]
-    assert any("baseline" in str(event) and "notes" in str(event) for event in events)
 
     words = ("tags=[baseline]", "notes=longer", "trainer.max_epochs=2")
     result = command("train.py", f"resume={run_dir}", *words)

@@ -89,12 +89,6 @@ def test_starting_points_compose_train_and_pass_their_tests(write: Write, tmp_pa
     run(tmp_path, "-m", "pytest", "-q", *write_all(write, tmp_path), "-p", "no:xdist")
 
 
-@pytest.mark.slow
-def test_starting_points_pass_type_checks(write: Write, tmp_path: Path) -> None:
-    write_all(write, tmp_path)
-    run(tmp_path, "-m", "mypy", *map(str, (tmp_path / "src").rglob("my_*.py")))
-
-
 def write_all(write: Write, folder: Path) -> list[str]:
     """Write a file of each kind into a copy of this project; return the tests of them."""
     for name in ("conf", "src", "tests"):
@@ -105,16 +99,6 @@ def write_all(write: Write, folder: Path) -> list[str]:
     (folder / "tests" / "test_my_table.py").write_text(TRAINS.format(words=command.split()))
     mine = [path for text in said.values() for path in written(text) if path.startswith("tests")]
     return ["tests/test_my_table.py", *mine]
-
-
-def test_imports_are_sorted_whatever_the_package_is_called() -> None:
-    """`alpha` comes before `harness` in the alphabet, `zulu` after it."""
-    for package in ("alpha", "zulu"):
-        words = {"NAME": "mine", "CLASS": "Mine", "PACKAGE": package}
-        for template in new.TEMPLATES.glob("*.py.txt"):
-            lines = new.filled(template.read_text(), words).splitlines()
-            own = [line for line in lines if line.startswith(("from harness", f"from {package}"))]
-            assert own == sorted(own), template
 
 
 def test_the_last_column_decides_the_model(tmp_path: Path) -> None:
@@ -136,12 +120,9 @@ def test_what_cannot_be_written_is_refused_with_a_reason(write: Write, tmp_path:
         (("data", "mine", "--csv", "nope.csv"), "--csv nope.csv cannot be read"),
         (("data", "mine", "--csv", "LICENSE"), "must begin with the names of two columns"),
         (("model", "mine", "--csv", "houses.csv"), "--csv belongs to data, not to model"),
-        (("data", "samples"), "The new file uses another Samples.* my_samples"),
         (("module", "tensor"), "The new file uses another Tensor.* my_tensor"),
         (("model", "test"), "Test means something to Python or pytest.* my_test"),
-        (("model", "exception"), "Exception means something to Python or pytest"),
-        *((("data", name), "my_data") for name in ("My", "1st", "class", "a-b", "../x", "")),
-        *((("data", name), "my_data") for name in ("x" * 17, "true", "null")),
+        *((("data", name), "my_data") for name in ("My", "class", "../x", "", "x" * 17, "null")),
     ):
         with pytest.raises(SystemExit, match=message):
             write(*words)

@@ -1,18 +1,11 @@
 """What other packages keep private is touched in harness/upstream, and nowhere else."""
 
 import ast
-import importlib
-import inspect
-import pkgutil
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
-from torch import Tensor, nn
-
-import harness
 from tests_harness.conftest import ROOT
 
 # Lightning gives its loops and counters no underscore, and documents none of them.
@@ -142,50 +135,3 @@ def test_touches_are_found() -> None:
         "from pytorch_lightning.trainer import call\ncall.hook = None": "call.hook =",
     }.items():
         assert name in [found for _, found in touches(text)], text
-
-
-def test_in_the_converter_a_text_is_data_unless_it_is_looked_up() -> None:
-    for text, is_touched in {
-        "fields.get('_modules')": False,
-        "global_('torch._utils', f'_rebuild_tensor_v{version}')": False,
-        "module._modules": True,
-        "operator.attrgetter('_modules')(module)": True,
-        "getattr(torch, f'_rebuild_tensor_v{version}')": True,
-        "vars(module)['_modules']": True,
-        "module.__dict__['_modules']": True,
-    }.items():
-        assert bool(list(touches(text, texts_are_data=True))) == is_touched, text
-
-
-def test_own_private_names_are_allowed() -> None:
-    text = (
-        "class A:\n    def _f(self, other):\n        self._x = other._x\n        return other._f()"
-    )
-    assert list(touches(text)) == []
-    assert list(touches("self._base()", frozenset({"_base"}))) == []
-
-
-def test_no_private_method_of_another_package_is_replaced_by_inheritance() -> None:
-    """Ours would be called in place of theirs, though nobody meant it."""
-    walked = pkgutil.walk_packages(harness.__path__, "harness.")
-    modules = [importlib.import_module(info.name) for info in walked if not info.ispkg]
-    assert [name for module in modules for name in replaced(module)] == []
-    here = importlib.import_module(__name__)
-    assert replaced(here) == [f"{__name__}.Replacing._check_input_dim"]
-
-
-def replaced(module: ModuleType) -> list[str]:
-    """The private methods of a module's classes that another package's base has as well."""
-    found = []
-    for _, own in inspect.getmembers(module, inspect.isclass):
-        methods = {name for name, value in vars(own).items() if inspect.isfunction(value)}
-        for base in own.__mro__[1:] if own.__module__ == module.__name__ else ():
-            if base.__module__.split(".")[0] not in ("harness", *sys.stdlib_module_names):
-                both = sorted(filter(is_private, methods & set(vars(base))))
-                found += [f"{module.__name__}.{own.__name__}.{name}" for name in both]
-    return list(dict.fromkeys(found))
-
-
-class Replacing(nn.BatchNorm1d):
-    def _check_input_dim(self, input: Tensor) -> None:
-        return None

@@ -94,26 +94,3 @@ check_kinds(Model(), None, [], [])
     result = python(text, installed)
     assert "model: __main__.Model is not a LightningModule." in result.stderr
     assert "was imported before harness: import harness first" in result.stderr
-
-
-def test_names_are_those_of_a_started_process_too(tmp_path: Path) -> None:
-    """A data worker that is spawned unpickles what the owner has written for the other name."""
-    (tmp_path / "theirs.py").write_text(
-        "import lightning as L\nimport torch\n"
-        "class Data(torch.utils.data.Dataset):\n"
-        "    def __len__(self): return 4\n"
-        "    def __getitem__(self, i): return int(L.LightningModule.__module__[0] == 'p')\n"
-    )
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import sys\nimport harness\nsys.path.insert(0, sys.argv[1])\n"
-        "if __name__ == '__main__':\n"
-        "    import torch, theirs\n"
-        "    loader = torch.utils.data.DataLoader(\n"
-        "        theirs.Data(), num_workers=1, multiprocessing_context='spawn')\n"
-        "    print(sum(int(batch) for batch in loader))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, program, tmp_path], capture_output=True, text=True, check=False
-    )
-    assert result.stdout == "4\n", result.stderr

@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from lightning_utilities.core.enums import StrEnum
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.profilers import SimpleProfiler
 from pytorch_lightning.trainer import call
-from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
-from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
 from torchmetrics import MeanMetric
 
 from harness.upstream import step_overhead, versions
@@ -123,25 +121,6 @@ def test_versions_that_were_not_tested_are_left_alone(monkeypatch: pytest.Monkey
     assert "_broadcast_sigterm_tensor" not in vars(trainer.fit_loop.epoch_loop)
 
 
-def test_states_are_equal_as_before() -> None:
-    states = [state for kind in step_overhead.STATES for state in kind]
-    others = [*states, *(state.value for state in states), "TRAIN", "nothing", None, 1]
-    for state in states:
-        for other in others:
-            assert step_overhead.is_same_state(state, other) == StrEnum.__eq__(state, other)
-
-
-def test_signatures_are_read_as_before(tmp_path: Path) -> None:
-    module = Module()
-
-    def plain(self: Any, batch: Any, *rest: Any) -> None: ...
-
-    for hook in (module.training_step, module.validation_step, plain):
-        for arguments in (("batch_idx",), ("batch_idx", True), ("dataloader_iter", True, 2)):
-            expected = is_param_in_hook_signature(hook, *arguments)
-            assert step_overhead.takes_parameter(hook, *arguments) == expected
-
-
 class Logging(BoringModel):
     """Logs in each way, and metrics of its own."""
 
@@ -180,10 +159,3 @@ def test_logged_values_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert logged(tmp_path) == expected
     assert len(expected) >= 6
     assert not moved  # all is on the CPU from the beginning
-
-
-def test_logged_value_follows_to_another_device() -> None:
-    metric = _ResultMetric(_Metadata("training_step", "loss", on_epoch=True), is_tensor=True)
-    assert step_overhead.move(metric, torch.device("cpu")).value.device.type == "cpu"
-    step_overhead.move(metric, torch.device("meta"))
-    assert {metric.value.device.type, metric._defaults["value"].device.type} == {"meta"}

@@ -30,11 +30,6 @@ def test_bounds_are_those_of_the_project() -> None:
         assert f'"{package}{bounds}"' in text
 
 
-def test_tested_versions_are_not_mentioned(trainer: pl.Trainer) -> None:
-    assert versions.untested() == []
-    versions.check(trainer)
-
-
 def test_other_version_is_said_once(trainer: pl.Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     package, number = "torch", "2.14.0.dev20270101"
     install(monkeypatch, package, number)
@@ -65,15 +60,3 @@ def test_version_without_a_needed_name_is_refused_by_it(
             with pytest.raises(UserError, match=rf"2.7.0 lacks .*\W{last}\b") as refused:
                 versions.check(trainer)
         assert len(str(refused.value).splitlines()) <= 3
-
-
-def test_nobody_else_looks_at_versions() -> None:
-    asking = re.compile(r"__version__|importlib.metadata|packaging")
-    files = [path for path in (ROOT / "src").rglob("*.py") if asking.search(path.read_text())]
-    places = {str(path.relative_to(ROOT / "src")) for path in files}
-    assert places == {
-        "harness/code_version.py",  # which keeps them with a run
-        "harness/run/provenance.py",  # which lists what is installed
-        "harness/upstream/lightning_name.py",  # which hands one on
-        "harness/upstream/versions.py",
-    }

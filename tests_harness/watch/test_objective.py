@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from harness import UserError, compose, train
 from harness.command import validate
 from harness.command.compose import compose_command
-from harness.loggers.metrics_table import MetricsTable
 
 SHORT = ("data=synthetic", "model=mlp", "data.num_train=640", "callbacks.progress_bar=null")
 
@@ -54,20 +52,6 @@ def test_objective_without_its_direction_is_refused(tmp_path: Path) -> None:
     assert compose("train", words).objective is None
 
 
-def test_experiment_that_changes_nothing_is_refused(tmp_path: Path) -> None:
-    """Without its package line a file's settings arrive where nobody looks."""
-    text = "trainer:\n  max_epochs: 3\n"
-    with pytest.raises(UserError, match="# @package _global_"):
-        validate.check(compose_command("train", experiment(tmp_path, text)))
-    # The check of kinds composes the defaults, which must find the file as well.
-    words = [*experiment(tmp_path, f"# @package _global_\n{text}"), "trainer.precision=bf16-mixed"]
-    command = compose_command("train", words)
-    validate.check(command)
-    assert command.cfg.trainer.max_epochs == 3
-    with pytest.raises(UserError, match=r"trainer\.max_epochs takes a number"):
-        validate.check(compose_command("train", [*words, "trainer.max_epochs=x"]))
-
-
 def test_chosen_score_that_nothing_logs_is_refused(tmp_path: Path) -> None:
     words = ("objective=val/acuracy", "mode=max", "trainer.max_epochs=2")
     with pytest.raises(UserError, match="Did you mean objective=val/accuracy mode=min"):
@@ -90,28 +74,3 @@ def test_early_stopping_without_its_score_stops_the_run(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="Early stopping watches val/lost, but Classifier logs"):
         train(*SHORT, *words, f"output_dir={tmp_path}")
-
-
-class Broken(MetricsTable):
-    """A tracker whose server is gone."""
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        raise ConnectionError("no route to host")
-
-
-def test_logger_that_fails_costs_no_result(tmp_path: Path) -> None:
-    words = (f"+logger.mine._target_={__name__}.Broken", "+logger.mine.path=${run_dir}/mine.csv")
-    run = train(*SHORT, "trainer.max_epochs=1", *words, f"output_dir={tmp_path}")
-    assert "test/accuracy" in run.results
-    told = (run.folder / "run.log").read_text()
-    assert told.count("Broken.log_metrics has failed, and the run goes on: no route to host") == 1
-    assert "Traceback" in told
-
-
-def test_metric_that_is_not_finite_is_told(tmp_path: Path) -> None:
-    from harness.run import tasks
-
-    cfg: DictConfig = compose("train", [*SHORT, f"run_dir={tmp_path}", f"output_dir={tmp_path}"])
-    trainer, _, _ = tasks.build(cfg)
-    tasks.finish(trainer, cfg, {"val/loss": float("nan"), "test/loss": 1.0})
-    assert "val/loss is nan" in (tmp_path / "run.log").read_text()

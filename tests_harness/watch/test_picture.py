@@ -96,12 +96,6 @@ def test_a_picture_that_fails_costs_no_result(
         assert picture.drawn == [[1, 5, 9]]
 
 
-def test_nothing_is_computed_without_a_logger() -> None:
-    picture = Sums("update")
-    run(picture, None)
-    assert picture.error is None
-
-
 class OnSecond(Sums):
     """Counts samples; only the second process fails. What is drawn goes to a file."""
 

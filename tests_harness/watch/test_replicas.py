@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from harness.errors import TrainingError
-from harness.run import tasks as run
 from harness.watch.replicas import Replicas, hashes
 from tests_harness.conftest import slow
 from tests_harness.faults.fork_server import command
@@ -25,10 +24,6 @@ SHORT = (
     "callbacks.replicas.every_n_steps=1",
 )
 # Has BatchNorm, whose statistics differ between the processes of a run that is in order.
-NORM = (
-    "model._target_=tests_harness.faults.plain_module.PlainModule",
-    "callbacks.learning_rate=null",
-)
 CPU = torch.device("cpu")
 
 
@@ -58,17 +53,6 @@ def test_rank_that_drifts_by_one_bit_stops_the_run(
     assert message in (run_dir / "run.log").read_text()
 
 
-@pytest.mark.slow
-def test_statistics_that_are_computed_over_all_processes_are_compared(tmp_path: Path) -> None:
-    result = command(
-        "train.py", *DDP, *SHORT, *NORM, f"output_dir={tmp_path}", "trainer.sync_batchnorm=true",
-        *disturb(what="drift", name="net.2.running_var", rank=1),
-    )  # fmt: skip
-    assert result.returncode == 1, result.stderr
-    # The first statistics that differ are those: the steps before were in order.
-    assert "Step 4: the replicas differ. net.2.running_var on rank 1" in result.stderr
-
-
 def test_buffer_that_each_process_writes_from_its_own_samples_is_told(tmp_path: Path) -> None:
     """And none that is equal in all: gathered samples, a counter, an average of weights, norms."""
     words = (
@@ -86,12 +70,6 @@ def test_buffer_that_each_process_writes_from_its_own_samples_is_told(tmp_path: 
     assert said in (run_dir / "run.log").read_text()
 
 
-def test_single_process_has_no_replicas(make_cfg) -> None:
-    for strategy in ("strategy=cpu", "strategy=dp"):
-        trainer, _, _ = run.build(make_cfg(strategy, "trainer.accelerator=cpu"))
-        assert not any(isinstance(callback, Replicas) for callback in trainer.callbacks)
-
-
 def test_any_bit_anywhere_changes_the_hash() -> None:
     """Over several chunks, at their ends as well, and of every size of numbers."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool):
@@ -106,22 +84,11 @@ def test_any_bit_anywhere_changes_the_hash() -> None:
 
 
 def test_places_count() -> None:
-    """Another order within a chunk, chunks exchanged, element i of chunk j against j of i."""
+    """Another order within a chunk, and chunks exchanged."""
     tensor = torch.arange(2.0**17)
     halves = tensor.view(2, -1)
     found = {int(hashes([x.reshape(-1)], CPU)) for x in (tensor, halves.flip(0), halves.flip(1))}
     assert len(found) == 3
-    for chunk, place in [(1, 2), (2, 1), *((chunk, 0) for chunk in range(20))]:
-        tensor = torch.zeros(20 * 2**16)
-        tensor[chunk * 2**16 + place] = 1.0
-        found.add(int(hashes([tensor], CPU)))
-    assert len(found) == 3 + 22
-
-
-def test_layout_in_memory_does_not_count() -> None:
-    tensor = torch.randn(2, 3, 4, 5)
-    assert hashes([tensor], CPU) == hashes([tensor.to(memory_format=torch.channels_last)], CPU)
-    assert hashes([torch.tensor(0.5), torch.empty(0)], CPU).shape == (2,)
 
 
 def test_first_tensor_and_all_ranks_that_differ_are_named(caplog) -> None:
