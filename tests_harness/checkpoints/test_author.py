@@ -63,9 +63,6 @@ REFUSED: dict[tuple[str, ...], list[str]] = {
         f"callbacks.Odd.history[1] ({AUTHOR}.Colour)", "Odd.state_dict", "author.py:",
         "checkpoint=null",
     ],
-    (f"+callbacks.odd._target_={AUTHOR}.Odd", "+callbacks.odd.kind=lambda"): [
-        "callbacks.Odd.history[1] (function) cannot be saved", "Odd.state_dict",
-    ],
     (f"model._target_={AUTHOR}.OddKeyRead",): [
         f"colour ({AUTHOR}.Colour)", "OddKeyRead.on_save_checkpoint",
     ],
@@ -73,7 +70,8 @@ REFUSED: dict[tuple[str, ...], list[str]] = {
         "optimizer_states[0].param_groups[0].colour", "OddOptimizer.configure_optimizers",
     ],
     (f"data._target_={AUTHOR}.OddHyperParameter",): [
-        "datamodule_hyper_parameters.activation (function)", "ignore=['activation']",
+        "datamodule_hyper_parameters.activation (function) cannot be saved",
+        "ignore=['activation']",
     ],
 }  # fmt: skip
 

@@ -21,17 +21,11 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def to_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 KINDS: dict[str, Callable[[Path], Any]] = {
     "flipped bit": flip,
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:-500]),
     "empty": lambda path: path.write_bytes(b""),
     "deleted": lambda path: path.unlink(missing_ok=True),
-    "a folder": to_folder,
 }
 
 

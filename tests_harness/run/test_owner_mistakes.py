@@ -80,10 +80,6 @@ class Model(pl.LightningModule):
         x, y = batch
         self.log("val/loss", F.cross_entropy(self(x), y))
 
-    def test_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("test/loss", F.cross_entropy(self(x), y))
-
     def configure_optimizers(self):
         if self.make_optimizer is not None:
             return self.make_optimizer(self.parameters())

@@ -67,7 +67,7 @@ def test_earlier_best_checkpoint_is_told_where_the_best_found_no_room(
     assert "best.ckpt is an earlier one, for the best found no room" in said
 
 
-@pytest.mark.parametrize("kind", ["flipped bit", *slow("cut off", "empty", "deleted", "a folder")])
+@pytest.mark.parametrize("kind", ["flipped bit", *slow("deleted")])
 def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
