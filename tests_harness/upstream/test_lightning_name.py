@@ -76,6 +76,7 @@ def test_without_the_package_both_names_are_one() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_with_the_package_both_names_are_one_and_the_rest_is_its_own(installed: Path) -> None:
     text = "from lightning.data import mine\nassert L.__version__ == 'copy'\n"
     result = python(IMPORTS + text, installed)
