@@ -15,22 +15,14 @@ CONF = ROOT / "conf"
 BRIEF = ["experiment=synthetic", "strategy=cpu", "trainer.max_epochs=1", "data.num_classes=7"]
 
 
-@pytest.fixture
-def run(tmp_path: Path):
-    return train(*BRIEF, f"output_dir={tmp_path}", conf=CONF)
-
-
-def test_model_takes_its_size_from_the_data(run) -> None:
-    assert json.loads((run.folder / "data.json").read_text()) == {
-        "num_classes": 7,
-        "in_features": 64,
-    }
+def test_model_takes_its_size_from_the_data_and_later_use_from_the_training(
+    tmp_path: Path,
+) -> None:
+    run = train(*BRIEF, f"output_dir={tmp_path}", conf=CONF)
+    learnt = json.loads((run.folder / "data.json").read_text())
+    assert learnt == {"num_classes": 7, "in_features": 64}
     assert run.model(torch.rand(2, 1, 8, 8)).shape == (2, 7)
     assert evaluate(run.checkpoint, conf=CONF).results.keys() >= {"test/accuracy"}
-
-
-def test_later_use_takes_what_the_training_has_learnt(run) -> None:
-    """Without the data, and not from what is there today."""
     (run.folder / ".data.json.crc32").unlink()
     (run.folder / "data.json").write_text('{"num_classes": 8, "in_features": 64}')
     with pytest.raises(UserError, match="does not fit the model"):

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from harness.data import measuring as workers
@@ -103,6 +104,7 @@ def test_auto_chooses_by_measuring_and_says_so(monkeypatch, capsys) -> None:
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_processes_choose_once(tmp_path) -> None:
     result = command(
         "train.py", "strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "model=mlp",

@@ -42,26 +42,11 @@ def split_call(
         parallel.remove()
 
 
-class MaskedAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        y: Tensor = self.attention(x, x, x, attn_mask=mask)[0]
-        return y
-
-
 DEPARTING: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Tensor]], list[str]]] = {
     "time first": (
         lambda: Net(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(D, 4)),
         lambda: [torch.randn(T, B, D)],
         ["% off when 8 rows are split into 4 + 4", "batch_first=True", "modules=[rnn]"],
-    ),
-    "a mask of as many rows": (
-        MaskedAttention,
-        lambda: [torch.randn(B, T, D), torch.eye(T)],
-        ["fails on 4 of them: RuntimeError", "trainer.strategy.whole_inputs=[mask]"],
     ),
     "a softmax over the batch": (
         lambda: Net(lambda m, x: m.net(x).softmax(0), **linear()),

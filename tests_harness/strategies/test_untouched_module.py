@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.strategies import DDPStrategy
-from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -123,19 +122,6 @@ def test_a_checkpoint_of_any_strategy_resumes_under_another(tmp_path):
         assert all(key.startswith("net.") for key in module.state_dict())
         resumed = fit(second, 8, tmp_path / "half.ckpt")[1]
         assert resumed.losses == pytest.approx(expected, abs=1e-6), second
-
-
-def test_running_statistics_are_those_of_the_first_share():
-    """As in DataParallel; under ddp they are those of the first process."""
-    net = nn.BatchNorm1d(8)
-    module = Module(Case(network=lambda: net))
-    x, _, _ = Shares((30,), 1, 0)[0]
-    expected = nn.BatchNorm1d(8)
-    expected(x[:15])
-    trainer(DataParallelStrategy(), max_steps=1).fit(module, batches(30))
-    assert torch.equal(net.running_mean, expected.running_mean)
-    assert torch.equal(net.running_var, expected.running_var)
-    assert net.num_batches_tracked == 1
 
 
 def test_generators_seeded_alike_are_separated_once_and_again_after_a_new_seed():
