@@ -133,12 +133,6 @@ class Host:
         self.processes.append(process)
         return Started(process, log)
 
-    def run(self, *words: str | Path, seconds: float = PATIENCE_SECONDS) -> str:
-        """What a command prints that must work."""
-        started = self.start(words)
-        assert started.wait(seconds) == 0, started.screen()
-        return started.screen()
-
     def pids(self) -> list[int]:
         """The processes that live on this host."""
         listed = subprocess.run(
@@ -188,19 +182,10 @@ class Network:
             for device in ("eth0", "lo"):
                 _ip("-n", host.namespace, "link", "set", device, "up")
 
-    def cut(self, number: int) -> None:
-        """Pull a host's plug out of the switch: packets are lost, and no end is told."""
-        _ip("-n", self.switch, "link", "set", f"port{number}", "down")
-
-    def mend(self, number: int) -> None:
-        """Put the plug in again."""
-        _ip("-n", self.switch, "link", "set", f"port{number}", "up")
-
     def clear(self) -> None:
-        """Make the hosts as they were: no process, and both plugs in."""
-        for number, host in enumerate(self.hosts, start=1):
+        """Make the hosts as they were, without a process."""
+        for host in self.hosts:
             host.kill()
-            self.mend(number)
 
     def close(self) -> None:
         """Remove the hosts."""

@@ -1,6 +1,5 @@
 """Runs on two hosts: the words that start them, and what they leave."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -121,9 +120,3 @@ def is_pid_alive(pid: int) -> bool:
 def pid_of_rank(folder: Path, rank: int) -> int:
     """The process of a rank that trains."""
     return int((folder / "trace" / f"pid_{rank}").read_text())
-
-
-def stop(pids: Sequence[int], signum: int) -> None:
-    """Send a signal to several processes."""
-    for pid in pids:
-        os.kill(pid, signum)

@@ -18,43 +18,36 @@ from tests_harness.conftest import ROOT
 EXPERIMENT = "experiment=synthetic"
 
 
-def shown() -> list[list[str]]:
-    """The words of the page's first commands."""
+def shown(program: str) -> list[str]:
+    """The words of the last command of this program in the page's first block."""
     page = (ROOT / "docs" / "cluster.md").read_text()
-    block = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[0]
-    return [shlex.split(line, comments=True) for line in block.splitlines()]
+    block = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[0].splitlines()
+    lines = [shlex.split(line, comments=True) for line in block]
+    assert [words[0] for words in lines] == ["python", "python", "torchrun", "sbatch"]
+    return next(words for words in reversed(lines) if words[0] == program)
 
 
 def small(words: list[str], folder: Path) -> list[str]:
     """A command with words that make its run small."""
+    assert EXPERIMENT in words
     return [*(word for word in words if word != EXPERIMENT), *WORDS, *where(folder)]
 
 
-def check_trained(folder: Path, num_processes: int, screen: str) -> None:
+def check_trained_by_two(folder: Path, screen: str) -> None:
     assert len(finished(folder)) == 1, screen
     assert finished(folder) == run_folders(folder)
-    if num_processes > 1:
-        assert screen.count(f"{num_processes} processes") == 1, screen
+    assert screen.count("2 processes") == 1, screen
 
 
-def test_there_are_four() -> None:
-    begin = [words[0] for words in shown()]
-    assert begin == ["python", "python", "torchrun", "sbatch"]
-    assert all(EXPERIMENT in words for words in shown())
-
-
-@pytest.mark.parametrize(("number", "num_processes"), [(0, 1), (1, 2)])
-def test_one_machine(number: int, num_processes: int, network: Network, folder: Path) -> None:
-    started = network.hosts[0].start(small(shown()[number][1:], folder))
+@pytest.mark.slow
+def test_one_machine_and_two(network: Network, folder: Path) -> None:
+    started = network.hosts[0].start(small(shown("python")[1:], folder / "one"))
     assert started.wait() == 0, started.screen()
-    check_trained(folder, num_processes, started.screen())
-
-
-def test_two_machines(network: Network, folder: Path) -> None:
-    words = [word.replace("HOST", "host1") for word in small(shown()[2], folder)]
-    started = [host.start(words) for host in network.hosts]
-    assert wait_all(started) == [0, 0], screens(started)
-    check_trained(folder, 2, started[0].screen())
+    check_trained_by_two(folder / "one", started.screen())
+    words = [word.replace("HOST", "host1") for word in small(shown("torchrun"), folder)]
+    both = [host.start(words) for host in network.hosts]
+    assert wait_all(both) == [0, 0], screens(both)
+    check_trained_by_two(folder, both[0].screen())
 
 
 @pytest.fixture
@@ -67,8 +60,9 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
     started.close()
 
 
+@pytest.mark.slow
 def test_a_job(slurm: Slurm, folder: Path) -> None:
-    words = small(shown()[3][2:], folder)
+    words = small(shown("sbatch")[2:], folder)
     job = slurm.submit(shown_script(folder), *words)
     assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
-    check_trained(folder, 2, slurm.screen(job))
+    check_trained_by_two(folder, slurm.screen(job))

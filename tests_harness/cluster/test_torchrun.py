@@ -45,13 +45,10 @@ def start(host: Host, folder: Path, *words: str, seconds_per_batch: float = 0.3)
     return host.start([*line, *where(folder, seconds_per_batch), *words], TAKES_BACK)
 
 
-@pytest.mark.parametrize("resume", ["null", pytest.param("auto", marks=pytest.mark.slow)])
-def test_a_host_dies_and_comes_back_and_nothing_is_lost(
-    resume: str, network: Network, folder: Path
-) -> None:
+@pytest.mark.slow
+def test_a_host_dies_and_comes_back_and_nothing_is_lost(network: Network, folder: Path) -> None:
     one, two = network.hosts
     words = ("checkpoint.every_n_steps=2", "trainer.max_epochs=3")
-    words += ("resume=auto",) if resume == "auto" else ()
     first, second = (start(host, folder, *words) for host in (one, two))
     first.wait_until(lambda: num_steps(folder, 1) >= 5)
     two.kill()
@@ -69,6 +66,17 @@ def test_a_host_dies_and_comes_back_and_nothing_is_lost(
     assert distance(run_dir, alone(network, folder, "trainer.max_epochs=3")) <= 1e-12
 
 
+def test_torchrun_on_one_host_trains_what_one_process_does(network: Network, folder: Path) -> None:
+    words = torchrun(num_processes=2, nnodes="1")
+    words += ["train.py", *WORDS, "strategy=ddp", "trainer.devices=2", *where(folder)]
+    started = network.hosts[0].start(words)
+    assert started.wait() == 0, started.screen()
+    assert finished(folder) == run_folders(folder)
+    (run_dir,) = run_folders(folder)
+    assert distance(run_dir, alone(network, folder)) <= 1e-12
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_ranks_end_with_their_torchrun(victim: int, network: Network, folder: Path) -> None:
     """Those of the other host as well, which cannot go on; the step is saved."""
@@ -83,6 +91,7 @@ def test_ranks_end_with_their_torchrun(victim: int, network: Network, folder: Pa
     assert list((run_dir / "checkpoints").glob("step_*.ckpt")), screens(started)
 
 
+@pytest.mark.slow
 def test_a_run_that_its_host_has_lost_goes_on_with_the_same_command(
     network: Network, folder: Path
 ) -> None:

@@ -10,6 +10,8 @@ from template.make_project import PACKAGE, Files, read
 from tests_harness.conftest import ROOT
 from tests_harness.template.conftest import ANSWERS, commit, run, succeed
 
+pytestmark = pytest.mark.slow
+
 OURS = ANSWERS["package"]
 # What an earlier version could have said: of the harness, of the owner's room, of both.
 OLDER_LINES = [
@@ -122,43 +124,22 @@ def test_edits_survive_an_update_and_the_template_s_changes_arrive(
     assert changed == expected | {ADDED, GONE, ".copier-answers.yml"}
 
 
-def test_answers_can_be_changed_later(template: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "zebra-study"
-    copier(tmp_path, "copy", template, folder, **ANSWERS)
-    (folder / "mine.py").write_text("print('digits')\n")
-    commit(folder, "Mine")
-    copier(folder, "update", examples="false", harness_tests="true")
-    assert not (folder / "conf" / "data" / "digits.yaml").exists()
-    assert (folder / "tests_harness" / "test_training.py").exists()
-    assert (folder / "mine.py").read_text() == "print('digits')\n"
-
-
-@pytest.mark.parametrize(
-    ("folder", "name", "package"),
-    [
+def test_default_answers_of_any_folder_are_valid(template: Path, tmp_path: Path) -> None:
+    for folder, name, package in (
         ("My Study 2", "My-Study-2", "my_study_2"),
         ("2024-zoo", "2024-zoo", "zoo"),
         ("é", "my-study", "my_study"),
-    ],
-)
-def test_default_answers_of_any_folder_are_valid(
-    folder: str, name: str, package: str, template: Path, tmp_path: Path
-) -> None:
-    copier(tmp_path, "copy", "--skip-tasks", template, tmp_path / folder)
-    answers = (tmp_path / folder / ".copier-answers.yml").read_text()
-    assert re.search(rf"(?m)^name: '?{name}'?$", answers)
-    assert re.search(rf"(?m)^package: {package}$", answers)
+    ):
+        copier(tmp_path, "copy", "--skip-tasks", template, tmp_path / folder)
+        answers = (tmp_path / folder / ".copier-answers.yml").read_text()
+        assert re.search(rf"(?m)^name: '?{name}'?$", answers)
+        assert re.search(rf"(?m)^package: {package}$", answers)
 
 
-@pytest.mark.parametrize(
-    ("package", "reason"),
-    [("torch", "torch is a dependency"), ("my-study", "such as my_study")],
-)
-def test_answers_that_cannot_be_are_refused(
-    package: str, reason: str, template: Path, tmp_path: Path
-) -> None:
+def test_answers_that_cannot_be_are_refused(template: Path, tmp_path: Path) -> None:
     words = ("copier", "copy", template, tmp_path / "new", "--trust", "--defaults")
-    result = run(tmp_path, "python", "-m", *words, f"--data=package={package}")
-    assert result.returncode != 0
-    assert reason in " ".join((result.stdout + result.stderr).split())
-    assert not (tmp_path / "new" / "train.py").exists()
+    for package, reason in (("torch", "torch is a dependency"), ("my-study", "such as my_study")):
+        result = run(tmp_path, "python", "-m", *words, f"--data=package={package}")
+        assert result.returncode != 0
+        assert reason in " ".join((result.stdout + result.stderr).split())
+        assert not (tmp_path / "new" / "train.py").exists()
