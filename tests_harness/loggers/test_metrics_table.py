@@ -38,14 +38,6 @@ def test_a_new_metric_adds_a_column_to_earlier_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_an_existing_table_is_continued(tmp_path: Path) -> None:
-    for step in (1, 2):
-        table = MetricsTable(tmp_path / "metrics.csv")
-        table.log_metrics({"loss": float(step)}, step=step)
-        table.finalize("success")
-    assert [row["step"] for row in rows(table.path)] == ["1", "2"]
-
-
 def test_module_may_send_pictures_to_every_logger(tmp_path: Path) -> None:
     """As Lightning's GAN does; all of Lightning's loggers have an experiment."""
     table = MetricsTable(tmp_path / "metrics.csv")

@@ -21,17 +21,14 @@ class NVMLError(Exception):
 
 @dataclass
 class FakeGpu:
-    """A GPU; ``mig`` is the free GiB of each of its MIG devices, ``None`` where MIG is off."""
+    """A GPU; ``is_split`` is ``None`` for one that knows no MIG."""
 
     free: float
     total: float = 80.0
     name: str = "NVIDIA H100"
-    compute_mode: int = 0
-    processes: int = 0
-    mig: list[float] | None = None
+    is_split: bool | None = False
     lost: bool = False
     memory_unknown: bool = False
-    uuid: str = ""
 
 
 @dataclass
@@ -44,16 +41,9 @@ class FakeNvml:
 
     NVMLError = NVMLError
     NVML_ERROR_NOT_SUPPORTED = 3
-    NVML_ERROR_NO_PERMISSION = 4
-    NVML_ERROR_NOT_FOUND = 6
-    NVML_ERROR_DRIVER_NOT_LOADED = 9
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
     NVML_ERROR_GPU_IS_LOST = 15
-    NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
     NVML_ERROR_UNKNOWN = 999
-    NVML_COMPUTEMODE_EXCLUSIVE_THREAD = 1
-    NVML_COMPUTEMODE_PROHIBITED = 2
-    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
     NVML_DEVICE_MIG_ENABLE = 1
 
     def nvmlInit(self):
@@ -71,35 +61,24 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index):
         if self.gpus[index].lost:
             raise NVMLError(self.NVML_ERROR_GPU_IS_LOST)
-        return (index, None)
+        return index
 
-    def nvmlDeviceGetUUID(self, handle):
-        index, part = handle
-        if part is not None:
-            return f"MIG-{index}{part}aa-part"
-        return self.gpus[index].uuid or f"GPU-{index}{index}ab-cdef"
+    def nvmlDeviceGetUUID(self, index):
+        return f"GPU-{index}{index}ab-cdef"
 
-    def nvmlDeviceGetName(self, handle):
-        return self.gpus[handle[0]].name + ("" if handle[1] is None else " MIG 1g.10gb")
+    def nvmlDeviceGetName(self, index):
+        return self.gpus[index].name
 
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        gpu = self.gpus[handle[0]]
+    def nvmlDeviceGetMemoryInfo(self, index):
+        gpu = self.gpus[index]
         if gpu.memory_unknown:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        free = gpu.free if handle[1] is None else gpu.mig[handle[1]]
-        total = gpu.total if handle[1] is None else 10
-        return SimpleNamespace(total=int(total * GIB), free=int(free * GIB))
+        return SimpleNamespace(total=int(gpu.total * GIB), free=int(gpu.free * GIB))
 
-    def nvmlDeviceGetMigMode(self, handle):
-        if "H100" not in self.gpus[handle[0]].name:
+    def nvmlDeviceGetMigMode(self, index):
+        if self.gpus[index].is_split is None:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        return [int(self.gpus[handle[0]].mig is not None), 0]
-
-    def nvmlDeviceGetComputeMode(self, handle):
-        return self.gpus[handle[0]].compute_mode
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=1)] * self.gpus[handle[0]].processes
+        return [int(self.gpus[index].is_split), 0]
 
 
 def write_fake(folder: Path, gpus: list[FakeGpu]) -> dict[str, str]:

@@ -51,7 +51,7 @@ def choose(cfg: Any) -> None:
     Raises:
         UserError: if they cannot be had.
     """
-    if "gpus" not in cfg or cfg.gpus.order == "visible":  # a run of before there was a choice
+    if cfg.gpus.order == "visible":
         return
     check(cfg)
     from harness.machine import choice, nvml

@@ -51,8 +51,7 @@ def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu
     with locks.choosing():
         gpus = _gpus()
         chosen: list[Gpu] = []
-        hidden = f"hidden by CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
-        states = dict.fromkeys(gpus, hidden)
+        states: dict[Gpu, str] = {}
         # Python's sort is stable: equally empty GPUs keep their order.
         for gpu in sorted(candidates(gpus), key=lambda gpu: -gpu.free_bytes):
             states[gpu] = gpu.problem or "free"
@@ -129,5 +128,6 @@ def _gpus() -> list[Gpu]:
     try:
         return nvml.gpus()
     except nvml.NoDriverError as error:
-        remedy = error.remedy or "Leave out gpus=emptiest."
-        raise UserError(f"gpus=emptiest needs an NVIDIA GPU: {error}.\n{remedy}") from error
+        raise UserError(
+            f"gpus=emptiest needs an NVIDIA GPU: {error}.\nLeave out gpus=emptiest."
+        ) from error

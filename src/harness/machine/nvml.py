@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+MIG = "MIG is on: name its device in CUDA_VISIBLE_DEVICES, without gpus=emptiest"
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -22,11 +24,7 @@ class Gpu:
 
 
 class NoDriverError(Exception):
-    """NVML does not answer; ``remedy`` is empty where there is nothing to repair."""
-
-    def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(reason)
-        self.remedy = remedy
+    """NVML does not answer."""
 
 
 def gib(num_bytes: float) -> str:
@@ -45,20 +43,9 @@ def gpus() -> list[Gpu]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        remedies = {
-            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: ("no NVIDIA driver is installed here", ""),
-            pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
-                "an NVIDIA driver is installed, but not loaded",
-                "Load it with `sudo modprobe nvidia`, or restart the machine; give a container "
-                "its GPUs with `docker run --gpus all`.",
-            ),
-            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-                "the NVIDIA driver was updated while the old one is still loaded",
-                "Restart the machine.",
-            ),
-        }
-        unknown = f"the NVIDIA driver does not answer: {error}", "Look at `sudo dmesg | grep nv`."
-        raise NoDriverError(*remedies.get(error.value, unknown)) from error
+        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            raise NoDriverError("no NVIDIA driver is installed here") from error
+        raise NoDriverError(f"its driver does not answer, see nvidia-smi: {error}") from error
     try:
         return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
@@ -69,28 +56,13 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        memory, problem = _memory(nvml, handle), _problem(nvml, handle)
+        memory = _supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        mig = _supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     except nvml.NVMLError as error:  # the GPU has fallen off the bus, or is not for this user
         return Gpu(str(index), "", "unknown", problem=str(error))
-    return Gpu(str(index), uuid, name, *memory, problem)
-
-
-def _problem(nvml: Any, handle: Any) -> str:
-    mig = _supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
-        return "MIG is on: name its device in CUDA_VISIBLE_DEVICES, without gpus=emptiest"
-    mode = _supported(nvml, nvml.nvmlDeviceGetComputeMode, handle)
-    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
-        return "computing is prohibited on it"
-    exclusive = (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
-    if mode in exclusive and nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-        return "in use, and for one process only"
-    return ""
-
-
-def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
-    memory = _supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    return (0, 0) if memory is None else (int(memory.total), int(memory.free))
+    total, free = (0, 0) if memory is None else (int(memory.total), int(memory.free))
+    is_split = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    return Gpu(str(index), uuid, name, total, free, MIG if is_split else "")
 
 
 def _supported(nvml: Any, question: Callable[[Any], Any], handle: Any) -> Any:
