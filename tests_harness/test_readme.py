@@ -146,7 +146,11 @@ def test_readme_network_trains(tmp_path: Path) -> None:
     words = ("data=synthetic", "model=linear", "trainer.max_epochs=1")
     result = command(
         "train.py",
-        *("--config-dir", tmp_path / "conf", *words, f"output_dir={tmp_path / 'outputs'}"),
+        *(
+            f"hydra.searchpath=[file://{tmp_path}/conf]",
+            *words,
+            f"output_dir={tmp_path / 'outputs'}",
+        ),
         environment={"PYTHONPATH": str(tmp_path)},
     )
     assert result.returncode == 0, result.stderr

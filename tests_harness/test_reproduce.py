@@ -53,6 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_again_by_its_own_code_whatever_there_is_today(trained: Path) -> None:
     project = trained.parents[2]
     result = run(project, project / "scripts" / "runs.py", "reproduce", trained)
@@ -94,25 +95,14 @@ def test_what_is_missing_is_told_in_lines_and_nothing_is_made(copy: Path, tmp_pa
         with pytest.raises(UserError, match=line):
             reproduce(reading.read(copy), tmp_path / "again")
     record.note(copy, starts=[start])
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("\nseed: 1\n", "\nseed: 2\n"))
+    with pytest.raises(UserError, match="damaged, or edited"):
+        reproduce(reading.read(copy), tmp_path / "edited")
     (copy / "results.json").unlink()
     with pytest.raises(UserError, match="It is stopped: let it finish with resume="):
         reproduce(reading.read(copy), tmp_path / "again")
     assert not (tmp_path / "again").exists()
-
-
-def test_a_diff_writes_nothing_outside_of_its_folder(copy: Path, tmp_path: Path) -> None:
-    diff = copy / record.read(copy)["starts"][0]["diff"]
-    diff.write_text("--- /dev/null\n+++ b/../../evil.py\n@@ -0,0 +1 @@\n+print('evil')\n")
-    with pytest.raises(UserError, match=r"git apply failed(.|\n)*evil.py"):
-        reproduce(reading.read(copy), tmp_path / "again")
-    assert not [*tmp_path.rglob("evil.py")]
-
-
-def test_an_edited_config_is_refused(copy: Path, tmp_path: Path) -> None:
-    text = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(text.replace("\nseed: 1\n", "\nseed: 2\n"))
-    with pytest.raises(UserError, match="damaged, or edited"):
-        reproduce(reading.read(copy), tmp_path / "again")
 
 
 def test_a_difference_is_told_with_its_place_and_its_size(trained: Path, copy: Path) -> None:
@@ -129,10 +119,3 @@ def test_a_difference_is_told_with_its_place_and_its_size(trained: Path, copy: P
     found = equality.differences(before, equality.reached(copy))
     assert found[0] == f"/best.ckpt/state_dict/{name} by at most 0.5"
     assert found[1].startswith("/metrics.csv: ['other/")
-
-
-def test_a_tensor_with_a_gap_equals_itself() -> None:
-    one, two = torch.tensor([1.0, float("nan")]), torch.tensor([2.0, float("nan")])
-    assert equality.differences({"x": one}, {"x": one.clone()}) == []
-    assert equality.differences({"x": one}, {"x": two})
-    assert equality.differences({"x": one}, {"x": one.nan_to_num(0.0)})

@@ -32,13 +32,8 @@ def test_run_trains_evaluates_and_predicts(tmp_path: Path) -> None:
     assert run.folder.parent == tmp_path / "default"
     assert load_run(run.folder).results == run.results
     assert run.results["test/accuracy"] > 0.2
-    steps = [row["step"] for row in run.metrics if "val/accuracy" in row]
-    assert steps == [9, 19]
-    table = load_run(run.folder).table
-    assert table.columns[0] == "step"
-    for name in table.columns[1:]:
-        curve = [(row["step"], row[name]) for row in run.metrics if name in row]
-        assert table.select("step", name).drop_nulls().rows() == curve
+    curve = load_run(run.folder).table.select("step", "val/accuracy").drop_nulls()
+    assert curve["step"].to_list() == [9, 19]
     images = torch.rand(3, 1, 8, 8)
     assert run.model(images).shape == (3, 10)
     assert not run.model.training
@@ -77,6 +72,7 @@ def test_mistakes_are_raised_and_leave_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_script_trains_with_two_processes_twice(tmp_path: Path) -> None:
     """Lightning starts the second process by running the same program again: not this script."""
     script = tmp_path / "study.py"
@@ -105,8 +101,3 @@ def test_face_shows_what_it_documents() -> None:
         assert f"``{name}``" in harness.__doc__
     with pytest.raises(AttributeError, match="harness has no nonsense"):
         _ = harness.nonsense
-
-
-def test_face_imports_no_torch() -> None:
-    code = "import sys; from harness import main, compose; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

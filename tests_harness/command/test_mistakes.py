@@ -26,18 +26,14 @@ MISTAKES = {
     "strategy": "not of the form key=value",
     "name=cnn(2)": "'name=\"cnn(2)\"'",
     "data.batch_size=many": "data.batch_size takes a number",
-    "data.batch_size=": "data.batch_size takes a number",
     "run_dir=here": "use output_dir=",
-    "hydra.run.dir=here": "give output_dir=<folder> and name=<name>",
     "callbacks.ema.decay=0.9": "There is no key callbacks.ema without callbacks=ema: add that.",
-    "data.batch_size=1.5": "must be a whole number, 1 or more",
     "data.batch_size=null": "must be a whole number, 1 or more",
     "seed=99999999999": "smaller than 2^32",
     "data.pin_memory=maybe": "true, false or auto",
     "trainer.devices=0": "a number from 1",
     "trainer.accelerator=tpu": "cpu, gpu, cuda or mps",
     "~strategy": "Leave out ~strategy",
-    "~trainer": "Leave out ~trainer",
     "~gpus": "Leave out ~gpus",
     "rules=null": "there are those of conf/rules.yaml alone",
     "model.num_classes=${from_data.num_classes}": "write from_data.num_cl",
@@ -45,7 +41,6 @@ MISTAKES = {
     "name=../x": "without '..'",
     "+num_gpus=2": "trainer.devices=",
     "strategy=ddp trainer.num_nodes=2": "torchrun --nnodes=2",
-    "strategy=dp trainer.num_nodes=2": "Use strategy=ddp2",
     "strategy=ddp trainer.devices=2 data.batch_size=1": "Use data.batch_size=2 or more",
     "test=perhaps": "test takes true or false",
     "seed=${nope}": "nope",
@@ -64,35 +59,33 @@ MISTAKES = {
     "gpus=emptiest trainer.devices=[0,1]": "Use trainer.devices=2",
     "gpus=emptiest strategy=cpu": "Leave out one of them",
     "gpus.min_free_gib=20": "by gpus=emptiest",
-    "gpus.order=fastest": "use visible or emptiest",
     "gpus=2": "strategy=ddp trainer.devices=<number of GPUs>",
-    "+gpus=2": "strategy=ddp trainer.devices=",
-    "trainer.gpus=2": "strategy=ddp trainer.devices=",
     "distributed_backend=ddp": "Use strategy=",
     "accelerator=ddp": "Use strategy=cpu or strategy=gpu",
     "trainer.accelerator=ddp": "Use strategy=ddp",
-    "strategy=ddp_cpu": "Use strategy=ddp",
 }
 
 # These are found once the framework is there to ask.
 LATE_MISTAKES = {
     "model=cnn model.net._target_=project.models.cnn.CNNN": "Did you mean project.models.cnn.CNN?",
-    "model=cnn model.net._target_=project.models.cn.CNN": "There is no module project.models.cn",
     "+model.net.depth=3": "has no argument depth",
-    "+model.optimizer.lrr=3": "Did you mean lr?",
     "model.optimizer.lr=-1": "Invalid learning rate",
     "model=cnn model.net.num_groups=7": "divisible by num_groups",
-    "trainer.precision=8": "Precision",
 }
 
 
-def test_mistake_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_mistake_is_explained(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth of them, or all."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for words, hint in MISTAKES.items():
+    for words, hint in [*MISTAKES.items()][::step]:
         said = refusal(f"output_dir={tmp_path / 'out'}", *words.split())
         assert hint in said, words
         assert len(said.splitlines()) <= 2, said
         assert not (tmp_path / "out").exists(), words
+    said = refusal("model=mlp", "model.net.hidden=[256,", "128]")  # the shell has split it
+    assert "'model.net.hidden=[256, 128]'" in said
+    assert "model.net.hidden=[256,128]," in said
 
 
 def test_mistake_that_needs_the_framework_is_explained(tmp_path: Path) -> None:
@@ -102,13 +95,6 @@ def test_mistake_that_needs_the_framework_is_explained(tmp_path: Path) -> None:
         assert hint in result.stderr
         assert len([line for line in result.stderr.splitlines() if line.strip()]) <= 2
         assert list(tmp_path.iterdir()) == []
-
-
-def test_list_that_the_shell_has_split_is_explained() -> None:
-    said = refusal("model=mlp", "model.net.hidden=[256,", "128]")
-    assert "'model.net.hidden=[256, 128]'" in said
-    assert "model.net.hidden=[256,128]," in said
-    assert "a bracket is not closed" in refusal("model=mlp", "model.net.hidden=[256,128")
 
 
 def test_what_hydra_would_do_itself_is_refused(tmp_path: Path) -> None:
@@ -122,47 +108,40 @@ def test_what_hydra_would_do_itself_is_refused(tmp_path: Path) -> None:
         "--experimental-rerun x": "There is no flag --experimental-rerun here",
         "--resolve": "has no use without --cfg job",
         "--config-name x": "a command has its own config",
-        "--config-dir nowhere": "there is no such folder",
+        "--config-dir x": "hydra.searchpath=",
     }.items():
         assert hint in refusal(*words.split()), words
     (tmp_path / "experiment").mkdir()
     for node, hint in {
-        "callbacks: {a: {_target_: harness.watch.a.A}}": "hydra.callbacks in a YAML file",
+        "callbacks: {a: {_target_: harness.watch.a.A}}": "Hydra calls only what is its own",
         "mode: MULTIRUN": "hydra.mode in a YAML file",
         "sweeper: {params: {seed: '1,2'}}": "hydra.sweeper in a YAML file",
     }.items():
         text = f"# @package _global_\nhydra:\n  {node}\n"
         (tmp_path / "experiment" / "mine.yaml").write_text(text)
-        assert hint in refusal("-cd", str(tmp_path), "experiment=mine"), node
+        assert hint in refusal(f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"), node
 
 
-def test_checkpoint_that_is_missing_or_elsewhere_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "best.ckpt").touch()
-    for task in ("evaluate", "predict"):
-        assert "Add checkpoint=" in refusal(task=task)
-        assert "no such file" in refusal("checkpoint=nope.ckpt", task=task)
-        said = refusal(f"checkpoint={tmp_path / 'best.ckpt'}", task=task)
-        assert "Keep a checkpoint in the checkpoints/ folder of its run" in said
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped"])
-def test_damaged_checkpoint_is_refused(damage: str, finished_run: Path) -> None:
-    """``torch.load`` would take the flipped bit for a weight."""
-    data = bytearray((finished_run / "checkpoints" / "best.ckpt").read_bytes())
-    if damage == "cut":
-        del data[len(data) // 2 :]
-    else:
-        data[len(data) // 2] ^= 1
-    path = finished_run / "checkpoints" / f"{damage}.ckpt"
-    path.write_bytes(data)
-    said = refusal(f"checkpoint={path}", task="evaluate")
-    path.unlink()
-    assert "Use another checkpoint of the run" in said
-    assert not (finished_run / "evaluate").exists()
-
-
-def test_checkpoint_of_another_network_is_refused(finished_run: Path) -> None:
+def test_checkpoint_that_is_missing_damaged_or_another_networks_is_refused(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    """``torch.load`` would take a flipped bit for a weight."""
     checkpoint = finished_run / "checkpoints" / "best.ckpt"
+    (tmp_path / "best.ckpt").touch()
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped = finished_run / "checkpoints" / "flipped.ckpt"
+    flipped.write_bytes(data)
+    for words, hint in (
+        ((), "Add checkpoint="),
+        (("checkpoint=nope.ckpt",), "no such file"),
+        ((f"checkpoint={tmp_path / 'best.ckpt'}",), "Keep a checkpoint in the checkpoints/ folder"),
+        ((f"checkpoint={flipped}",), "Use another checkpoint of the run"),
+    ):
+        for task in ("evaluate", "predict"):
+            assert hint in refusal(*words, task=task)
+    flipped.unlink()
+    assert not (finished_run / "evaluate").exists()
     result = command("evaluate.py", f"checkpoint={checkpoint}", "model.net.hidden=[8]")
     assert result.returncode == 1
     assert "does not fit the model" in result.stderr
@@ -224,33 +203,17 @@ def test_mistake_of_one_rank_only_is_told_by_it(monkeypatch: pytest.MonkeyPatch)
     assert cli.TELL_SECONDS < peers.GRACE_SECONDS - peers.NEWS_SECONDS  # before others give up
 
 
-def test_mistake_that_the_first_process_tells_is_not_told_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def leave(status: int) -> None:
-        raise RuntimeError(f"left with {status}")
-
-    monkeypatch.setattr(cli, "leave", leave)
-    monkeypatch.setattr(leaving.first_has_failed, "wait", lambda seconds: True)
-    monkeypatch.setenv("RANK", "3")
-    with pytest.raises(RuntimeError, match="left with 1"):
-        cli.tell_once("This disk is full.")
-
-
 HEADER = "# @package _global_\n"
 # What an experiment's file holds, the line that is blamed, and what is said of it.
 YAML_MISTAKES = [
     ("model:\n  net:\n    hidden: [1, 2\n", 4, "a [ is not closed"),
     ('name: "mine\n', 2, "a quotation mark"),
-    ("trainer:\n  max_epochs 3\n", 2, "no keys below trainer"),
     ("trainer:\n  max_epochs:3\n", 2, "a space after the colon"),
     ("trainer:\n  max_epochs\n  max_steps: 3\n", 4, "none in"),
     ("trainer:\nmax_epochs: 3\n", 2, "no keys below trainer"),
-    ("trainer:\n  max_epochs: 3\n   max_steps: 3\n", 4, "indented deeper"),
     ("trainer:\n  max_epochs: 3\n max_steps: 3\n", 4, "otherwise than"),
     ("trainer:\n\tmax_epochs: 3\n", 3, "indent with spaces"),
     ("seed: 3\nseed: 4\n", 3, "found duplicate key seed"),
-    ("trainr:\n  max_epochs: 3\n", 2, "Did you mean trainer?"),
     ("lr: 3\n", 2, "Did you mean model.optimizer.lr?"),
     ("checkpoint:\n  every_n_step: 3\n", 3, "checkpoint.every_n_steps?"),
 ]
@@ -291,9 +254,3 @@ def test_mistake_in_a_yaml_file_is_told_with_its_line(experiment: Path, tmp_path
 def test_key_that_another_value_is_filled_in_from_is_no_mistake(experiment: Path) -> None:
     experiment.write_text(f"{HEADER}width: 3\nmodel:\n  num_classes: ${{width}}\n")
     yaml_files.check_experiments("train", ["experiment=mine"], experiment.parents[1])
-
-
-def test_no_rule_is_taken_for_a_misspelt_key() -> None:
-    with pytest.raises(UserError, match="There is no key data") as said:
-        compose_command("train", ["data=none", "+data.x=1", "data.num_workers=2"])
-    assert "rules." not in str(said.value)

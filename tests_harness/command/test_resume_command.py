@@ -1,14 +1,11 @@
 """``resume=`` as a user types it."""
 
-import errno
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from harness.command import resume, run_folder, which_run
@@ -91,12 +88,20 @@ def test_run_without_a_whole_checkpoint_is_refused(
     for path in (run_copy / "checkpoints").glob("step_*"):
         path.write_bytes(path.read_bytes()[:-5])
     assert "none that is whole is left" in refusal(f"resume={run_copy}")
+    assert "Use resume=auto, or the folder of a run" in refusal("resume=nowhere")
     assert "is damaged and was skipped" in capsys.readouterr().err
 
 
-def test_mistaken_resume_is_explained(tmp_path: Path) -> None:
-    said = refusal("resume=nowhere", f"output_dir={tmp_path / 'outputs'}")
-    assert "Use resume=auto, or the folder of a run" in said
+def test_same_experiment_goes_on_as_it_was_started_and_another_is_refused(
+    saved_run: Callable[..., Path],
+) -> None:
+    """Its own 20 epochs are no wish to shorten a run that was started with 30."""
+    words = ("experiment=synthetic", "trainer.max_epochs=30", "seed=3")
+    folder = saved_run(*words)
+    again = go_on(folder, words[0])
+    assert (again.trainer.max_epochs, again.seed) == (30, 3)
+    with pytest.raises(UserError, match="would not go on as the same run with experiment=table"):
+        go_on(folder, "experiment=table")
 
 
 def test_another_strategy_keeps_nothing_of_the_one_before(saved_run: Callable[..., Path]) -> None:
@@ -124,50 +129,6 @@ def go_on(folder: Path, *words: str) -> DictConfig:
     config = resume.config(compose_command("train", words), folder)
     config.resume = resume.checkpoint(folder, config.get("resume"))
     return config
-
-
-@pytest.fixture
-def plain_experiment() -> Iterator[str]:
-    """An experiment that chooses what is the default anyway."""
-    store = ConfigStore.instance()
-    node = {"defaults": [{"override /model": "cnn"}]}
-    store.store(group="experiment", name="plain", node=node, package="_global_")
-    yield "experiment=plain"
-    del store.repo["experiment"]["plain.yaml"]
-
-
-def test_another_experiment_is_refused_where_it_keeps_the_defaults(
-    plain_experiment: str, saved_run: Callable[..., Path]
-) -> None:
-    folder = saved_run("model=mlp")
-    clash = r"model.net._target_=project.models.cnn.CNN \(it has"
-    with pytest.raises(UserError, match=clash):
-        go_on(folder, plain_experiment)
-
-
-def test_the_same_experiment_goes_on_with_what_was_changed_at_its_start(
-    plain_experiment: str, saved_run: Callable[..., Path]
-) -> None:
-    folder = saved_run("experiment=synthetic", "seed=3", "data.batch_size=32")
-    assert go_on(folder, "experiment=synthetic").seed == 3
-    folder = saved_run("model=cnn", "model.optimizer.lr=0.005", "strategy=ddp")
-    assert go_on(folder, plain_experiment).trainer.devices == 2  # equal in all that counts
-
-
-def test_refusal_of_a_group_is_short(saved_run: Callable[..., Path]) -> None:
-    folder = saved_run("model=mlp")
-    for word in ("model=cnn", "watch=none", "logger=none"):
-        with pytest.raises(UserError, match=rf"with {word}: .* and \d+ more\.\n") as refused:
-            go_on(folder, word)
-        assert str(refused.value).count("(it has ") == 3
-
-
-def test_group_that_is_the_runs_own_is_taken(saved_run: Callable[..., Path]) -> None:
-    """What is below it names the run's folder."""
-    words = ("watch=default", "logger=default", "debug=profile")
-    config = go_on(saved_run(*words), *words)
-    assert str(config.callbacks.checkpoint.dirpath).endswith("run/checkpoints")
-    assert "${run_dir}" in OmegaConf.to_yaml(config.trainer.profiler)
 
 
 def test_progress_bar_can_be_left_out(saved_run: Callable[..., Path]) -> None:
@@ -226,25 +187,10 @@ def test_refused_command_leaves_the_run_as_it_was(
     words = ["trainer.max_epochs=50", f"resume={folder}"]
     with pytest.raises(UserError, match="others"):
         cli.start(compose_command("train", words))
-    for name in (run_folder.LOCK, run_folder.STARTS):
+    of_this_start = (run_folder.LOCK, run_folder.STARTS, *folder.glob("uncommitted_*"))
+    for name in of_this_start:
         (folder / name).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_run_refused_by_its_model_keeps_its_logs_and_results(run_copy: Path) -> None:
-    """The model is asked late: its checkpoint has been loaded already."""
-    before = contents(run_copy)
-    result = command("train.py", f"resume={run_copy}", "trainer.max_epochs=-1")
-    assert result.returncode == 1
-    assert "model.scheduler needs to know when the run ends" in result.stderr
-    assert "Traceback" not in result.stderr
-    after = contents(run_copy)
-    for name in ("config.yaml", "results.json", "metrics.csv"):
-        assert after[run_copy / name] == before[run_copy / name]
-    checkpoints = {path for path in before if path.suffix == ".ckpt"}
-    assert {path: after[path] for path in checkpoints} == {
-        path: before[path] for path in checkpoints
-    }
 
 
 def test_key_that_the_default_config_lacks_needs_the_choice_that_has_it(
@@ -255,68 +201,3 @@ def test_key_that_the_default_config_lacks_needs_the_choice_that_has_it(
     with pytest.raises(UserError, match="leave it out, or add the choice that has the key"):
         go_on(folder, words[1], f"resume={folder}")
     assert go_on(folder, *words, f"resume={folder}").model.net.dropout == 0.1
-
-
-def test_words_of_the_start_need_no_second_typing(saved_run: Callable[..., Path]) -> None:
-    """The experiment's own 20 epochs are no wish to shorten a run that was started with 30."""
-    folder = saved_run("experiment=synthetic", "trainer.max_epochs=30")
-    assert go_on(folder, "experiment=synthetic").trainer.max_epochs == 30
-
-
-def test_nothing_to_go_on_with_names_the_newest_run_of_another_name(tmp_path: Path) -> None:
-    assert "a new one starts" in which_run.nothing_to_go_on_with(tmp_path / "default")
-    other = tmp_path / "shapes" / "2026-01-01_00-00-00"
-    other.mkdir(parents=True)
-    (other / "overrides.yaml").write_text("[]\n")
-    assert f"resume={other}" in which_run.nothing_to_go_on_with(tmp_path / "default")
-
-
-def test_newest_run_is_the_one_that_was_started_last_whatever_its_files_times(
-    tmp_path: Path,
-) -> None:
-    """``git clone`` and ``cp -r`` give all files the time of the copy, in any order."""
-    runs = {name: tmp_path / name for name in ("mine", "2026-03-01_10-00-00", "slurm_7")}
-    for run_dir in runs.values():
-        run_dir.mkdir()
-        run_folder.save_words(["seed=1"], run_dir)
-    for number, run_dir in enumerate(runs.values()):
-        os.utime(run_dir / "overrides.yaml", (2e9 - number, 2e9 - number))
-    assert which_run.runs_in(tmp_path) == [*runs.values()]
-    assert run_folder.load_words(runs["mine"]) == ["seed=1"]
-
-
-@pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_corrected_command_starts_anew_where_the_run_came_to_no_checkpoint(
-    has_checkpoint: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(cli, "execute", lambda *_: None)
-    words = ["model=mlp", f"output_dir={tmp_path}"]
-    mistaken = cli.start(compose_command("train", [*words, "model.optimizer.lr=30"]))
-    if has_checkpoint:
-        (mistaken / "checkpoints").mkdir()
-        (mistaken / "checkpoints" / "step_1.ckpt").touch()
-    corrected = compose_command("train", [*words, "resume=auto", "model.optimizer.lr=0.3"])
-    if has_checkpoint:
-        with pytest.raises(UserError, match="would not go on as the same run"):
-            cli.start(corrected)
-        return
-    assert cli.start(corrected) not in (mistaken, None)
-    said = capsys.readouterr().out
-    assert "lr=0.3 (it has 30)" in said
-    assert "before its first checkpoint, so a new one starts" in said
-    again = compose_command("train", [*words, "resume=auto", "model.optimizer.lr=0.3"])
-    assert cli.start(again).name != mistaken.name
-
-
-def test_folder_that_may_not_be_written_is_told(tmp_path: Path) -> None:
-    """As for a user without the right; tests may run as root, who has it."""
-    with (
-        pytest.raises(UserError, match=r"Permission denied\.\nCopy the run"),
-        cli.writable(tmp_path),
-    ):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / ".lock"))
-    with pytest.raises(PermissionError), cli.writable(tmp_path):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/data/images")

@@ -78,14 +78,6 @@ def test_an_epoch_begins_at_a_step() -> None:
         assert read(resumed, 6) == read(whole, 6)
 
 
-def test_another_order_after_a_resume_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    sampler = ranks("stock", 1)[0]
-    sampler.start_at(1, 2)
-    sampler.expected = {2: 12345}
-    list(sampler)
-    assert "draws other batches than before" in caplog.text
-
-
 def test_a_shorter_loader_goes_on_in_its_round() -> None:
     """Lightning begins it again beside a longer one, also after a resume in a later round."""
     whole, resumed = ranks("by tokens", 1)[0], ranks("by tokens", 1)[0]
@@ -100,24 +92,6 @@ def test_a_shorter_loader_goes_on_in_its_round() -> None:
         while len(found) < 3 * num - step:
             found += [list(batch) for batch in resumed]
         assert found == [batch for one in rounds for batch in one][step:]
-
-
-def test_a_round_that_was_left_is_drawn_anew() -> None:
-    sampler = ranks("stock", 1)[0]
-    first = next(iter(sampler))
-    assert next(iter(sampler)) == first
-    assert sampler.totals == [0, 8]
-
-
-def test_a_generator_of_ones_own_goes_on_by_epoch() -> None:
-    def first_batches(start: int) -> list[list[int]]:
-        sampler = SharedBatchSampler(Endless(), "endless", seed=1)
-        sampler.start_at(start, 0)
-        return [next(iter(sampler))] + [
-            (sampler.set_epoch(epoch), next(iter(sampler)))[1] for epoch in range(start + 1, 4)
-        ]
-
-    assert first_batches(0)[2:] == first_batches(2)
 
 
 def test_an_evaluation_gives_whole_batches_in_turn() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 
-from harness.loggers import metrics_table
 from harness.loggers.rewind import Logs
+from harness.runs.reading import read_table
 from tests_harness.faults.fork_server import command
 from tests_harness.loggers.logged_run import END, attempt, curves
 
@@ -82,14 +82,14 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes | None], int]] = {  # and the ro
 
 
 def test_damaged_table_costs_its_rows_and_one_line(killed, whole, tmp_path: Path, caplog) -> None:
-    expected = metrics_table.read(whole / "metrics.csv")
+    expected = read_table(whole / "metrics.csv").rows()
     for nth, (change, num_left) in enumerate(DAMAGE.values()):
         caplog.clear()
         run_dir = shutil.copytree(killed[0], tmp_path / str(nth))
         damaged, path = change(table(run_dir)), run_dir / "metrics.csv"
         path.unlink() if damaged is None else path.write_bytes(damaged)
         attempt(run_dir, END, killed[1], 40)
-        rows = metrics_table.read(path)
+        rows = read_table(path).rows()
         assert len(rows) == num_left + END - 40
         assert all(repr(row) in map(repr, expected) for row in rows)
         assert len(caplog.messages) == (num_left < 40)

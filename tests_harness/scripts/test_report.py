@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from harness import record
-from harness.runs import pictures, reading, report
+from harness.runs import reading, report
 from tests_harness.scripts.test_runs import copied
 
 pytest.importorskip("plotly")
@@ -74,7 +74,7 @@ def test_the_page_holds_results_settings_and_pictures(folder: Path) -> None:
     assert table["failed"]["reason"] == EVIL
     assert table["damaged"]["status"] == "damaged"
     assert "cannot be read" in table["damaged"]["reason"]
-    assert page.tags.count("img") >= 3 * len(pictures.pictures(folder / "a")) > 0
+    assert page.tags.count("img") >= 3 * len(report.pictures(folder / "a")) > 0
 
 
 def test_the_page_names_no_other_file_and_what_a_run_says_is_never_html(folder: Path) -> None:

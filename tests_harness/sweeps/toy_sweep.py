@@ -46,8 +46,8 @@ def job(words: list[str]) -> None:
 
         def tell(event: str) -> None:
             devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            cores = sorted(os.sched_getaffinity(0))
-            line = [time.monotonic(), folder.name, event, devices, cores]
+            threads = os.environ.get("OMP_NUM_THREADS", "")
+            line = [time.monotonic(), folder.name, event, devices, threads]
             trace.write(json.dumps(line) + "\n")
             trace.flush()
 

@@ -28,7 +28,8 @@ def test_several_best_checkpoints_have_names_and_the_best_is_the_best(tmp_path: 
     )
     kept = sorted((run.folder / "checkpoints").glob("best-*.ckpt"))
     assert len(kept) == 3
-    losses = {row["step"] + 1: row["val/loss"] for row in run.metrics if "val/loss" in row}
+    curve = run.table.select("step", "val/loss").drop_nulls()
+    losses = {step + 1: loss for step, loss in curve.rows()}
     best = min(losses, key=lambda step: losses[step])
     assert (
         run.checkpoint.resolve().name == f"best-epoch={int(best) // 10 - 1}-step={int(best)}.ckpt"

@@ -20,19 +20,6 @@ OLD_NAMES = {
     "num_gpus": "trainer.devices=<number of GPUs>",
     "distributed_backend": "strategy=<ddp, ddp_spawn, ...>",
     "accelerator": "strategy=cpu or strategy=gpu",
-    "num_processes": "strategy=ddp trainer.devices=<number of processes>",
-    "auto_select_gpus": "gpus=emptiest",
-    "tpu_cores": "strategy=cpu or strategy=gpu; TPUs are not supported here",
-    "resume_from_checkpoint": "evaluate.py checkpoint=<path> to test a checkpoint",
-    "checkpoint_callback": "callbacks.checkpoint=null to switch it off",
-    "progress_bar_refresh_rate": "callbacks.progress_bar.refresh_rate=<steps>",
-}
-OLD_STRATEGIES = {
-    "ddp_cpu": "ddp with trainer.accelerator=cpu",
-    "single_device": "auto",
-    "ddp_notebook": "ddp_spawn",
-    "ddp_sharded": "ddp",
-    "horovod": "ddp",
 }
 
 
@@ -163,8 +150,6 @@ def unknown_choice(
     options = [option for option in options if not option.startswith("_")]
     if not group:
         return f"There is no conf/{choice}.yaml."
-    if group == "strategy" and choice in OLD_STRATEGIES:
-        return f"strategy={choice} is a name of Lightning 1. Use strategy={OLD_STRATEGIES[choice]}."
     return (
         f"{group}={choice}: there is no conf/{group}/{choice}.yaml."
         f"{did_you_mean(choice, options, prefix=f'{group}=')}\n"

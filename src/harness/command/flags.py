@@ -18,37 +18,26 @@ from harness.errors import UserError
 MULTIRUN = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 COMPLETION = ("-sc", "--shell-completion")
 SHOWING = ("-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", *COMPLETION)
+PLACES = ("-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path")
 OF_SHOWING = ("-p", "--package", "--resolve")
 
 
-def without_flags(arguments: Sequence[str]) -> list[str]:
-    """Write those of Hydra's flags as words which only say where config files are.
+def checked(arguments: Sequence[str]) -> list[str]:
+    """Refuse those of Hydra's flags that ask for another config or job than the command's.
 
     Raises:
-        UserError: for flags that ask for another config or job than the command's.
+        UserError: with what to type instead.
     """
-    words: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        flag, equals, value = argument.partition("=")
-        if flag in ("-cd", "--config-dir"):
-            name = value if equals else next(rest, "")
-            folder = Path(name)
-            if not name or not folder.is_dir():
-                raise UserError(f"{flag} {folder}: there is no such folder.")
-            words.append(f"hydra.searchpath=[file://{folder.resolve()}]")
-        elif flag in ("-r", "--run"):
-            continue
-        elif flag in ("-cn", "--config-name", "-cp", "--config-path"):
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if flag in PLACES:
             raise UserError(
                 f"{flag}: a command has its own config. Choose settings with experiment=<name>; "
-                "-cd <folder> adds a folder of config files."
+                "hydra.searchpath=[file://<folder>] adds a folder of config files."
             )
-        elif flag.startswith("-") and flag not in (*SHOWING, *OF_SHOWING, *MULTIRUN):
+        if flag.startswith("-") and flag not in (*SHOWING, *OF_SHOWING, *MULTIRUN):
             raise UserError(f"There is no flag {flag} here. --help, --cfg job and -m are some.")
-        else:
-            words.append(argument)
-    return words
+    return list(arguments)
 
 
 def let_hydra_answer(task: str, conf: Path, words: list[str]) -> NoReturn:

@@ -56,16 +56,6 @@ class Run:
         return run_folder.results(self.folder)
 
     @cached_property
-    def metrics(self) -> list[dict[str, float]]:
-        """The rows of ``metrics.csv``, each with its ``step`` and the metrics logged there.
-
-        ``run.table`` has them as columns.
-        """
-        from harness.loggers.metrics_table import read
-
-        return read(self.folder / "metrics.csv")
-
-    @cached_property
     def table(self) -> "polars.DataFrame":
         """``metrics.csv`` as a table: ``step``, then a column per metric with nulls in its gaps.
 

@@ -58,7 +58,7 @@ def planned(
     Raises:
         UserError: if the run to go on with is alive, or the command asks for another result.
     """
-    cfg, said = command.cfg, ""
+    cfg = command.cfg
 
     def lock(run_dir: Path) -> None:
         held.enter_context(writable(run_dir))
@@ -74,23 +74,16 @@ def planned(
             chosen.enter_context(run_folder.choosing(parent))
         if run_dir := which_run.find(command, launchers):
             chosen.close()  # that run's lock may be waited for
-            try:
-                lock(run_dir)
-                frozen = resume.config(command, run_dir)
-                if resume.is_finished(frozen, run_dir, command.rules["may_grow"]):
-                    print(resume.finished(run_dir))
-                    return Plan(str(run_dir), goes_on=True, is_finished=True)
-                frozen.resume = resume.checkpoint(run_dir, frozen.get("resume"))
-                run_folder.note_start(run_dir, launchers)
-                return Plan(str(run_dir), goes_on=True, checkpoint=frozen.resume)
-            except resume.AnotherRunError as error:
-                if cfg.resume != "auto" or not resume.is_nothing_lost(run_dir):
-                    raise
-                said = f"{str(error).splitlines()[0]}\n{resume.ANEW}"
-                held.close()
-        elif cfg.resume == "auto":
-            said = which_run.nothing_to_go_on_with(parent)
-    if command.task == "train":
+            lock(run_dir)
+            frozen = resume.config(command, run_dir)
+            if resume.is_finished(frozen, run_dir, command.rules["may_grow"]):
+                print(resume.finished(run_dir))
+                return Plan(str(run_dir), goes_on=True, is_finished=True)
+            path = resume.checkpoint(run_dir, frozen.get("resume"))
+            run_folder.note_start(run_dir, launchers)
+            return Plan(str(run_dir), goes_on=True, checkpoint=path)
+        if cfg.resume == "auto":
+            print(which_run.nothing_to_go_on_with(parent))
         cfg.resume = None
         try:
             check_init(cfg)
@@ -98,8 +91,6 @@ def planned(
             with suppress(OSError):  # it has runs
                 parent.rmdir()
             raise
-    if said:
-        print(said)
     if command.sweep_dir:
         run_dir = Path(command.sweep_dir)
         run_dir.mkdir(parents=True, exist_ok=True)

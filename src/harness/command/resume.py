@@ -23,18 +23,12 @@ from harness.names import few, flat, is_below
 from harness.processes.launcher import launcher
 
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
-ANEW = "It was stopped before its first checkpoint, so a new one starts."
-LONGEST_SHOWN = 60  # characters of a value
 NUM_SHOWN = 3  # differences of one word
 # Keys of groups that have other names.
 FILLS = {
     "strategy": ("trainer.accelerator", "trainer.devices", "trainer.strategy"),
     "watch": ("callbacks",),
 }
-
-
-class AnotherRunError(UserError):
-    """The command asks for another result than the run that it would go on with."""
 
 
 def config(command: Command, run_dir: Path) -> DictConfig:
@@ -61,7 +55,7 @@ def config(command: Command, run_dir: Path) -> DictConfig:
             refused.setdefault(word, []).append(f"{key}={shown(asked)} (it has {shown(was)})")
     if refused:
         words = "; ".join(difference(word, keys) for word, keys in refused.items())
-        raise AnotherRunError(
+        raise UserError(
             f"The run in {run_dir} would not go on as the same run with {words}.\n"
             "Leave that out to go on with it, or use resume=null to start another."
         )
@@ -74,15 +68,12 @@ def config(command: Command, run_dir: Path) -> DictConfig:
 
 def difference(word: str, keys: list[str]) -> str:
     """One word of the command with what it would change; a group changes many keys."""
-    if keys[0].startswith(f"{word} "):
-        return keys[0]
-    return f"{word}: {few(keys, NUM_SHOWN)}"
+    return keys[0] if keys[0].startswith(f"{word} ") else f"{word}: {few(keys, NUM_SHOWN)}"
 
 
 def shown(value: Any) -> str:
     """A value as a person types it; what is not there has none."""
-    text = "null" if value is None else str(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+    return "null" if value is None else f"{value!s:.60}"
 
 
 def take(saved: DictConfig, composed: DictConfig, key: str) -> None:
@@ -116,7 +107,9 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
         from harness.checkpoints.reading import unreadable
 
         path, skipped = lookup.newest_whole(folder, unreadable)
-    had_some = has_had_checkpoints(run_dir, last_resume)
+    # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
+    traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
+    had_some = last_resume is not None or any(os.path.lexists(trace) for trace in traces)
     if path is None and not had_some:
         skipped.append(
             f"The run in {run_dir} was stopped before its first checkpoint: "
@@ -130,21 +123,6 @@ def checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
             f"{folder}.\nBring one back from a copy, or use resume=null to start another run."
         )
     return None if path is None else str(path)
-
-
-def has_had_checkpoints(run_dir: Path, last_resume: str | None) -> bool:
-    """Whether a run has come to one; arguments as of ``checkpoint``.
-
-    Metrics and best.ckpt are written before the first of them as well, and prove nothing.
-    """
-    folder = run_dir / "checkpoints"
-    traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
-    return last_resume is not None or any(os.path.lexists(trace) for trace in traces)
-
-
-def is_nothing_lost(run_dir: Path) -> bool:
-    """Whether ``resume=auto`` may leave a run behind that it cannot go on with."""
-    return not has_had_checkpoints(run_dir, run_folder.load_config(run_dir).get("resume"))
 
 
 def is_finished(cfg: DictConfig, run_dir: Path, limits: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from harness import allowed, record
 from harness.checkpoints.lookup import NEWEST
 from harness.command import gpus, resume, run_folder, sweep, validate
 from harness.command.compose import Command, compose_command, explained
-from harness.command.flags import MULTIRUN, let_hydra_answer, without_flags
+from harness.command.flags import MULTIRUN, checked, let_hydra_answer
 from harness.command.planning import Plan, known_of, planned, writable
 from harness.errors import TrainingError, UserError
 from harness.files import FULL, write_durably
@@ -63,7 +63,7 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
             else:
                 execute_in(run_dir, task, run_folder.load_config(run_dir), program=())
         else:
-            words = without_flags(arguments)
+            words = checked(arguments)
             if {*MULTIRUN} & {*words}:
                 sweep.run(task, Path(conf).resolve(), words)
             elif any(word.startswith("-") for word in words):
@@ -135,6 +135,12 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
     with explained(command.task, command.overrides, command.conf):
         validate.check(command)
     cfg, plan = command.cfg, Plan("")
+
+    def undo() -> None:
+        is_new = plan.run_dir and not plan.goes_on and command.sweep_dir is None
+        if is_new and launch.global_rank() == 0:
+            run_folder.remove_unused(Path(plan.run_dir))
+
     if command.task == "train":
         cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
     meeting = Meeting(known_of(cfg.trainer), cfg.join_minutes)
@@ -173,19 +179,12 @@ def start(command: Command, program: Sequence[str] = ()) -> Path:
             chosen.close()
             if not plan.goes_on:
                 meeting.see(run_dir)
-
-            def undo() -> None:
-                if not plan.goes_on and command.sweep_dir is None and launch.global_rank() == 0:
-                    run_folder.remove_unused(run_dir)
-
             meeting.watch(bool(program), undo)
             execute_in(run_dir, command.task, frozen, program)
     except JobFailedError:
         raise  # its folder has its log
     except UserError:
-        is_new = plan.run_dir and not plan.goes_on and command.sweep_dir is None
-        if is_new and launch.global_rank() == 0:
-            run_folder.remove_unused(run_dir)
+        undo()
         raise
     return run_dir
 

@@ -71,7 +71,6 @@ def run(task: str, conf: Path, words: Sequence[str]) -> None:
     overrides = sweep_words.parsed(conf, words)
     command = first_valid(conf, overrides)
     check(command, overrides)
-    sweep_words.check_files(conf, overrides)
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
     parent = Path(command.cfg.output_dir, "sweeps", name_of(command))
     with run_folder.choosing(parent):
@@ -99,25 +98,6 @@ def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:
         "sweep: a sweep starts the processes of its jobs itself.\n"
         f"Use python {typed(program)} -m {shlex.join([*words, *added])}"
     )
-
-
-def check_choices(overrides: Sequence[Override]) -> None:
-    """Refuse a study that Optuna cannot choose for, before it has a folder.
-
-    Raises:
-        UserError: with what to type instead.
-    """
-    from harness.sweeps import study
-
-    varied = [override for override in overrides if override.is_sweep_override()]
-    if not varied:
-        raise UserError(
-            "sweep=optuna has nothing to choose: every job would be the same.\n"
-            'Add values, such as "model.optimizer.lr=tag(log,interval(1e-4,1e-1))".'
-        )
-    if find_spec("optuna"):  # else it is told where the study is opened
-        for override in varied:
-            study.distribution(override)
 
 
 def drive(
@@ -215,7 +195,17 @@ def check(command: Command, overrides: Sequence[Override]) -> None:
             "sweep.retry_failed=true tries a grid's failed jobs again; a study takes other values "
             "instead.\nAdd sweep.num_trials=<more>."
         )
-    check_choices(overrides)
+    varied = [override for override in overrides if override.is_sweep_override()]
+    if not varied:
+        raise UserError(
+            "sweep=optuna has nothing to choose: every job would be the same.\n"
+            'Add values, such as "model.optimizer.lr=tag(log,interval(1e-4,1e-1))".'
+        )
+    if find_spec("optuna"):  # else it is told where the study is opened
+        from harness.sweeps import study
+
+        for override in varied:
+            study.distribution(override)
 
 
 def num_parallel(value: Any) -> int | None:

@@ -1,7 +1,6 @@
 """The words of a sweep: which jobs they make, and whether another sweep was started with them."""
 
 import itertools
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from harness.command import run_folder, which_run
-from harness.command.compose import as_hydra_reads, explained
-from harness.command.explain import unknown_choice
-from harness.command.hydra_calls import groups
+from harness.command.compose import explained
 from harness.errors import UserError
 
 # What the same sweep may be typed with again: where it is, and how it is run.
@@ -73,23 +70,6 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
             )
     kept = [override for override in overrides if not is_of_sweep(override)]
     return [list(words) for words in dict.fromkeys(itertools.product(*map(values_of, kept)))]
-
-
-def check_files(conf: Path, overrides: Sequence[Override]) -> None:
-    """Refuse a choice that there is no file of, which else is told when its job's turn comes.
-
-    Raises:
-        UserError: with the choices.
-    """
-    if any(override.key_or_group == "hydra.searchpath" for override in overrides):
-        return  # the files may be there
-    known = groups(conf)
-    words = [word for o in overrides if o.key_or_group in known for word in values_of(o)]
-    for word in as_hydra_reads("train", words):
-        group, _, choice = word.partition("=")
-        is_name = group in known and re.fullmatch(r"[\w/.-]+", choice)
-        if is_name and not (conf / group / f"{choice}.yaml").is_file():
-            raise UserError(unknown_choice(group, choice, conf))
 
 
 def found(parent: Path, words: Sequence[str]) -> Path | None:

@@ -110,11 +110,7 @@ def started(run_dir: Path) -> float:
 
 
 def nothing_to_go_on_with(parent: Path) -> str:
-    """Say that a new run starts, and which runs of other names there are."""
-    said = f"There is no run in {parent} to go on with: a new one starts."
+    """Say that a new run starts."""
     if launcher().task is not None and runs_in(parent):
         return f"There is no run of this task of the array in {parent}: a new one starts."
-    others = [run for folder in parent.parent.glob("*") for run in runs_in(folder)]
-    if others:
-        said += f"\nThe newest run of another name goes on with resume={max(others, key=started)}"
-    return said
+    return f"There is no run in {parent} to go on with: a new one starts."

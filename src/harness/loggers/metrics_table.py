@@ -97,17 +97,6 @@ class MetricsTable(Logger):
             write_durably(self.path, text_of(columns, [*above, *rows]))
 
 
-def read(path: Path) -> list[dict[str, float]]:
-    """The rows of a table, each without the columns that it leaves empty."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [
-            {name: float(value) for name, value in row.items() if value}
-            for row in csv.DictReader(file)
-        ]
-
-
 def end_of(path: Path) -> tuple[int, str]:
     """How many rows a table has that ``MetricsTable`` has written, and the step of the last."""
     lines = path.read_bytes().splitlines() if path.exists() else []

@@ -13,6 +13,8 @@ from harness.runs.reading import RunFiles
 
 REPEATS = ("seed", "data.seed", "data.fold")  # of one setting: `best` takes them together
 FIRST = ("model.optimizer", "model", "data", "trainer", "init", "seed")
+SIGNS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le}
+SIGNS |= {">": operator.gt, ">=": operator.ge}
 COMPARISON = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
 ABOUT: dict[str, Callable[[RunFiles], Any]] = {
     "run": lambda run: str(run.folder),
@@ -21,9 +23,9 @@ ABOUT: dict[str, Callable[[RunFiles], Any]] = {
     "started": lambda run: run.started,
     "seconds": lambda run: run.seconds,
     "samples/s": lambda run: run.speed,
-    "held back by": lambda run: run.verdict,
+    "held back by": lambda run: str(run.record.get("verdict") or ""),
     "peak MiB": lambda run: run.record.get("peak_mib"),
-    "commit": lambda run: run.commit[:10],
+    "commit": lambda run: str(run.record.get("commit") or "")[:10],
     "tags": lambda run: [str(tag) for tag in run.config.get("tags") or ()],
     "notes": lambda run: run.config.get("notes") or "",
     "step": lambda run: run.step,
@@ -52,7 +54,7 @@ def score_of(run: RunFiles, key: str) -> Any:
 def differing(runs: Sequence[RunFiles]) -> list[str]:
     """Settings that are not the same in all runs, the telling ones first.
 
-    One that is taken from another, as ``data.seed`` from ``seed``, is left out.
+    One of the same name and values, as ``data.seed`` taken from ``seed``, is left out.
     """
     known = [run.settings for run in runs if run.config]
     keys = dict.fromkeys(key for settings in known for key in settings)
@@ -60,9 +62,7 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
     for key in sorted(keys, key=lambda key: (key.count("."), rank_of(key))):
         values = tuple(repr(settings.get(key)) for settings in known)
         others = alike.setdefault(values, [])
-        # Two values may agree by chance.
-        is_taken = len({*values}) > 2 and bool(others)
-        if not is_taken and not any(_leaf(key) == _leaf(other) for other in others):
+        if not any(_leaf(key) == _leaf(other) for other in others):
             others.append(key)
     found = [key for values, group in alike.items() if len({*values}) > 1 for key in group]
     return sorted(found, key=rank_of)
@@ -100,29 +100,13 @@ def check_name(runs: Sequence[RunFiles], key: str, where: str = "") -> None:
     Raises:
         UserError: with names that come near.
     """
-    if runs and not any(_has(run, key) for run in runs):
-        raise UserError(f"{where}no run has {key}. It may be {_nearest(runs, key)}.")
-
-
-def _has(run: RunFiles, key: str) -> bool:
-    return (
-        key in ABOUT
-        or key in run.metrics
-        or key in run.settings
-        or ("." not in key and any(_leaf(name) == key for name in run.settings))
-    )
-
-
-def _nearest(runs: Sequence[RunFiles], key: str) -> str:
-    import difflib
-
     names = {*ABOUT, *(name for run in runs for name in (*run.metrics, *run.settings))}
-    leaf = [name for name in sorted(names) if name.rpartition(".")[2] == key]
-    return ", ".join(leaf or difflib.get_close_matches(key, names, 3, 0.3)) or "status"
+    leaves = {_leaf(name) for name in names}
+    if runs and key not in names | leaves:
+        import difflib
 
-
-SIGNS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le}
-SIGNS |= {">": operator.gt, ">=": operator.ge}
+        near = difflib.get_close_matches(key, sorted(names | leaves), 3, 0.3)
+        raise UserError(f"{where}no run has {key}. It may be {', '.join(near) or 'status'}.")
 
 
 def _holds(value: Any, sign: str, wanted: str) -> bool:
@@ -154,14 +138,9 @@ def in_order(runs: Sequence[RunFiles], key: str, is_reversed: bool = False) -> l
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed or their fold alone.
+    """Runs that differ in their seed or their fold alone, and the mean of what they have reached.
 
-    Attributes:
-        runs: one or more.
-        key: what they are compared by.
-        mean: of its values.
-        interval: half the width of the mean's 95 % confidence interval (Student's t); ``None``
-            of one run.
+    ``interval`` is half the width of the mean's 95 % confidence interval (Student's t).
     """
 
     runs: list[RunFiles]

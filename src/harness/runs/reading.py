@@ -86,9 +86,7 @@ class RunFiles:
     @cached_property
     def step(self) -> int | None:
         """The optimizer step of its newest checkpoint."""
-        names = [
-            path.stem.partition("_")[2] for path in self.folder.glob("checkpoints/step_*.ckpt")
-        ]
+        names = [path.stem[5:] for path in self.folder.glob("checkpoints/step_*.ckpt")]
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     @cached_property
@@ -98,8 +96,6 @@ class RunFiles:
             for line in (self.folder / "overrides.yaml").read_text().splitlines()[:3]:
                 if line.startswith(STARTED):
                     return datetime.fromisoformat(line.removeprefix(STARTED).strip()).timestamp()
-        with suppress(ValueError):
-            return time.mktime(time.strptime(self.folder.name[:19], "%Y-%m-%d_%H-%M-%S"))
         return None
 
     @cached_property
@@ -115,30 +111,17 @@ class RunFiles:
         """How long it was computed; of what was killed, until it wrote for the last time."""
         if "seconds" in self.record and self.status != "running":
             return float(self.record["seconds"])
-        if self.started is None:
-            return None
         path = self.folder / METRICS
-        if self.status == "running" or not path.is_file():
-            return time.time() - self.started if self.status == "running" else None
-        return path.stat().st_mtime - self.started
+        if self.started is None or not (path.is_file() or self.status == "running"):
+            return None
+        return (time.time() if self.status == "running" else path.stat().st_mtime) - self.started
 
     @cached_property
     def speed(self) -> float | None:
         """Training samples per second, over all processes."""
-        if "samples_per_second" in self.record:
-            return float(self.record["samples_per_second"])
         points = self.curves.get(SPEED)
-        return points[-1][1] if points else None
-
-    @property
-    def verdict(self) -> str:
-        """What held it back; known once it has finished."""
-        return str(self.record.get("verdict") or "")
-
-    @property
-    def commit(self) -> str:
-        """What was checked out where it was started."""
-        return str(self.record.get("commit") or "")
+        last = points[-1][1] if points else None
+        return self.record.get("samples_per_second", last)  # type: ignore[no-any-return]
 
     @property
     def objective(self) -> str | None:

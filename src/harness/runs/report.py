@@ -4,6 +4,7 @@ import math
 import os
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.files import replacing
+from harness.loggers.event_files import PREFIX, pictures_in
 from harness.places import shown
 from harness.runs.comparing import differing, in_order, value_of
-from harness.runs.pictures import pictures
 from harness.runs.reading import METRICS, RunFiles, read_table
 from harness.runs.tables import EMPTY, short_names, text
 
@@ -70,18 +71,13 @@ def write_report(
         raise UserError(
             "The report is drawn with plotly, which is not installed: pip install -e .[report]"
         ) from error
-    page = "\n".join(parts_of(in_order(runs, "best", is_reversed=is_max), is_max))
+    page = "\n".join(parts_of(in_order(runs, "best", is_reversed=is_max)))
     with replacing(path) as file:
         file.write(page.encode(errors="replace"))  # a folder may be named by any bytes
 
 
-def parts_of(runs: Sequence[RunFiles], is_max: bool) -> Iterator[str]:
-    """The page in pieces; what a run says is escaped, in figures as well.
-
-    Args:
-        runs: the best first.
-        is_max: whether more of the runs' objective is better.
-    """
+def parts_of(runs: Sequence[RunFiles]) -> Iterator[str]:
+    """The page in pieces, the best run first; what a run says is escaped, in figures as well."""
     from plotly.io import to_html
 
     root = Path(os.path.commonpath([run.folder.resolve().parent for run in runs]))
@@ -93,7 +89,6 @@ def parts_of(runs: Sequence[RunFiles], is_max: bool) -> Iterator[str]:
     for heading, figure in (
         ("Learning curves", curves_of(runs, names)),
         ("Metric against settings", scatter_of(runs, names)),
-        ("All settings", parallel_of(runs, is_max)),
     ):
         if figure["data"]:
             figure["layout"] |= {"height": 480, "hovermode": "closest"}
@@ -110,6 +105,21 @@ def parts_of(runs: Sequence[RunFiles], is_max: bool) -> Iterator[str]:
             source = f"data:image/png;base64,{b64encode(png).decode()}"
             yield f'<figure><img src="{source}"><figcaption>{escape(key)}</figcaption></figure>'
     yield "</body></html>" if room > 0 else "<p>Other runs have more pictures.</p></body></html>"
+
+
+def pictures(run_dir: Path) -> dict[str, bytes]:
+    """The newest picture of each name that a run has sent to TensorBoard, as a PNG.
+
+    What is damaged, or is still being written, is left out.
+    """
+    found: dict[str, tuple[int, bytes]] = {}
+    paths = run_dir.glob(f"tensorboard/**/{PREFIX}*")
+    for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name)):
+        with suppress(OSError):
+            for name, step, data in pictures_in(path):
+                if name not in found or step >= found[name][0]:
+                    found[name] = (step, data)
+    return {name: data for name, (_, data) in found.items()}
 
 
 def table_of(runs: Sequence[RunFiles], names: Sequence[str]) -> Iterator[str]:
@@ -174,31 +184,6 @@ def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
     trace |= {"y": [run.best for run, _ in known], "text": [name for _, name in known]}
     layout = {**layout, "yaxis": _axis(f"best {known[0][0].objective}")}
     return {"data": [trace], "layout": layout | {"updatemenus": [_menu(choices, 0)]}}
-
-
-def parallel_of(runs: Sequence[RunFiles], is_max: bool) -> dict[str, Any]:
-    """A figure with an upright axis for each setting, and a line for each run."""
-    runs, keys = [run for run in runs if is_number(run.best)], differing(runs)
-    if len(keys) < 2 or len(runs) < 2:
-        return {"data": [], "layout": {}}
-    # Of lines that lie on each other the last is seen: the best.
-    runs = sorted(runs, key=lambda run: run.best or 0.0, reverse=not is_max)
-    short, axes = short_names(keys), []
-    for key in keys:  # a setting's values at equal distances, in their order
-        values = [value_of(run, key) for run in runs]
-        order = sorted({*values}, key=None if all(map(is_number, values)) else str)
-        axes.append(
-            {
-                "label": escape(short[key]),
-                "values": [order.index(value) for value in values],
-                "tickvals": [*range(len(order))],
-                "ticktext": [escape(str(value)) for value in order],
-            }
-        )
-    reached = [run.best for run in runs]
-    axes.append({"label": escape(f"best {runs[0].objective}"), "values": reached})
-    line = {"color": reached, "colorscale": "Viridis", "showscale": True}
-    return {"data": [{"type": "parcoords", "line": line, "dimensions": axes}], "layout": {}}
 
 
 def thinned(steps: Any, values: Any, num_buckets: int = NUM_BUCKETS) -> tuple[Any, Any]:

@@ -43,26 +43,13 @@ def print_list(runs: Sequence[RunFiles], form: str = "table") -> None:
         form: ``table``, ``json`` or ``csv``.
     """
     names = columns_of(runs, is_whole=form != "table")
-    rows = [{name: value_of(run, name) for name in names} for run in runs]
+    write([{name: value_of(run, name) for name in names} for run in runs], form)
     if form != "table":
-        return write(rows, form)
-    table = Table(box=None, pad_edge=False)
-    short = short_names(names)
-    for name in names:
-        right = any(isinstance(row[name], (int, float)) for row in rows)
-        table.add_column(short[name], justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        colour = COLOURS.get(row["status"], "yellow")
-        cells = [escape(text(name, row[name])) for name in names]
-        cells[names.index("status")] = f"[{colour}]{row['status']}[/{colour}]"
-        table.add_row(*cells)
-    console().print(table)
+        return
     for run in runs:
         if run.reason:
             console().print(f"{escape(shown(run.folder))}: {run.status}, {escape(run.reason)}")
-    if (left_out := len(differing(runs)) - MOST_SETTINGS) > 0:
-        print(f"{left_out} more settings differ: --json and --csv have them.")
-    return None
+    _tell_left_out(len(differing(runs)))
 
 
 def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "table") -> None:
@@ -76,21 +63,16 @@ def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "ta
         raise UserError(f"None of {len(runs)} runs has a value of {key}.")
     listed = [run for group in found for run in group.runs]
     settings = [name for name in differing(listed) if name not in REPEATS]
-    rows = [_row(group, settings, is_max) for group in found]
-    if form != "table":
-        return write(rows, form)
-    *names, last = rows[0]
-    left_out = names[3 + MOST_SETTINGS :]
-    names = [*names[: 3 + MOST_SETTINGS], last]
-    table, short = Table(box=None, pad_edge=False), short_names(names)
-    for name in names:
-        table.add_column(short[name], justify="left" if name == "best run" else "right")
-    for row in rows:
-        table.add_row(*(escape(text(name, row[name])) for name in names))
-    console().print(table)
-    if left_out:
-        print(f"{len(left_out)} more settings differ: --json and --csv have them.")
-    return None
+    num_shown = MOST_SETTINGS if form == "table" else len(settings)
+    write([_row(group, settings[:num_shown], is_max) for group in found], form)
+    if form == "table":
+        _tell_left_out(len(settings))
+
+
+def _tell_left_out(num_settings: int) -> None:
+    if num_settings > MOST_SETTINGS:
+        left_out = num_settings - MOST_SETTINGS
+        print(f"{left_out} more settings differ: --json and --csv have them.")
 
 
 def _row(group: Group, settings: Sequence[str], is_max: bool) -> dict[str, Any]:
@@ -104,25 +86,18 @@ def _row(group: Group, settings: Sequence[str], is_max: bool) -> dict[str, Any]:
 
 def print_difference(one: RunFiles, two: RunFiles, form: str = "table") -> None:
     """Print in which settings, metrics and facts two runs differ."""
-    keys = [
-        *differing([one, two]),
-        *dict.fromkeys([*one.metrics, *two.metrics]),
-        *("status", "seconds", "samples/s", "commit"),
-    ]
+    keys = dict.fromkeys([*differing([one, two]), *one.metrics, *two.metrics])
     rows = [
         {"": key, "one": a, "two": b}
-        for key in keys
+        for key in (*keys, "status", "seconds", "samples/s", "commit")
         if (a := value_of(one, key)) != (b := value_of(two, key))
     ]
-    if form != "table":
-        return write(rows, form)
-    table = Table(box=None, pad_edge=False)
-    for name in ("", shown(one.folder), shown(two.folder)):
-        table.add_column(escape(name))
-    for row in rows:
-        table.add_row(row[""], *(escape(text(row[""], row[side])) for side in ("one", "two")))
-    console().print(table if rows else "Their settings and what they have reached are the same.")
-    return None
+    if form == "table":
+        if not rows:
+            print("Their settings and what they have reached are the same.")
+            return
+        print(f"one is {shown(one.folder)}, two is {shown(two.folder)}")
+    write(rows, form)
 
 
 def print_one(run: RunFiles, form: str = "table") -> None:
@@ -130,13 +105,13 @@ def print_one(run: RunFiles, form: str = "table") -> None:
     facts = {name: value_of(run, name) for name in ABOUT} | _made_by(run)
     facts |= run.metrics | run.settings
     if form != "table":
-        return write([facts], form)
+        write([facts], form)
+        return
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in facts.items():
         if value not in EMPTY:
             table.add_row(f"[bold]{escape(name)}[/bold]", escape(text(name, value)))
     console().print(table)
-    return None
 
 
 def _made_by(run: RunFiles) -> dict[str, Any]:
@@ -156,13 +131,27 @@ def _made_by(run: RunFiles) -> dict[str, Any]:
 
 
 def write(rows: Sequence[dict[str, Any]], form: str) -> None:
-    """Write rows for a program; what is not a finite number is null in JSON."""
+    """Write rows as a table for a person, or for a program.
+
+    What is not a finite number is null in JSON.
+    """
     if form == "json":
         print(json.dumps([{k: _plain(v) for k, v in row.items()} for row in rows], indent=2))
-    elif rows:
+    elif form == "csv" and rows:
         writer = csv.DictWriter(sys.stdout, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+    elif rows:
+        table, short = Table(box=None, pad_edge=False), short_names([*rows[0]])
+        for name in rows[0]:
+            is_right = any(isinstance(row[name], (int, float)) for row in rows)
+            table.add_column(short[name], justify="right" if is_right else "left", overflow="fold")
+        for row in rows:
+            cells = {name: escape(text(row.get("", name), value)) for name, value in row.items()}
+            if colour := COLOURS.get(row.get("status", "")):
+                cells["status"] = f"[{colour}]{row['status']}[/{colour}]"
+            table.add_row(*cells.values())
+        console().print(table)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What each of several jobs on one machine gets: GPUs that no other job has, or a share of cores.
+"""What each of several jobs on one machine gets: GPUs that no other job has, or a share of threads.
 
 The driver chooses the GPUs as ``gpus=emptiest`` does. The job inherits their locks, and holds them
 as long as it lives, also where its driver was killed.
@@ -64,17 +64,13 @@ class Slots:
             return None
         shares = set(sorted(self.free)[:num_shares])
         try:
-            with (
-                _gpus(needs) as fds,
-                _cores(shares, self.num) as threads,
-                (folder / SCREEN).open("ab") as screen,
-            ):
+            with _gpus(needs) as fds, (folder / SCREEN).open("ab") as screen:
                 process = subprocess.Popen(
                     program,
                     stdin=subprocess.DEVNULL,
                     stdout=screen,
                     stderr=screen,
-                    env=threads | launch.job_environment(folder),
+                    env=_threads(num_shares, self.num) | launch.job_environment(folder),
                     pass_fds=fds,
                     start_new_session=True,
                 )
@@ -109,25 +105,8 @@ def _gpus(needs: Needs) -> Iterator[list[int]]:
                 os.environ[name] = value
 
 
-@contextmanager
-def _cores(shares: set[int], num_shares: int) -> Iterator[dict[str, str]]:
-    """Let the process that the block starts inherit its part of the cores.
-
-    Yields:
-        Variables for it; the number of threads that a person has set stays.
-    """
-    if len(shares) == num_shares:  # as a single run
-        yield {}
-        return
-    num_threads = max(1, limits.usable_cores() * len(shares) // num_shares)
-    threads = {"OMP_NUM_THREADS": str(num_threads)}
-    if not hasattr(os, "sched_setaffinity"):  # macOS
-        yield threads
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    mine = [core for i, core in enumerate(cores) if i % num_shares in shares] or cores
-    os.sched_setaffinity(0, mine)  # of this thread, and of what it starts
-    try:
-        yield threads
-    finally:
-        os.sched_setaffinity(0, cores)
+def _threads(num_shares: int, num_all: int) -> dict[str, str]:
+    """Give a job its part of the cores, as a number of threads; one alone is as a single run."""
+    if num_shares == num_all:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, limits.usable_cores() * num_shares // num_all))}
