@@ -14,6 +14,7 @@ from harness.reproduce import reproduce
 from harness.runs import equality, reading
 from tests_harness.conftest import ROOT
 
+pytestmark = pytest.mark.slow
 GIT = ("git", "-c", "user.name=Ada", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
 WORDS = ("experiment=table", "data.file=rows.csv", "data.target=y", "trainer.max_epochs=2")
 WORDS += ("strategy=cpu", "trainer.enable_progress_bar=false", "name=dirty")
@@ -53,7 +54,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-@pytest.mark.slow
 def test_a_run_is_trained_again_by_its_own_code_whatever_there_is_today(trained: Path) -> None:
     project = trained.parents[2]
     result = run(project, project / "scripts" / "runs.py", "reproduce", trained)

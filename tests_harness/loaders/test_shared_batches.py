@@ -114,11 +114,3 @@ def test_an_evaluation_gives_whole_batches_in_turn() -> None:
         sizes = [s.num_samples_in(k) for k in range(turns[0]) for s in samplers]
         physical = [len(batches[k]) for k in range(turns[0]) for batches in found]
         assert sizes == physical
-
-
-def test_a_part_of_an_evaluation_is_the_same_each_time() -> None:
-    """With limit_val_batches=0.5 its batches are split; an epoch may have several validations."""
-    (sampler,) = ranks("stock", 1, is_fixed=True, cycles=False)
-    first = [list(batch) for batch in sampler]
-    assert [list(batch) for batch in sampler] == first
-    assert sampler.num_before(len(first)) == NUM_SAMPLES

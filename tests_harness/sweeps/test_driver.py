@@ -125,22 +125,6 @@ def storm(folder: Path, expected: dict[str, Any], num_kills: int, seed: int) -> 
     assert not [pair for pair in overlapping(folder) if pair[0][2] == pair[1][2]]
 
 
-def test_failed_job_keeps_its_folder_and_is_tried_again_when_asked(tmp_path: Path) -> None:
-    folder, jobs = tmp_path / "sweep", ["steps=5", "steps=5 fails=1", "steps=5 seed=3"]
-    status, said = finish(folder, jobs)
-    assert status == 1
-    assert "job 1 failed after" in said
-    assert ": It cannot be." in said
-    assert results(folder).keys() == {"0", "2"}
-    before = len(trace(folder))
-    assert finish(folder, jobs)[0] == 1
-    assert len(trace(folder)) == before  # it has not run again
-    mended = [jobs[0], "steps=5 fails=0", jobs[2]]
-    assert finish(folder, mended, RETRY="1")[0] == 0
-    assert results(folder).keys() == {"0", "1", "2"}
-    assert {event[1] for event in trace(folder)[before:]} == {"1"}
-
-
 def test_ctrl_c_lets_jobs_save_and_starts_no_more(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     process = start(folder, ["steps=1000", "steps=1000", "steps=1"])
