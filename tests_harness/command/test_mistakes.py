@@ -7,8 +7,6 @@ import pytest
 
 from harness.command import start as cli
 from harness.command import yaml_files
-from harness.command.compose import compose_command
-from harness.errors import UserError
 from harness.processes import leaving, peers
 from harness.testing import command as typed
 from tests_harness.conftest import ROOT

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from harness.command import resume, run_folder, which_run
+from harness.command import resume, run_folder
 from harness.command import start as cli
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError

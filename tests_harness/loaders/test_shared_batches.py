@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from harness.data.shared_batches import SharedBatchSampler
-from tests_harness.loaders.zoo import NUM_SAMPLES, ByLength, ByNumberOfTokens, Endless, Numbers
+from tests_harness.loaders.zoo import NUM_SAMPLES, ByLength, ByNumberOfTokens, Numbers
 
 LENGTHS = Numbers().lengths
 SAMPLERS = {

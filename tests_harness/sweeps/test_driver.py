@@ -11,14 +11,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from harness import record
-from harness.sweeps.driver import Driver
-from harness.sweeps.jobs import Job, grid
 from harness.machine.limits import usable_cores
-from harness.sweeps.slots import Needs, Slots
-from harness.sweeps.view import View
+from harness.sweeps.jobs import Job
 from tests_harness.conftest import ROOT
 from tests_harness.machine.fake_nvml import FakeGpu, write_fake
 

@@ -121,7 +121,7 @@ class RunFiles:
         """Training samples per second, over all processes."""
         points = self.curves.get(SPEED)
         last = points[-1][1] if points else None
-        return self.record.get("samples_per_second", last)  # type: ignore[no-any-return]
+        return self.record.get("samples_per_second", last)
 
     @property
     def objective(self) -> str | None:
