@@ -45,6 +45,8 @@ def prove_module(forked: None, tmp_path: Path) -> Prove:
             (conf / group).mkdir(parents=True, exist_ok=True)
             (conf / group / "mine.yaml").write_text(text)
         words = [f"hydra.searchpath=[file://{conf}]", "data=mine", "model=mine", *words]
-        return prove(words, tmp_path / "runs", strategies=strategies, precision=precision)
+        folder = tmp_path / f"runs_{len([*tmp_path.iterdir()])}"
+        folder.mkdir()
+        return prove(words, folder, strategies=strategies, precision=precision)
 
     return run

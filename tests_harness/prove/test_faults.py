@@ -104,6 +104,6 @@ def test_batch_norm_is_the_whole_reason_or_is_said_not_to_be(prove_module: Prove
     assert proof.verdict("ddp(2)").line == "trainer.sync_batchnorm=true"
     verdict = prove_module(modules.Normalised, "ddp(2)", fault=True).verdict("ddp(2)")
     assert verdict.status == BROKEN
-    assert "BatchNorm is not the whole reason; " in str(verdict)
+    assert "BatchNorm is not the whole reason; the run says: The loss" in str(verdict)
     words = ["trainer.sync_batchnorm=true"]
     _all_hold(prove_module(modules.Normalised, "ddp(2)", fault=False, words=words))
