@@ -28,15 +28,10 @@ def test_saving_does_not_wait_for_the_disk(
     logger.finalize("success")
 
 
-def test_everything_is_in_the_file_before_a_checkpoint(logger: TensorBoard) -> None:
+def test_everything_is_in_the_one_file_before_a_checkpoint(logger: TensorBoard) -> None:
     for step in range(5):
         logger.log_metrics({"loss": 0.5}, step)
     logger.write_all()
     assert steps_in_file(logger) == [0, 1, 2, 3, 4]
-    logger.finalize("success")
-
-
-def test_no_file_besides_the_events(logger: TensorBoard) -> None:
-    logger.log_metrics({"loss": 0.5}, step=0)
     logger.finalize("success")
     assert len(list(Path(logger.log_dir).iterdir())) == 1
