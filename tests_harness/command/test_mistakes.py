@@ -60,6 +60,7 @@ MISTAKES = {
     "gpus=2": "strategy=ddp trainer.devices=<number of GPUs>",
     "distributed_backend=ddp": "Use strategy=",
     "accelerator=ddp": "Use strategy=cpu or strategy=gpu",
+    "strategy=ddp_cpu": "Use strategy=ddp trainer.accelerator=cpu",
     "trainer.accelerator=ddp": "Use strategy=ddp",
 }
 

@@ -150,6 +150,8 @@ def unknown_choice(
     options = [option for option in options if not option.startswith("_")]
     if not group:
         return f"There is no conf/{choice}.yaml."
+    if f"{group}={choice}" == "strategy=ddp_cpu":
+        return "strategy=ddp_cpu is of Lightning 1. Use strategy=ddp trainer.accelerator=cpu."
     return (
         f"{group}={choice}: there is no conf/{group}/{choice}.yaml."
         f"{did_you_mean(choice, options, prefix=f'{group}=')}\n"
