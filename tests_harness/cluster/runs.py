@@ -107,16 +107,3 @@ def alone(network: Network, folder: Path, *words: str) -> Path:
     assert command.wait() == 0, command.screen()
     (run_dir,) = run_folders(there)
     return run_dir
-
-
-def is_pid_alive(pid: int) -> bool:
-    """Whether a process has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def pid_of_rank(folder: Path, rank: int) -> int:
-    """The process of a rank that trains."""
-    return int((folder / "trace" / f"pid_{rank}").read_text())

@@ -46,12 +46,9 @@ JobRequeue=1
 ReturnToService=2
 KillWait=20
 SlurmdTimeout=20
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
 NodeName=host1 NodeAddr=10.77.0.1 CPUs=4 RealMemory=4000
 NodeName=host2 NodeAddr=10.77.0.2 CPUs=4 RealMemory=4000
-PartitionName=main Nodes=host1,host2 Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=30
-PartitionName=high Nodes=host1,host2 MaxTime=INFINITE PriorityTier=10
+PartitionName=main Nodes=host1,host2 Default=YES MaxTime=INFINITE GraceTime=30
 """
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 

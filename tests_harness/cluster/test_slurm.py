@@ -1,7 +1,6 @@
 """What a real Slurm of two nodes starts is one run, in one folder, that goes on after a restart."""
 
 import re
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,35 +97,6 @@ def test_job_that_is_requeued_goes_on_by_itself(slurm: Slurm, tmp_path: Path) ->
     assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
     (run_dir,) = run_folders(tmp_path)
     assert finished(tmp_path) == [run_dir]
-    assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
-
-
-def test_steps_side_by_side_go_on_each_with_its_own_run(slurm: Slurm, tmp_path: Path) -> None:
-    """Slurm numbers them in the order of their start, which a restart may change."""
-    trace = f"{TRACE} +callbacks.trace.folder={tmp_path}/task_%d/trace"
-    step = f"srun --kill-on-bad-exit=1 --exact --nodes=1 --ntasks=1 {sys.executable} train.py"
-    lines = [line(step, *words(tmp_path), trace % seed, f"seed={seed} &") for seed in (1, 2)]
-    job = slurm.submit("\n".join([*lines, "wait"]), options=(*TWO, "--requeue"))
-    tasks = [tmp_path / f"task_{seed}" for seed in (1, 2)]
-    slurm.wait_until(job, lambda: min(map(num_steps, tasks)) >= 4)
-    slurm.ask("scontrol", "requeue", job)
-    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
-    assert sorted(config(run_dir).seed for run_dir in finished(tmp_path)) == [1, 2]
-    assert len(run_folders(tmp_path)) == 2
-    assert max(map(num_steps, tasks)) <= NUM_STEPS + NOT_LOST
-
-
-def test_batch_script_without_srun_is_one_process(slurm: Slurm, tmp_path: Path) -> None:
-    """Of however many tasks the job has room for; and it goes on after a restart."""
-    run = words(tmp_path, "strategy=ddp trainer.devices=2", seconds_per_batch=0.5)
-    job = slurm.submit(
-        line(sys.executable, "train.py", *run), options=("--nodes=1", "--ntasks=2", "--requeue")
-    )
-    slurm.wait_until(job, lambda: num_steps(tmp_path) >= 4)
-    slurm.ask("scontrol", "requeue", job)
-    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
-    assert finished(tmp_path) == run_folders(tmp_path)
-    assert len(run_folders(tmp_path)) == 1
     assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
 
 
@@ -230,36 +200,3 @@ def test_a_node_dies_and_slurm_starts_the_job_anew(slurm: Slurm, tmp_path: Path)
     assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
     assert finished(tmp_path) == run_folders(tmp_path)
     assert num_steps(tmp_path) <= NUM_STEPS + 6
-
-
-def test_job_that_is_preempted_goes_on(slurm: Slurm, tmp_path: Path) -> None:
-    run = words(tmp_path, *ON_BOTH, seconds_per_batch=0.5)
-    job = slurm.submit(shown_script(tmp_path), *run, options=["--exclusive"])
-    slurm.wait_until(job, lambda: num_steps(tmp_path) >= 4)
-    slurm.submit("sleep 5", options=["-p", "high", "--nodes=2", "--exclusive"])
-    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
-    assert slurm.about(job)["Restarts"] == "1"
-    assert finished(tmp_path) == run_folders(tmp_path)
-    assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
-
-
-def test_nobody_of_a_cancelled_job_lives_on(slurm: Slurm, tmp_path: Path) -> None:
-    started = slurm.srun(
-        words(tmp_path, "strategy=ddp", "trainer.devices=1", "trainer.num_nodes=2",
-              seconds_per_batch=0.5),
-        *TWO,
-    )  # fmt: skip
-    started.wait_until(lambda: num_steps(tmp_path) >= 2)
-    started.send(signal.SIGKILL)  # the terminal's srun, as when a login node dies
-    slurm.ask("scancel", "--user=root")
-    slurm.wait_until_idle()
-    marks = [host.pids() for host in slurm.network.hosts]
-    names = [_command(pid) for pids in marks for pid in pids]
-    assert not [name for name in names if "train.py" in name]
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""

@@ -1,6 +1,5 @@
 """A torchrun on each of two hosts: one of them dies, or a host, and comes back."""
 
-import signal
 import sys
 from pathlib import Path
 
@@ -13,12 +12,9 @@ from tests_harness.cluster.runs import (
     alone,
     distance,
     finished,
-    is_pid_alive,
     num_steps,
-    pid_of_rank,
     run_folders,
     screens,
-    start_both,
     torchrun,
     wait_all,
     where,
@@ -72,36 +68,5 @@ def test_torchrun_on_one_host_trains_what_one_process_does(network: Network, fol
     started = network.hosts[0].start(words)
     assert started.wait() == 0, started.screen()
     assert finished(folder) == run_folders(folder)
-    (run_dir,) = run_folders(folder)
-    assert distance(run_dir, alone(network, folder)) <= 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_ranks_end_with_their_torchrun(victim: int, network: Network, folder: Path) -> None:
-    """Those of the other host as well, which cannot go on; the step is saved."""
-    words = ("strategy=ddp", "trainer.devices=1", "trainer.num_nodes=2")
-    started = start_both(network, *words, *where(folder, 0.5))
-    started[0].wait_until(lambda: min(num_steps(folder, 0), num_steps(folder, 1)) >= 3)
-    pids = [pid_of_rank(folder, rank) for rank in (0, 1)]
-    started[victim].send(signal.SIGKILL)
-    started[1 - victim].wait_until(lambda: not any(map(is_pid_alive, pids)), 60)
-    assert started[1 - victim].wait() != 0
-    (run_dir,) = run_folders(folder)
-    assert list((run_dir / "checkpoints").glob("step_*.ckpt")), screens(started)
-
-
-@pytest.mark.slow
-def test_a_run_that_its_host_has_lost_goes_on_with_the_same_command(
-    network: Network, folder: Path
-) -> None:
-    words = ("strategy=ddp", "trainer.devices=1", "trainer.num_nodes=2", "resume=auto")
-    words += ("checkpoint.every_n_steps=2",)
-    started = start_both(network, *words, *where(folder, 0.3))
-    started[0].wait_until(lambda: num_steps(folder) >= 5)
-    network.hosts[1].kill()
-    assert started[0].wait(120) != 0
-    again = start_both(network, *words, *where(folder, 0.3))
-    assert wait_all(again) == [0, 0], screens(again)
     (run_dir,) = run_folders(folder)
     assert distance(run_dir, alone(network, folder)) <= 1e-12

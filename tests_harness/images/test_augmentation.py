@@ -30,11 +30,6 @@ def test_integers_keep_what_was_drawn() -> None:
     assert as_integers(np.array([1 - 2.0**-53])).item() == 2**31 - 1
 
 
-def test_crop_of_everything_without_a_flip_changes_nothing() -> None:
-    augment = Augmentation("crop", flip=False, crop_scale=WHOLE)
-    assert torch.allclose(augment(images(), drawn(), 24), images(), atol=1e-6)
-
-
 def test_half_of_the_images_are_mirrored() -> None:
     augment = Augmentation("crop", crop_scale=WHOLE)
     many = images(1).expand(400, -1, -1, -1)

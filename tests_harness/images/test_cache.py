@@ -130,31 +130,15 @@ def test_killed_packing_leaves_nothing_that_looks_complete(tmp_path: Path) -> No
     assert found.path.stat().st_size == size
 
 
-def test_of_several_processes_one_packs_and_the_others_wait(tmp_path: Path) -> None:
-    pets = write_images(tmp_path / "pets", num=100)
-    processes = [started(pets) for _ in range(3)]
-    said = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
-    assert sum("files/s" in out or "per second" in out for out, _ in said) == 1
-    assert len(names(tmp_path / "cache")) == 1
-
-
-@pytest.mark.parametrize("died", ["kill", "exit"])
-def test_worker_that_dies_is_told(died: str, pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_dies_is_told(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def dead(worker: "subprocess.Popen[str]", *rest: object) -> object:
-        if died == "kill":
-            worker.kill()
-        elif worker.stdin is not None:
-            worker.stdin.close()
+        worker.kill()
         worker.wait()
         return ask(worker, *rest)  # type: ignore[arg-type]
 
     ask = packing.ask
-    if died == "exit":
-        monkeypatch.setattr(packing.sys, "executable", "/bin/false")
-    else:
-        monkeypatch.setattr(packing, "ask", dead)
-    with pytest.raises(UserError, match=r"was ended \((SIGKILL|status 1)\), among .*/000.jpg"):
+    monkeypatch.setattr(packing, "ask", dead)
+    with pytest.raises(UserError, match=r"was ended \(SIGKILL\), among .*/000.jpg"):
         pack(pets)
     assert names(pets.parent / "cache") == set()
 
@@ -166,28 +150,3 @@ def test_room_on_the_disk_is_asked_for_before(pets: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=r"need 1 MB, and .*cache has 0 MB left.\nUse a smaller"):
         pack(pets)
     assert names(pets.parent / "cache") == set()
-
-
-def test_disk_that_fills_up_and_a_folder_that_may_only_be_read_are_told(
-    pets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = pack(pets).path
-    for number, message in ((28, "has no room"), (30, "cannot be written: Read-only file system")):
-
-        def refuse(*_: object, number: int = number) -> None:
-            raise OSError(number, os.strerror(number))
-
-        with monkeypatch.context() as patch:
-            patch.setattr(cache, "decode_all", refuse)
-            assert pack(pets).path == made
-            for keeps_pixels in (True, False):
-                with pytest.raises(UserError, match=rf"data.cache_dir=.*cache {message}.*\nName"):
-                    pack(pets, side=14, keeps_pixels=keeps_pixels)
-    assert made is not None
-    assert names(pets.parent / "cache") == {made.parent.name}
-
-
-def test_cache_folder_that_is_a_file_is_told(pets: Path) -> None:
-    (pets.parent / "cache").write_text("")
-    with pytest.raises(UserError, match=r"data.cache_dir=.*cache is a file"):
-        pack(pets)

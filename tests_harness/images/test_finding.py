@@ -1,12 +1,11 @@
 """Which files are images, and what their folders say of them."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from harness import UserError
-from harness.images.finding import Labelled, find_files, label, listed
+from harness.images.finding import Labelled, find_files, label
 from tests_harness.images.made import data, write_images
 
 
@@ -93,12 +92,3 @@ def test_one_class_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "pets", classes=("cat",))
     with pytest.raises(UserError, match=r"has one class, cat"):
         _ = data(tmp_path / "pets").facts
-
-
-def test_any_file_name_can_be_shown(tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path / "cat") + b"/\xff.jpg"
-    (tmp_path / "cat").mkdir()
-    Path(os.fsdecode(path)).write_bytes(b"")
-    (name,) = look(tmp_path).files.names
-    assert os.fsencode(name) == b"cat/\xff.jpg"
-    assert listed([name]).isascii()

@@ -1,6 +1,5 @@
 """What reaches a network from class folders of images."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -90,19 +89,6 @@ def test_evaluation_sees_the_middle_normalised(pets: Path) -> None:
     assert labels.tolist() == [0]
 
 
-def test_images_have_the_precision_and_the_channels_asked_for(pets: Path) -> None:
-    batch = data(pets).dataset("train").__getitems__(Batch([0, 1]))
-    exact, _ = with_precision(data(pets)).on_after_batch_transfer(batch, 0)
-    for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        images, _ = with_precision(data(pets), dtype).on_after_batch_transfer(batch, 0)
-        assert images.dtype == dtype
-        assert (images.float() - exact).abs().max() < 0.02
-    grey = with_precision(data(pets, channels=1))
-    assert grey.facts["in_channels"] == 1
-    batch = grey.dataset("train").__getitems__(Batch([0, 1, 2]))
-    assert grey.on_after_batch_transfer(batch, 0)[0].shape == (3, 1, 16, 16)
-
-
 def test_without_the_cache_the_pixels_are_the_same(tmp_path: Path) -> None:
     pets = write_images(tmp_path / "pets")
     with_cache, without = data(pets), data(pets, cache=False)
@@ -132,11 +118,6 @@ def test_split_holds_each_image_once_and_each_class(pets: Path) -> None:
         assert {name.partition("/")[0] for name in names_of(module, split)} == set(CLASSES)
 
 
-def test_each_image_is_in_the_test_of_one_fold(pets: Path) -> None:
-    tests = [data(pets, fold=fold, num_folds=3).rows["test"] for fold in range(3)]
-    assert sorted(np.concatenate(tests).tolist()) == list(range(36))
-
-
 def test_what_has_no_folder_is_drawn_from_train(tmp_path: Path) -> None:
     for splits, drawn in (
         (("train", "val", "test"), ()),
@@ -150,12 +131,6 @@ def test_what_has_no_folder_is_drawn_from_train(tmp_path: Path) -> None:
             assert tops == {"tra" if split in drawn else split[:3]}
         assert sum(len(rows) for rows in module.rows.values()) == 30 * len(splits)
         assert len(module.rows["train"]) == 30 - 6 * len(drawn)
-
-
-def test_fold_clashes_with_a_folder_of_tests(tmp_path: Path) -> None:
-    root = split_folders(tmp_path / "pets", "train", "test")
-    with pytest.raises(UserError, match=r"data.fold=0 draws .*\nLeave out data.fold, or give"):
-        _ = data(root, fold=0).facts
 
 
 def test_class_with_too_few_images_is_refused_before_packing(tmp_path: Path) -> None:
@@ -201,20 +176,6 @@ def test_folders_of_one_name_with_files_of_one_time_are_two(tmp_path: Path) -> N
     assert not torch.equal(*batches)
 
 
-def test_class_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
-    root = write_images(tmp_path / "pets")
-    for path in root.glob("dog/*"):
-        path.write_bytes(b"no image")
-    with pytest.raises(UserError, match="no image of dog can be trained on"):
-        _ = data(root, unreadable="skip").facts
-
-
-def test_model_learns_its_sizes_from_the_data(pets: Path) -> None:
-    facts = data(pets).facts
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts | {"num_classes": 3, "class_names": list(CLASSES), "image_size": 16} == facts
-
-
 def test_labels_are_those_of_the_training(tmp_path: Path) -> None:
     """Whatever classes are there at a later test: one is missing, and the order is another."""
     root = write_images(tmp_path / "pets")
@@ -230,14 +191,6 @@ def test_labels_are_those_of_the_training(tmp_path: Path) -> None:
     assert found == {"cat": 1, "dog": 2}
     with pytest.raises(UserError, match="has folders of test, and none of train"):
         module.dataset("train")
-
-
-def test_unknown_class_at_a_later_test_is_refused(tmp_path: Path) -> None:
-    facts = data(write_images(tmp_path / "pets")).facts
-    module = data(write_images(tmp_path / "later" / "test", classes=("cat", "zebra")).parent)
-    module.facts = facts
-    with pytest.raises(UserError, match=r"images of zebra, which .*\nIts classes are bird"):
-        module.dataset("test")
 
 
 def test_files_that_are_others_than_in_training_are_told(
@@ -297,18 +250,6 @@ def test_start_tells_classes_splits_and_what_is_left_out(tmp_path: Path, capsys)
     assert lines[0] == f"data.root={root}: 36 images, 3 classes"
     assert lines[1:3] == ["  left out: 1 .txt", "  bird 12, cat 12, dog 12"]
     assert lines[-1] == "  train 22, val 7, test 7"
-
-
-def test_predictions_are_made_on_a_folder_of_any_depth(tmp_path: Path) -> None:
-    module = data(
-        write_images(tmp_path / "pets"),
-        predict_root=str(write_images(tmp_path / "new" / "deep", num=2).parent),
-    )
-    found = module.dataset("predict")
-    assert found.sample_columns["file"][:2] == ["deep/bird/000.jpg", "deep/bird/001.jpg"]
-    images = found.__getitems__([0, 5])
-    assert np.array_equal(images[1].numpy(), decode(tmp_path / "new/deep/dog/001.jpg", 18, 3))
-    assert with_precision(module).on_after_batch_transfer(images, 0).shape == (2, 3, 16, 16)
 
 
 def test_setting_that_cannot_be_is_told(tmp_path: Path) -> None:

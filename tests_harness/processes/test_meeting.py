@@ -94,15 +94,6 @@ def test_who_does_not_come_is_named(
     assert f"s for rank {missing}" in capsys.readouterr().err
 
 
-def test_who_ends_in_the_middle_is_named(meet: Meet) -> None:
-    def do(one: Meeting, rank: int) -> None:
-        if rank == 0:
-            one.compare(ALIKE)
-
-    told = meet(do, seconds=3.0)
-    assert str(told[0]).startswith("Rank 1 did not answer")
-
-
 def test_folder_that_one_does_not_see_is_told(
     meet: Meet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

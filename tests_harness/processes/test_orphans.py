@@ -23,7 +23,6 @@ PATIENCE_SECONDS = 120  # of a busy machine; a process that waits for others wai
 QUIET_SECONDS = 0.5
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
 TORCHRUN += ["--rdzv-endpoint=localhost:0"]
-SHELL = ["-c", "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"]
 WORDS = [
     "data=synthetic", "model=mlp", "model.net.hidden=[1024,1024]", "data.num_workers=1",
     "trainer.accelerator=cpu", "trainer.max_epochs=2", "resume=auto",
@@ -170,18 +169,3 @@ def test_run_goes_on_after_its_launcher_was_killed(start: Callable[..., Started]
     assert again.returncode == 0, again.stderr
     (run_dir,) = (run.folder / "default").iterdir()
     assert "has ended." in (run_dir / "run.log").read_text()
-
-
-@pytest.mark.slow
-def test_closed_shell_ends_no_run_that_a_person_started(start: Callable[..., Started]) -> None:
-    """``nohup python train.py &``, and the shell ends; SIGHUP is what nohup keeps away."""
-    shell = start("strategy=cpu", program=SHELL)
-    shell.wait_until(has("steps_0", 1))
-    (pid, *_) = sorted(shell.others())
-    shell.end(signal.SIGKILL)
-    steps = shell.folder / "trace" / "steps_0"
-    enough, end = steps.stat().st_size + 5, time.monotonic() + PATIENCE_SECONDS
-    while steps.stat().st_size < enough and time.monotonic() < end:
-        time.sleep(0.1)
-    assert steps.stat().st_size >= enough
-    assert pid in shell.others()

@@ -64,13 +64,6 @@ def test_goodbye_that_comes_with_the_introduction_is_heard(first: Any) -> None:
         heard.get(timeout=0.5)
 
 
-def test_first_of_several_messages_counts(first: Any) -> None:
-    _, other, heard = first(b"TOKEN 1\n")
-    other.sendall(b"1 left 143\n1 failed\n")
-    other.close()
-    assert heard.get(timeout=300) == (1, "left 143")
-
-
 def test_end_without_a_word_is_noticed(first: Any) -> None:
     _, other, heard = first(b"TOKEN 1\n")
     other.close()

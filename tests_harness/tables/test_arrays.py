@@ -59,14 +59,6 @@ def test_splits_of_their_own_are_taken_whole(tmp_path: Path) -> None:
         arrays(tmp_path, fold=1, **own)
 
 
-def test_labels_of_another_run_are_those_of_the_model(tmp_path: Path) -> None:
-    facts = arrays(tmp_path).facts
-    later = arrays(tmp_path, y=np.where(Y == 2, 5, Y))
-    later.facts = facts
-    with pytest.raises(UserError, match=r"targets.npy has the label 5 at sample 2, .* 3 classes"):
-        later.make_dataset("test")
-
-
 def test_new_inputs_need_no_training_arrays(tmp_path: Path) -> None:
     facts = arrays(tmp_path).facts
     for path in tmp_path.glob("*.npy"):

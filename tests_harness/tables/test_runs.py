@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from harness import UserError, evaluate, load_run, predict, train
-from harness.testing import Promises
 from harness.testing import command as started
 from tests_harness.conftest import ROOT
 from tests_harness.faults.fork_server import command
@@ -26,6 +25,7 @@ def houses(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["experiment=table_classes", f"data.file={file}", *EXPERIMENT]
 
 
+@pytest.mark.slow
 def test_strategies_train_the_same(houses: list[str], tmp_path: Path) -> None:
     found = {}
     for strategy in ("cpu", "dp(2)", "ddp(2)"):
@@ -79,22 +79,6 @@ def test_new_rows_need_no_training_file(houses: list[str], tmp_path: Path) -> No
         evaluate(run.checkpoint, conf=CONF)
 
 
-def test_predictions_name_their_rows(tmp_path: Path) -> None:
-    frame = rows().with_columns(kind=rows()["price"] % 3, id=rows()["price"].cast(str))
-    file = Path(written(tmp_path, frame))
-    words = ["experiment=table_classes", f"data.file={file}", *EXPERIMENT, "data.ignore=[id,price]"]
-    run = train(*words, *brief(tmp_path / "out"), conf=CONF)
-    known = table(predict(run.checkpoint, f"output={tmp_path / 'test.csv'}", conf=CONF))
-    assert list(known[0])[:4] == ["sample", "row", "id", "price"]
-    assert all(int(row["id"]) == int(row["price"]) == 1000 + int(row["row"]) for row in known)
-    new = tmp_path / "new.csv"
-    frame[::-1].drop("price").write_csv(new)
-    given = (f"data.predict_file={new}", f"output={tmp_path / 'new_rows.csv'}")
-    found = table(predict(run.checkpoint, *given, conf=CONF))
-    assert [row["id"] for row in found] == [str(1059 - i) for i in range(60)]
-    assert "price" not in found[0]
-
-
 def test_an_evaluation_on_other_rows_or_another_split_is_told(
     houses: list[str], tmp_path: Path
 ) -> None:
@@ -139,9 +123,3 @@ def test_arrays_of_classes_and_of_numbers_train(tmp_path: Path) -> None:
         )
         run = train(*words, *chosen, *brief(tmp_path / model), conf=CONF)
         assert result in run.results
-
-
-@pytest.mark.slow
-class TestTable(Promises):
-    experiment = "table"
-    strategies = ("ddp(2)",)

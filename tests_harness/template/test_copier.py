@@ -124,18 +124,6 @@ def test_edits_survive_an_update_and_the_template_s_changes_arrive(
     assert changed == expected | {ADDED, GONE, ".copier-answers.yml"}
 
 
-def test_default_answers_of_any_folder_are_valid(template: Path, tmp_path: Path) -> None:
-    for folder, name, package in (
-        ("My Study 2", "My-Study-2", "my_study_2"),
-        ("2024-zoo", "2024-zoo", "zoo"),
-        ("é", "my-study", "my_study"),
-    ):
-        copier(tmp_path, "copy", "--skip-tasks", template, tmp_path / folder)
-        answers = (tmp_path / folder / ".copier-answers.yml").read_text()
-        assert re.search(rf"(?m)^name: '?{name}'?$", answers)
-        assert re.search(rf"(?m)^package: {package}$", answers)
-
-
 def test_answers_that_cannot_be_are_refused(template: Path, tmp_path: Path) -> None:
     words = ("copier", "copy", template, tmp_path / "new", "--trust", "--defaults")
     for package, reason in (("torch", "torch is a dependency"), ("my-study", "such as my_study")):
