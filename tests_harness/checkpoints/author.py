@@ -219,19 +219,3 @@ class OddKeyRead(OddKey):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.colour = checkpoint["colour"].value
-
-
-class OddOptimizer(PlainModule):
-    """A group of parameters that has a name of its own."""
-
-    def configure_optimizers(self) -> Any:
-        group = {"params": list(self.parameters()), "colour": Colour.RED}
-        return torch.optim.SGD([group], lr=0.1)
-
-
-class OddHyperParameter(Synthetic):
-    """A hyper-parameter that nobody can pickle; of a module's Lightning itself leaves it out."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.save_hyperparameters({"activation": lambda x: x}, logger=False)

@@ -225,25 +225,6 @@ class AnchorOfStart(Module):
         return sum(apart).detach() + self.average.update() / 10
 
 
-class HiddenNetwork(Module):
-    """A teacher, a metric and an optimizer that the module does not register."""
-
-    def make(self) -> None:
-        torch.manual_seed(3)
-        self.hidden = [nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1)), MeanMetric()]
-        self.optimizer = torch.optim.Adam(self.hidden[0].parameters(), lr=0.1)
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        network, metric = self.hidden
-        output = network(self.head.weight.detach()).sum() * loss
-        (output + network[0].weight.sum()).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        network[1].eps *= 1.5
-        metric.update(output.detach())
-        return metric.compute() / 10
-
-
 class Modes(Module):
     """Freezes and unfreezes, and sets modes and rates of layers, as training goes on."""
 
@@ -262,28 +243,6 @@ class Modes(Module):
         return 0.0
 
 
-class ReadsOwnKey(Module):
-    """Saves one list itself, and clears it where an epoch begins; the other is kept for it."""
-
-    def make(self) -> None:
-        self.mine: list[float] = []
-        self.other: list[float] = []
-
-    def on_train_epoch_start(self) -> None:
-        self.mine = []
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.mine.append(loss.item())
-        self.other.append(loss.item())
-        return sum(self.mine) + 0.1 * sum(self.other)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["mine"] = list(self.mine)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.mine = checkpoint["mine"]
-
-
 class Harder(Module):
     """Sets how hard the data are, in every step."""
 
@@ -294,7 +253,7 @@ class Harder(Module):
 
 HABITS = (
     StepOutputs, Numbers, Containers, MemoryBank, Generators, Objects, AnchorOfStart,
-    HiddenNetwork, Modes, ReadsOwnKey, Harder,
+    Modes, Harder,
 )  # fmt: skip
 
 
@@ -313,7 +272,6 @@ class Everything(*HABITS):  # type: ignore[misc]
 
     def on_train_epoch_start(self) -> None:
         Modes.on_train_epoch_start(self)
-        ReadsOwnKey.on_train_epoch_start(self)
 
 
 class Recorder(pl.Callback):

@@ -13,7 +13,6 @@ from harness.checkpoints.attributes import Attributes
 from harness.checkpoints.packing import Packer
 from harness.checkpoints.placing import LostError, Placer
 from harness.command.compose import compose
-from harness.upstream import resume_states
 from tests_harness.checkpoints import kept
 from tests_harness.faults.resume_sweep import COMMON, train
 from tests_harness.faults.run_folder import contents, differences, leave_at
@@ -83,15 +82,6 @@ def test_keeping_is_needed(reference: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Attributes, "put_back", nothing)
     found, expected = states(go_on(reference, "step_7", *EVERYTHING)), states(reference)
     assert {name for name in expected if found[name] == expected[name]} == STATELESS
-
-
-@pytest.mark.slow
-def test_epoch_start_is_heard_where_a_run_goes_on_inside_it(
-    reference: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The planted fault: the callback does not tell the data set of the epoch again."""
-    monkeypatch.setattr(resume_states, "begin_epoch", nothing)
-    assert differences(contents(reference), contents(go_on(reference, "step_7", *EVERYTHING)))
 
 
 def nothing(*_: Any, **__: Any) -> None:

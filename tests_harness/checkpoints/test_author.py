@@ -66,13 +66,6 @@ REFUSED: dict[tuple[str, ...], list[str]] = {
     (f"model._target_={AUTHOR}.OddKeyRead",): [
         f"colour ({AUTHOR}.Colour)", "OddKeyRead.on_save_checkpoint",
     ],
-    (f"model._target_={AUTHOR}.OddOptimizer",): [
-        "optimizer_states[0].param_groups[0].colour", "OddOptimizer.configure_optimizers",
-    ],
-    (f"data._target_={AUTHOR}.OddHyperParameter",): [
-        "datamodule_hyper_parameters.activation (function) cannot be saved",
-        "ignore=['activation']",
-    ],
 }  # fmt: skip
 
 
@@ -93,13 +86,6 @@ def test_what_nobody_reads_is_kept_and_told_once(tmp_path: Path) -> None:
     assert (run.folder / "run.log").read_text().count("which is not plain") == 1
     saved: Any = torch.load(run.checkpoint, weights_only=False)
     assert saved["colour"] is saved["callbacks"]["OddUnread"]["colour"] is author.Colour.RED
-
-
-@pytest.mark.slow
-def test_without_checkpoints_to_go_on_from_nothing_is_refused(tmp_path: Path) -> None:
-    run = train(*words(tmp_path, f"+callbacks.odd._target_={AUTHOR}.Odd"), "checkpoint=null")
-    assert "test/loss" in run.results
-    assert run.checkpoint.name == "best.ckpt"
 
 
 def test_refusal_leaves_no_process_waiting(tmp_path: Path) -> None:

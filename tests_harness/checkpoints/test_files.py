@@ -3,19 +3,15 @@
 import errno
 import random
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
-from harness.checkpoints import contents, lookup, writing
-from harness.checkpoints.reading import read, unreadable
+from harness.checkpoints import lookup, writing
+from harness.checkpoints.reading import unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
-from harness.errors import UserError
 from tests_harness.faults.damage import damages, not_rejected
 from tests_harness.faults.writes import kill_while_writing
 
@@ -122,23 +118,3 @@ def test_full_disk_is_said_and_the_last_checkpoint_stands(
     assert io.met_full_disk
     assert [file.name for file in tmp_path.iterdir()] == ["step_1.ckpt"]
     assert lookup.damage(path) is None
-
-
-def test_what_becomes_odd_later_is_refused_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where values of its kind are kept elsewhere, where nobody reads them."""
-    monkeypatch.setattr(contents, "saver", lambda _, place: (None, "", place[0] == "callbacks"))
-    io, path = DurableCheckpointIO(), tmp_path / "a.ckpt"
-    io.contents.trainer = pl.Trainer(accelerator="cpu", logger=False)
-    state: dict[str, Any] = {"callbacks": {"A": {"kept": None}}}
-    io.save_checkpoint(state, path)
-    state["hyper_parameters"] = {"optimizer": partial(print)}
-    io.save_checkpoint(state, path)
-    state["callbacks"]["A"]["kept"] = np.float64(1)
-    io.save_checkpoint(state, path)
-    state["callbacks"]["A"]["kept"] = partial(print)
-    with pytest.raises(UserError, match=r"callbacks\.A\.kept \(functools\.partial\)"):
-        io.save_checkpoint(state, path)
-    assert read(path)["callbacks"]["A"]["kept"] == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["a.ckpt"]

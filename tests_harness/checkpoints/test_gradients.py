@@ -18,30 +18,8 @@ class ByHand(pl.LightningModule):
         self.net = nn.Linear(2, 1)
 
 
-class Clears(ByHand):
-    """Clears gradients when it wants to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = True
-
-    def optimizer_zero_grad(self, *_: Any) -> None:
-        pass
-
-
 def trainer_of(module: pl.LightningModule, num_processes: int = 1) -> Any:
     return SimpleNamespace(lightning_module=module, world_size=num_processes, global_rank=0)
-
-
-@pytest.mark.parametrize("kind", [ByHand, Clears])
-def test_gradients_that_lightning_does_not_clear_come_back(kind: type[ByHand]) -> None:
-    module, later = kind(), kind()
-    module.net(torch.ones(3, 2)).sum().backward()
-    module.net.bias.grad = None
-    saved = gradients.waiting(trainer_of(module))
-    gradients.put_back(trainer_of(later), saved)
-    assert later.net.weight.grad.tolist() == [[3.0, 3.0]]
-    assert later.net.bias.grad is None
 
 
 def test_each_process_keeps_its_own_where_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:

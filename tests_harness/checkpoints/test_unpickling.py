@@ -162,19 +162,6 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
         assert isinstance(read(tmp_path / name)["a"], StandIn) or name == "hooks", name
 
 
-def test_torchscript_and_old_formats_are_left_to_torchs_plain_reader(tmp_path: Path) -> None:
-    path = tmp_path / "a.ckpt"
-    value = {"a": partial(print)}
-    torch.save(value, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(pickle.UnpicklingError):
-        read(path)
-    torch.save(value, path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("a/constants.pkl", b"")
-    with pytest.warns(UserWarning, match="TorchScript"), pytest.raises(RuntimeError):
-        read(path)
-
-
 def test_file_without_a_training_state_is_said_to_be_none(tmp_path: Path) -> None:
     for data in (b"N.", b"]."):
         (tmp_path / "a").write_bytes(in_zip(b"\x80\x02" + data))

@@ -7,7 +7,6 @@ from tests_harness.strategy_runs import write_conf
 
 MODULES, LOADERS = "tests_harness.modules", "tests_harness.loaders.zoo"
 OF_LIGHTNING = "pytorch_lightning.callbacks"
-STATE = f"{MODULES}.with_state"
 
 
 @dataclass(frozen=True)
@@ -44,42 +43,14 @@ CONFIGURATIONS: dict[str, Configuration] = {
         words=("trainer.strategy.find_unused_parameters=true",),
         num_processes=2,
     ),
-    "EMA of Lightning, ddp": Configuration(
-        "classifiers.Schedule", "data.OwnData", words=AVERAGE, num_processes=2
-    ),
-    "queue (MoCo)": Configuration("comparing.QueueInStep", dataset="Views"),
-    "codebook (VQ)": Configuration("comparing.Codebook", dataset="Views"),
     "best 3, EMA, workers": Configuration(
         "classifiers.Dropout", "data.OwnData", words=(*BEST_THREE, *AVERAGE, *OFTEN, *WORKERS)
     ),
     "lists of validations, ddp": Configuration("logged.Collected", words=OFTEN, num_processes=2),
-    "a replay buffer": Configuration("with_state.Replay"),
-    "EMA in a callback without state_dict": Configuration(
-        "classifiers.Classifier", words=callback("mine", f"{STATE}.Average")
-    ),
     "stream, workers, ddp": Configuration(
         f"{LOADERS}.Module", f"{LOADERS}.Data", "stream in parts", WORKERS, 2
     ),
-    "stream with state": Configuration(f"{LOADERS}.Module", f"{LOADERS}.Data", "stream with state"),
-    "plain loader, augmented, workers": Configuration(
-        f"{LOADERS}.Module", f"{LOADERS}.Data", "shuffled", WORKERS
-    ),
-    "several loaders, ddp": Configuration(
-        f"{LOADERS}.Module", f"{LOADERS}.Data", "several", num_processes=2
-    ),
-    "accumulation, mean_over": Configuration(
-        "declared.MaskedLanguage",
-        "data.OwnData",
-        "Sentences",
-        ("trainer.accumulate_grad_batches=2",),
-        2,
-    ),
     "accumulated by hand, ddp": Configuration("several.AccumulatesByHand", num_processes=2),
-    "ReduceLROnPlateau": Configuration("classifiers.Plateau", "data.OwnData", words=OFTEN),
-    "BatchNorm, sync_batchnorm": Configuration(
-        "classifiers.BatchNorm", words=("trainer.sync_batchnorm=true",), num_processes=2
-    ),
-    "torchmetrics, with lists": Configuration("classifiers.Metrics", "data.OwnData", words=OFTEN),
     "every kind of log and metric, ddp": Configuration(
         "tests_harness.faults.plain_module.PlainModule",
         "project.data.synthetic.Synthetic",
@@ -99,24 +70,11 @@ CONFIGURATIONS: dict[str, Configuration] = {
         ),
         is_double=False,
     ),
-    "two validation loaders": Configuration(
-        "logged.TwoValidations",
-        "data.TwoValidations",
-        words=("objective=val/loss/dataloader_idx_0", "mode=min"),
-    ),
-    "graphs": Configuration("declared.Nodes", dataset="Graphs", num_processes=2),
     "weights averaged at the end (SWA)": Configuration(
         "classifiers.BatchNorm",
         words=callback("swa", f"{OF_LIGHTNING}.StochasticWeightAveraging", swa_lrs=0.05),
     ),
-    "a backbone that thaws": Configuration(
-        "with_state.Tunes", words=callback("thaw", f"{STATE}.Thaw")
-    ),
-    "a curriculum": Configuration(
-        "classifiers.Dropout",
-        "with_state.Curriculum",
-        words=("+trainer.reload_dataloaders_every_n_epochs=1",),
-    ),
+    "a backbone that thaws": Configuration("unfrozen.ByCallback"),
 }
 
 

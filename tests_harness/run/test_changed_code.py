@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 from harness import Run, UserError, code_version, evaluate, load_run, record, train
 from harness.command.run_folder import save_config
-from tests_harness.faults.run_folder import contents, differences
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
 PACKAGE = "study_of_history"
@@ -211,16 +210,3 @@ def test_rate_that_the_state_overrules_is_told_once_and_a_config_without_a_key_i
     save_config(saved, run.folder)
     with pytest.raises(UserError, match="The config has no callbacks: another version"):
         study.go_on(run)
-
-
-OPTIMIZERS = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS - {"Optimizer", "SparseAdam", "Muon"}))
-def test_every_optimizer_of_torch_goes_on(name: str, study: Study) -> None:
-    study.edit("model.py", ("optim.Adam(", f"optim.{name}("))
-    run = train(*study.words)
-    before = contents(run.folder)
-    study.go_on(run)
-    assert differences(before, contents(run.folder)) == []

@@ -104,7 +104,6 @@ BATCH = "        x, y = batch\n        loss"
 SAMPLE = "        return torch.full((6,), float(index)), index % 4\n"
 LAYER = "        self.linear = nn.Linear(6, width)\n"
 OPTIMIZER = "        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
-LOADER = "    def make_dataset(self, split):\n"
 SHAPES = Mistake(
     *(LAYER, "        self.linear = nn.Linear(5, width)\n", "forward"),
     "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x6 and 5x4)\n"
@@ -142,14 +141,11 @@ BY_LINE = (
 )  # fmt: skip
 # No line of these is at fault: where it is defined is told.
 BY_METHOD = (
-    (RETURN, '        return {"los": loss}\n', "training_step", "the 'loss' key needs to be"),
     (RETURN, "        return loss.detach()\n", "training_step", "without detach"),
     (RETURN, "        return loss * torch.ones(8)\n", "training_step", "take its mean"),
     (OPTIMIZER, OPTIMIZER.replace("return ", ""), "configure_optimizers", "Return the optimizer"),
     (SAMPLE, "        return torch.zeros(6 + index), 1\n", "__getitem__", "pad or crop them"),
     (SAMPLE, "        torch.zeros(6)\n", "__getitem__", "must be made of tensors or numbers."),
-    (LOADER, f"    def val_dataloader(self):\n        return 3\n\n{LOADER}", "val_dataloader",
-     "An invalid dataloader was returned from `Data.val_dataloader()`"),
 )  # fmt: skip
 # They are found by the Trainer, and their run has a folder with a log.
 IN_TRAINING = [
@@ -351,24 +347,6 @@ def test_mistake_of_all_processes_is_told_once_and_of_one_by_it_alone(
         logs = list(tmp_path.glob("out/default/*/run.log"))
         assert len(logs) == number
         assert any(mistake.says.partition(" (")[0] in log.read_text() for log in logs)
-
-
-def test_bug_of_the_harness_keeps_its_traceback(
-    owners: Callable[..., Path], tmp_path: Path
-) -> None:
-    """An owner's callback puts a folder where the run writes its results."""
-    mistake = Mistake(
-        "        self.seen = batch_idx\n",
-        '        Path(trainer.default_root_dir, "results.json").mkdir(exist_ok=True)\n',
-        "",
-        "",
-    )
-    path = owners(mistake)
-    path.write_text(f"from pathlib import Path\n{path.read_text()}")
-    result = run_mine(path, "trainer.max_epochs=1", "+callbacks.watcher._target_=mine.Watcher")
-    assert result.returncode == 1
-    assert "Traceback (most recent call last)" in result.stderr
-    assert "IsADirectoryError" in result.stderr
 
 
 def test_everything_is_printed_on_request(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness import Run, UserError, evaluate, load_run, predict, train
-from harness.checkpoints import lookup, writing
+from harness.checkpoints import writing
 from harness.command import resume
 from tests_harness.conftest import slow
 from tests_harness.faults.fork_server import command
@@ -85,23 +85,6 @@ def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     assert run.checkpoint.name == "last.ckpt"
     assert run.model is not None
     assert "(of the last weights)" in resume.finished(run.folder)
-
-
-def test_lost_best_of_several_is_not_replaced_by_another(words: list[str]) -> None:
-    """``best.ckpt`` may still be a link to what was the best before."""
-    words = [*words, "callbacks.checkpoint.save_top_k=2"]
-    run = train(*words)
-    name = run.folder / "checkpoints" / "best.ckpt"
-    assert name.is_symlink()
-    best, second = name.resolve(), *(set(name.parent.glob("best-*")) - {name.resolve()})
-    best.unlink()
-    lookup.link(name, second.name)
-    (run.folder / "results.json").unlink()
-    again = train(f"resume={run.folder}")
-    assert again.results[MARK]
-    assert again.checkpoint.name == "last.ckpt"
-    longer = train(f"resume={run.folder}", "trainer.max_epochs=4")
-    assert longer.results[MARK]  # none of the new ones is better than the one that is lost
 
 
 @pytest.mark.slow
