@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.command import run_folder
-from tests_harness.faults import fast_command
+from tests_harness.faults import fork_server
 from tests_harness.faults.fork_server import command
 from tests_harness.refusals import refusal
 
@@ -132,8 +132,8 @@ def test_study_makes_up_the_settings_and_goes_on_for_more(tmp_path: Path) -> Non
     assert all(1e-4 <= rate <= 1e-2 for rate in rates)
 
 
-def started(folder: Path, *words: str) -> fast_command.Forked:
-    return fast_command.start(["-m", *words, f"output_dir={folder}"], folder / "log")
+def started(folder: Path, *words: str) -> fork_server.Started:
+    return fork_server.start(["-m", *words, f"output_dir={folder}"], folder / "log")
 
 
 def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
