@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from shapes import write_shapes
 
 from harness import Run, UserError, train
 from harness.export.command import export
-from harness.images.examples import write_shapes
 from harness.testing import command
 from tests_harness.conftest import ROOT, slow
 from tests_harness.tables.test_table import rows, written

@@ -74,11 +74,6 @@ def follow(conf: str | Path) -> None:
         )
 
 
-def own_names() -> tuple[str, ...]:
-    """Names that the rules and the environment add, for ``VARIABLE``."""
-    return _own
-
-
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Every node below and including ``node`` that has a ``_target_``, with its key."""
     if isinstance(node, (list, ListConfig)):

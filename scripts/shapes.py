@@ -1,6 +1,6 @@
 """Draw pictures of shapes into class folders: images to try things on.
 
-python -m harness.images.examples shapes
+python scripts/shapes.py shapes
 python train.py experiment=images data.root=shapes data.size=32
 """
 
