@@ -18,13 +18,13 @@ from harness.upstream import lightning_name
 EXTRAS = {"timm": "timm", "tokenizers": "text"}  # of pyproject.toml, by the package they bring
 # Arguments of 0.3 that are gone, with the value by which a run did not use them; None is any.
 GONE: dict[str, dict[str, Any]] = {
-    "text.datamodule.Text": {"vocab_size": "None", "errors": "strict", "packing": "False"},
-    "tables.table.Table": {"unknown": "code", "cache_dir": None, "cache_megabytes": None},
-    "tables.arrays.Arrays": {"file": "None", "num_classes": "None"},
-    "images.datamodule.Images": {"randaugment_ops": None, "randaugment_magnitude": None},
-    "models.transformer.Transformer": {"separator": "from_data.separator"},
+    "harness.text.datamodule.Text": {"vocab_size": "None", "errors": "strict", "packing": "False"},
+    "harness.tables.table.Table": {"unknown": "code", "cache_dir": None, "cache_megabytes": None},
+    "harness.tables.arrays.Arrays": {"file": "None", "num_classes": "None"},
+    "harness.images.datamodule.Images": {"randaugment_ops": None, "randaugment_magnitude": None},
+    ".models.transformer.Transformer": {"separator": "from_data.separator"},
 }
-GONE["text.datamodule.Text"] |= {"fold": "None", "num_folds": None}
+GONE["harness.text.datamodule.Text"] |= {"fold": "None", "num_folds": None}
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
@@ -37,14 +37,16 @@ def check_targets(cfg: Any) -> None:
     """
     check(cfg)
     for key, node in targets(cfg):
-        for name, unused in GONE.get(".".join(node["_target_"].split(".")[-3:]), {}).items():
-            if name in node and unused in (None, str(node[name])):
-                del node[name]
         called = find(key, node["_target_"])
         try:
             parameters = inspect.signature(called).parameters
         except ValueError:
             continue  # written in C
+        for gone in (names for end, names in GONE.items() if node["_target_"].endswith(end)):
+            for name, unused in gone.items():
+                # A class of the owner may take an argument of that name.
+                if name in node and name not in parameters and unused in (None, str(node[name])):
+                    del node[name]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             continue
         for name in [str(name) for name in node if name not in {*parameters, *HYDRA_KEYS}]:
