@@ -66,24 +66,6 @@ def test_evaluate_repeats_the_test_of_the_run(finished_run: Path) -> None:
         assert math.isclose(trained[name], tested[name], abs_tol=1e-6)
 
 
-def test_predict_writes_a_row_per_sample(finished_run: Path, tmp_path: Path) -> None:
-    output = tmp_path / "predictions.csv"
-    result = command(
-        "predict.py",
-        f"checkpoint={finished_run / 'checkpoints' / 'best.ckpt'}",
-        "data.num_test=5",
-        f"output={output}",
-    )
-    assert result.returncode == 0, result.stderr
-    with output.open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["sample"] for row in rows] == ["0", "1", "2", "3", "4"]
-    for row in rows:
-        probabilities = [float(row[f"p{i}"]) for i in range(10)]
-        assert math.isclose(sum(probabilities), 1, abs_tol=1e-5)
-        assert probabilities[int(row["prediction"])] == float(row["confidence"])
-
-
 def test_checkpoints_hold_plain_values_only(finished_run: Path) -> None:
     """They load where neither this project nor Lightning is installed."""
     for path in (finished_run / "checkpoints").glob("*.ckpt"):

@@ -1,7 +1,6 @@
 """Python attributes of modules, data and callbacks go on where they were."""
 
 import csv
-import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.checkpoints.attributes import Attributes
-from harness.checkpoints.packing import Packer
 from harness.checkpoints.placing import LostError, Placer
 from harness.command.compose import compose
 from tests_harness.checkpoints import kept
@@ -25,8 +22,6 @@ EVERYTHING = (
     "trainer.num_sanity_val_steps=2",
     "trainer.max_epochs=2",
 )
-# What they decide is in the weights, or drawn by a generator that every step seeds.
-STATELESS = {"Generators", "Harder", "Modes"}
 
 
 def config(run_dir: Path, *words: str, module: str = "Everything") -> Any:
@@ -75,17 +70,6 @@ def test_run_goes_on_with_every_attribute_of_module_data_and_callbacks(reference
     assert differences(contents(reference), contents(run_dir)) == []
     assert lines_of(run_dir, "as in a run that begins") == []
     assert lines_of(run_dir, "The first batch was read") == []
-
-
-def test_keeping_is_needed(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: nothing is put back."""
-    monkeypatch.setattr(Attributes, "put_back", nothing)
-    found, expected = states(go_on(reference, "step_7", *EVERYTHING)), states(reference)
-    assert {name for name in expected if found[name] == expected[name]} == STATELESS
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def test_only_what_training_has_changed_is_put_back_where_an_epoch_begins(reference: Path) -> None:
@@ -154,21 +138,6 @@ def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_in_common(
     assert "PerProcess.losses" not in line
     attributes = contents(alone)["last.ckpt"]["safe_point"]["attributes"]
     assert attributes["of_all"]["module", "num_steps"] == 20
-
-
-def test_packed_values_are_plain_and_placed_as_they_were() -> None:
-    """Also what holds itself, and what is held twice."""
-    cycle: dict[str, Any] = {"losses": [1.0, float("nan")]}
-    cycle["self"] = (cycle, cycle["losses"], {"#": "a key of its own"})
-    file = io.BytesIO()
-    torch.save(Packer({}, {}, 1e6).pack(cycle), file)
-    file.seek(0)
-    node = torch.load(file, weights_only=True)
-    made = Placer({}, torch.device("cpu")).place(node)
-    assert made["self"][0] is made
-    assert made["self"][1] is made["losses"]
-    assert made["self"][2] == {"#": "a key of its own"}
-    assert made["losses"][0] == 1.0
 
 
 def test_checkpoint_names_no_code_that_is_run(tmp_path: Path) -> None:

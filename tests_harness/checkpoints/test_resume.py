@@ -1,7 +1,6 @@
 """A run goes on from any step as if it had never stopped."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from harness.checkpoints import lookup, safe_point
 from harness.checkpoints.reading import read
 from harness.command.compose import compose
 from harness.errors import UserError
-from harness.exact import seeded_steps
 from harness.run.tasks import load_model
-from harness.upstream import logged_values, resume_counters, resume_states
 from harness.upstream.resume_counters import position_in
 from project.data.memory import InMemory
 from tests_harness.checkpoints import author
@@ -37,36 +34,6 @@ def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path)
         made = {name: make() for name, make in author.KNOWN.items()}
         saved = read(reference / "checkpoints" / "last.ckpt")
         assert differences(made, saved["hyper_parameters"]) == []
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-REPAIRS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
-    "counters": (resume_counters, "repair_counters", nothing, "dropout, OneCycle"),
-    "validation": (resume_counters, "repair_validation", nothing, "dropout, OneCycle"),
-    "current score": (resume_states, "repair_current_scores", nothing, "dropout, OneCycle"),
-    "precision": (resume_states, "repair_precision", nothing, "double precision"),
-    "end of the restart": (resume_counters, "end_restart", nothing, "ReduceLROnPlateau"),
-    "logged sums": (logged_values, "restored", nothing, "every kind of log"),
-    "metrics": (logged_values, "restore_metric", nothing, "dropout, OneCycle"),
-    "logged values": (logged_values, "restore_of_all_ranks", nothing, "every kind of log"),
-    "seeds": (seeded_steps, "seed_generators", nothing, "dropout, OneCycle"),
-}
-QUICK, *REST = REPAIRS
-
-
-@pytest.mark.parametrize("name", [QUICK, *slow(*REST)])
-def test_repair_is_needed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails where Lightning mends what is repaired here: the repair can then go."""
-    module, function, replacement, configuration = REPAIRS[name]
-    monkeypatch.setattr(module, function, replacement)
-    try:
-        is_equal = not any(wrong for _, wrong in sweep(configuration, tmp_path))
-    except Exception:  # what a missing repair leads to is Lightning's affair
-        is_equal = False
-    assert not is_equal
 
 
 # Without a schedule nobody asks for the loaders before training starts.

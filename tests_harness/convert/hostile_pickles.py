@@ -14,7 +14,6 @@ from .opcodes import (
     dumped,
     get,
     module,
-    name_of,
     plain,
     put,
     repeated,
@@ -33,27 +32,12 @@ def names_of_modules(n: int, rng: Random) -> bytes:
     return b"\x80\x02" + tensor() + put(9) + b"0" + DICT + weights + b"u."
 
 
-def shared_children(n: int, rng: Random) -> bytes:
-    """Modules that each hold the next one twice: 2 ** 16 paths in 2 KB."""
-    body = module(parameters=DICT + dumped("w") + tensor() + b"u")
-    for _ in range(min(n // 100 + 1, rng.choice([16, 40, 1000]))):
-        body += put(9) + b"0" + module(DICT + dumped("l") + get(9) + dumped("r") + get(9) + b"u")
-    return b"\x80\x02" + body + b"."
-
-
 def long_prefix(n: int, rng: Random) -> bytes:
     """A module of a long name with many parameters."""
     parameters = b"".join(dumped(f"{i:x}") + get(9) for i in range(n // 24 + 1))
     child = module(parameters=DICT + parameters + b"u")
     name = dumped("a" * min(n // 2, 60_000))
     return b"\x80\x02" + tensor() + put(9) + b"0" + module(DICT + name + child + b"u") + b"."
-
-
-def endless_module(n: int, rng: Random) -> bytes:
-    """A module that is its own child."""
-    head = name_of("my.Module") + b")\x81" + put(9)
-    state = DICT + dumped("_modules") + DICT + dumped("again") + get(9) + b"uub"
-    return b"\x80\x02" + head + state + b"."
 
 
 def one_tensor(n: int, rng: Random) -> bytes:
@@ -66,9 +50,7 @@ def one_tensor(n: int, rng: Random) -> bytes:
 
 PICKLES: dict[str, Maker] = {
     "names_of_modules": names_of_modules,
-    "shared_children": shared_children,
     "long_prefix": long_prefix,
-    "endless_module": endless_module,
     "one_tensor": one_tensor,
 }
 VALUES: dict[str, Maker] = {

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -65,25 +64,6 @@ def test_a_signal_leaves_neither_a_temporary_nor_a_traceback(
             statuses.append(process.returncode)
             assert not list(tmp_path.glob("*.part"))
             (tmp_path / "out.pt").unlink(missing_ok=True)
-
-
-def test_the_file_is_on_the_disk_before_its_name_and_then_the_name(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
-
-    def fsync(fd: int) -> None:
-        calls.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
-
-    def link(source: Path, target: Path) -> None:
-        calls.append("name")
-        original(source, target)
-
-    original = os.link
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "link", link)
-    convert(checkpoint, tmp_path / "out.pt")
-    assert calls == ["file", "name", "folder"]
 
 
 def test_a_file_size_limit_ends_with_a_line_and_status_4(checkpoint: Path, tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def test_a_few_tensors_are_not_taken_for_a_network(tmp_path: Path) -> None:
         assert keys_in(message) == keys
         for key in keys:
             assert report(root, tmp_path, key=key).tensors
+    assert "no weights at --key E" in refusal(MOMENTS, tmp_path, key="E")
     network().load_state_dict(
         taken({"weights": network().state_dict(), "opt": MOMENTS, "epoch": 3}, tmp_path)
     )

@@ -1,10 +1,8 @@
 """The converter is a package of its own: it needs Python and two leaves of the harness."""
 
-import ast
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,32 +12,6 @@ from harness import errors, files
 
 CONVERTER = sorted(Path(str(harness.convert.__file__)).parent.glob("*.py"))
 LEAVES = [Path(str(files.__file__)), Path(str(errors.__file__))]
-OPTIONAL = {"numpy", "torch"}  # each is imported where it is needed, and not before
-
-
-def imported(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the modules that a file imports, and whether it does so when it is imported itself."""
-    tree = ast.parse(path.read_text())
-    at_once = {id(node) for node in tree.body}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, id(node) in at_once) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
-            if node.module == "harness":
-                names = [f"harness.{alias.name}" for alias in node.names]
-            yield from ((name, id(node) in at_once) for name in names)
-
-
-def test_only_python_itself_and_the_leaves_are_imported() -> None:
-    for path in (*CONVERTER, *LEAVES):
-        allowed = set() if path in LEAVES else {"harness.errors", "harness.files"}
-        for name, is_at_once in imported(path):
-            package = name.partition(".")[0]
-            is_optional = package in OPTIONAL and path not in LEAVES and not is_at_once
-            assert package in sys.stdlib_module_names or name in allowed or is_optional, name
-
-
 ALONE = """
 import runpy, sys
 sys.path[:0] = [sys.argv.pop(1)]

@@ -13,7 +13,7 @@ from harness.convert import convert, load
 from harness.init.settings import Init
 from harness.init.weights import start_from
 
-from .checkpoint_matrix import CASES, converted, outcome, same
+from .checkpoint_matrix import CASES, check, converted, same
 
 Made = dict[str, tuple[Path, nn.Module]]
 
@@ -45,9 +45,9 @@ def emptied(network: nn.Module) -> nn.Module:
 
 def test_convert_and_load_give_what_the_bare_network_takes_strictly(checkpoints: Made) -> None:
     assert len(checkpoints) == 50
-    for name, (path, network) in checkpoints.items():
-        assert outcome(converted, path, copy.deepcopy(network)) == "yes", name
-        assert outcome(load, path, copy.deepcopy(network)) == "yes", name
+    for path, network in checkpoints.values():
+        check(converted, path, copy.deepcopy(network))
+        check(load, path, copy.deepcopy(network))
 
 
 def test_safetensors_holds_the_same_bits(checkpoints: Made, tmp_path: Path) -> None:

@@ -8,25 +8,6 @@ def renamed(*names: str, **options: object) -> dict[str, str]:
     return Names(names, **options).new
 
 
-def test_wrappers_are_stripped_in_any_order_and_at_any_depth() -> None:
-    for prefix in (
-        "module",
-        "_orig_mod",
-        "module.module",
-        "_orig_mod.module",
-        "module._orig_mod.module",
-        "_forward_module",
-        "_fsdp_wrapped_module._checkpoint_wrapped_module",
-    ):
-        names = {f"{prefix}.a.weight": "a.weight", f"{prefix}.b.0.bias": "b.0.bias"}
-        assert renamed(*names) == names
-    names = {
-        "a._orig_mod.module.weight": "a.weight",
-        "a._orig_mod.module.b.module.0._fsdp_wrapped_module.bias": "a.b.0.bias",
-    }
-    assert renamed(*names) == names
-
-
 def test_what_only_looks_like_a_wrapper_stays() -> None:
     """Other words, parameters, a `module` that has siblings."""
     for names in (
@@ -51,17 +32,8 @@ def test_two_names_that_would_become_one_are_an_error() -> None:
         renamed("a.weight", "a._orig_mod.weight")
 
 
-def test_in_a_lightning_module_the_network_is_found() -> None:
-    names = ("net.a.weight", "criterion.weight", "acc.total")
-    assert renamed(*names, is_lightning=True) == {"net.a.weight": "a.weight"}
-    assert renamed("backbone.a", "backbone.b", is_lightning=True) == {
-        "backbone.a": "a",
-        "backbone.b": "b",
-    }
+def test_two_networks_and_what_is_no_lightning_module_keep_their_names() -> None:
     assert len(renamed("generator.a", "critic.a", is_lightning=True)) == 2
-
-
-def test_outside_lightning_nothing_but_wrappers_is_stripped() -> None:
     assert renamed("model.a", "model.b") == {"model.a": "model.a", "model.b": "model.b"}
 
 

@@ -1,7 +1,6 @@
 import itertools
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from harness.data.batches import Batch, GlobalBatchSampler
@@ -66,22 +65,6 @@ def test_epoch_reaches_the_data_set_in_every_worker(num_workers: int) -> None:
     batches = list(loader)
     assert {epoch for _, epoch in batches} == {4}
     assert list(itertools.chain(*(indices for indices, _ in batches))) == list(range(20))
-
-
-@pytest.mark.parametrize(("num_ranks", "num_micro"), [(2, 1), (3, 2), (8, 4)])
-def test_weights_make_the_mean_of_shares_the_global_mean(num_ranks: int, num_micro: int) -> None:
-    values = torch.randn(45, dtype=torch.float64)
-    arguments = {"num_samples": 45, "batch_size": 34, "num_micro_batches": num_micro}
-    ranks = [GlobalBatchSampler(num_ranks=num_ranks, rank=r, **arguments) for r in range(num_ranks)]
-    epochs = [list(sampler) for sampler in ranks]
-    for step in range(2):
-        parts = [
-            ranks[r].weight(k) * values[epochs[r][k]].mean()
-            for r in range(num_ranks)
-            for k in range(step * num_micro, (step + 1) * num_micro)
-        ]
-        order = ranks[0].order(0)[step * 34 : (step + 1) * 34]
-        assert torch.isclose(torch.stack(parts).mean(), values[order].mean(), atol=1e-14)
 
 
 def test_drop_last_leaves_out_only_the_smaller_batch() -> None:

@@ -1,4 +1,3 @@
-import multiprocessing
 import random
 import time
 from typing import Any
@@ -53,26 +52,6 @@ def test_knee_is_the_least_number_that_is_as_good_as_any() -> None:
     assert knee(measured(0.3, 0.5, 0.4)) == 0
     assert knee(measured(4, 10, 8, receiving=3)) == 0  # large batches cost much to take over
     assert knee(measured(0.2)) == 0
-
-
-class Meets(Sleeps):
-    """Reads its first batch when as many workers as ``meeting`` counts are reading theirs."""
-
-    def __init__(self, meeting: Any) -> None:
-        super().__init__(0.0)
-        self.meeting, self.has_met = meeting, False
-
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        if not self.has_met:
-            self.meeting.wait()
-        self.has_met = True
-        return super().__getitems__(indices)
-
-
-def test_workers_read_at_the_same_time() -> None:
-    data = Data(0.0)
-    data.datasets["train"] = Meets(multiprocessing.Barrier(2, timeout=60))
-    assert measure(data.endless_loader(2, "train"), 0.05).num_workers == 2
 
 
 def test_data_set_that_is_fast_is_left_to_the_training_process(monkeypatch) -> None:

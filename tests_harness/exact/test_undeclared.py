@@ -82,15 +82,6 @@ def test_means_over_samples_are_not() -> None:
     assert not said(OVER_TOKENS["ignore_index"], ((4, 9), (4, 9)))  # as many tokens do no harm
 
 
-def test_pairs_are_told_where_shares_differ() -> None:
-    def info_nce(x: Tensor, y: Tensor, m: Tensor) -> Tensor:
-        z = x.flatten(1)
-        return F.cross_entropy(z @ z.T, torch.arange(len(z)))
-
-    assert "compares the samples" in said(info_nce)
-    assert not said(info_nce, SIZES[:2])  # as many classes each
-
-
 RATIOS = {
     "dice": lambda x, y, m: (
         1 - (2 * (x[..., 0].sigmoid() * m).sum() + 1) / (x[..., 0].sigmoid().sum() + m.sum() + 1)

@@ -41,10 +41,14 @@ def damages(size: int, rng: random.Random) -> dict[str, Callable[[bytearray], by
     }
 
 
-def value_bytes(data: bytes | bytearray) -> range:
-    """Where the largest member's values are: between members is padding, which means nothing."""
+def value_bytes(data: bytes | bytearray, name: str = "") -> range:
+    """Where the values are of the largest member whose name ends so.
+
+    Between members is padding, which means nothing.
+    """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        member = max(archive.infolist(), key=lambda info: info.file_size)
+        members = (info for info in archive.infolist() if info.filename.endswith(name))
+        member = max(members, key=lambda info: info.file_size)
     name_size, extra_size = struct.unpack_from("<HH", data, member.header_offset + 26)
     start = member.header_offset + 30 + name_size + extra_size
     return range(start, start + member.file_size)

@@ -102,15 +102,12 @@ def train(cfg: DictConfig) -> None:
         run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
 
 
-def sweep(
-    name: str | Sequence[str], folder: Path, stride: int = 1
-) -> Iterator[tuple[str, list[str]]]:
+def sweep(name: str | Sequence[str], folder: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield for each safe point of a run what differs when it is resumed from there.
 
     Args:
         name: of ``CONFIGURATIONS``, or the words of another run.
         folder: of the runs.
-        stride: 3 resumes from every third.
     """
     run_dir, reference_dir = folder / "run", folder / "reference"
     shutil.rmtree(folder, ignore_errors=True)
@@ -120,7 +117,7 @@ def sweep(
     train(cfg)
     run_dir.rename(reference_dir)
     reference = contents(reference_dir)
-    for checkpoint in by_step(reference_dir / "checkpoints")[::stride]:
+    for checkpoint in by_step(reference_dir / "checkpoints"):
         # All that the run left stays, as if it had been killed at its very end and only this
         # checkpoint were whole.
         shutil.rmtree(run_dir, ignore_errors=True)

@@ -26,18 +26,6 @@ def test_metrics_of_one_step_share_a_row(tmp_path: Path) -> None:
     assert [row["loss"] for row in rows(table.path)] == ["0.5", "0.25"]
 
 
-def test_a_new_metric_adds_a_column_to_earlier_rows(tmp_path: Path) -> None:
-    table = MetricsTable(tmp_path / "metrics.csv")
-    table.log_metrics({"loss": 0.5}, step=1)
-    table.finalize("success")
-    table.log_metrics({"accuracy": 0.9}, step=2)
-    table.finalize("success")
-    assert rows(table.path) == [
-        {"step": "1", "loss": "0.5", "accuracy": ""},
-        {"step": "2", "loss": "", "accuracy": "0.9"},
-    ]
-
-
 def test_module_may_send_pictures_to_every_logger(tmp_path: Path) -> None:
     """As Lightning's GAN does; all of Lightning's loggers have an experiment."""
     table = MetricsTable(tmp_path / "metrics.csv")

@@ -2,17 +2,14 @@
 
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 
 from harness.loggers.rewind import Logs
 from harness.runs.reading import read_table
-from tests_harness.faults.fork_server import command
 from tests_harness.loggers.logged_run import END, attempt, curves
 
 
@@ -110,38 +107,3 @@ def test_damaged_curves_are_told_in_one_line(killed, whole, tmp_path: Path, capl
         assert table(run_dir) == table(whole)
         found = curves(run_dir)["tensorboard/train/loss"]
         assert set(found) < set(curves(whole)["tensorboard/train/loss"])
-
-
-class Kill(pl.Callback):
-    """Kill the process, as the system does, after the step that the environment names."""
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == int(os.environ.get("KILL_AT", -1)):
-            for logger in trainer.loggers:
-                logger.write_all()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_killed_run_of_a_command_ends_as_a_whole_one_and_predicts_in_order(tmp_path: Path) -> None:
-    words = ["data=synthetic", "model=mlp", "trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
-    words += ["strategy=cpu", "data.batch_size=200", "checkpoint.every_n_steps=2", "resume=auto"]
-    words += [f"+callbacks.kill._target_={__name__}.Kill"]
-    for name, kill_at in (("whole", "-1"), ("killed", "7"), ("killed", "-1")):
-        out = f"output_dir={tmp_path / name}"
-        done = command("train.py", *words, out, environment={"KILL_AT": kill_at})
-        assert done.returncode == (0 if kill_at == "-1" else -signal.SIGKILL), done.stderr
-    (whole,), (killed,) = ((tmp_path / name / "default").iterdir() for name in ("whole", "killed"))
-    assert table(killed) == table(whole)
-    assert curves(killed) == curves(whole)
-
-    tables = []
-    for strategy in ("cpu", "ddp"):
-        output = tmp_path / f"{strategy}.csv"
-        two = ["trainer.devices=2", "trainer.accelerator=cpu"] if strategy == "ddp" else []
-        checkpoint = f"checkpoint={killed / 'checkpoints' / 'best.ckpt'}"
-        done = command("predict.py", checkpoint, f"strategy={strategy}", *two, f"output={output}")
-        assert done.returncode == 0, done.stderr
-        tables.append(output.read_text())
-    numbers = [int(line.split(",")[0]) for line in tables[0].splitlines()[1:]]
-    assert numbers == list(range(len(numbers)))
-    assert tables[0] == tables[1]

@@ -1,23 +1,18 @@
 """Damages the best checkpoint of a run between its training and its test."""
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 
+from tests_harness.faults.damage import value_bytes
+
 
 def flip(path: Path) -> None:
     """Flip a bit of the exponent of a weight: torch loads it without a word."""
     data = bytearray(path.read_bytes())
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        member = next(m for m in archive.infolist() if m.filename.endswith("/data/0"))
-        with archive.open(member) as opened:
-            opened.read(1)
-        file.seek(member.header_offset + 26)
-        num_name, num_extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
-    data[member.header_offset + 30 + num_name + num_extra + 3] ^= 64
+    data[value_bytes(data, "/data/0")[3]] ^= 64
     path.write_bytes(data)
 
 
