@@ -82,6 +82,14 @@ def execute(
     return (status if is_over else TIMED_OUT), said.read_text()
 
 
+def run_of(words: list[str], strategy: str, folder: Path, name: str = "run") -> Path:
+    """The folder of the one run of that name, after a command that must succeed."""
+    status, said = execute(words, strategy, folder)
+    assert status == 0, said
+    (run_dir,) = (folder / name).iterdir()
+    return run_dir
+
+
 def started(arguments: list[str], said: Path, env: dict[str, str]) -> "subprocess.Popen[bytes]":
     """The command as a user types it, in a process group of its own."""
     program = [sys.executable, "train.py", *arguments]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests_harness.conftest import slow
-from tests_harness.strategy_runs import NO_FSDP, distances, execute, in_processes, outcome
+from tests_harness.strategy_runs import NO_FSDP, distances, in_processes, outcome, run_of
 from tests_harness.workers.evaluate_sizes import evaluate_sizes
 from tests_harness.workers.train_user_module import train_user_module
 
@@ -20,10 +20,7 @@ IN_PARTS = "data.max_samples_per_device=5"
 
 def train(folder: Path, strategy: str, *words: str) -> dict[str, Any]:
     """Run the experiment; return its weights, results and what evaluations have logged."""
-    status, said = execute([*EXPERIMENT, *words], strategy, folder)
-    assert status == 0, said
-    (run_dir,) = (folder / "default").iterdir()
-    return outcome(run_dir)
+    return outcome(run_of([*EXPERIMENT, *words], strategy, folder, "default"))
 
 
 @pytest.fixture(scope="module")

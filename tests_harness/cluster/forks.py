@@ -73,14 +73,6 @@ class Child(Forked):
             time.sleep(0.005)
         return status
 
-    def terminate(self) -> None:
-        """Ask it to leave."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill it."""
-        self.send_signal(signal.SIGKILL)
-
 
 def is_fast(command: list[str]) -> bool:
     """Whether a command can be forked."""

@@ -70,11 +70,6 @@ class Started:
             assert time.monotonic() < end, f"not after {seconds:.0f} s:\n{self.screen()}"
             time.sleep(0.02)
 
-    def send(self, signum: int) -> None:
-        """Send a signal to the command's first process."""
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, signum)
-
 
 class Host:
     """One of two machines.

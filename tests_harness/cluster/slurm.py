@@ -120,13 +120,10 @@ class Slurm:
         command.wait(START_SECONDS)
         return command.screen().strip()
 
-    def srun(self, words: Sequence[str], *options: str, node: str = "") -> Started:
+    def srun(self, words: Sequence[str], *options: str) -> Started:
         """Start tasks, as a person does from a terminal: ``words`` are those of train.py."""
-        where = [f"--nodelist={node}"] if node else []
-        return self.network.hosts[0].start(
-            ["srun", "--kill-on-bad-exit=1", *where, *options, sys.executable, "train.py", *words],
-            self.environment,
-        )
+        line = ["srun", "--kill-on-bad-exit=1", *options, sys.executable, "train.py", *words]
+        return self.network.hosts[0].start(line, self.environment)
 
     def submit(self, script: str | Path, *words: str, options: Sequence[str] = ()) -> str:
         """Hand in a job, and return its number.
@@ -140,7 +137,8 @@ class Slurm:
             path = Path(tempfile.mkstemp(suffix=".sh", dir=self.folder)[1])
             path.write_text(f"#!/bin/bash\n{script}\n")
             script = path
-        output = f"--output={self.folder}/%A_%a.txt" if _is_array(options) else self._output("%j")
+        is_array = any(option.startswith("--array") for option in options)
+        output = f"--output={self.folder}/{'%A_%a' if is_array else '%j'}.txt"
         said = self.ask(
             "sbatch", "--parsable", output, "--open-mode=append", *options, str(script), *words
         )
@@ -190,12 +188,5 @@ class Slurm:
         self.network.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _output(self, name: str) -> str:
-        return f"--output={self.folder}/{name}.txt"
-
 
 MUNGE_FILES = ("key-file", "socket", "pid-file", "log-file", "seed-file")
-
-
-def _is_array(options: Sequence[str]) -> bool:
-    return any(option.startswith("--array") for option in options)

@@ -33,12 +33,6 @@ def names_of(module: Images, split: str) -> list[str]:
     return [module.source.files.names[i] for i in module.rows[split]]
 
 
-def split_folders(root: Path, *splits: str, num: int = 6) -> Path:
-    for split in splits:
-        write_images(root / split, num=num)
-    return root
-
-
 def test_batches_are_bytes_with_labels_and_of_training_with_draws(pets: Path) -> None:
     module = data(pets)
     indices = Batch([5, 0, 3], epoch=2)
@@ -125,7 +119,10 @@ def test_what_has_no_folder_is_drawn_from_train(tmp_path: Path) -> None:
         (("train", "valid"), ("test",)),
         (("train",), ("val", "test")),
     ):
-        module = data(split_folders(tmp_path / "_".join(splits), *splits, num=10))
+        root = tmp_path / "_".join(splits)
+        for split in splits:
+            write_images(root / split, num=10)
+        module = data(root)
         for split in ("train", "val", "test"):
             tops = {name.partition("/")[0][:3] for name in names_of(module, split)}
             assert tops == {"tra" if split in drawn else split[:3]}
@@ -240,6 +237,13 @@ def test_unreadable_files_are_refused_or_skipped_and_named(tmp_path: Path, capsy
         path.write_bytes(b"")
     with pytest.raises(UserError, match="60 of 60 files"):
         _ = data(root, unreadable="skip").facts
+
+
+def test_file_that_vanishes_in_the_middle_of_a_run_is_named(tmp_path: Path) -> None:
+    train = data(write_images(tmp_path / "pets"), cache=False).dataset("train")
+    shutil.rmtree(tmp_path / "pets" / "cat")
+    with pytest.raises(UserError, match=r"cat/\d+.jpg could be read when the run began, and"):
+        train.__getitems__(list(range(len(train))))
 
 
 def test_start_tells_classes_splits_and_what_is_left_out(tmp_path: Path, capsys) -> None:

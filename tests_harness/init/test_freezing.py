@@ -11,7 +11,7 @@ from harness.init.freezing import Freezing
 from tests_harness.conftest import slow
 from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.init.modules import FineTuned
-from tests_harness.strategy_runs import execute, farthest, outcome, write_conf
+from tests_harness.strategy_runs import farthest, outcome, run_of, write_conf
 
 BACKBONE = "init.freeze=[net.backbone]"
 
@@ -25,10 +25,7 @@ def train(folder: Path, *words: str, strategy: str = "cpu") -> Path:
     folder.mkdir(exist_ok=True)
     chosen = [*write_conf(folder, **groups), "name=run", "test=false"]
     often = ("checkpoint.every_n_steps=1", "checkpoint.num_kept=100")
-    status, said = execute([*chosen, *often, *words], strategy, folder)
-    assert status == 0, said
-    (run_dir,) = (folder / "run").iterdir()
-    return run_dir
+    return run_of([*chosen, *often, *words], strategy, folder)
 
 
 def checkpoint(run_dir: Path, step: int) -> dict[str, Any]:
@@ -58,8 +55,7 @@ def test_parts_thaw_at_their_epoch_and_runs_go_on_around_it(strategy: str, tmp_p
     expected = contents(run_dir)
     for step in (6, 5, 4):
         leave_at(run_dir, step)
-        status, said = execute([f"resume={run_dir}"], strategy, tmp_path)
-        assert status == 0, said
+        run_of([f"resume={run_dir}"], strategy, tmp_path)
         assert differences(expected, contents(run_dir)) == [], step
 
 

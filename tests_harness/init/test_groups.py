@@ -16,7 +16,7 @@ from harness.optimizers import with_rates_of_groups
 from tests_harness.faults.run_folder import contents, differences, leave_at
 from tests_harness.init.modules import FineTuned
 from tests_harness.init.test_freezing import train
-from tests_harness.strategy_runs import execute
+from tests_harness.strategy_runs import run_of
 
 
 class Block(nn.Module):
@@ -150,6 +150,5 @@ def test_a_run_goes_on_with_its_groups(tmp_path: Path) -> None:
     run_dir = train(tmp_path)
     expected = contents(run_dir)
     leave_at(run_dir, 7)
-    status, said = execute([f"resume={run_dir}"], "cpu", tmp_path)
-    assert status == 0, said
+    run_of([f"resume={run_dir}"], "cpu", tmp_path)
     assert differences(expected, contents(run_dir)) == []

@@ -9,6 +9,7 @@ from harness.checkpoints.reading import read
 from harness.command.compose import compose
 from harness.upstream import clipping
 from tests_harness.faults.resume_sweep import COMMON, train
+from tests_harness.strategy_runs import farthest
 
 WORDS = (
     "trainer.precision=bf16-mixed",
@@ -22,10 +23,6 @@ def weights(folder: Path, *words: str) -> dict[str, torch.Tensor]:
     train(compose("train", [*COMMON, *WORDS, *words, f"run_dir={folder}"]))
     found: dict[str, torch.Tensor] = read(folder / "checkpoints" / "last.ckpt")["state_dict"]
     return found
-
-
-def farthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
 def test_bf16_clips_with_a_fused_optimizer_as_without(tmp_path: Path) -> None:

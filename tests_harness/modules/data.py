@@ -213,13 +213,6 @@ class DropsLast(Data):
         return DataLoader(self.dataset(NUM_TRAIN), BATCH_SIZE, shuffle=True, drop_last=True)
 
 
-class EvenData(Data):
-    """As many validation samples for each process."""
-
-    def val_dataloader(self) -> Any:
-        return self.loader(32)
-
-
 class TwoValidations(Data):
     def val_dataloader(self) -> Any:
         return [self.loader(NUM_VAL), self.loader(11)]

@@ -28,7 +28,7 @@ class SafeMean(text.SafeMean):
 
 class CausalLanguage(text.CausalLanguage):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return mean_over(self.loss(batch["ids"]), (batch["ids"][:, 1:] != PADDING).sum())
+        return mean_over(self.loss(batch), (batch["ids"][:, 1:] != PADDING).sum())
 
 
 class TwoHeads(text.TwoHeads):

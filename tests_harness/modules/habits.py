@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests_harness.modules.classifiers import Classifier
+from tests_harness.modules.one_loss import OneLoss
 from tests_harness.modules.sequences import PaddedSums
 
 
-class Autoencoder(Classifier):
+class Autoencoder(OneLoss):
     """A VAE, which draws in forward."""
 
     def __init__(self) -> None:
@@ -23,16 +24,11 @@ class Autoencoder(Classifier):
         noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
         return self.decoder(mean + noise * (log_variance / 2).exp()), mean, log_variance
 
-    def loss(self, x: Tensor) -> Tensor:
+    def loss(self, batch: Any) -> Tensor:
+        x, _ = batch
         outputs, mean, log_variance = self(x)
         kl = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
         return F.mse_loss(outputs, x) + 0.1 * kl
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch[0])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", self.loss(batch[0]))
 
 
 class Mixup(Classifier):

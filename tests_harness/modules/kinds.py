@@ -146,7 +146,6 @@ KINDS = {
     "counted in tensors, `sync_dist`": Kind("logged.CountersOfTensors", data="OwnData"),
     "counted by hand, gathered": Kind("logged.GatheredCounters"),
     "counted by hand, `all_reduce`": Kind("logged.ReducedCounters"),
-    "lists and counters, gathered": Kind("logged.ListsAndCounters", data="EvenData"),
     "gathered in validation steps": Kind("logged.GatheredSteps"),
     "collected in a growing tensor": Kind("logged.GrowingTensor"),
     "collected in an object": Kind("logged.Recorded"),

@@ -170,22 +170,6 @@ class ReducedCounters(Counters):
         self.log("val/loss", counts[1] / counts[2])
 
 
-class ListsAndCounters(Collected):
-    """Keeps lists, and counts as well."""
-
-    def on_validation_epoch_start(self) -> None:
-        self.total = 0
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.total += len(batch[1])
-
-    def on_validation_epoch_end(self) -> None:
-        counts = self.all_gather(torch.tensor(self.total, device=self.device))
-        self.log("val/total", counts.sum().double())
-        super().on_validation_epoch_end()
-
-
 class GatheredSteps(Classifier):
     """Gathers in each validation step what it is to log."""
 

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tests_harness.modules.one_loss import OneLoss
+
 
 class PaddedSums(pl.LightningModule):
     """Learns the target of a padded sequence; forward gives one row for each."""
@@ -96,7 +98,7 @@ class LastStep(TimeFirst):
         return F.mse_loss(self(x), y[-1])
 
 
-class Attention(pl.LightningModule):
+class Attention(OneLoss):
     """Sees the past through a mask that is made in the step and given to forward."""
 
     def __init__(self) -> None:
@@ -112,12 +114,3 @@ class Attention(pl.LightningModule):
         length = x.shape[1]
         mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         return F.mse_loss(self(x, mask), y)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", self.loss(batch))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests_harness.modules.data import IGNORED, NUM_WORDS, PADDING
+from tests_harness.modules.one_loss import OneLoss
 
 
-class MaskedLanguage(pl.LightningModule):
+class MaskedLanguage(OneLoss):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(NUM_WORDS, 8, padding_idx=PADDING)
@@ -29,15 +29,9 @@ class MaskedLanguage(pl.LightningModule):
         logits = self(batch["inputs"])
         return F.cross_entropy(logits.transpose(1, 2), batch["labels"], ignore_index=IGNORED)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         num_words = (batch["labels"] != IGNORED).sum()
         self.log("val/loss", self.loss(batch), batch_size=int(num_words))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
 class SafeMean(MaskedLanguage):
@@ -74,7 +68,7 @@ class TwoHeads(MaskedLanguage):
         self.log_dict({"val/words": words, "val/topic": topic, "val/loss": words + topic})
 
 
-class CausalLanguage(pl.LightningModule):
+class CausalLanguage(OneLoss):
     """Predicts the next word; what is padded counts for nothing."""
 
     def __init__(self) -> None:
@@ -86,15 +80,7 @@ class CausalLanguage(pl.LightningModule):
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.rnn(self.words(ids))[0])
 
-    def loss(self, ids: Tensor) -> Tensor:
+    def loss(self, batch: Any) -> Tensor:
+        ids = batch["ids"]
         logits = self(ids[:, :-1]).flatten(0, 1)
         return F.cross_entropy(logits, ids[:, 1:].flatten(), ignore_index=PADDING)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch["ids"])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", self.loss(batch["ids"]))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3)

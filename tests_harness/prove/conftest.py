@@ -10,7 +10,7 @@ import pytest
 from harness.prove import runs
 from harness.prove.promises import Proof, prove
 from tests_harness.faults.fork_server import Forked
-from tests_harness.prove import modules
+from tests_harness.strategy_runs import write_conf
 
 Prove = Callable[..., Proof]
 
@@ -29,24 +29,16 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def prove_module(forked: None, tmp_path: Path) -> Prove:
-    """Prove a module of this folder; all promises that are not of a strategy as well."""
+    """Prove a module of the tests; all promises that are not of a strategy as well."""
 
     def run(
-        module: type[Any], *strategies: str, fault: bool, kind: str = "points", **more: Any
+        module: type[Any], *strategies: str, dataset: str = "Flowers", more: tuple[str, ...] = ()
     ) -> Proof:
-        words, precision = more.pop("words", []), more.pop("precision", "auto")
-        conf = tmp_path / "conf"
-        texts = {
-            "model": f"_target_: {modules.__name__}.{module.__name__}\nfault: {fault}\n"
-            + "".join(f"{key}: {value}\n" for key, value in more.items()),
-            "data": f"_target_: {modules.__name__}.Data\nkind: {kind}\n",
-        }
-        for group, text in texts.items():
-            (conf / group).mkdir(parents=True, exist_ok=True)
-            (conf / group / "mine.yaml").write_text(text)
-        words = [f"hydra.searchpath=[file://{conf}]", "data=mine", "model=mine", *words]
+        model = f"_target_: {module.__module__}.{module.__name__}\n"
+        data = f"_target_: tests_harness.modules.data.Data\ndataset: {dataset}\n"
+        words = [*write_conf(tmp_path, data=data, model=model), *more]
         folder = tmp_path / f"runs_{len([*tmp_path.iterdir()])}"
         folder.mkdir()
-        return prove(words, folder, strategies=strategies, precision=precision)
+        return prove(words, folder, strategies=strategies)
 
     return run

@@ -3,8 +3,6 @@
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -42,39 +40,30 @@ def split_call(
         parallel.remove()
 
 
-DEPARTING: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Tensor]], list[str]]] = {
-    "time first": (
-        lambda: Net(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(D, 4)),
-        lambda: [torch.randn(T, B, D)],
-        ["% off when 8 rows are split into 4 + 4", "batch_first=True", "modules=[rnn]"],
-    ),
-    "a softmax over the batch": (
-        lambda: Net(lambda m, x: m.net(x).softmax(0), **linear()),
-        lambda: [torch.randn(B, D)],
-        ["does not treat each row by itself", "strategy=ddp", "check_forward=false"],
-    ),
-    "a number of samples": (
-        lambda: Net(lambda m, x: {"y": m.net(x), "n": len(x)}, **linear()),
-        lambda: [torch.randn(B, D)],
-        ["the output ['n'] is 50.00% off"],
-    ),
-}
-
-
 def test_what_no_number_can_tell_is_refused_with_what_to_type() -> None:
-    for (make, inputs, words), training in product(DEPARTING.values(), (True, False)):
-        torch.manual_seed(0)
-        with pytest.raises(UserError) as error:
-            split_call(make().train(training), *inputs())
-        assert all(word in str(error.value) for word in words), str(error.value)
-        assert len(str(error.value).splitlines()) <= 3
-
-
-def queue(m: Net, x: Tensor) -> Tensor:
-    y: Tensor = m.net(x)
-    if m.training:
-        m.queue.copy_(torch.cat([y.detach(), m.queue])[:16])
-    return y
+    for make, shape, words in (
+        (
+            lambda: Net(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(D, 4)),
+            (T, B, D),  # time first
+            ["% off when 8 rows are split into 4 + 4", "batch_first=True", "modules=[rnn]"],
+        ),
+        (
+            lambda: Net(lambda m, x: m.net(x).softmax(0), **linear()),
+            (B, D),
+            ["does not treat each row by itself", "strategy=ddp", "check_forward=false"],
+        ),
+        (
+            lambda: Net(lambda m, x: {"y": m.net(x), "n": len(x)}, **linear()),
+            (B, D),
+            ["the output ['n'] is 50.00% off"],
+        ),
+    ):
+        for training in (True, False):
+            torch.manual_seed(0)
+            with pytest.raises(UserError) as error:
+                split_call(make().train(training), torch.randn(shape))
+            assert all(word in str(error.value) for word in words), str(error.value)
+            assert len(str(error.value).splitlines()) <= 3
 
 
 def first_batch(m: Net, x: Tensor) -> Tensor:
@@ -86,16 +75,13 @@ def first_batch(m: Net, x: Tensor) -> Tensor:
 
 
 def test_what_forward_writes_from_its_samples_is_refused() -> None:
-    for forward, parts, says in (
-        (queue, {"queue": torch.zeros(16, 4)}, "Buffer queue of Net"),
-        (first_batch, {"shift": nn.Parameter(torch.zeros(D))}, "Parameter shift of Net"),
-    ):
-        module = Net(forward, **linear(**parts))
-        with pytest.raises(UserError) as error:
-            split_call(module, torch.randn(B, D))
-        assert f"{says} is written by forward() from its samples" in str(error.value)
-        assert "only the first 4 would count" in str(error.value)
-        split_call(module.eval(), torch.randn(B, D))  # what evaluation keeps is nobody's
+    module = Net(first_batch, **linear(shift=nn.Parameter(torch.zeros(D))))
+    with pytest.raises(UserError) as error:
+        split_call(module, torch.randn(B, D))
+    says = "Parameter shift of Net is written by forward() from its samples"
+    assert says in str(error.value)
+    assert "only the first 4 would count" in str(error.value)
+    split_call(module.eval(), torch.randn(B, D))  # what evaluation keeps is nobody's
 
 
 def counted(m: Net, x: Tensor) -> Tensor:

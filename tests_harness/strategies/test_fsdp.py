@@ -16,7 +16,15 @@ from torch.distributed.fsdp import FSDPModule
 from harness.convert import convert
 from tests_harness.conftest import slow
 from tests_harness.faults.run_folder import leave_at
-from tests_harness.strategy_runs import NO_FSDP, SAME, distances, execute, farthest, outcome
+from tests_harness.strategy_runs import (
+    NO_FSDP,
+    SAME,
+    distances,
+    execute,
+    farthest,
+    outcome,
+    run_of,
+)
 
 pytestmark = pytest.mark.skipif(NO_FSDP, reason="this torch has no fsdp on CPUs")
 STEP = 5  # of 4 in each of 2 epochs
@@ -58,13 +66,6 @@ class Writes(pl.Callback):
         part.register_forward_pre_hook(write)
 
 
-def run_of(folder: Path, strategy: str, *words: str) -> Path:
-    status, said = execute([*TEXT, *words], strategy, folder)
-    assert status == 0, said
-    (run_dir,) = (folder / "run").iterdir()
-    return run_dir
-
-
 def parts_in(folder: Path) -> list[str]:
     return [f"+callbacks.parts._target_={__name__}.Parts", f"+callbacks.parts.folder={folder}"]
 
@@ -75,7 +76,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for strategy in ("cpu", "fsdp(2)"):
         folder = tmp_path_factory.mktemp("trained")
-        found[strategy] = run_of(folder, strategy, *parts_in(folder))
+        found[strategy] = run_of([*TEXT, *parts_in(folder)], strategy, folder)
     return found
 
 
@@ -109,8 +110,7 @@ def test_a_run_goes_on(before: str, after: str, trained: dict[str, Path], tmp_pa
     (run_dir,) = (tmp_path / "run").iterdir()
     leave_at(run_dir, STEP)
     parts = parts_in(trained[before].parents[1])
-    status, said = execute([*TEXT, *parts, f"resume={run_dir}"], after, tmp_path)
-    assert status == 0, said
+    run_of([*TEXT, *parts, f"resume={run_dir}"], after, tmp_path)
     if before == after:
         assert farthest(expected, outcome(run_dir)) == 0
     assert_equal(expected, outcome(run_dir))
@@ -148,12 +148,11 @@ def test_two_gpus_train_as_one_and_go_on(precision: str, tmp_path: Path) -> None
         (folder := tmp_path / strategy.partition("(")[0]).mkdir()
         words = ["trainer.accelerator=gpu", f"trainer.precision={precision}"]
         words += ["strategy=gpu"] if strategy == "cpu" else []
-        found[strategy] = outcome(run_of(folder, strategy, *words))
+        found[strategy] = outcome(run_of([*TEXT, *words], strategy, folder))
     bound = 1e-4 if precision == "32-true" else 2e-2
     assert farthest(found["cpu"], found["fsdp(2)"]) <= bound
     (run_dir,) = (tmp_path / "fsdp" / "run").iterdir()
     leave_at(run_dir, STEP)
     words = [f"resume={run_dir}", "trainer.accelerator=gpu", f"trainer.precision={precision}"]
-    status, said = execute(words, "fsdp(2)", tmp_path / "fsdp")
-    assert status == 0, said
-    assert farthest(found["fsdp(2)"], outcome(run_dir)) <= bound
+    again = run_of(words, "fsdp(2)", tmp_path / "fsdp")
+    assert farthest(found["fsdp(2)"], outcome(again)) <= bound

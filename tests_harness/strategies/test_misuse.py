@@ -9,26 +9,18 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader
 
 from harness.errors import UserError
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.replicable import check_devices, check_module
 from harness.strategies.splitting import join, split
-from tests_harness.strategies.parity import BATCH_NORM, Case, Module, Shares
+from tests_harness.strategies.parity import BATCH_NORM, Case, Module, loader
 from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 CPU = torch.device("cpu")
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
-SLURM = {
-    "SLURM_NODEID": "0",
-    "SLURM_JOB_ID": "1",
-    "SLURM_JOB_NAME": "train",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-}
 
 
 def trainer(strategy, **kwargs):
@@ -39,7 +31,6 @@ def trainer(strategy, **kwargs):
 
 
 ONE_OF_TWO = TORCHRUN | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-FOUR_TASKS = SLURM | {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"}
 LAUNCHES = [
     (DataParallelStrategy, {"num_nodes": 2}, {}, ["trainer.num_nodes=2", "strategy=ddp2"]),
     (
@@ -48,7 +39,6 @@ LAUNCHES = [
         ONE_OF_TWO,
         ["one process, but 2", "--nproc-per-node=1", "strategy=ddp"],
     ),
-    (DataParallelStrategy, {}, FOUR_TASKS, ["one process, but 4", "--ntasks=1"]),
     (DataParallelStrategy, {"sync_batchnorm": True}, {}, ["strategy=dp", "sync_batchnorm"]),
     (DDP2Strategy, {"sync_batchnorm": True}, {}, ["strategy=ddp2", "trainer.sync_batchnorm"]),
     (DDP2Strategy, {"num_nodes": 2}, {}, ["MASTER_ADDR is not set", "wait for each other"]),
@@ -57,12 +47,6 @@ LAUNCHES = [
         {"num_nodes": 2},
         ONE_OF_TWO,
         ["2 were started on this node", "--nproc-per-node=1"],
-    ),
-    (
-        DDP2Strategy,
-        {"num_nodes": 2},
-        FOUR_TASKS | {"SLURM_LOCALID": "1"},
-        ["2 were started on this node", "--ntasks-per-node=1"],
     ),
 ]
 
@@ -122,11 +106,10 @@ MODULES = [
 
 
 def test_a_module_that_cannot_be_split_is_refused():
-    data = DataLoader(Shares((24,) * 3, 1, 0), batch_size=None)
     for i, (make_module, options, words) in enumerate(MODULES):
         strategy = (DataParallelStrategy, DDP2Strategy)[i % 2]
         with pytest.raises(UserError) as error:
-            trainer(strategy(**options)).fit(make_module(), data)
+            trainer(strategy(**options)).fit(make_module(), loader(24, 24, 24))
         assert all(word in str(error.value) for word in words), str(error.value)
 
 
@@ -185,9 +168,7 @@ def test_a_module_that_cannot_be_copied_is_refused():
 
 def test_a_share_of_one_sample_makes_batch_norm_say_so():
     """As in ddp; the note tells which device it was."""
-    module = Module(BATCH_NORM)
-    data = DataLoader(Shares((3,), 1, 0), batch_size=None)
     with pytest.raises(ValueError, match="more than 1 value per channel") as error:
-        trainer(DataParallelStrategy()).fit(module, data)
+        trainer(DataParallelStrategy()).fit(Module(BATCH_NORM), loader(3))
     if hasattr(error.value, "__notes__"):
         assert error.value.__notes__ == ["Raised in replica 1 on cpu."]

@@ -149,19 +149,11 @@ def first(module_output):
 
 X = (lambda: rows(7, 6),)
 SEQUENCE = (lambda: rows(7, 5, 6),)
-IMAGE = (lambda: rows(7, 3, 8, 8),)
 TOKENS = (lambda: torch.randint(0, 10, (7, 5)),)
 
 ZOO = {
-    "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2)), IMAGE),
     "lstm": (
         lambda: Net(lambda m, x: first(m.rnn(x)), rnn=nn.LSTM(6, 4, batch_first=True)),
-        SEQUENCE,
-    ),
-    "transformer_encoder": (
-        lambda: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2
-        ),
         SEQUENCE,
     ),
     "embedding_sparse": (lambda: nn.Embedding(10, 4, sparse=True), TOKENS),
@@ -174,7 +166,6 @@ ZOO = {
         ),
         X,
     ),
-    "buffers": (lambda: Net(lambda m, x: m.a(x) * m.scale, a=nn.Linear(6, 4), scale=rows(4)), X),
     "parameter_list": (
         lambda: Net(lambda m, x: x @ m.p[0] + m.p[1], p=nn.ParameterList([rows(6, 4), rows(4)])),
         X,

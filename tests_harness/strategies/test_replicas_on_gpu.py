@@ -4,14 +4,12 @@ import threading
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader
 
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.parallel_forward import ParallelForward
-from tests_harness.strategies.parity import Case, Module, Shares, difference
+from tests_harness.strategies.parity import Case, Module, difference, loader
 from tests_harness.strategies.test_misuse import trainer
 from tests_harness.strategies.test_module_zoo import ZOO, assert_equal, made, two_steps
 from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
@@ -24,8 +22,7 @@ def losses(strategy, precision="32-true", num_devices=1, network=None):
     torch.manual_seed(0)
     module = Module(Case(network=network or Case().network))
     settings = {"accelerator": "gpu", "devices": num_devices, "precision": precision}
-    data = DataLoader(Shares((30, 30, 10), 1, 0), batch_size=None)
-    trainer(strategy, max_steps=50, **settings).fit(module, data)
+    trainer(strategy, max_steps=50, **settings).fit(module, loader(30, 30, 10))
     return module.losses
 
 
@@ -104,42 +101,3 @@ def test_teardown_frees_the_replicas():
 @pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
 def test_two_gpus_follow_one(strategy):
     assert difference(losses(strategy(), num_devices=2), losses("auto")) <= 1e-5
-
-
-@pytest.mark.multi_gpu
-def test_replicas_live_on_their_own_device():
-    devices = [torch.device("cuda", i) for i in range(2)]
-
-    class Net(nn.Linear):
-        def forward(self, x):
-            assert x.device == self.weight.device
-            assert torch.cuda.current_device() == x.device.index
-            return super().forward(x) + x.device.index
-
-    net = Net(4, 4, device=devices[0])
-    parallel = ParallelForward(net, devices)
-    parallel.install()
-    y = net(torch.zeros(6, 4, device=devices[0])) - net.bias
-    parallel.remove()
-    assert y.device == devices[0]
-    assert y[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
-
-
-@pytest.mark.multi_gpu
-def test_devices_drop_different_units_and_the_same_ones_after_the_same_seed():
-    devices = [torch.device("cuda", i) for i in range(2)]
-
-    class Net(nn.Module):
-        def forward(self, x):
-            return F.dropout(x, 0.5)
-
-    net = Net()
-    parallel = ParallelForward(net, devices)
-    parallel.install()
-    runs = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        runs.append(net(torch.ones(2, 1000, device=devices[0])))
-    parallel.remove()
-    assert not torch.equal(runs[0][0], runs[0][1])
-    assert torch.equal(runs[0], runs[1])

@@ -6,22 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.strategies import DDPStrategy
-from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.parallel_forward import reseed_like_seeded
 from tests_harness.conftest import slow
-from tests_harness.strategies.parity import Case, Module, Shares
+from tests_harness.strategies.parity import Case, Module, loader
 from tests_harness.strategies.test_misuse import trainer
 from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
-
-
-def batches(*sizes):
-    return DataLoader(Shares(sizes, 1, 0), batch_size=None)
 
 
 class Watched(Module):
@@ -36,7 +31,7 @@ class Watched(Module):
         return self.net(x)
 
     def training_step(self, batch, batch_idx):
-        x, y, self.weight = batch
+        x, y = batch
         logits = self(x)
         forwards = getattr(self.trainer.strategy, "parallel_forwards", None)
         self.steps.append((len(x), len(logits), forwards and forwards[0].last_sizes))
@@ -53,10 +48,10 @@ def test_the_step_runs_once_on_the_whole_batch_and_forward_on_shares(strategy):
     module = Watched()
     keys, net = list(module.state_dict()), module.net
     t = trainer(strategy(), max_steps=3)
-    t.fit(module, batches(30, 30, 10))
+    t.fit(module, loader(30, 30, 10))
     torch.manual_seed(0)
     alone = trainer("auto", devices=1, max_steps=3)
-    alone.fit(Watched(), batches(30, 30, 10))
+    alone.fit(Watched(), loader(30, 30, 10))
     logged, expected = (
         [t.callback_metrics[k].item() for k in ("loss", "accuracy")] for t in (t, alone)
     )
@@ -77,14 +72,11 @@ class Pairs(Module):
         self.losses.append(loss.item())
         return loss
 
-    def on_before_backward(self, loss):
-        pass
-
 
 def losses(module, strategy, devices=2, **kwargs):
     torch.manual_seed(0)
     module = module()
-    trainer(strategy, devices=devices, **{"max_steps": 6} | kwargs).fit(module, batches(30, 30, 10))
+    trainer(strategy, devices=devices, **{"max_steps": 6} | kwargs).fit(module, loader(30, 30, 10))
     return module.losses
 
 
@@ -112,7 +104,7 @@ def test_a_checkpoint_of_any_strategy_resumes_under_another(tmp_path):
         torch.manual_seed(0)
         module = Module(case)
         t = trainer(strategy, devices=devices, max_steps=num_steps)
-        t.fit(module, batches(24), ckpt_path=checkpoint, weights_only=True)
+        t.fit(module, loader(24), ckpt_path=checkpoint, weights_only=True)
         return t, module
 
     expected = fit("one device", 8)[1].losses[4:]

@@ -77,7 +77,7 @@ def job(words: list[str]) -> None:
 def jobs_of(folder: Path, typed: list[list[str]]) -> Jobs:
     """A grid of what is typed, or a study where a number of trials is asked for."""
     if "TRIALS" not in os.environ:
-        return grid(folder, typed, "RETRY" in os.environ)
+        return grid(folder, typed, False)
     words = OverridesParser.create().parse_overrides(typed[0])
     study = opened(folder, "toy", "min", STUDY)
     return Study(study, folder, words, int(os.environ["TRIALS"]), "val/loss")

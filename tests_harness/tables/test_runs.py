@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from harness import UserError, evaluate, load_run, predict, train
-from harness.testing import command as started
 from tests_harness.conftest import ROOT
-from tests_harness.faults.fork_server import command
-from tests_harness.strategy_runs import COMMON, SAME, STRATEGIES, farthest, outcome
 from tests_harness.tables.test_table import rows, written
 
 CONF = ROOT / "conf"
@@ -23,23 +20,6 @@ def houses(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Words for a table with missing numbers and two columns of categories."""
     file = written(tmp_path_factory.mktemp("data"), rows().with_columns(kind=rows()["price"] % 3))
     return ["experiment=table_classes", f"data.file={file}", *EXPERIMENT]
-
-
-@pytest.mark.slow
-def test_strategies_train_the_same(houses: list[str], tmp_path: Path) -> None:
-    found = {}
-    for strategy in ("cpu", "dp(2)", "ddp(2)"):
-        folder = tmp_path / strategy.partition("(")[0]
-        folder.mkdir()
-        # Further processes that are forked would lack the threads of Polars, and wait for them.
-        run_command = started if strategy == "ddp(2)" else command
-        words = (*COMMON, *STRATEGIES[strategy], f"output_dir={folder}", *houses)
-        result = run_command("train.py", *words, "trainer.max_epochs=2")
-        assert result.returncode == 0, result.stderr
-        (run,) = (folder / "houses").iterdir()
-        found[strategy] = outcome(run)
-    assert farthest(found["cpu"], found["dp(2)"]) < SAME
-    assert farthest(found["cpu"], found["ddp(2)"]) < SAME
 
 
 def brief(folder: Path) -> tuple[str, ...]:

@@ -48,26 +48,6 @@ def test_nothing_of_the_template_is_left(project: Path) -> None:
         assert [text[m.start() - 20 :][:60] for m in the_word.finditer(text)] == [], path
 
 
-def test_the_package_is_renamed_and_the_word_is_not() -> None:
-    pattern = package_pattern(read(ROOT))
-    for text in (
-        "from project.models.mlp import MLP",
-        "from project import data",
-        "_target_: project.data.digits.Digits",
-        "`src/project/models/mine.py`",
-        'known = ["harness", "project"]',
-    ):
-        assert pattern.sub(b"zebra", text.encode()).decode() == text.replace("project", "zebra")
-    for text in (
-        "[project.optional-dependencies]",
-        "the project. Data follow",
-        "my_project.models, a-project.models",
-        "self.project.models",
-        "project.yaml, project: 3",
-    ):
-        assert pattern.sub(b"zebra", text.encode()).decode() == text
-
-
 def test_project_has_the_answers_and_a_commit(project: Path) -> None:
     readme = (project / "README.md").read_text()
     assert readme.startswith('# striped-horses\n\nStripes, "measured"\n\nA study')

@@ -3,7 +3,6 @@
 import errno
 import multiprocessing
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -108,20 +107,6 @@ def test_one_process_encodes_and_the_others_wait(path: Path) -> None:
         process.start()
     said = [done.get(timeout=60) for _ in range(4)]
     assert sorted(map(str, said)) == sorted(["began", *[str(len(TEXT))] * 3])
-
-
-def test_killed_process_leaves_nothing_that_counts(path: Path) -> None:
-    done = multiprocessing.Queue()
-    process = multiprocessing.Process(target=slow, args=(path, 100.0, done))
-    process.start()
-    assert done.get(timeout=60) == "began"
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    folder = path.parent / "cache"
-    (part,) = folder.glob("*.part")
-    (part / "ids").write_bytes(b"half")
-    assert tokens(path).ids.tobytes() == TEXT
-    assert list(folder.glob("*.part")) == []
 
 
 def test_cache_that_cannot_be_written_is_told_and_left_clean(path: Path, monkeypatch) -> None:

@@ -20,9 +20,8 @@ ALLOWED = {
     "_Pickler": "Python's own pickle, in convert/, which imports nothing else of the harness",
     "_Unpickler": "as _Pickler",
 }
-# In convert/ texts are names in checkpoints that it reads and writes: data, unless looked up.
+# In convert/ texts are names in checkpoints that it reads and writes.
 DATA_ONLY = "src/harness/convert/"
-LOOK_UPS = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller"}
 
 
 def sources() -> list[Path]:
@@ -66,18 +65,6 @@ def foreign(tree: ast.AST) -> dict[str, str]:
     return found
 
 
-def looked_up(tree: ast.AST) -> Iterator[ast.AST]:
-    """Whatever is in a call of `getattr` and its like, or a key of `vars()` or `__dict__`."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
-            yield from (n for arg in node.args if name in LOOK_UPS for n in ast.walk(arg))
-        elif isinstance(node, ast.Subscript):
-            is_attribute = ast.unparse(node.value).startswith("vars(")
-            if is_attribute or ast.unparse(node.value).endswith("__dict__"):
-                yield from ast.walk(node.slice)
-
-
 def touches(
     text: str, inherited: frozenset[str] = frozenset(), texts_are_data: bool = False
 ) -> Iterator[tuple[int, str]]:
@@ -86,10 +73,10 @@ def touches(
     Args:
         text: the source.
         inherited: private names that an own base class in another file may have defined.
-        texts_are_data: a text counts only where it is looked up as an attribute.
+        texts_are_data: texts count for nothing.
     """
     tree = ast.parse(text)
-    own, imported, names = own_names(tree), foreign(tree), set(looked_up(tree))
+    own, imported = own_names(tree), foreign(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for path in foreign(node).values():
@@ -101,10 +88,9 @@ def touches(
                 yield node.lineno, node.attr
             elif isinstance(node.ctx, ast.Store) and base in imported:
                 yield node.lineno, f"{base}.{node.attr} ="
-        elif isinstance(node, ast.Constant) and is_private(name := str(node.value)):
-            if texts_are_data and node not in names:
-                continue
-            yield from [(node.lineno, name)] if name not in own else []
+        elif isinstance(node, ast.Constant) and not texts_are_data:
+            name = str(node.value)
+            yield from [(node.lineno, name)] if is_private(name) and name not in own else []
 
 
 def all_touches() -> Iterator[str]:

@@ -8,8 +8,6 @@ import torch
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.profilers import SimpleProfiler
 from pytorch_lightning.trainer import call
-from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
-from torchmetrics import MeanMetric
 
 from harness.upstream import step_overhead, versions
 
@@ -119,43 +117,3 @@ def test_versions_that_were_not_tested_are_left_alone(monkeypatch: pytest.Monkey
         type(trainer.fit_loop.epoch_loop).advance
     )
     assert "_broadcast_sigterm_tensor" not in vars(trainer.fit_loop.epoch_loop)
-
-
-class Logging(BoringModel):
-    """Logs in each way, and metrics of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)["loss"]
-        self.mean.update(loss.detach())
-        self.log("step", loss)
-        self.log("both", loss, on_step=True, on_epoch=True)
-        self.log("largest", loss, on_epoch=True, reduce_fx="max")
-        self.log("mean", self.mean, on_epoch=True)
-        self.log("number", float(batch_idx), on_epoch=True)
-        return loss
-
-
-def logged(folder: Path) -> dict[str, float]:
-    pl.seed_everything(1, verbose=False)
-    trainer = pl.Trainer(
-        max_epochs=2, limit_val_batches=0, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        default_root_dir=folder,
-    )  # fmt: skip
-    trainer.fit(Logging(), torch.utils.data.DataLoader(torch.randn(10, 32), batch_size=2))
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-
-def test_logged_values_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ResultMetric, "to", step_overhead._move)
-    expected = logged(tmp_path)
-    moved: list[Any] = []
-    monkeypatch.setattr(_ResultMetric, "to", step_overhead.move)
-    monkeypatch.setattr(step_overhead, "_move", lambda *args: moved.append(args))
-    assert logged(tmp_path) == expected
-    assert len(expected) >= 6
-    assert not moved  # all is on the CPU from the beginning

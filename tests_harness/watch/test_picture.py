@@ -13,14 +13,9 @@ from torch.utils.data import DataLoader
 from harness.loggers.tensorboard import TensorBoard
 from harness.watch.picture import Picture
 from tests_harness.faults.fork_server import command
+from tests_harness.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
-pytestmark = [
-    # Lightning 2.6 walks batches with names that torch 2.13 calls old.
-    pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated"),
-    pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers"),
-    # On a machine with Slurm installed.
-    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
-]
+pytestmark = UPSTREAM_WARNINGS
 
 
 class Module(pl.LightningModule):
