@@ -128,7 +128,15 @@ def test_packages_that_the_owner_requires_may_be_named_and_others_are_refused_at
         allowed.check({"a": {"_target_": "tiger_like.Lion"}, "b": [{"_target_": "os.system"}]})
     (line,) = str(refused.value).splitlines()
     assert line.startswith("a._target_: tiger_like.Lion and b[0]._target_: os.system are not allow")
+    assert "If you trust them, write in" in line
     assert line.endswith("allowed: [owners_study, tiger_like, os.system]")
+    with pytest.raises(UserError) as refused:
+        allowed.check({"a": {"_target_": "tiger_like.Lion"}})
+    assert str(refused.value) == (
+        "a._target_: tiger_like.Lion is not allowed. Add tiger-like to the dependencies in "
+        "pyproject.toml and type pip install -e . , or, if you trust all of it, write in "
+        f"{tmp_path}/rules.yaml: allowed: [owners_study, tiger_like]"
+    )
     assert "tiger_like" not in sys.modules
 
 

@@ -195,9 +195,18 @@ def _normalized(distribution: str) -> str:
 
 
 def _refusal(*named: str, names: Iterable[str]) -> str:
+    names = dict.fromkeys(names)
     are, them = ("is", "it") if len(named) == 1 else ("are", "them")
-    line = ", ".join([*_own, *dict.fromkeys(names)])
+    way = f"If you trust {them},"
+    modules = metadata.packages_distributions()
+    if all(name in modules for name in names):  # packages that pip has installed
+        packages = " and ".join(dict.fromkeys(modules[name][0] for name in names))
+        way = (
+            f"Add {packages} to the dependencies in pyproject.toml and type pip install -e . , "
+            f"or, if you trust all of {them},"
+        )
+    line = ", ".join([*_own, *names])
     return (
-        f"{' and '.join(named)} {are} not allowed. If you trust {them}, write in "
+        f"{' and '.join(named)} {are} not allowed. {way} write in "
         f"{shown(_rules)}: allowed: [{line}]"
     )

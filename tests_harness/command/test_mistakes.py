@@ -68,6 +68,8 @@ MISTAKES = {
 LATE_MISTAKES = {
     "model=cnn model.net._target_=project.models.cnn.CNNN": "Did you mean project.models.cnn.CNN?",
     "+model.net.depth=3": "has no argument depth",
+    "+data.foo=3": "data: project.data.synthetic.Synthetic has no argument foo.",
+    "+data.batchsize=3": "has no argument batchsize. Did you mean batch_size?",
     "model.optimizer.lr=-1": "Invalid learning rate",
     "model=cnn model.net.num_groups=7": "divisible by num_groups",
 }
@@ -134,6 +136,9 @@ def test_checkpoint_that_is_missing_damaged_or_another_networks_is_refused(
     for words, hint in (
         ((), "Add checkpoint="),
         (("checkpoint=nope.ckpt",), "no such file"),
+        ((f"checkpoint={finished_run.parent}",), f"is a folder. Use checkpoint={checkpoint}"),
+        ((f"checkpoint={finished_run}",), f"is a folder. Use checkpoint={checkpoint}"),
+        (("checkpoint=conf",), "Use checkpoint=<run>/checkpoints/<name>.ckpt"),
         ((f"checkpoint={tmp_path / 'best.ckpt'}",), "Keep a checkpoint in the checkpoints/ folder"),
         ((f"checkpoint={flipped}",), "Use another checkpoint of the run"),
     ):

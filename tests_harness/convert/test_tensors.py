@@ -128,6 +128,14 @@ def test_what_is_not_a_tensor_is_dropped_aloud(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2), "b._extra_state": {"x": 1}}, tmp_path / "in.ckpt")
     report = convert(tmp_path / "in.ckpt", tmp_path / "out.pt")
     assert report.dropped == ["b._extra_state (not a tensor)"]
+    assert "left out" not in str(report)
+    state = {"net.a": torch.ones(2), "mean": torch.ones(1), "loss.w": torch.ones(1)}
+    lightning = {"state_dict": state, "epoch": 3, "pytorch-lightning_version": "2.5.0"}
+    torch.save(lightning, tmp_path / "run.ckpt")
+    said = [line.split() for line in str(convert(tmp_path / "run.ckpt")).splitlines()]
+    sentence = "left out mean, loss.*: of the module around the network; the file alone lacks them"
+    assert sentence.split() in said
+    assert ["dropped", "epoch,", "pytorch-lightning_version"] in said
 
 
 ALL_HALF = torch.arange(-(2**15), 2**15).to(torch.int16)

@@ -117,6 +117,30 @@ def test_columns_of_the_table_itself_are_not_replaced(tmp_path: Path) -> None:
     assert finished(table) == [["sample", "prediction.sample"], ["3", "5"]]
 
 
+def test_padded_rows_of_several_widths_are_warned_of_and_lists_are_right(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Padding depends on the other samples of a batch; a sample's own list does not."""
+    for shapes, says in (
+        ([(2, 3), (2, 5), (1, 4)], "prediction has 3 columns in one batch and 4 in another: a sam"),
+        ([(2, 3, 2), (1, 4, 2)], "prediction has 6 columns in one batch and 8 in another"),
+        ([(2, 3), (1, 3)], ""),
+        ([(2,), (1,)], ""),
+    ):
+        table = PredictionTable(tmp_path / "padded.csv")
+        for batch_idx, shape in enumerate(shapes):
+            table.write_on_batch_end(None, None, torch.ones(shape), None, batch_idx=batch_idx)
+        finished(table)
+        assert len(caplog.messages) == bool(says)
+        assert "".join(caplog.messages).startswith(says)
+        caplog.clear()
+    table = PredictionTable(tmp_path / "lists.csv")
+    for batch_idx, lists in enumerate(([[1, 2], [3]], [[4, 5, 6]])):
+        table.write_on_batch_end(None, None, lists, None, batch_idx=batch_idx)
+    assert finished(table)[1:] == [["0", "[1, 2]"], ["1", "[3]"], ["2", "[4, 5, 6]"]]
+    assert not caplog.messages
+
+
 def test_what_is_no_table_is_kept_as_plain_values(tmp_path: Path) -> None:
     table = PredictionTable(tmp_path / "out.csv")
     ragged = {

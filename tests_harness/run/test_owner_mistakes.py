@@ -274,7 +274,7 @@ def test_optimizer_that_refuses_its_arguments_is_named_for_any_module(
     for settings, says, ends in (
         ({"lr": "abc"}, r"'<=' not supported .*\(lr=abc is text\)", called),
         ({"lr": -1.0}, "Invalid learning rate: -1.0", called),
-        ({"momentum": 0.9}, "torch.optim.AdamW has no argument momentum", ""),
+        ({"momentum": 1}, "torch.optim.AdamW has no argument mom", "~model.optimizer.momentum"),
     ):
         message = train(mine, model={"optimizer": ADAM | settings})
         assert re.match(f"model.optimizer: {says}", message), message

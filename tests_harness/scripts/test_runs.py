@@ -107,6 +107,10 @@ def test_difference_is_what_differs_alone(trained: Path, tmp_path: Path, capsys)
     assert keys == {"model.optimizer.lr", "model.scheduler.max_lr"}
     assert {row["two"] for row in rows} == {0.004}
     assert "same" in answer(capsys, "diff", trained, copied(trained, tmp_path / "twin"))
+    record.note(other, seconds=3661.0)
+    lines = [line.split() for line in answer(capsys, "diff", trained, other).splitlines()]
+    assert ["model.optimizer.lr", "0.003", "0.004"] in lines
+    assert next(line for line in lines if line[0] == "seconds")[-4:] == ["1", "h", "1", "min"]
 
 
 def test_show_and_tables_for_a_person_hold_the_same(trained: Path, capsys) -> None:

@@ -247,8 +247,13 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
     Raises:
         UserError: if the checkpoint or the config is missing.
     """
-    if (best := checkpoint / "checkpoints" / "best.ckpt").is_file():
-        raise UserError(f"checkpoint={checkpoint} is a run's folder. Use checkpoint={best}")
+    if checkpoint.is_dir():  # of a run, of its checkpoints, or of several runs
+        places = ("checkpoints/best.ckpt", "best.ckpt", "*/checkpoints/*", "*/*/checkpoints/*")
+        found = [p for place in places for p in checkpoint.glob(place) if p.is_file()]
+        best = [path for path in found if path.name == "best.ckpt"]
+        newest = max(best, key=lambda path: path.stat().st_mtime, default=None)
+        file = newest or "<run>/checkpoints/<name>.ckpt"
+        raise UserError(f"checkpoint={checkpoint} is a folder. Use checkpoint={file}")
     if not checkpoint.is_file():
         there = sorted(str(path) for path in checkpoint.parent.glob("*.ckpt"))
         hint = f" There is {', '.join(there)}." if there else ""

@@ -38,6 +38,7 @@ class Report:
     key: str  # the entry of the source that held the weights
     tensors: dict[str, Entry]  # by their new names
     num_bytes: int  # of the tensors that are taken, as they are in the source
+    left_out: list[str]  # other weights of the module that holds the network
     dropped: list[str]  # what else the source held
     notes: list[str]  # what a user should know besides
     verified: list[str] = field(default_factory=list)  # what the result was compared with
@@ -47,9 +48,12 @@ class Report:
         types = Counter(entry.dtype for entry in self.tensors.values())
         counts = ", ".join(f"{num} {dtype}" for dtype, num in types.items())
         renamed = [f"{e.source} -> {new}" for new, e in self.tensors.items() if e.source != new]
+        around = ", ".join(self.left_out)
         lines = {
             "took": f"{counts}, {self.num_bytes / 1e6:,.1f} MB, from {self.key} ({self.kind})",
             "renamed": f"{len(renamed)}, such as {renamed[0]}" if renamed else "nothing",
+            "left out": around
+            and f"{around}: of the module around the network; the file alone lacks them",
             "dropped": ", ".join(self.dropped) or "nothing",
             "verified": ", ".join(self.verified) or "nothing",
             "note": "; ".join(self.notes),
@@ -120,6 +124,7 @@ def convert(
                     for new, tensor in tensors.items()
                 },
                 sum(tensor.num_bytes for tensor in tensors.values()),
+                weights.left_out,
                 weights.dropped,
                 weights.notes,
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .choose import Chosen, choose
 from .names import Names
-from .places import holds_tensors, is_odd_tensor, key_for, places_of
+from .places import holds_tensors, is_odd_tensor, is_tensor, key_for, places_of
 from .read import Checkpoint
 from .sources import checked, printable
 from .stream import check, stream
@@ -27,6 +27,7 @@ class Weights:
     key: str  # the entry of the file that holds them, in words
     tensors: dict[str, Tensor]  # types and shapes; no byte of theirs is read
     sources: dict[str, str]  # their names in the file
+    left_out: list[str]  # the module's other weights
     dropped: list[str]  # what else the file holds
     notes: list[str]  # what a user should know besides
     _read: dict[Any, "torch.Tensor"] = field(default_factory=dict)
@@ -91,38 +92,43 @@ def opened(
             chosen = choose(checkpoint.root, key, ema, checkpoint.budget)
             keeps = keep_module or chosen.is_exact
             names = Names(chosen.state, prefix, chosen.is_lightning, keeps, ema)
-            tensors, dropped = _selected(chosen, names.new)
+            tensors, left_out, dropped = _selected(chosen, names.new)
             sources = {new: old for old, new in names.new.items() if new in tensors}
             dropped, notes = chosen.rest + dropped, chosen.notes + names.notes
-            yield Weights(checkpoint, chosen.key, tensors, sources, dropped, notes)
+            yield Weights(checkpoint, chosen.key, tensors, sources, left_out, dropped, notes)
             checkpoint.check_unchanged()
     except CheckpointError as error:
         raise CheckpointError(printable(f"{source}: {error}")) from error
 
 
-def _selected(chosen: Chosen, new_names: Mapping[str, str]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the network's tensors, and what else there was, in words."""
+def _selected(
+    chosen: Chosen, new_names: Mapping[str, str]
+) -> tuple[dict[str, Tensor], list[str], list[str]]:
+    """Return the network's tensors, and in words its module's other ones, and what is no tensor."""
     tensors: dict[str, Tensor] = {}
+    left_out: list[str] = []
     dropped: list[str] = []
     seen: set[int] = set()
     for old, value in chosen.state.items():
         new = new_names.get(old)
         if new is None:
-            dropped.append(old.partition(".")[0] + (".*" if "." in old else ""))
+            is_weight = is_tensor(value) and not old.endswith("n_averaged")  # a wrapper's counter
+            others = left_out if is_weight else dropped
+            others.append(old.partition(".")[0] + (".*" if "." in old else ""))
         elif isinstance(value, Tensor):
             tensors[new] = value
         elif is_odd_tensor(value):
             raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
         elif holds_tensors(value, seen) and not old.endswith("_extra_state"):
-            others = places_of(value, (*chosen.place, old)).items()
-            option = next(filter(None, (key_for(*other) for other in others)), "")
+            inside = places_of(value, (*chosen.place, old)).items()
+            option = next(filter(None, (key_for(*place) for place in inside)), "")
             hint = f"; {option} takes those" if option else ""
             raise CheckpointError(f"{chosen.key} holds tensors, and {old} in it others{hint}")
         else:
             dropped.append(f"{old} (not a tensor)")
     if not tensors:
         raise CheckpointError("what would be taken holds no tensor; --prefix and --key choose")
-    return tensors, list(dict.fromkeys(dropped))
+    return tensors, list(dict.fromkeys(left_out)), list(dict.fromkeys(dropped))
 
 
 def load(

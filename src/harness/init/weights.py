@@ -133,7 +133,8 @@ def told(path: Path, fit: Fit, weights: Weights) -> Started:
     lines += [f"not in the file: {name}" for name in fit.missing]
     lines += [f"only in the file: {name}" for name in fit.unexpected]
     lines += [f"left out: {name}" for name in fit.left_out]
-    lines += [f"the file holds besides: {', '.join(weights.dropped)}"] if weights.dropped else []
+    others = weights.left_out + weights.dropped
+    lines += [f"the file holds besides: {', '.join(others)}"] if others else []
     return Started(rows, lines)
 
 

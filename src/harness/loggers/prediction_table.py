@@ -2,7 +2,7 @@ import csv
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +29,8 @@ class PredictionTable(BasePredictionWriter):
     ``predict_step`` may return a tensor with a row per sample, a list with a text or a number per
     sample, and dicts, tuples, lists and dataclasses of these: their keys and positions become the
     columns' names, such as ``scores.0``. Of a list with one dict per sample, as of detected
-    objects, each key becomes a column whose cells hold lists.
+    objects, each key becomes a column whose cells hold lists. So does a list with a list of
+    numbers per sample, as of padded sequences, each cut to its length.
 
     Samples are numbered by their place in the data set. Where Lightning does not know that, as of
     a stream, they are numbered as they arrive: batch by batch, and of the processes' k-th batches
@@ -49,6 +50,7 @@ class PredictionTable(BasePredictionWriter):
         self.rows: list[Row] = []
         self.others: list[dict[str, Any]] = []
         self.reason = ""
+        self.widths: set[tuple[int, str, int]] = set()  # loader, name, its columns in a batch
         self.last_indices: Sequence[int] | None = None
 
     def write_on_batch_end(
@@ -77,6 +79,7 @@ class PredictionTable(BasePredictionWriter):
             where = {"loader": dataloader_idx, "batch": batch_idx, "samples": indices}
             self.others.append(where | {"prediction": prediction})
             return
+        self.widths |= {(dataloader_idx, *width) for width in widths(columns)}
         for row in range(num_samples):
             cells = {name: column[row] for name, column in columns.items()}
             place = indices[row] if indices else None
@@ -84,7 +87,7 @@ class PredictionTable(BasePredictionWriter):
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the rows and write the files, which appear only when they are complete."""
-        parts = gather(trainer, (self.rows, self.others, self.reason))
+        parts = gather(trainer, (self.rows, self.others, self.reason, self.widths))
         if not trainer.is_global_zero:
             return
         rows = [row for part in parts for row in part[0]]
@@ -95,6 +98,7 @@ class PredictionTable(BasePredictionWriter):
             write_durably(path, file.getvalue())
             reason = next(part[2] for part in parts if part[2])
             log.warning("%s holds %d batches that are no table: %s", path, len(others), reason)
+        warn_of_widths(set().union(*(part[3] for part in parts)))
         if rows:
             text = table(numbered(rows), sample_columns(trainer))
             write_durably(self.path, text.encode(errors="surrogateescape"))
@@ -117,6 +121,26 @@ def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
         found[loader, number] = cells
         num_found[loader] += 1
     return found
+
+
+def widths(columns: Iterable[str]) -> Iterable[tuple[str, int]]:
+    """How many numbered columns each name has, such as 3 of ``scores``."""
+    parents = (name.rpartition(".") for name in columns)
+    return Counter(parent for parent, _, last in parents if parent and last.isdigit()).items()
+
+
+def warn_of_widths(found: set[tuple[int, str, int]]) -> None:
+    """Warn once where batches of a loader have as many columns as their longest sample."""
+    least: dict[tuple[int, str], int] = {}
+    for loader, name, width in sorted(found):
+        if least.setdefault((loader, name), width) != width:
+            log.warning(
+                "%s has %d columns in one batch and %d in another: a sample's cells then depend "
+                "on its batch. Return a list with a list of each sample's own numbers "
+                "(row[:length].tolist()), or columns of one width.",
+                *(name, least[loader, name], width),
+            )
+            return
 
 
 def sample_columns(trainer: pl.Trainer) -> Mapping[str, Sequence[Any]]:

@@ -1,5 +1,6 @@
 """What a run stumbles over because of its settings, or of its owner's code, in a few lines."""
 
+import difflib
 import inspect
 import linecache
 import re
@@ -49,12 +50,12 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
     well; once it is built, ``of_owner`` tells it. A bug of the harness keeps its traceback.
 
     Args:
-        cfg: the run's config, to name the key of an optimizer that refuses its arguments.
+        cfg: the run's config, to name the key of what refuses its arguments.
     """
     try:
         yield
     except InstantiationException as error:
-        mistake = _not_built(error)
+        mistake = _not_built(error, cfg)
         raise mistake from (error if isinstance(mistake, UserError) else None)
     except MisconfigurationException as error:
         if raised(error).owners or _method(error, _named(error)):
@@ -117,7 +118,7 @@ def _told(place: Place | None, found: Raised, *more: str) -> str:
     return "\n".join([said, *filter(None, more)])
 
 
-def _not_built(error: InstantiationException) -> BaseException:
+def _not_built(error: InstantiationException, cfg: DictConfig | None) -> BaseException:
     """What to raise for an object of the config that could not be built."""
     cause: BaseException = error
     key = str(error).partition("full_key: ")[2].strip() or "the config"
@@ -128,6 +129,8 @@ def _not_built(error: InstantiationException) -> BaseException:
     if isinstance(cause, UserError):
         return cause
     found = raised(cause)
+    if unknown := _unknown_argument(key, found.message, cfg):
+        return UserError(unknown)
     called = next((i for i, p in enumerate(reversed(found.places)) if BUILDER in p.file), 0)
     inside = found.places[len(found.places) - called :]
     on_purpose = isinstance(cause, (ValueError, MisconfigurationException)) and inside
@@ -138,6 +141,19 @@ def _not_built(error: InstantiationException) -> BaseException:
     if not any(is_harness(place.file) for place in inside):  # a library's class, or the call itself
         return UserError(f"{key}: {found.kind}: {found.message}")
     return cause
+
+
+def _unknown_argument(key: str, message: str, cfg: DictConfig | None) -> str | None:
+    """Name a setting that a class with ``**kwargs`` has passed on to one that does not take it."""
+    said = re.search(r"got an unexpected keyword argument '(\w+)'", message)
+    node = dict(targets(cfg)).get(key) if said else None
+    if not said or node is None or said[1] not in node:
+        return None
+    if said[1] in inspect.signature(get_object(node["_target_"])).parameters:
+        return None  # A mistake inside of the class.
+    close = difflib.get_close_matches(said[1], {*map(str, node)} - {said[1]}, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return f"{key}: {node['_target_']} has no argument {said[1]}.{hint}"
 
 
 def _refused(found: Raised, cfg: DictConfig) -> str | None:

@@ -52,6 +52,8 @@ def check_targets(cfg: Any) -> None:
         for name in [str(name) for name in node if name not in {*parameters, *HYDRA_KEYS}]:
             close = difflib.get_close_matches(name, parameters, n=1)
             hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(parameters)}."
+            if key and "[" not in key and not close:
+                hint += f" Leave it out: ~{key}.{name}"
             if name in ("objective", "mode"):
                 hint = "Set it in an experiment's YAML, or in train.yaml."
             raise UserError(f"{key}: {node['_target_']} has no argument {name}. {hint}")

@@ -148,7 +148,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         )
     if is_spawning(cfg.trainer):
         log.warning(OF_LIGHTNING)
-    with user_errors():
+    with user_errors(cfg):
         data = made_data(cfg)
         model, freezing = made_model(cfg)
         trackers.send_no_reports()

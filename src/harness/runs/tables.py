@@ -147,7 +147,9 @@ def write(rows: Sequence[dict[str, Any]], form: str) -> None:
             is_right = any(isinstance(row[name], (int, float)) for row in rows)
             table.add_column(short[name], justify="right" if is_right else "left", overflow="fold")
         for row in rows:
-            cells = {name: escape(text(row.get("", name), value)) for name, value in row.items()}
+            # In a table of differences the first column, "", names what its row is about.
+            about = {name: row.get("", name) if name else "" for name in row}
+            cells = {name: escape(text(about[name], value)) for name, value in row.items()}
             if colour := COLOURS.get(row.get("status", "")):
                 cells["status"] = f"[{colour}]{row['status']}[/{colour}]"
             table.add_row(*cells.values())
