@@ -1,6 +1,7 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
 # make test    make check, and run the tests, ten minutes  make test ARGS="-k resume"
+# make test-harness ARGS="-k resume"   of the library's tests those that you name
 # make test-all   make test, and what takes longer: kill storms, clusters, all variants, packages
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 # uv, where there is one, installs the same versions faster; make UV= leaves it out.
@@ -22,19 +23,19 @@ endif
 INSTALLED := $(VENV)/installed
 TEST_INSTALLED := $(VENV)/installed-test
 
-.PHONY: train check test test-all lock
+.PHONY: train check test test-harness test-all lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
 # Strict for the harness, mild for a project's own files. The repository that projects are made from
 # is strict throughout.
 ifneq ($(wildcard template/make_project.py),)
-RUFF_RULES := --config src/harness/ruff.toml
+RUFF_RULES := --config harness/ruff.toml
 MYPY_RULES := --strict $(addprefix --enable-error-code=,\
     arg-type assignment index operator override return-value union-attr)
 FORMATTED := .
 else
-FORMATTED := src/harness
+FORMATTED := $(wildcard harness)
 endif
 
 check: $(TEST_INSTALLED)
@@ -42,21 +43,38 @@ check: $(TEST_INSTALLED)
 	$(BIN)/ruff check $(RUFF_RULES)
 	$(BIN)/mypy $(MYPY_RULES)
 
-# All of tests/, and of tests_harness/ where it is there. Three workers, one thread each: tests that
-# start processes of their own share the same cores.
+# Three workers, one thread each: tests that start processes of their own share the same cores.
+PYTEST := OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest -n 3 --dist worksteal
+
+# Your tests; then those of the library, where they came along: in a folder of its own with small
+# configs, and those of its data with the examples here.
 test: check
-	$(BIN)/python -m compileall -q src  # once, and not in each process, where nothing may be written
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m compileall -q src harness/src  # once, not by each process that imports it
+	$(PYTEST) $(ARGS)
+ifeq ($(ARGS),)
+ifneq ($(wildcard harness/tests),)
+	$(MAKE) test-harness
+endif
+endif
+
+test-harness: $(TEST_INSTALLED)
+	cd harness && $(PYTEST) $(ARGS)
+ifeq ($(ARGS),)
+	cd harness/tests/examples && TEST_PROJECT=$(CURDIR) $(PYTEST) .
+endif
 
 # What needs a GPU is skipped without one, and says so.
+ALL := -m "slow or gpu or multi_gpu" -rs
 test-all: test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -m "slow or gpu or multi_gpu" -rs
-ifneq ($(wildcard tests_harness/packages),)
+	$(PYTEST) $(ALL)
+ifneq ($(wildcard harness/tests),)
+	cd harness && $(PYTEST) $(ALL)
+	cd harness/tests/examples && TEST_PROJECT=$(CURDIR) $(PYTEST) $(ALL) .
 	$(MAKE) packages
 endif
 
--include benchmarks/bench.mk  # make bench
--include tests_harness/packages/packages.mk  # make packages
+-include harness/benchmarks/bench.mk  # make bench
+-include harness/tests/packages/packages.mk  # make packages
 
 # The new lock takes its place only after the tests have passed with it. It has the versions for
 # every system; platform parts of torch (CUDA libraries) are left to the one that installs.
@@ -64,8 +82,9 @@ lock:
 	rm -rf build/lock build/requirements.lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install "uv>=0.9,<1"
-	build/lock/bin/uv pip compile --universal --quiet --upgrade --extra test --no-header --no-annotate \
-	    pyproject.toml | sed '/^\(nvidia-[^m]\|cuda-\|triton\|setuptools\)/d' > build/requirements.lock
+	build/lock/bin/uv pip compile --universal --quiet --upgrade --no-header --no-annotate \
+	    requirements.txt harness/requirements.txt harness/extras/test.txt \
+	    | sed '/^\(nvidia-[^m]\|cuda-\|triton\|setuptools\)/d' > build/requirements.lock
 	build/lock/bin/pip install -c build/requirements.lock -e .[test]
 	touch build/lock/made build/lock/installed build/lock/installed-test
 	$(MAKE) test VENV=build/lock
@@ -77,10 +96,12 @@ $(VENV)/made:
 	$(NEW_VENV) $(VENV)
 	touch $@
 
-$(INSTALLED): $(VENV)/made pyproject.toml requirements.lock
+REQUIRED := pyproject.toml requirements.txt requirements.lock $(wildcard harness/requirements.txt)
+
+$(INSTALLED): $(VENV)/made $(REQUIRED)
 	$(INSTALL) -c requirements.lock -e .
 	touch $@
 
-$(TEST_INSTALLED): $(VENV)/made pyproject.toml requirements.lock
+$(TEST_INSTALLED): $(VENV)/made $(REQUIRED)
 	$(INSTALL) -c requirements.lock -e .[test]
 	touch $(INSTALLED) $@

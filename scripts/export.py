@@ -1,49 +1,11 @@
-"""Write a run's network as files that other programs run: torch.export's and ONNX.
+"""Export a run's network for other programs: `python -m harness.export` by another name.
 
-    python scripts/export.py outputs/default/<run>
-    python scripts/export.py outputs/default/<run>/checkpoints/best.ckpt -o net.onnx
-    python scripts/export.py outputs/default/<run> data.file=new.csv    words as of evaluate.py
-
-Any batch size; each file is held against the network on batches of the run's data before it gets
-its name. Without -o, best.pt2 and best.onnx beside the checkpoint. ONNX needs
-pip install -e .[onnx].
-Exit status: 0 all are written; 1 a mistake, or what cannot be exported: none is; 2 unknown options.
+python scripts/export.py outputs/default/<run> -o net.onnx
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
 
-from harness.errors import UserError
-from harness.quick_imports import quick_imports
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Export what the arguments name and return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("source", help="a run's folder, or a checkpoint in it")
-    add("words", nargs="*", metavar="key=value", help="as of evaluate.py")
-    add("-o", action="append", default=[], metavar="OUT", help="ends in .pt2 or .onnx; repeatable")
-    add("--force", action="store_true", help="replace existing files")
-    options = parser.parse_intermixed_args(arguments)
-    try:
-        with quick_imports():
-            from harness.export.command import export
-
-        print(*export(options.source, options.o, options.words, force=options.force), sep="\n")
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
+from harness.export.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,19 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "project"  # its name in this repository
 # What no project gets: that of the template itself, and what is written anew below.
 LEFT_OUT = (
-    *("template", "copier.yml", "tests_harness/template", "tests_harness/test_readme.py"),
-    *(".github/ISSUE_TEMPLATE", ".github/pull_request_template.md"),
-    *("benchmarks", "tests_harness/test_benchmarks.py", "tests_harness/test_release.py"),
-    *("tests_harness/packages", "docs/public_modules.md"),
-    *(".ci/versions", ".github/workflows/versions.yaml"),
-    *("docs/performance.md", "docs/terminal.py", "docs/terminal.svg"),
+    *("template", "copier.yml", ".github/ISSUE_TEMPLATE", ".github/pull_request_template.md"),
+    *("harness/benchmarks", "harness/tests/test_benchmarks.py", "harness/tests/packages"),
+    *(".ci/versions", ".github/workflows/versions.yaml", "harness/docs/public_modules.md"),
+    *("harness/docs/performance.md", "harness/docs/terminal.py", "harness/docs/terminal.svg"),
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "README.md", "LICENSE"),
 )
-HARNESS_TESTS = "tests_harness"
-# An example's files carry its name, and no other file needs them: digits_mlp.yaml, test_digits.py.
+HARNESS_TESTS = "harness/tests"
+# An example's files carry its name, and no other file needs them: digits_cnn.yaml, test_digits.py.
 EXAMPLES = ("digits", "contrastive")
 # The files that may name the package.
-ROOMS = (f"src/{PACKAGE}/", "tests/", f"{HARNESS_TESTS}/", "conf/", "scripts/")
+ROOMS = (f"src/{PACKAGE}/", "tests/", "conf/", "scripts/")
 ENTRIES = ("train.py", "evaluate.py", "predict.py", "pyproject.toml", "AGENTS.md")
 LICENSES = sorted(path.stem for path in (ROOT / "template" / "licenses").glob("*.txt"))
 # Modules of locked distributions that have other names than these; a test looks at them.

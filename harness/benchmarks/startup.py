@@ -1,0 +1,84 @@
+"""How long commands take: those that do not train, and those that do until their first step.
+
+    python benchmarks/startup.py [--repeats 7] [--json startup.json]
+
+Everything is set against importing the framework, which a training run cannot avoid and the
+other commands must: they have to answer in 0.15 of it.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import contest
+
+PYTHON = sys.executable
+BASELINE = "import pytorch_lightning"
+TRAIN = [PYTHON, "train.py", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
+FIRST_STEP = ["+callbacks.first_step._target_=startup.FirstStep", "test=false"]
+COMMANDS = {
+    BASELINE: [PYTHON, "-c", "import pytorch_lightning"],
+    "train.py --help": [PYTHON, "train.py", "--help"],
+    "train.py --cfg job": [PYTHON, "train.py", "--cfg", "job"],
+    "tab completion": [PYTHON, "train.py", "-sc", "query=bash"],
+    "unknown key": [PYTHON, "train.py", "trainer.devcies=2"],
+    "unknown choice": [PYTHON, "train.py", "strategy=nope"],
+    "wrong type": [PYTHON, "train.py", "data.batch_size=many"],
+    "no such checkpoint": [PYTHON, "evaluate.py", "checkpoint=nope.ckpt"],
+    "first step": [*TRAIN, *FIRST_STEP, "trainer.max_steps=1", "trainer.limit_val_batches=0"],
+    "first step, ddp(2)": [
+        *(*TRAIN, *FIRST_STEP, "trainer.max_steps=1", "trainer.limit_val_batches=0"),
+        *("strategy=ddp", "trainer.devices=2"),
+    ],
+    "debug=fast_dev_run": [*TRAIN, "debug=fast_dev_run"],
+}
+# Hydra's completion reads the line to complete from the shell's variables.
+COMPLETION = {"COMP_LINE": "train.py strategy=d", "COMP_POINT": "19", "COMP_CWORD": "1"}
+NOTE = "FIRST_STEP_FILE"
+
+if NOTE in os.environ:  # in a run; the other commands must not pay for this import
+    import pytorch_lightning as pl
+
+    class FirstStep(pl.Callback):
+        """Note when the first step has ended."""
+
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.is_global_zero and trainer.global_step == 1:
+                Path(os.environ[NOTE]).write_text(str(time.time()))
+
+
+def seconds(command: list[str]) -> float:
+    """From the start to the end, or to the end of the first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | COMPLETION | {"OMP_NUM_THREADS": "1"}
+        note = Path(folder, "first_step")
+        if "test=false" in command:
+            path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
+            environment |= {NOTE: str(note), "PYTHONPATH": path}
+        if "trainer.accelerator=cpu" in command:
+            command = [*command, f"output_dir={folder}"]
+        started = time.time()
+        subprocess.run(command, cwd=contest.ROOT, env=environment, capture_output=True, check=False)
+        ended = float(note.read_text()) if NOTE in environment else time.time()
+        return ended - started
+
+
+def main() -> None:
+    options = contest.arguments(__doc__ or "", repeats=7).parse_args()
+    turns = {name: partial(seconds, command) for name, command in COMMANDS.items()}
+    contest.take_turns(turns, 1)  # fills the disk cache
+    figures = contest.take_turns(turns, options.repeats)
+    print(contest.machine())
+    print(f"{'':22} {'seconds (min - max)':24} of the import (min - max)")
+    for name, values in figures.items():
+        print(f"{name:22} {contest.spread(values):24} {contest.ratio(values, figures[BASELINE])}")
+    contest.write(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

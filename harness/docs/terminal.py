@@ -1,0 +1,91 @@
+"""Draw harness/docs/terminal.svg: what a person sees who trains for the first time.
+
+python harness/docs/terminal.py
+"""
+
+import os
+import pty
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[2]
+COLUMNS = 118
+WORDS = ["experiment=synthetic"]
+# What rich's own picture has but for the fonts that it would fetch from the network.
+FORMAT = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, monospace;
+  font-size: {char_height}px; line-height: {line_height}px; }}
+.{unique_id}-title {{ font-size: 18px; font-family: system-ui, sans-serif; }}
+{styles}
+</style>
+<defs><clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
+{lines}</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g></g></svg>
+"""
+
+
+def record(words: list[str]) -> str:
+    """Everything that a training writes to a terminal."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.environ.update(COLUMNS=str(COLUMNS), TERM="xterm-256color", VIRTUAL_ENV=sys.prefix)
+        os.execv(sys.executable, [sys.executable, "train.py", *words])
+    written = b""
+    while True:
+        try:
+            data = os.read(terminal, 2**16)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        written += data
+    os.waitpid(pid, 0)
+    return written.decode()
+
+
+def screen(written: str) -> list[str]:
+    """The lines that stand on the screen at the end, with their colours."""
+    lines = [""]
+    for piece in re.split(r"(\n|\x1b\[1A|\x1b\[2K|\x1b\[\?25[hl]|\r)", written):
+        if piece == "\n":
+            lines.append("")
+        elif piece == "\x1b[1A":
+            lines.pop()
+        elif piece == "\x1b[2K":
+            lines[-1] = ""
+        elif piece and piece != "\r" and not piece.startswith("\x1b[?"):
+            lines[-1] += piece
+    return lines
+
+
+def main() -> None:
+    """Train, and draw the screen."""
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+        written = record([*WORDS, f"output_dir={folder}"])
+        written = written.replace(f"{Path(folder).name}/", "outputs/").replace(f"{ROOT}/", "")
+        shutil.rmtree(folder, ignore_errors=True)
+        Path(folder).mkdir()
+    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(f"[bold green]$[/] python train.py {' '.join(WORDS)}", highlight=False)
+    for line in screen(written):
+        console.print(Text.from_ansi(line), soft_wrap=True)
+    picture = console.export_svg(title="train.py", code_format=FORMAT, unique_id="t")
+    (ROOT / "harness" / "docs" / "terminal.svg").write_text(picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Spares the start of a run what torchmetrics imports for ``Metric.plot`` and for SRMRpy.
+
+Lightning imports torchmetrics, which imports matplotlib and ``scipy.signal``: a fifth of the time
+until the first step, for what most runs never use. Here stand-ins take their places while
+torchmetrics is imported, and whoever uses one later gets the real module from it.
+
+Left out with versions that were not tested. ``harness/tests/upstream/test_late_imports.py`` draws
+a plot.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from harness.upstream import versions
+
+PRIVATE = {"torchmetrics.utilities.plot": "_MATPLOTLIB_AVAILABLE"}
+
+
+class Late(ModuleType):
+    """Stands for a module of this name, and imports it when something is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:  # torchmetrics is being imported
+            raise AttributeError(name)
+        return getattr(import_module(self.__name__), name)
+
+
+@contextmanager
+def plot_style(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """What ``matplotlib.style.context`` is, which torchmetrics takes when it is imported."""
+    from matplotlib import style
+
+    with style.context(*args, **kwargs):
+        yield
+
+
+# What torchmetrics asks of each of them while it is imported: types for hints, and two functions.
+ASKED: dict[str, dict[str, Any]] = {
+    "matplotlib": {"colors": SimpleNamespace(Colormap=object), "__path__": []},
+    "matplotlib.axes": {"Axes": object},
+    "matplotlib.pyplot": {"Figure": object, "style": SimpleNamespace(context=plot_style)},
+    "scipy.signal": {"hamming": None},
+}
+
+
+def import_torchmetrics() -> None:
+    """Import torchmetrics without matplotlib and ``scipy.signal``."""
+    if "torchmetrics" in sys.modules or versions.untested():
+        return
+    import torch  # noqa: F401  # who looks at all modules there are finds no stand-in
+
+    left_alone = {
+        package
+        for package in ("matplotlib", "scipy")
+        if not find_spec(package) or any(n in sys.modules for n in ASKED if n.startswith(package))
+    }
+    stand_ins = {name: Late(name) for name in ASKED if name.partition(".")[0] not in left_alone}
+    for name, module in stand_ins.items():
+        vars(module).update(ASKED[name])
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent in stand_ins:
+            setattr(stand_ins[parent], child, module)
+    try:
+        import torchmetrics  # noqa: F401
+    finally:
+        for name, module in stand_ins.items():
+            del sys.modules[name]
+            for asked in {*vars(module)} - {"__name__", "__spec__"}:
+                delattr(module, asked)

@@ -1,0 +1,151 @@
+"""Python attributes of modules, data and callbacks go on where they were."""
+
+import csv
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.checkpoints.placing import LostError, Placer
+from harness.command.compose import compose
+from tests.checkpoints import kept
+from tests.faults.resume_sweep import COMMON, train
+from tests.faults.run_folder import contents, differences, leave_at
+from tests.strategy_runs import execute
+
+OWN = f"{kept.__name__}"
+EVERYTHING = (
+    f"data._target_={OWN}.Data",
+    f"+callbacks.recorder._target_={OWN}.Recorder",
+    "trainer.num_sanity_val_steps=2",
+    "trainer.max_epochs=2",
+)
+
+
+def config(run_dir: Path, *words: str, module: str = "Everything") -> Any:
+    run_dir.mkdir(exist_ok=True)
+    chosen = (f"model._target_={OWN}.{module}", "objective=val/loss", "mode=min")
+    off = ("callbacks.learning_rate=null", "test=false")
+    return compose("train", [*COMMON, *chosen, *off, *words, f"run_dir={run_dir}"])
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run of 5 steps in each of 2 epochs, with a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("reference")
+    train(config(folder / "run", *EVERYTHING))
+    (folder / "run").rename(folder / "reference")  # what goes on with it is where it was
+    return folder / "reference"
+
+
+def go_on(reference: Path, step: str, *words: str, module: str = "Everything") -> Path:
+    """Go on from a step of a run that has ended; the folder of that."""
+    cfg = config(reference.with_name("run"), *words, module=module)
+    run_dir = Path(cfg.run_dir)
+    shutil.rmtree(run_dir)
+    shutil.copytree(reference, run_dir, symlinks=True)
+    leave_at(run_dir, int(step.rpartition("_")[2]))
+    cfg.resume = str(run_dir / "checkpoints" / f"{step}.ckpt")
+    train(cfg)
+    return run_dir
+
+
+def states(run_dir: Path) -> dict[str, list[str]]:
+    """What each habit has come to, row by row."""
+    with (run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in rows[0] if name.startswith("state/")]
+    return {name.partition("/")[2]: [row[name] for row in rows] for name in names}
+
+
+def lines_of(run_dir: Path, text: str) -> list[str]:
+    return [line for line in (run_dir / "run.log").read_text().splitlines() if text in line]
+
+
+def test_run_goes_on_with_every_attribute_of_module_data_and_callbacks(reference: Path) -> None:
+    run_dir = go_on(reference, "step_7", *EVERYTHING)
+    assert states(run_dir) == states(reference)
+    assert differences(contents(reference), contents(run_dir)) == []
+    assert lines_of(run_dir, "as in a run that begins") == []
+    assert lines_of(run_dir, "The first batch was read") == []
+
+
+def test_only_what_training_has_changed_is_put_back_where_an_epoch_begins(reference: Path) -> None:
+    """Settings of the new command stay. Lightning calls that epoch's hooks itself."""
+    run_dir = go_on(reference, "step_5", *EVERYTHING)
+    assert states(run_dir) == states(reference)
+    found = contents(run_dir)["last.ckpt"]["safe_point"]["attributes"]
+    assert {name for owner, name in found["of_all"] if owner == "data"} == {"noise_level"}
+
+
+def test_what_cannot_be_kept_is_told_once_with_the_line_that_sets_it(tmp_path: Path) -> None:
+    words = ("checkpoint.attribute_megabytes=1", f"data._target_={OWN}.MovingData")
+    train(config(tmp_path / "run", *words, module="CannotBeKept"))
+    reference = (tmp_path / "run").rename(tmp_path / "reference")
+    (line,) = lines_of(reference, "Checkpoints lack")
+    for name in ("function", "large", "stream", "record"):
+        assert re.search(rf"CannotBeKept.{name}, set in \S*tests/checkpoints/kept.py:", line)
+    assert "more than 1 MB" in line
+    assert "an iterator" in line
+    for name in ("lock", "path"):
+        assert lines_of(reference, f"CannotBeKept.{name}") == []
+    run_dir = go_on(reference, "step_7", *words, module="CannotBeKept")
+    (line,) = lines_of(run_dir, "as in a run that begins")
+    assert "CannotBeKept.stream" in line
+    # The functions of what training has made are not known.
+    assert "CannotBeKept.nested" in line
+    # What changes while a batch is moved may be another one in the first batch.
+    (line,) = lines_of(run_dir, "changes while a batch is read or moved")
+    assert "MovingData.noise_level" in line
+
+
+def run_in_processes(folder: Path, strategy: str, *words: str) -> Path:
+    """The folder of the run of a command."""
+    status, said = execute(["test=false", "name=run", *words], strategy, folder)
+    assert status == 0, said
+    (run_dir,) = (folder / "run").iterdir()
+    return run_dir
+
+
+def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_in_common(
+    tmp_path: Path,
+) -> None:
+    data = ("data=synthetic", "data.batch_size=300", "data.noise=0.1")
+    often = ("checkpoint.every_n_steps=1", "checkpoint.num_kept=1000")
+    chosen = (f"model._target_={OWN}.PerProcess", "objective=val/loss", "mode=min")
+    run_dir = run_in_processes(tmp_path, "ddp(2)", *data, *often, *chosen)
+    expected = contents(run_dir)
+    shutil.copytree(tmp_path / "run", tmp_path / "alone" / "run", symlinks=True)
+    leave_at(run_dir, 8)
+    run_in_processes(tmp_path, "ddp(2)", f"resume={run_dir}")
+    assert differences(expected, contents(run_dir)) == []
+    for text in ("as in a run that begins", "Checkpoints lack"):
+        assert lines_of(run_dir, text) == []
+
+    alone = tmp_path / "alone" / "run" / run_dir.name
+    leave_at(alone, 8)
+    run_in_processes(tmp_path / "alone", "cpu", f"resume={alone}", "trainer.max_epochs=4")
+    (line,) = lines_of(alone, "as in a run that begins")
+    assert line.count("differed between 2 processes") == 3
+    for name in ("losses", "rng", "offset"):  # the last of a hook at the start
+        assert f"PerProcess.{name}" in line
+    (line,) = lines_of(alone, "PerProcess.world")
+    assert "(was 2, is 1)" in line
+    (line,) = lines_of(alone, "had 2 processes and has 1 now")
+    assert "PerProcess.num_steps" in line
+    assert "PerProcess.losses" not in line
+    attributes = contents(alone)["last.ckpt"]["safe_point"]["attributes"]
+    assert attributes["of_all"]["module", "num_steps"] == 20
+
+
+def test_checkpoint_names_no_code_that_is_run(tmp_path: Path) -> None:
+    """Objects are of classes that the owner's modules have; nothing else is looked up."""
+    placer = Placer({}, torch.device("cpu"))
+    node = {"#": "object", "class": "subprocess.Popen", "names": ["args"], "values": ["true"]}
+    with pytest.raises(LostError, match="no subprocess"):
+        placer.place(node)
+    meter = node | {"class": f"{OWN}.AverageMeter"}
+    assert vars(placer.place(meter)) == {"args": "true"}

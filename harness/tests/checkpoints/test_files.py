@@ -1,0 +1,120 @@
+"""No damaged or partial file is ever taken for a checkpoint."""
+
+import errno
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.checkpoints import lookup, writing
+from harness.checkpoints.reading import unreadable
+from harness.checkpoints.writing import DurableCheckpointIO
+from tests.faults.damage import damages, not_rejected
+from tests.faults.writes import kill_while_writing
+
+
+@pytest.fixture
+def two_checkpoints(tmp_path: Path) -> Path:
+    for step in (9, 10):  # by number: as text, 9 would be the newest
+        values = {"weights": torch.randn(20_000), "step": step, "rates": [0.1, 0.2]}
+        DurableCheckpointIO().save_checkpoint(values, lookup.path_of(tmp_path, step))
+    return tmp_path
+
+
+def test_damaged_newest_is_skipped_and_said(two_checkpoints: Path) -> None:
+    assert len(damages(1 << 20, random.Random(0))) >= 9
+    assert not_rejected(two_checkpoints, seed=0) == []
+
+
+def test_any_flipped_bit_is_rejected_or_means_nothing(tmp_path: Path) -> None:
+    """Between an archive's members is padding, which no checksum covers and nobody reads."""
+    path = lookup.path_of(tmp_path, 1)
+    expected = {"weights": torch.randn(50), "step": 3}
+    DurableCheckpointIO().save_checkpoint(expected, path)
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 7):
+        data = bytearray(whole)
+        data[position] ^= 1 << position % 8
+        path.write_bytes(data)
+        if unreadable(path) is None:
+            found = torch.load(path, weights_only=True)
+            assert torch.equal(found["weights"], expected["weights"]), position
+            assert found["step"] == 3
+
+
+def test_damaged_checkpoint_does_not_push_out_whole_ones(two_checkpoints: Path) -> None:
+    newest = two_checkpoints / "step_10.ckpt"
+    newest.write_bytes(b"")
+    lookup.set_aside_newer(two_checkpoints / "step_9.ckpt")
+    assert lookup.by_step(two_checkpoints) == [two_checkpoints / "step_9.ckpt"]
+    assert (two_checkpoints / "step_10.ckpt.damaged").exists()
+
+
+def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    assert kill_while_writing(tmp_path / "checkpoints", num_kills=10, seed=0) == 0
+
+
+def test_values_may_change_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on; the link and the removal of the oldest wait for the file."""
+    goes_on, order = threading.Event(), []
+    write = writing.write
+
+    def write_late(file: Any, pieces: Any) -> None:
+        assert goes_on.wait(20)
+        write(file, pieces)
+        order.append("written")
+
+    monkeypatch.setattr(writing, "write", write_late)
+    io, weights = DurableCheckpointIO(), torch.zeros(1000)
+    path = lookup.path_of(tmp_path, 1)
+    io.save_checkpoint({"weights": weights}, path, lambda: order.append("safe"))
+    weights += 1
+    assert not path.exists()
+    goes_on.set()
+    io.finish()
+    assert order == ["written", "safe"]
+    assert torch.load(path)["weights"].sum() == 0
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_error_of_the_disk_is_raised_once_and_stops_nobody(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a checkpoint is larger than the memory that waits to be written."""
+    monkeypatch.setattr(writing, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(writing, "MOST_BYTES", 2000)
+
+    def fail(file: Any, pieces: Any) -> None:
+        if moment == "after":
+            list(pieces)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(writing, "write", fail)
+    io = DurableCheckpointIO()
+    io.save_checkpoint({"weights": torch.zeros(9000)}, tmp_path / "a.ckpt", lambda: None)
+    with pytest.raises(OSError, match="Input/output"):
+        io.finish()
+    io.finish()  # told once
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_is_said_and_the_last_checkpoint_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    io, path = DurableCheckpointIO(), lookup.path_of(tmp_path, 1)
+    io.save_checkpoint({"step": 1}, path)
+
+    def write_half(file: Any, pieces: Any) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writing, "write", write_half)
+    io.save_checkpoint({"step": 1}, path)
+    assert io.met_full_disk
+    assert [file.name for file in tmp_path.iterdir()] == ["step_1.ckpt"]
+    assert lookup.damage(path) is None

@@ -1,0 +1,260 @@
+"""A mistake in a command gets one or two lines that say what to type, and leaves nothing behind."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.command import start as cli
+from harness.command import yaml_files
+from harness.processes import leaving, peers
+from harness.testing import command as typed
+from tests.conftest import ROOT
+from tests.faults.fork_server import command
+from tests.refusals import refusal
+
+MISTAKES = {
+    "trainer.devcies=2": "Did you mean trainer.devices?",
+    "lr=0.1": "Did you mean model.optimizer.lr?",
+    "stratgy=ddp": "Did you mean strategy?",
+    "model=cnnn": "Did you mean model=cnn?",
+    "experiment=syntetic": "Did you mean experiment=synthetic?",
+    "data=": "table, text.",
+    "+strategy=ddp": "write strategy=<choice>",
+    "strategy": "not of the form key=value",
+    "name=cnn(2)": "'name=\"cnn(2)\"'",
+    "data.batch_size=many": "data.batch_size takes a number",
+    "run_dir=here": "use output_dir=",
+    "callbacks.ema.decay=0.9": "There is no key callbacks.ema without callbacks=ema: add that.",
+    "data.batch_size=null": "must be a whole number, 1 or more",
+    "seed=99999999999": "smaller than 2^32",
+    "data.pin_memory=maybe": "true, false or auto",
+    "trainer.devices=0": "a number from 1",
+    "trainer.accelerator=tpu": "cpu, gpu, cuda or mps",
+    "~strategy": "Leave out ~strategy",
+    "~gpus": "Leave out ~gpus",
+    "rules=null": "there are those of conf/rules.yaml alone",
+    "model.num_classes=${from_data.num_classes}": "write from_data.num_cl",
+    "strategy=null": "there is no conf/strategy/null.yaml",
+    "name=../x": "without '..'",
+    "+num_gpus=2": "trainer.devices=",
+    "strategy=ddp trainer.num_nodes=2": "torchrun --nnodes=2",
+    "strategy=ddp trainer.devices=2 data.batch_size=1": "Use data.batch_size=2 or more",
+    "test=perhaps": "test takes true or false",
+    "seed=${nope}": "nope",
+    "checkpoint.num_kept=1": "must be a whole number, 2 or more",
+    "strategy=gpu": "strategy=cpu",
+    "callbacks=[early_stoping]": "Did you mean callbacks=early_stopping?",
+    "callbacks=early_stopping,ema": "callbacks=[early_stopping,ema]",
+    "scheduler=cosine": "Did you mean model/scheduler=<choice>?",
+    "tags=lr": "use tags=[baseline,lr]",
+    "notes=[a]": "is no text",
+    "compile=maybe": "compile takes true or false",
+    "trainer.benchmark=true trainer.deterministic=true": "Leave out one of them",
+    "trainer.gradient_clip_val=1 trainer.precision=16-mixed": "Add model.optimizer.fused=false",
+    "strategy=gpu trainer.devices=64": "strategy=cpu",
+    "gpus=emptiest": "eave out gpus=emptiest",
+    "gpus=emptiest trainer.devices=[0,1]": "Use trainer.devices=2",
+    "gpus=emptiest strategy=cpu": "Leave out one of them",
+    "gpus.min_free_gib=20": "by gpus=emptiest",
+    "gpus=2": "strategy=ddp trainer.devices=<number of GPUs>",
+    "distributed_backend=ddp": "Use strategy=",
+    "accelerator=ddp": "Use strategy=cpu or strategy=gpu",
+    "strategy=ddp_cpu": "Use strategy=ddp trainer.accelerator=cpu",
+    "trainer.accelerator=ddp": "Use strategy=ddp",
+}
+
+# These are found once the framework is there to ask.
+LATE_MISTAKES = {
+    "model=cnn model.net._target_=small.models.CNNN": "Did you mean small.models.CNN?",
+    "+model.net.depth=3": "has no argument depth",
+    "+data.foo=3": "data: small.data.Synthetic has no argument foo.",
+    "+data.batchsize=3": "has no argument batchsize. Did you mean batch_size?",
+    "model.optimizer.lr=-1": "Invalid learning rate",
+    "model=cnn model.net.num_groups=7": "divisible by num_groups",
+}
+
+
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_mistake_is_explained(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth of them, or all."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for words, hint in [*MISTAKES.items()][::step]:
+        said = refusal(f"output_dir={tmp_path / 'out'}", *words.split())
+        assert hint in said, words
+        assert len(said.splitlines()) <= 2, said
+        assert not (tmp_path / "out").exists(), words
+    said = refusal("model=mlp", "model.net.hidden=[256,", "128]")  # the shell has split it
+    assert "'model.net.hidden=[256, 128]'" in said
+    assert "model.net.hidden=[256,128]," in said
+
+
+def test_mistake_that_needs_the_framework_is_explained(tmp_path: Path) -> None:
+    for words, hint in LATE_MISTAKES.items():
+        result = command("train.py", f"output_dir={tmp_path}", *words.split())
+        assert result.returncode == 1
+        assert hint in result.stderr
+        assert len([line for line in result.stderr.splitlines() if line.strip()]) <= 2
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_what_hydra_would_do_itself_is_refused(tmp_path: Path) -> None:
+    """The harness composes with Hydra, and runs by itself."""
+    for words, hint in {
+        "hydra.callbacks.a._target_=x": "write a callback of Lightning",
+        "hydra/launcher=slurm": "from the command line: python train.py -m <words>",
+        "hydra.mode=RUN": "from the command line: python train.py -m <words>",
+        "hydra.sweep.dir=x": "give output_dir=<folder> and name=<name>",
+        "hydra.verbose=true": "Leave it out",
+        "--experimental-rerun x": "There is no flag --experimental-rerun here",
+        "--resolve": "has no use without --cfg job",
+        "--config-name x": "a command has its own config",
+        "--config-dir x": "hydra.searchpath=",
+    }.items():
+        assert hint in refusal(*words.split()), words
+    (tmp_path / "experiment").mkdir()
+    for node, hint in {
+        "callbacks: {a: {_target_: harness.watch.a.A}}": "Hydra calls only what is its own",
+        "mode: MULTIRUN": "hydra.mode in a YAML file",
+        "sweeper: {params: {seed: '1,2'}}": "hydra.sweeper in a YAML file",
+    }.items():
+        text = f"# @package _global_\nhydra:\n  {node}\n"
+        (tmp_path / "experiment" / "mine.yaml").write_text(text)
+        assert hint in refusal(f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"), node
+
+
+def test_checkpoint_that_is_missing_damaged_or_another_networks_is_refused(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    """``torch.load`` would take a flipped bit for a weight."""
+    checkpoint = finished_run / "checkpoints" / "best.ckpt"
+    (tmp_path / "best.ckpt").touch()
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped = finished_run / "checkpoints" / "flipped.ckpt"
+    flipped.write_bytes(data)
+    for words, hint in (
+        ((), "Add checkpoint="),
+        (("checkpoint=nope.ckpt",), "no such file"),
+        ((f"checkpoint={finished_run.parent}",), f"is a folder. Use checkpoint={checkpoint}"),
+        ((f"checkpoint={finished_run}",), f"is a folder. Use checkpoint={checkpoint}"),
+        (("checkpoint=conf",), "Use checkpoint=<run>/checkpoints/<name>.ckpt"),
+        ((f"checkpoint={tmp_path / 'best.ckpt'}",), "Keep a checkpoint in the checkpoints/ folder"),
+        ((f"checkpoint={flipped}",), "Use another checkpoint of the run"),
+    ):
+        for task in ("evaluate", "predict"):
+            assert hint in refusal(*words, task=task)
+    flipped.unlink()
+    assert not (finished_run / "evaluate").exists()
+    result = command("evaluate.py", f"checkpoint={checkpoint}", "model.net.hidden=[8]")
+    assert result.returncode == 1
+    assert "does not fit the model" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_processes_that_do_not_belong_together_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sweep each would name its own folder, and wait for the others for ever."""
+    place = f"output_dir={tmp_path}"
+    torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    alone = command("train.py", place, environment=torchrun)
+    assert "torchrun has started 2 processes, and with this strategy each would" in alone.stderr
+    result = command("train.py", "-m", "seed=1,2", place, environment=torchrun)
+    assert result.stderr.startswith("torchrun has started 2 processes, and each would run the")
+    assert result.stderr.rstrip().endswith(f"{place} strategy=ddp trainer.devices=2")
+    srun = {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_TASKS_PER_NODE": "2"}
+    by_hand = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    with monkeypatch.context() as step:
+        for name, value in srun.items():
+            step.setenv(name, value)
+        assert "srun has started 2 processes" in refusal("-m", "seed=1,2", place)
+    for name, value in by_hand.items():
+        monkeypatch.setenv(name, value)
+    words = ("strategy=ddp", "trainer.num_nodes=2", place)
+    assert "Use trainer.num_nodes=1." in refusal("-m", "seed=1,2", *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_output_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for words in ((), ("-m", "seed=1,2")):
+        assert "output_dir=<folder>" in refusal(*words, f"output_dir={tmp_path / 'file'}")
+
+
+def test_answers_do_not_import_torch(tmp_path: Path) -> None:
+    """``--help``, ``--cfg job`` and mistakes answer at once."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    blocked = {"PYTHONPATH": str(tmp_path)}
+    for arguments in (["--help"], ["--cfg", "job"], ["-sc", "query=bash"]):
+        result = typed("train.py", *arguments, environment=blocked | {"COMP_LINE": "train.py "})
+        assert result.returncode == 0, result.stderr
+    assert "Did you mean" in typed("train.py", "trainer.devcies=2", environment=blocked).stderr
+    # The block works: a run does import torch.
+    assert "torch was imported" in typed("train.py", environment=blocked).stderr
+
+
+def test_mistake_of_one_rank_only_is_told_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of all ranks is told by the first, whose end ends the others before they speak."""
+    waited: list[float] = []
+    monkeypatch.setattr(leaving.first_has_failed, "wait", waited.append)
+    for rank, message in (("0", "This disk is full."), ("3", "Rank 3: This disk is full.")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as stop:
+            cli.tell_once("This disk is full.")
+        assert stop.value.code == message
+    assert waited == [cli.TELL_SECONDS]
+    assert cli.TELL_SECONDS < peers.GRACE_SECONDS - peers.NEWS_SECONDS  # before others give up
+
+
+HEADER = "# @package _global_\n"
+# What an experiment's file holds, the line that is blamed, and what is said of it.
+YAML_MISTAKES = [
+    ("model:\n  net:\n    hidden: [1, 2\n", 4, "a [ is not closed"),
+    ('name: "mine\n', 2, "a quotation mark"),
+    ("trainer:\n  max_epochs:3\n", 2, "a space after the colon"),
+    ("trainer:\n  max_epochs\n  max_steps: 3\n", 4, "none in"),
+    ("trainer:\nmax_epochs: 3\n", 2, "no keys below trainer"),
+    ("trainer:\n  max_epochs: 3\n max_steps: 3\n", 4, "otherwise than"),
+    ("trainer:\n\tmax_epochs: 3\n", 3, "indent with spaces"),
+    ("seed: 3\nseed: 4\n", 3, "found duplicate key seed"),
+    ("lr: 3\n", 2, "Did you mean model.optimizer.lr?"),
+    ("checkpoint:\n  every_n_step: 3\n", 3, "checkpoint.every_n_steps?"),
+]
+# Whole files, and what is said of them.
+DEFAULTS_MISTAKES = {
+    "no package": ("defaults:\n  - override /data: synthetic\n", "# @package _global_"),
+    "no override": (f"{HEADER}defaults:\n  - /model: mlp\n", "- override /model: <choice>"),
+    "one without override": (
+        f"{HEADER}defaults:\n  - override /data: synthetic\n  - model: mlp\n",
+        "experiment/mine.yaml: write - override /model: mlp",
+    ),
+}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """The file of an experiment in a copy of conf/."""
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    return tmp_path / "conf" / "experiment" / "mine.yaml"
+
+
+def test_mistake_in_a_yaml_file_is_told_with_its_line(experiment: Path, tmp_path: Path) -> None:
+    for text, line, hint in YAML_MISTAKES:
+        experiment.write_text(HEADER + text)
+        place = f"output_dir={tmp_path / 'out'}"
+        said = refusal("experiment=mine", place, conf=experiment.parents[1])
+        assert said.startswith(f"{experiment}:{line}: "), text
+        assert hint in said
+        assert len(said.splitlines()) <= 2
+        assert not (tmp_path / "out").exists()
+    for text, hint in DEFAULTS_MISTAKES.values():
+        experiment.write_text(text)
+        said = refusal("experiment=mine", conf=experiment.parents[1])
+        assert hint in said
+        assert len(said.splitlines()) == 1
+
+
+def test_key_that_another_value_is_filled_in_from_is_no_mistake(experiment: Path) -> None:
+    experiment.write_text(f"{HEADER}width: 3\nmodel:\n  num_classes: ${{width}}\n")
+    yaml_files.check_experiments("train", ["experiment=mine"], experiment.parents[1])

@@ -1,0 +1,203 @@
+"""``resume=`` as a user types it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from harness.command import resume, run_folder
+from harness.command import start as cli
+from harness.command.compose import compose, compose_command
+from harness.errors import UserError
+from tests.faults.fork_server import command
+from tests.refusals import refusal
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files but the lock, which names the last command that held it."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != run_folder.LOCK)
+    return {path: path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def run_copy(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may change."""
+    folder = tmp_path / "outputs" / "default" / finished_run.name
+    shutil.copytree(finished_run, folder, symlinks=True)
+    return folder
+
+
+def test_finished_run_says_so(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("data=synthetic", "model=mlp", "trainer.max_epochs=2", "resume=auto")
+    cli.main("train", "conf", [*words, f"output_dir={run_copy.parents[1]}"])
+    assert "has finished: test/loss" in capsys.readouterr().out
+    assert len(list(run_copy.parent.iterdir())) == 1
+
+
+def test_copy_of_a_finished_run_takes_more_epochs(run_copy: Path, finished_run: Path) -> None:
+    """The original, which the copy's checkpoints and config were made in, stays as it is."""
+    before = contents(finished_run)
+    result = command("train.py", f"resume={run_copy}", "trainer.max_epochs=3")
+    assert result.returncode == 0, result.stderr
+    assert "dirpath has changed" not in result.stderr
+    assert contents(finished_run) == before
+    last = torch.load(run_copy / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["epoch"] == 3
+    (state,) = [state for key, state in last["callbacks"].items() if "ModelCheckpoint" in key]
+    assert state["best_model_path"] == str(run_copy / "checkpoints" / "best.ckpt")
+    assert len(state["best_k_models"]) == 1
+    assert "max_epochs: 3" in (run_copy / "config.yaml").read_text()
+
+
+def test_another_result_is_refused_with_the_difference(run_copy: Path) -> None:
+    before = contents(run_copy)
+    for words, hint in {
+        "seed=2": "seed=2 (it has 1)",
+        "data.batch_size=32": "data.batch_size=32 (it has 64)",
+        "trainer.max_epochs=1": "trainer.max_epochs=1 (it has 2)",
+        "mode=min objective=val/loss": "mode=min (it has max)",  # best.ckpt is that of max
+        "model=cnn": "model.net._target_=small.models.CNN",
+        "experiment=synthetic": "model.optimizer.lr=0.003 (it has 0.005)",
+    }.items():
+        said = refusal(f"resume={run_copy}", *words.split())
+        assert hint in said
+        assert "Leave that out" in said
+        assert len(said.splitlines()) == 2
+    assert contents(run_copy) == before
+
+
+def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
+    words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "gpus=emptiest"]
+    words += ["gpus.min_free_gib=20", "resume=auto"]
+    config = resume.config(compose_command("train", words), run_copy)
+    assert config.gpus == {"order": "emptiest", "min_free_gib": 20}
+    assert config.trainer.devices == 2
+    assert config.trainer.strategy._target_.endswith("DDPStrategy")
+    assert config.data.num_workers == 1
+    assert config.model.net._target_.endswith("MLP")
+    assert str(resume.checkpoint(run_copy)).endswith("step_40.ckpt")
+
+
+def test_run_without_a_whole_checkpoint_is_refused(
+    run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_copy / "results.json").unlink()
+    for path in (run_copy / "checkpoints").glob("step_*"):
+        path.write_bytes(path.read_bytes()[:-5])
+    assert "none that is whole is left" in refusal(f"resume={run_copy}")
+    assert "Use resume=auto, or the folder of a run" in refusal("resume=nowhere")
+    assert "is damaged and was skipped" in capsys.readouterr().err
+
+
+def test_same_experiment_goes_on_as_it_was_started_and_another_is_refused(
+    saved_run: Callable[..., Path],
+) -> None:
+    """Its own 20 epochs are no wish to shorten a run that was started with 30."""
+    words = ("experiment=synthetic", "trainer.max_epochs=30", "seed=3")
+    folder = saved_run(*words)
+    again = go_on(folder, words[0])
+    assert (again.trainer.max_epochs, again.seed) == (30, 3)
+    with pytest.raises(UserError, match="would not go on as the same run with experiment=cnn"):
+        go_on(folder, "experiment=cnn")
+
+
+def test_another_strategy_keeps_nothing_of_the_one_before(saved_run: Callable[..., Path]) -> None:
+    """Its class would refuse the other's settings, or follow them."""
+    for before, after in (("ddp", "dp"), ("dp", "ddp")):
+        found = go_on(saved_run(f"strategy={before}"), f"strategy={after}").trainer
+        assert found == compose("train", [f"strategy={after}"]).trainer
+
+
+@pytest.fixture
+def saved_run(tmp_path: Path) -> Callable[..., Path]:
+    """Save the config of a run that was started with these words."""
+
+    def save(*words: str) -> Path:
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        run_folder.save_config(run_folder.freeze(compose("train", list(words)), folder), folder)
+        run_folder.save_words(words, folder)
+        return folder
+
+    return save
+
+
+def go_on(folder: Path, *words: str) -> DictConfig:
+    config = resume.config(compose_command("train", words), folder)
+    config.resume = resume.checkpoint(folder, config.get("resume"))
+    return config
+
+
+def test_progress_bar_can_be_left_out(saved_run: Callable[..., Path]) -> None:
+    assert go_on(saved_run(), "callbacks.progress_bar=null").callbacks.progress_bar is None
+
+
+def test_limits_without_a_number() -> None:
+    key = "trainer.max_epochs"
+    for was, asked in ((2, None), (2, -1), (None, -1)):
+        assert resume.is_more(key, asked, was)
+    for was, asked in ((-1, None), (None, 20), (-1, 20), (2000, None)):  # Lightning takes 1,000
+        assert not resume.is_more(key, asked, was)
+
+
+def test_run_without_a_checkpoint_yet_begins_anew_and_says_so(
+    saved_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved_run()
+    (folder / "metrics.csv").write_text("step,loss\n0,1.0\n")
+    assert go_on(folder).resume is None
+    assert "before its first checkpoint: it begins anew at step 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trace", ["last.ckpt", "step_3.ckpt.damaged", "results.json", "resume"])
+def test_run_that_has_lost_its_checkpoints_is_refused(
+    trace: str, saved_run: Callable[..., Path]
+) -> None:
+    folder = saved_run()
+    (folder / "checkpoints").mkdir()
+    if trace == "last.ckpt":
+        (folder / "checkpoints" / trace).symlink_to("step_3.ckpt")  # which is gone
+    elif trace == "resume":
+        config = run_folder.load_config(folder)
+        config.resume = "step_3.ckpt"
+        run_folder.save_config(config, folder)
+    else:
+        name = trace if trace == "results.json" else f"checkpoints/{trace}"
+        (folder / name).touch()
+    with pytest.raises(UserError, match="has had checkpoints, and none that is whole is left"):
+        go_on(folder)
+
+
+def test_refused_command_leaves_the_run_as_it_was(
+    saved_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved_run()
+    (folder / "results.json").write_text("{}")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(resume, "checkpoint", lambda *_: None)
+
+    def refuse(task: str, cfg: DictConfig) -> None:
+        assert not (folder / "results.json").exists()
+        raise UserError("The data are others.")
+
+    monkeypatch.setattr(cli, "execute", refuse)
+    words = ["trainer.max_epochs=50", f"resume={folder}"]
+    with pytest.raises(UserError, match="others"):
+        cli.start(compose_command("train", words))
+    of_this_start = (run_folder.LOCK, run_folder.STARTS, *folder.glob("uncommitted_*"))
+    for name in of_this_start:
+        (folder / name).unlink()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_key_that_the_default_config_lacks_needs_the_choice_that_has_it(
+    saved_run: Callable[..., Path],
+) -> None:
+    words = ("model=mlp", "model.net.dropout=0.1")
+    folder = saved_run(*words)
+    with pytest.raises(UserError, match="leave it out, or add the choice that has the key"):
+        go_on(folder, words[1], f"resume={folder}")
+    assert go_on(folder, *words, f"resume={folder}").model.net.dropout == 0.1

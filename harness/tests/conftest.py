@@ -1,0 +1,84 @@
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.processes import leaving
+from harness.testing import clean_environment, command, make_cfg
+
+__all__ = ["LIBRARY", "ROOT", "clean_environment", "command", "finished_run", "make_cfg", "slow"]
+
+LIBRARY = Path(__file__).resolve().parents[1]
+SMALL = LIBRARY / "tests" / "project"
+# The project whose commands the tests run, and whose folder they run in. Those of examples/ need
+# the examples of the template, and run where this variable names its folder.
+ROOT = Path(os.environ.get("TEST_PROJECT", SMALL)).resolve()
+# What the tests import, and the commands that they start: a project, the library, these tests.
+SOURCES = [str(folder) for folder in (ROOT / "src", SMALL / "src", LIBRARY / "src", LIBRARY)]
+sys.path[:0] = SOURCES
+known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*SOURCES, *filter(None, known)]))
+# Some tests fork this process, and a fork lacks the threads that torch has computed with.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What YAML files of tests name: modules of this package, and those that a test writes.
+MODULES = "hungry,linear,mine,noting,public,spy,study_of_history,tests"
+MODULES += ",first_step,images,memory,startup"  # of benchmarks/
+os.environ.setdefault("YAML_ALLOWED", MODULES)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+# The first filter has the least to say: a test's own marks come after these.
+WARNINGS = [
+    "error",
+    "ignore:This DataLoader will create",  # torch, on a machine with fewer cores than workers
+    "ignore:Guards may run slower on Python 3.13.0",  # torch, of that interpreter alone
+    "ignore:The `srun` command is available",  # Lightning, wherever Slurm is installed
+]
+
+
+def pytest_collection() -> None:
+    """Run all tests in the project's folder, as its owner types commands there."""
+    os.chdir(ROOT)
+
+
+def slow(*values: Any) -> list[Any]:
+    """Values of parameters that say little more than the others: run with ``-m slow``."""
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A warning is an error in the harness's tests; in the owner's it is the owner's."""
+    num_gpus = torch.cuda.device_count()
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings(*WARNINGS), append=False)
+        for name, needed in (("gpu", 1), ("multi_gpu", 2)):
+            if item.get_closest_marker(name) and num_gpus < needed:
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s)"))
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_followed() -> Iterator[None]:
+    """A test that follows a launcher in this process would end the runs that later tests fork."""
+    yield
+    followed, leaving.followed = leaving.followed, 0
+    assert not followed
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short training run, made by the command itself."""
+    output_dir = tmp_path_factory.mktemp("outputs")
+    # Imported here: that module starts commands with a folder of this one.
+    from tests.faults.fork_server import command
+
+    words = ["trainer.max_epochs=2", "data=synthetic", "model=mlp", f"output_dir={output_dir}"]
+    words += ["+callbacks.labels._target_=tests.watch.labels.Labels"]
+    result = command("train.py", *words)
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (output_dir / "default").iterdir()
+    (run_dir / "screen.txt").write_text(result.stdout + result.stderr)
+    return run_dir

@@ -1,0 +1,36 @@
+"""What data teaches reaches the model, and whoever uses the run afterwards."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from harness import UserError, evaluate, load_run, train
+from harness.data import facts
+from tests.conftest import ROOT
+
+CONF = ROOT / "conf"
+BRIEF = ["experiment=synthetic", "strategy=cpu", "trainer.max_epochs=1", "data.num_classes=7"]
+
+
+def test_model_takes_its_size_from_the_data_and_later_use_from_the_training(
+    tmp_path: Path,
+) -> None:
+    run = train(*BRIEF, f"output_dir={tmp_path}", conf=CONF)
+    learnt = json.loads((run.folder / "data.json").read_text())
+    assert learnt == {"num_classes": 7, "in_features": 64}
+    assert run.model(torch.rand(2, 1, 8, 8)).shape == (2, 7)
+    assert evaluate(run.checkpoint, conf=CONF).results.keys() >= {"test/accuracy"}
+    (run.folder / ".data.json.crc32").unlink()
+    (run.folder / "data.json").write_text('{"num_classes": 8, "in_features": 64}')
+    with pytest.raises(UserError, match="does not fit the model"):
+        _ = load_run(run.folder).model
+
+
+@pytest.mark.parametrize("data", [None, object()])
+def test_what_the_data_does_not_have_is_told(data: object) -> None:
+    cfg = OmegaConf.create({"model": {"net": [{"width": "from_data.num_horses"}]}})
+    with pytest.raises(UserError, match=r"model.net\[0\].width=from_data.num_horses: .*Set it"):
+        facts.fill_in(cfg, data)

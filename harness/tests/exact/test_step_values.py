@@ -1,0 +1,140 @@
+"""A row of training steps is of all samples of its batch, however many hold a part of it."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.conftest import slow
+from tests.faults.fork_server import command
+
+
+class Logs(pl.LightningModule):
+    """Logs as authors do who train in one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, y)
+        self.log("plain", loss)
+        self.log("both", loss, on_step=True, on_epoch=True)
+        self.log("synced", loss, sync_dist=True)
+        self.log_dict({"largest": x.max()}, reduce_fx="max")
+        self.log("smallest", x.min(), reduce_fx=torch.min)
+        self.log("samples", float(len(x)), reduce_fx="sum")
+        self.log("constant", 0.1)
+        self.log("epoch_only", loss, on_step=False, on_epoch=True)
+        if self.global_step % 4 == 0:  # between two rows
+            self.log("rare", loss)
+        if self.global_step % 10 == 0:  # once in each epoch
+            self.log("first", loss, on_step=True, on_epoch=True)
+        is_right, known = (logits.argmax(-1) == y).double(), y != 2
+        if num := int(known.sum()):
+            self.log("known", is_right[known].mean(), batch_size=num, on_step=True, on_epoch=True)
+        if num or self.trainer.world_size > 1:
+            own = is_right[known].mean() if num else loss * torch.nan
+            self.log("known, synced", own, batch_size=num, sync_dist=True)
+        if (x[:, 0] > 1.9).any():  # perhaps in one process alone
+            self.log("large", (x[:, 0] > 1.9).double().sum(), reduce_fx="sum")
+            self.log("largest with NaN", x[:, 0].max() * torch.nan, reduce_fx="max")
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: tuple[Tensor, Tensor], _: int) -> None:
+        self.log("after the step", batch[0].mean(), on_step=True, on_epoch=True)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val/loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Numbers(pl.LightningDataModule):
+    """65 samples in batches of 7: uneven shares, and at the end two samples."""
+
+    def setup(self, stage: str) -> None:
+        random = torch.Generator().manual_seed(0)
+        inputs = torch.randn(65, 8, generator=random, dtype=torch.float64)
+        self.samples = TensorDataset(inputs, torch.randint(0, 3, (65,), generator=random))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.samples, batch_size=7, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.samples, batch_size=7)
+
+
+def train(folder: Path, *words: str) -> list[dict[str, float]]:
+    """The rows of a run."""
+    result = command(
+        "train.py",
+        "~model",
+        f"+model._target_={__name__}.Logs",
+        "~data",
+        f"+data._target_={__name__}.Numbers",
+        "objective=val/loss",
+        "mode=min",
+        "trainer.max_epochs=2",
+        "trainer.log_every_n_steps=2",
+        "trainer.precision=64-true",
+        "test=false",
+        f"output_dir={folder}",
+        *words,
+    )
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (folder / "default").iterdir()
+    with (run_dir / "metrics.csv").open() as file:
+        return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    rows = train(tmp_path_factory.mktemp("one"))
+    assert len({row["plain"] for row in rows}) == len(rows) > 9
+    assert {row["samples"] for row in rows} == {7.0, 2.0}
+    assert {"first_step", "known_step", "large", "known, synced"} <= {*rows[-1]}
+    return rows
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=ddp", "trainer.devices=3"),  # one has nothing of the last two samples
+        ("strategy=ddp", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),
+        *slow(
+            (("strategy=dp", "trainer.devices=2"),),
+            (("strategy=ddp2", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),),
+        ),
+    ],
+    ids=" ".join,
+)
+def test_rows_are_those_of_one_process(
+    words: tuple[str, ...], one_process: list[dict[str, float]], tmp_path: Path
+) -> None:
+    rows = train(tmp_path, *words)
+    assert [row.keys() for row in rows] == [row.keys() for row in one_process]
+    for row, expected in zip(rows, one_process, strict=True):
+        assert row == pytest.approx(expected, rel=1e-6, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.slow
+def test_what_was_logged_before_batches_are_accumulated_is_no_part(tmp_path: Path) -> None:
+    """Of the first epoch, that is, whose values are forgotten."""
+    later = "+callbacks.a={_target_:pytorch_lightning.callbacks.GradientAccumulationScheduler}"
+    rows = train(tmp_path, later, "+callbacks.a.scheduling={1:2}")
+    of_two = {row["samples"] for row in rows if "samples" in row and row["step"] > 10}
+    assert of_two == {14.0}  # the last step, of 7 and 2, has no row

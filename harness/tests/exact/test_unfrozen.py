@@ -1,0 +1,63 @@
+"""Processes agree on what is trained, whatever is frozen and unfrozen; else no run goes on.
+
+That they end as one process does is shown by the cells of ``tests/modules``.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from harness.checkpoints.lookup import by_step
+from harness.exact import unfrozen
+from tests.conftest import slow
+from tests.faults.run_folder import contents, differences, leave_at
+from tests.strategy_runs import execute, write_conf
+
+MODULES = "tests.modules"
+
+
+def train(folder: Path, module: str, *words: str) -> tuple[int, str, Path]:
+    """Train a module of ``unfrozen`` in two processes, five steps an epoch; all steps are kept."""
+    groups = {
+        "data": f"_target_: {MODULES}.data.Data\ndataset: Flowers\n",
+        "model": f"_target_: {MODULES}.unfrozen.{module}\n",
+    }
+    chosen = [*write_conf(folder, **groups), "name=run", "test=false"]
+    often = ("checkpoint.every_n_steps=1", "checkpoint.num_kept=100")
+    status, said = execute([*chosen, *often, *words], "ddp(2)", folder)
+    (run_dir,) = (folder / "run").iterdir()
+    return status, said, run_dir
+
+
+def steps(run_dir: Path) -> list[int]:
+    return [int(path.stem.rpartition("_")[2]) for path in by_step(run_dir / "checkpoints")]
+
+
+@pytest.mark.parametrize(
+    ("module", "at"), [("ByCallback", (5,)), *slow(("ByCallback", (7, 4)), ("ByHooks", (11, 4, 3)))]
+)
+def test_a_run_goes_on_around_the_moment_of_unfreezing(
+    module: str, at: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Stopped before it, at it, behind it, and once more behind another one; equal by bit."""
+    status, said, run_dir = train(tmp_path, module)
+    assert status == 0, said
+    expected = contents(run_dir)
+    for step in at:
+        leave_at(run_dir, step)
+        status, said = execute([f"resume={run_dir}"], "ddp(2)", tmp_path)
+        assert status == 0, said
+        assert differences(expected, contents(run_dir)) == [], step
+
+
+@pytest.mark.parametrize("module", ["OnOneRank", *slow("ByOneRank")])
+def test_what_one_process_unfreezes_alone_is_refused(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfrozen, "PATIENCE_SECONDS", 3.0)  # the runs are forks of this process
+    status, said, run_dir = train(tmp_path, module)
+    assert status == 1, said
+    name = {"OnOneRank": "net.0.bias", "ByOneRank": "net.0.weight"}[module]
+    assert said.count(f"Step 3: {name} was frozen or unfrozen on rank 0 alone") == 1
+    assert "Traceback" not in said
+    assert max(steps(run_dir)) == 3

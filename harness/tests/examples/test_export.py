@@ -1,0 +1,147 @@
+"""A run's network runs elsewhere, with any batch size, or is refused in a line."""
+
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Run, UserError, train
+from harness.export.command import export
+from harness.testing import command
+from tests.conftest import LIBRARY, ROOT, slow
+from tests.images.made import write_images
+from tests.tables.test_table import rows, written
+
+ort: Any = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+BRIEF = (
+    *("strategy=cpu", "logger=none", "test=false", "trainer.max_epochs=1"),
+    *("trainer.enable_progress_bar=false", "trainer.limit_train_batches=2"),
+    "trainer.limit_val_batches=1",
+)
+ODD = "{_target_: tests.workers.odd_networks.Odd, in_features: 64, num_classes: 10}"
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of a network whose forward ``+model.net.kind`` changes."""
+    folder = tmp_path_factory.mktemp("odd")
+    words = ("data=synthetic", "model=mlp", "~model.net", f"+model.net={ODD}")
+    return train(*words, *BRIEF, f"output_dir={folder}", conf=ROOT / "conf")
+
+
+def words_of(kind: str, folder: Path) -> list[str]:
+    match kind:
+        case "images":
+            write_images(folder / "shapes")
+            return ["experiment=images", f"data.root={folder}/shapes", "data.size=16"]
+        case "batch norm":
+            return ["data=synthetic", "model=resnet", "model.net.norm=batch"]
+        case "categories":
+            table = rows().with_columns(kind=rows()["price"] % 3)
+            words = ["data.target=kind", "data.categories=[zip]", "data.batch_size=9"]
+            return ["experiment=table_classes", f"data.file={written(folder, table)}", *words]
+        case "numbers":
+            return ["experiment=table", f"data.file={written(folder, rows())}", "data.target=price"]
+        case "text":
+            return ["experiment=text"]
+    return [f"data={kind}", "model=mlp"]
+
+
+@pytest.mark.parametrize("kind", ["numbers", *slow("images", "batch norm", "categories", "text")])
+def test_files_compute_what_the_network_does(kind: str, tmp_path: Path) -> None:
+    run = train(*words_of(kind, tmp_path), *BRIEF, f"output_dir={tmp_path}", conf=ROOT / "conf")
+    lines = export(run.folder, conf=ROOT / "conf")
+    folder = run.folder / "checkpoints"
+    files = [str(folder / "best.pt2"), str(folder / "best.onnx")]
+    assert [line.partition("  ")[0] for line in lines] == files
+    said = re.search(r"differs by (\S+) at most; (\w+) (\w+) \(batch, ([\d, ]+)\)$", lines[1])
+    assert said
+    assert float(said[1]) < 1e-4 * 500  # prices are of this size
+    shape = [int(size) for size in said[4].split(", ")]
+    torch.manual_seed(0)
+    for size in (1, 5):
+        x = torch.randint(0, 2, (size, *shape)).to(getattr(torch, said[3]))
+        with torch.no_grad():
+            expected = getattr(run.model, "exported", run.model)(x)
+        loaded = torch.export.load(folder / "best.pt2").module()
+        torch.testing.assert_close(loaded(x), expected)
+        session = ort.InferenceSession(folder / "best.onnx")
+        (found,) = session.run(None, {said[2]: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+    if kind == "numbers":  # in the targets' units
+        model: Any = run.model
+        assert model.target_mean.abs() > 10
+        torch.testing.assert_close(expected, model.in_units(model(x)).detach())
+
+
+def test_what_cannot_be_exported_is_told_in_a_line(odd: Run) -> None:
+    before = sorted((odd.folder / "checkpoints").iterdir())
+    for kind, said in {
+        "decides": r"odd_networks.py:\d+ in forward\): it decides by the numbers",
+        "fixed size": "the size of a batch is a constant",
+        "squeezes": "best.pt2 was not written: it refuses a batch of 1",
+        "draws": "best.pt2 was not written: it differs from the network by",
+        "not in ONNX": "ONNX has no aten._linalg_eigh",
+        "numpy": r"odd_networks.py:\d+ in forward\): RuntimeError: .numpy\(\)",
+    }.items():
+        with pytest.raises(UserError, match=said) as told:
+            export(odd.folder, words=[f"+model.net.kind='{kind}'"], conf=ROOT / "conf")
+        assert "\n" not in str(told.value)
+        assert sorted((odd.folder / "checkpoints").iterdir()) == before  # not the first of two
+
+
+def test_a_file_with_other_weights_is_not_written_nor_one_with_samples(
+    odd: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(odd.folder, [tmp_path / "good.pt2"], conf=ROOT / "conf")
+    with zipfile.ZipFile(tmp_path / "good.pt2") as archive:
+        sizes = {Path(member.filename).parts[-2:]: member for member in archive.infolist()}
+    assert sizes["sample_inputs", "model.pt"].file_size == 0
+    original = torch.export.export
+
+    def harmed(network: Any, *args: Any, **kwargs: Any) -> Any:
+        program = original(network, *args, **kwargs)
+        weight = program.state_dict["module.net.layer.weight"]
+        program.state_dict["module.net.layer.weight"] = torch.nn.Parameter(weight * 1.01)
+        return program
+
+    monkeypatch.setattr(torch.export, "export", harmed)
+    for name in ("net.pt2", "net.onnx"):
+        with pytest.raises(UserError, match="differs from the network"):
+            export(odd.folder, [tmp_path / name], conf=ROOT / "conf")
+    assert [path.name for path in tmp_path.iterdir()] == ["good.pt2"]
+
+
+def test_mistakes_are_told(odd: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net.pt2").touch()
+    for name, said in {
+        "net.pt": "must end in .pt2 or .onnx",
+        "net.pt2": "exists; --force",
+        "no/net.pt2": "is not a folder",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            export(odd.folder, [tmp_path / name], conf=ROOT / "conf")
+    with pytest.raises(UserError, match="there is no such file"):
+        export(tmp_path / "nothing.ckpt", conf=ROOT / "conf")
+    monkeypatch.setattr("harness.export.command.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install -e .\[onnx\] \(or -o .*best.pt2"):
+        export(odd.folder, conf=ROOT / "conf")
+
+
+def test_lines_of_the_page_load_what_the_command_wrote(finished_run: Path, tmp_path: Path) -> None:
+    outputs = [word for suffix in ("pt2", "onnx") for word in ("-o", tmp_path / f"best.{suffix}")]
+    (tmp_path / "best.pt2").touch()
+    done = command("scripts/export.py", finished_run, *outputs, "--force")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 2
+    assert not done.stderr
+    page = (LIBRARY / "docs" / "checkpoints.md").read_text()
+    page = page.partition("## Files for other programs")[2]
+    for lines in re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]:
+        code = lines.replace("best.", f"{tmp_path}/best.") + "\nassert outputs.shape == (5, 10)\n"
+        exec(code, {"inputs": torch.rand(5, 1, 8, 8)})

@@ -1,0 +1,1 @@
+"""Faults on purpose: ``python -m tests.faults --help``."""

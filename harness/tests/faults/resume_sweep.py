@@ -1,0 +1,130 @@
+"""Resume from every step of a short run, and compare all that is left with the run itself."""
+
+import contextlib
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.checkpoints.lookup import by_step, link_newest
+from harness.command.compose import compose
+from harness.run import tasks as run
+from tests.faults.run_folder import contents, differences
+
+COMMON = (
+    "data=synthetic",
+    "model=mlp",
+    "strategy=cpu",
+    "data.batch_size=300",  # 1,250 samples: 5 steps an epoch, the last of them smaller
+    "data.noise=0.1",
+    "model.net.hidden=[8]",
+    "model.net.dropout=0.2",
+    "trainer.max_epochs=3",
+    "trainer.log_every_n_steps=2",
+    "trainer.enable_progress_bar=false",
+    "checkpoint.every_n_steps=1",
+    "checkpoint.num_kept=1000",
+)
+PLAIN = (
+    "model._target_=tests.faults.plain_module.PlainModule",
+    "callbacks.learning_rate=null",
+)
+# All knobs on: a short run from whose every step the fast suite goes on.
+ALL = (
+    "model._target_=tests.checkpoints.author.Keeping",
+    "data._target_=tests.checkpoints.author.KeepingData",
+    "+callbacks.recorder._target_=tests.checkpoints.author.Recorder",
+    "+callbacks.ema._target_=pytorch_lightning.callbacks.EMAWeightAveraging",
+    "+callbacks.ema.decay=0.8",
+    "callbacks.checkpoint.save_top_k=2",
+    "callbacks.checkpoint.filename='{step}'",
+    "callbacks.learning_rate=null",
+    "data.num_workers=1",
+    "data.batch_size=500",  # 3 batches an epoch, the last of them smaller: 2 steps
+    "trainer.accumulate_grad_batches=2",
+    "trainer.val_check_interval=2",
+    "trainer.max_epochs=2",
+    "test=false",
+)
+CONFIGURATIONS: dict[str, tuple[str, ...]] = {
+    "all knobs, what authors keep": ALL,
+    "dropout, OneCycle": (),
+    "ReduceLROnPlateau": (
+        "model.scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+        "~model.scheduler.max_lr",
+        "+model.scheduler.patience=0",
+        "+model.scheduler.threshold=0.9",
+        "model.scheduler_interval=epoch",
+    ),
+    "constant rate, SGD": (
+        "~model.scheduler",
+        "+model.scheduler=null",
+        "model.optimizer._target_=torch.optim.SGD",
+    ),
+    "validation every 3 batches of all": (
+        "trainer.val_check_interval=3",
+        "trainer.check_val_every_n_epoch=null",
+    ),
+    "batches that fit": ("data.max_samples_per_device=130", "trainer.val_check_interval=0.5"),
+    "max_steps, part of an epoch": (
+        "trainer.max_steps=12",
+        "trainer.max_epochs=-1",
+        "trainer.limit_train_batches=3",
+    ),
+    "top 2, early stopping, EMA": (
+        "callbacks=[early_stopping,ema,top_k]",
+        "callbacks.early_stopping.patience=2",
+        "callbacks.checkpoint.save_top_k=2",
+        "trainer.max_epochs=5",
+        "trainer.val_check_interval=2",
+    ),
+    "every kind of log": PLAIN,
+    "double precision": ("trainer.precision=64-true",),
+    "gradients that wait, double precision": (
+        "model._target_=tests.faults.plain_module.TwoPaces",
+        "callbacks.learning_rate=null",
+        "trainer.precision=64-true",
+    ),
+    "accumulation that grows": (
+        "+callbacks.grow._target_=pytorch_lightning.callbacks.GradientAccumulationScheduler",
+        "+callbacks.grow.scheduling={0: 1, 1: 2}",
+    ),
+}
+
+
+def train(cfg: DictConfig) -> None:
+    """Train in this process, in silence."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+
+
+def sweep(name: str | Sequence[str], folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield for each safe point of a run what differs when it is resumed from there.
+
+    Args:
+        name: of ``CONFIGURATIONS``, or the words of another run.
+        folder: of the runs.
+    """
+    run_dir, reference_dir = folder / "run", folder / "reference"
+    shutil.rmtree(folder, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    words = [*COMMON, *CONFIGURATIONS[name]] if isinstance(name, str) else name
+    cfg = compose("train", [*words, f"run_dir={run_dir}"])
+    train(cfg)
+    run_dir.rename(reference_dir)
+    reference = contents(reference_dir)
+    for checkpoint in by_step(reference_dir / "checkpoints"):
+        # All that the run left stays, as if it had been killed at its very end and only this
+        # checkpoint were whole.
+        shutil.rmtree(run_dir, ignore_errors=True)
+        shutil.copytree(reference_dir, run_dir, symlinks=True)
+        steps = by_step(run_dir / "checkpoints")
+        mine = steps.index(run_dir / "checkpoints" / checkpoint.name)
+        for later in steps[mine + 1 :]:
+            later.unlink()
+        link_newest(steps[mine])
+        cfg.resume = str(steps[mine])
+        train(cfg)
+        yield checkpoint.stem, differences(reference, contents(run_dir))

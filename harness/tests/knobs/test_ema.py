@@ -1,0 +1,131 @@
+"""The average is what is validated, kept, tested and converted; the weights train on."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import load_run
+from harness.checkpoints.reading import read
+from harness.command.compose import compose
+from harness.convert import load
+from harness.errors import UserError
+from harness.knobs.ema import EMA
+from tests.conftest import slow
+from tests.faults.fork_server import command
+from tests.faults.resume_sweep import COMMON, train
+from tests.knobs.recorder import Recorder, State
+from tests.strategy_runs import farthest
+
+RECORDED = ("callbacks=ema", "+callbacks.recorder._target_=tests.knobs.recorder.Recorder")
+WITH_BUFFERS = (
+    "model.net._target_=tests.knobs.networks.WithBuffers",
+    "~model.net.hidden",
+    "~model.net.dropout",
+)
+
+
+def trained(folder: Path, *words: str) -> Path:
+    train(compose("train", [*COMMON, *words, f"run_dir={folder}"]))
+    return folder
+
+
+def averages(states: list[State], decay: float) -> list[State]:
+    """What the average is after each step, by the formula and in double precision."""
+    found = [{name: tensor.double() for name, tensor in states[0].items()}]
+    for num, state in enumerate(states[1:], start=1):
+        stays = min(decay, (1 + num) / (10 + num))
+        last = found[-1]
+        found.append({n: stays * last[n] + (1 - stays) * state[n].double() for n in state})
+    return found
+
+
+def test_what_is_validated_and_kept_is_the_average_and_the_weights_train_on(tmp_path: Path) -> None:
+    run_dir = trained(tmp_path, *RECORDED, "callbacks.ema.decay=0.7")
+    expected = averages(Recorder.after_steps, 0.7)
+    assert len(expected) == 15
+    assert len(Recorder.validated) == 3
+    for epoch, validated in enumerate(Recorder.validated):
+        last = 5 * epoch + 4
+        assert farthest(validated, expected[last]) <= 1e-6
+        assert farthest(validated, Recorder.after_steps[last]) > 1e-4
+    last = read(run_dir / "checkpoints" / "last.ckpt")
+    assert farthest(last["state_dict"], Recorder.validated[-1]) == 0
+    assert farthest(last["current_model_state"], Recorder.after_steps[-1]) == 0
+
+
+def test_statistics_are_averaged_and_other_buffers_stay_unlike_with_lightnings_own(
+    tmp_path: Path,
+) -> None:
+    """Else harness/upstream/averaging.py is not needed any more."""
+    words = (*RECORDED, *WITH_BUFFERS, "+model.net.num_hidden=64", "callbacks.ema.decay=0.9")
+    run_dir = trained(tmp_path / "ours", *words)
+    kept = read(run_dir / "checkpoints" / "last.ckpt")["state_dict"]
+    name = "net.first.2.running_mean"
+    expected = averages(Recorder.after_steps, 0.9)[-1][name]
+    assert torch.allclose(kept[name].double(), expected, atol=1e-6)
+    assert kept["net.first.2.num_batches_tracked"] == 15
+    for name in ("net.positions", "net.is_kept", "net.scale"):
+        assert torch.equal(kept[name], Recorder.after_steps[0][name]), name
+    theirs = "callbacks.ema._target_=pytorch_lightning.callbacks.EMAWeightAveraging"
+    run_dir = trained(tmp_path / "theirs", *words, theirs)
+    positions = read(run_dir / "checkpoints" / "last.ckpt")["state_dict"]["net.positions"]
+    assert not torch.equal(positions, torch.arange(64))
+
+
+def test_decay_that_is_no_share_is_refused() -> None:
+    for decay in (-0.1, 1.0, 2):
+        with pytest.raises(UserError, match="from 0 to less than 1"):
+            EMA(decay)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_ema(tmp_path_factory.mktemp("one"))
+
+
+def with_ema(folder: Path, *words: str) -> Path:
+    """A run of the command, in double precision and with uneven shares."""
+    experiment = ("data=synthetic", "model=mlp", "data.batch_size=37", "data.noise=0.1")
+    lengths = ("trainer.max_epochs=2", "trainer.precision=64-true")
+    together = ("callbacks=[ema,early_stopping,top_k]", "callbacks.ema.decay=0.9")
+    result = command("train.py", *experiment, *lengths, *together, *words, f"output_dir={folder}")
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (folder / "default").iterdir()
+    return run_dir
+
+
+@pytest.mark.parametrize("strategy", ["ddp", *slow("dp", "ddp2")])
+def test_average_under_a_strategy_is_that_of_one_process(
+    strategy: str, one_process: Path, tmp_path: Path
+) -> None:
+    other = with_ema(tmp_path, f"strategy={strategy}", "trainer.devices=2")
+    best = [read(run / "checkpoints" / "best.ckpt") for run in (one_process, other)]
+    for kind in ("state_dict", "current_model_state"):
+        assert farthest(best[0][kind], best[1][kind]) <= 1e-12
+    results = [json.loads((run / "results.json").read_text()) for run in (one_process, other)]
+    assert results[1] == pytest.approx(results[0], abs=1e-6)
+
+
+def test_whatever_uses_a_run_afterwards_takes_the_average(
+    one_process: Path, tmp_path: Path
+) -> None:
+    best = one_process / "checkpoints" / "best.ckpt"
+    kept = read(best)
+    assert farthest(kept["state_dict"], kept["current_model_state"]) > 1e-3
+    run = load_run(one_process)
+    assert farthest(dict(run.model.state_dict()), kept["state_dict"]) <= 1e-7  # single
+
+    result = command("evaluate.py", f"checkpoint={best}", f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    (again,) = tmp_path.glob("evaluate/*/results.json")
+    tested = {name: value for name, value in run.results.items() if name.startswith("test/")}
+    assert tested
+    assert json.loads(again.read_text()) == tested
+
+    for ema, kind in ((True, "state_dict"), (False, "current_model_state")):
+        weights = {name: tensor for name, tensor in kept[kind].items() if name.startswith("net.")}
+        converted = load(best, ema=ema)
+        assert {f"net.{name}" for name in converted} == weights.keys()
+        assert all(torch.equal(t, weights[f"net.{name}"]) for name, t in converted.items())

@@ -1,0 +1,37 @@
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.machine import locks
+from tests.machine.fake_nvml import FakeGpu, FakeNvml
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Let this process find the GPUs that a test names."""
+
+    def put(*gpus: FakeGpu, **library: object) -> FakeNvml:
+        nvml = FakeNvml(list(gpus), **library)
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        return nvml
+
+    return put
+
+
+@pytest.fixture
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Keep the test's locks apart from those of the machine."""
+    prefix = f"{tmp_path.name}_{os.getpid()}_"
+    monkeypatch.setattr(locks, "PREFIX", prefix)
+    yield prefix
+    for name in list(locks.HELD):
+        locks.release(name)

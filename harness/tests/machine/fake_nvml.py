@@ -1,0 +1,94 @@
+"""A machine with the GPUs of a test, behind the functions of pynvml that the project calls.
+
+In this process it takes pynvml's place in ``sys.modules``; for a command, ``write_fake`` makes a
+folder for PYTHONPATH.
+"""
+# ruff: noqa: N802  (the library's names)
+
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+GIB = 2**30
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+@dataclass
+class FakeGpu:
+    """A GPU; ``is_split`` is ``None`` for one that knows no MIG."""
+
+    free: float
+    total: float = 80.0
+    name: str = "NVIDIA H100"
+    is_split: bool | None = False
+    lost: bool = False
+    memory_unknown: bool = False
+
+
+@dataclass
+class FakeNvml:
+    """The library; ``error`` is what its initialisation answers."""
+
+    gpus: list[FakeGpu] = field(default_factory=list)
+    error: int = 0
+    num_open: int = 0
+
+    NVMLError = NVMLError
+    NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_ERROR_LIBRARY_NOT_FOUND = 12
+    NVML_ERROR_GPU_IS_LOST = 15
+    NVML_ERROR_UNKNOWN = 999
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    def nvmlInit(self):
+        if self.error:
+            raise NVMLError(self.error)
+        self.num_open += 1
+
+    def nvmlShutdown(self):
+        self.num_open -= 1
+
+    def nvmlDeviceGetCount(self):
+        assert self.num_open, "the library is not open"
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if self.gpus[index].lost:
+            raise NVMLError(self.NVML_ERROR_GPU_IS_LOST)
+        return index
+
+    def nvmlDeviceGetUUID(self, index):
+        return f"GPU-{index}{index}ab-cdef"
+
+    def nvmlDeviceGetName(self, index):
+        return self.gpus[index].name
+
+    def nvmlDeviceGetMemoryInfo(self, index):
+        gpu = self.gpus[index]
+        if gpu.memory_unknown:
+            raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(total=int(gpu.total * GIB), free=int(gpu.free * GIB))
+
+    def nvmlDeviceGetMigMode(self, index):
+        if self.gpus[index].is_split is None:
+            raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+        return [int(self.gpus[index].is_split), 0]
+
+
+def write_fake(folder: Path, gpus: list[FakeGpu]) -> dict[str, str]:
+    """Give commands these GPUs: the variables to start them with."""
+    folder.mkdir(exist_ok=True)
+    (folder / "pynvml.py").write_text(
+        "import sys\n"
+        f"sys.path.append({str(Path(__file__).parents[2])!r})\n"
+        "from tests.machine.fake_nvml import FakeGpu, FakeNvml\n"
+        f"gpus = {[asdict(gpu) for gpu in gpus]!r}\n"
+        "sys.modules[__name__] = FakeNvml([FakeGpu(**gpu) for gpu in gpus])\n"
+    )
+    return {"PYTHONPATH": ":".join([str(folder), *filter(None, sys.path)])}

@@ -1,0 +1,86 @@
+"""Language models, as researchers write them: their losses are means over words."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.modules.data import IGNORED, NUM_WORDS, PADDING
+from tests.modules.one_loss import OneLoss
+
+
+class MaskedLanguage(OneLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(NUM_WORDS, 8, padding_idx=PADDING)
+        self.places = nn.Embedding(10, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, NUM_WORDS)
+
+    def features(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        return self.layer(x, src_key_padding_mask=ids == PADDING)  # (B, T, 8)
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.head(self.features(ids))
+
+    def loss(self, batch: Any) -> Tensor:
+        logits = self(batch["inputs"])
+        return F.cross_entropy(logits.transpose(1, 2), batch["labels"], ignore_index=IGNORED)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        num_words = (batch["labels"] != IGNORED).sum()
+        self.log("val/loss", self.loss(batch), batch_size=int(num_words))
+
+
+class SafeMean(MaskedLanguage):
+    """A mean that is zero, and not NaN, where nothing is masked."""
+
+    def loss(self, batch: Any) -> Tensor:
+        logits, labels = self(batch["inputs"]).transpose(1, 2), batch["labels"]
+        total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        return total / (labels != IGNORED).sum().clamp(min=1)
+
+
+class TwoHeads(MaskedLanguage):
+    """As BERT: masked words, and a label of the sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topic = nn.Linear(8, 2)
+
+    def forward(self, ids: Tensor) -> Any:
+        features = self.features(ids)
+        return {"words": self.head(features), "topic": self.topic(features[:, 0])}
+
+    def losses(self, batch: Any) -> tuple[Tensor, Tensor]:
+        outputs = self(batch["inputs"])
+        words = F.cross_entropy(outputs["words"].transpose(1, 2), batch["labels"])
+        return words, F.cross_entropy(outputs["topic"], batch["topic"])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        words, topic = self.losses(batch)
+        return words + topic
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        words, topic = self.losses(batch)
+        self.log_dict({"val/words": words, "val/topic": topic, "val/loss": words + topic})
+
+
+class CausalLanguage(OneLoss):
+    """Predicts the next word; what is padded counts for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(NUM_WORDS, 8, padding_idx=PADDING)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, NUM_WORDS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.rnn(self.words(ids))[0])
+
+    def loss(self, batch: Any) -> Tensor:
+        ids = batch["ids"]
+        logits = self(ids[:, :-1]).flatten(0, 1)
+        return F.cross_entropy(logits, ids[:, 1:].flatten(), ignore_index=PADDING)

@@ -1,0 +1,183 @@
+"""Losses and states that depend on which samples a batch holds, as researchers write them.
+
+On a share of the batch each of them is another loss; no strategy of several processes can know.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.modules.classifiers import Classifier
+
+
+class RootMeanSquare(Classifier):
+    """The root of a mean is no mean of roots."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.mse_loss(self(x)[:, 0], y.to(x.dtype)).sqrt()
+
+
+class Pearson(Classifier):
+    """One minus the correlation with the target."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, _ = batch
+        return 1 - torch.corrcoef(torch.stack([self(x)[:, 0], x.sum(1)]))[0, 1]
+
+
+class Experts(Classifier):
+    """A mixture of experts with the balance loss of the Switch Transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        gates = self.gate(x).softmax(1)  # (B, experts)
+        used = F.one_hot(gates.argmax(1), 3).to(x.dtype).mean(0)
+        balance = 3 * (used * gates.mean(0)).sum()
+        return F.cross_entropy(gates * self(x), y) + balance
+
+
+class Variance(Classifier):
+    """The variance and covariance terms of VICReg."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        centred = logits - logits.mean(0)
+        covariance = centred.T @ centred / len(x)
+        spread = F.relu(1 - covariance.diagonal().add(1e-4).sqrt()).mean()
+        return F.cross_entropy(logits, y) + spread + covariance.triu(1).square().sum()
+
+
+class ClassesOfBatch(Classifier):
+    """Weighs classes by how rare they are in the batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        rarity = 1 / y.bincount(minlength=3).clamp(min=1).to(x.dtype)
+        return F.cross_entropy(self(x), y, weight=rarity)
+
+
+class HardExamples(Classifier):
+    """Trains on the worse half of a batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        losses = F.cross_entropy(self(x), y, reduction="none")
+        return losses.topk((len(x) + 1) // 2).values.mean()
+
+
+class Median(Classifier):
+    """A loss that no outlier moves."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self(x), y, reduction="none").median()
+
+
+class Worst(Classifier):
+    """The loss of the worst sample."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self(x), y, reduction="none").max()
+
+
+class Dice(Classifier):
+    """An overlap over all samples of the batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        p, target = self(x).softmax(1), F.one_hot(y, 3).to(x.dtype)
+        return 1 - (2 * (p * target).sum() + 1) / ((p + target).sum() + 1)
+
+
+class InnerLoop(Classifier):
+    """MAML: a step on the first half of a batch, the loss of the other half."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        half = (len(x) + 1) // 2
+        inner = F.cross_entropy(self(x[:half]), y[:half])
+        names, weights = zip(*self.net.named_parameters(), strict=True)
+        slopes = torch.autograd.grad(inner, weights, create_graph=True)
+        moved = {n: w - 0.1 * g for n, w, g in zip(names, weights, slopes, strict=True)}
+        return F.cross_entropy(torch.func.functional_call(self.net, moved, x[half:]), y[half:])
+
+
+class MeanOfList(Classifier):
+    """A mean over a Python list, of those samples that count."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        losses = F.cross_entropy(self(x), y, reduction="none")
+        counted = [loss for loss, label in zip(losses, y, strict=True) if label != 1]
+        return sum(counted, 0 * losses.sum()) / max(1, len(counted))
+
+
+class OnlyWithClass(Classifier):
+    """A term for batches that have a sample of a class."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        return loss + self(x[y == 2]).square().mean() if (y == 2).any() else loss
+
+
+class StandardisedByBatch(Classifier):
+    """Standardises the inputs of a batch in the step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self((x - x.mean(0)) / x.std(0, correction=0).clamp(min=0.1)), y)
+
+
+class Prototypes(Classifier):
+    """Pulls samples to the running mean of their class, which the step keeps in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("prototypes", torch.zeros(3, 3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        for label in y.unique():
+            mean = logits.detach()[y == label].mean(0)
+            self.prototypes[label] = 0.5 * self.prototypes[label] + 0.5 * mean
+        return F.cross_entropy(logits, y) + F.mse_loss(logits, self.prototypes[y])
+
+
+class Bank(Classifier):
+    """Compares with the outputs of batches before, which a list of the module keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        self.bank = [*self.bank[-2:], logits.detach()]
+        return F.cross_entropy(logits, y) + 0.1 * (logits @ torch.cat(self.bank).T).mean()
+
+
+class Baseline(Classifier):
+    """REINFORCE: a running mean of the reward, in a plain number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.baseline = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        chosen = self(x).log_softmax(1).max(1)
+        reward = (chosen.indices == y).to(x.dtype)
+        self.baseline = 0.7 * self.baseline + 0.3 * float(reward.mean())
+        return -((reward - self.baseline) * chosen.values).mean()

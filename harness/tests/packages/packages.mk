@@ -1,0 +1,14 @@
+# make packages   train public packages' modules by YAML alone, in an environment of their own; half
+#                 an hour on two cores. harness/docs/public_modules.md says what works.
+PACKAGES_VENV ?= .venv-packages
+PACKAGES := harness/tests/packages/requirements.txt
+
+.PHONY: packages
+packages: $(PACKAGES_VENV)/installed
+	cd harness && OMP_NUM_THREADS=1 $(abspath $(PACKAGES_VENV))/bin/pytest -m packages tests/packages $(ARGS)
+
+$(PACKAGES_VENV)/installed: pyproject.toml requirements.lock $(PACKAGES)
+	$(PYTHON) -m venv --clear $(PACKAGES_VENV)
+	$(PACKAGES_VENV)/bin/python -m pip --disable-pip-version-check install -c requirements.lock \
+	    -e .[test] -r $(PACKAGES)
+	touch $@

@@ -1,0 +1,161 @@
+"""Plant faults in a copy of the harness, each of which breaks a promise, and see the suite red.
+
+    python -m tests.planted_faults            all of them, each with the tests named here
+    python -m tests.planted_faults --whole    with the whole of `make test`; hours
+    python -m tests.planted_faults share      those whose name has the word
+
+Each line names a test of `make test` that finds the fault. Exit status 1: a fault was not found.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import LIBRARY
+
+SRC = Path("src", "harness")
+
+
+class Fault(NamedTuple):
+    """One change of one file that no user must ever meet.
+
+    Attributes:
+        path: of the file, below the harness.
+        text: stands in it once.
+        fault: takes its place.
+        tests: find it.
+    """
+
+    path: str
+    text: str
+    fault: str
+    tests: str
+
+
+FAULTS = {
+    "a sample is trained on twice": Fault(
+        "data/batches.py",
+        "order[low:high] if high > low",
+        "order[max(0, low - 1) : high] if high > low",
+        "test_same_experiment.py",
+    ),
+    "a smaller share counts as a whole one": Fault(
+        "data/batches.py",
+        "return (high - low) * self.num_ranks * self.num_micro_batches / size",
+        "return 1.0",
+        "test_same_experiment.py",
+    ),
+    "an evaluation counts the sample of an empty share": Fault(
+        "exact/evaluation.py",
+        "is_filler = sharing is not None and sharing.is_filler(batch_idx)",
+        "is_filler = False",
+        "test_same_experiment.py exact",
+    ),
+    "a resumed epoch begins one step late": Fault(
+        "data/batches.py",
+        "self.start, self.epoch = (epoch, step), epoch",
+        "self.start, self.epoch = (epoch, step + 1), epoch",
+        "checkpoints/test_resume.py",
+    ),
+    "a file is named before it is on the disk": Fault(
+        "files.py", "            os.fsync(file.fileno())\n", "", "test_files.py"
+    ),
+    "a converted file lacks a weight": Fault(
+        "convert/choose.py",
+        "state = {name: value for name, value in state.items() if value is not None}",
+        "state = dict([*state.items()][:-1])",
+        "convert/test_matrix.py",
+    ),
+    "the last rows of metrics.csv are not written": Fault(
+        "loggers/metrics_table.py",
+        "        self._write(self.rows)\n        self.rows = []",
+        "        self.rows = []",
+        "loggers",
+    ),
+    "replicas that differ are not noticed": Fault(
+        "watch/replicas.py",
+        "differs = everyone != everyone[0]",
+        "differs = everyone != everyone",
+        "watch/test_replicas.py",
+    ),
+    "two commands compute one run": Fault(
+        "command/run_folder.py",
+        "fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        "command/test_run_folder.py command/test_resume_command.py",
+    ),
+    "a YAML file calls any method": Fault(
+        "allowed.py",
+        "if name in (*EXACT, *_own) or real in _own or _may_be_built(found, str(module)):",
+        "if name:",
+        "test_allowed.py",
+    ),
+    "dp joins the shares in another order": Fault(
+        "strategies/parallel_forward.py",
+        "return join(outputs, self.last_sizes, self.scalar_outputs)",
+        "return join(outputs[::-1], self.last_sizes[::-1], self.scalar_outputs)",
+        "strategies/test_parallel_forward.py strategies/test_parity.py",
+    ),
+    "a signal ends the run as if it had finished": Fault(
+        "processes/leaving.py",
+        "os._exit(status if isinstance(status, int) else 1)",
+        "os._exit(0)",
+        "faults processes/test_leaving.py",
+    ),
+}
+
+
+def misplaced() -> list[str]:
+    """Names of faults whose text does not stand once in its file."""
+    return [
+        name
+        for name, fault in FAULTS.items()
+        if (LIBRARY / SRC / fault.path).read_text().count(fault.text) != 1
+    ]
+
+
+def is_found(fault: Fault, is_whole: bool, folder: Path) -> bool:
+    """Run tests against a copy of the library that has the fault; whether one is red."""
+    copy = folder / "copy"
+    left_out = shutil.ignore_patterns(".git", ".venv*", "outputs", "build", "*.egg-info", "*cache*")
+    shutil.copytree(LIBRARY, copy, ignore=left_out)
+    path = copy / SRC / fault.path
+    path.write_text(path.read_text().replace(fault.text, fault.fault))
+    tests = [] if is_whole else [f"tests/{name}" for name in fault.tests.split()]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    known = os.environ.get("PYTHONPATH", "")
+    env = os.environ | {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{known}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        sys.exit(f"pytest could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    red = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    print("   ", *(red or ["NOT FOUND"]), flush=True)
+    return done.returncode == 1
+
+
+def main() -> None:
+    """Plant each fault, and exit with 1 if one is not found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="parts of the names of faults")
+    parser.add_argument("--whole", action="store_true", help="run all of make test")
+    options = parser.parse_args()
+    if lost := misplaced():
+        sys.exit(f"The text of these does not stand once in its file: {', '.join(lost)}")
+    unseen = []
+    for name, fault in FAULTS.items():
+        if options.words and not any(word in name for word in options.words):
+            continue
+        print(name, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            if not is_found(fault, options.whole, Path(folder)):
+                unseen.append(name)
+    sys.exit(f"Not found: {', '.join(unseen)}" if unseen else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What torchrun and Slurm tell; under the real ones: tests/cluster."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.errors import UserError
+from harness.processes import launch
+from harness.processes.launcher import Launcher, first_of, launcher, tasks_per_node
+from harness.strategies.launchable import check_launcher
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "1",
+}  # fmt: skip
+SRUN = {
+    "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "node[07-08]",
+    "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+}  # fmt: skip
+BATCH = {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash"}
+ARRAY = {"SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch):
+    """What a process knows with some variables, and none of who has started the tests."""
+
+    def tell(environment: dict[str, str]) -> Launcher:
+        for name in filter(launch.OF_LAUNCHERS.fullmatch, list(os.environ)):
+            monkeypatch.delenv(name)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return launcher()
+
+    return tell
+
+
+def test_what_torchrun_and_slurm_tell_is_read(told) -> None:
+    torchrun, srun = Launcher("torchrun", 3, 1, 4, 2, 2), Launcher("srun", 3, 1, 4, 2, 2)
+    inside = replace(torchrun, job="slurm_12")
+    part = {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    for environment, expected in (
+        ({}, Launcher()),
+        (TORCHRUN, torchrun),
+        (SRUN, replace(srun, job="slurm_12")),
+        (SRUN | {"SLURM_STEP_ID": "1"}, replace(srun, job="slurm_12.1")),
+        (BATCH, Launcher(job="slurm_12")),
+        (BATCH | ARRAY, Launcher(job="slurm_10_2", task="2")),
+        (BATCH | {"SLURM_RESTART_COUNT": "2"}, Launcher(num_restarts=2, job="slurm_12")),
+        (SRUN | TORCHRUN, inside),
+        (SRUN | TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"}, replace(inside, num_torchruns=4)),
+        (part, Launcher("srun", 1, 0, 2, 2, 1, "slurm_1")),
+    ):
+        known = told(environment)
+        assert (known.agent is not None) == (known.name == "torchrun")
+        assert replace(known, agent=None) == expected, environment
+        assert launch.global_rank() == expected.rank
+
+
+def test_rank_that_lightning_starts_in_a_batch_script_is_not_the_first(told) -> None:
+    told(BATCH | {"LOCAL_RANK": "1"})
+    assert launch.global_rank() == 1
+
+
+def test_steps_and_jobs_meet_at_ports_of_their_own(told) -> None:
+    first = told(SRUN).address
+    assert first[0] == "node07"
+    others = {told(SRUN | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).address[1]
+              for job, step in (("12", "1"), ("13", "0"), ("112", "0"))}  # fmt: skip
+    assert len(others | {first[1]}) == 4
+    assert told({"MASTER_ADDR": "here", "MASTER_PORT": "1234"}).address == ("here", 1234)
+
+
+def test_nodes_and_tasks_as_slurm_writes_them() -> None:
+    numbers = {"2": [2], "2(x3),1": [2, 2, 2, 1], "1,3(x2)": [1, 3, 3]}
+    assert {text: tasks_per_node(text) for text in numbers} == numbers
+    names = {"n1": "n1", "n[3-5],x": "n3", "n[03,7],x": "n03", "n[1-2]-ib": "n1-ib", "a,b": "a"}
+    assert {text: first_of(text) for text in names} == names
+
+
+TWO = Launcher("srun", num_processes=2, num_here=2)
+NODES = Launcher("torchrun", num_processes=2, num_nodes=2)
+DDP, DDP2, DP = (
+    {"strategy": {"_target_": f"harness.{name}"}, "num_nodes": 1}
+    for name in ("DDPStrategy", "DDP2Strategy", "DataParallelStrategy")
+)
+
+
+@pytest.mark.parametrize(
+    ("known", "trainer", "says"),
+    [
+        (TWO, {"strategy": "auto", "devices": 1}, "each would train alone.\nAdd strategy=ddp"),
+        (TWO, DP | {"devices": 2}, "each would train alone"),
+        (TWO, DDP | {"devices": 3}, "devices=3, but srun has started 2 .*ntasks-per-node=3"),
+        (TWO, DDP2 | {"devices": 2}, "ddp2 drives all devices .*--ntasks-per-node=1"),
+        (TWO, {"strategy": "ddp_spawn", "devices": 2}, "Use strategy=ddp"),
+        (NODES, DDP | {"devices": 1, "num_nodes": 3}, "num_nodes=3, but torchrun runs on 2 mach"),
+        (Launcher("srun", num_processes=3, num_here=2, num_nodes=2),
+         DDP | {"devices": 2, "num_nodes": 2}, "Start the same number on each machine"),
+        (Launcher("torchrun"), DDP | {"devices": 2}, "has started 1 process on each machine"),
+        (
+            Launcher("torchrun", num_processes=2, num_here=2, num_torchruns=2),
+            DDP | {"devices": 2},
+            "srun has started 2 torchruns",
+        ),
+    ],
+)  # fmt: skip
+def test_what_disagrees_with_the_launcher_is_a_sentence(
+    known: Launcher, trainer: dict[str, object], says: str
+) -> None:
+    cfg = OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | trainer)
+    with pytest.raises(UserError, match=f"(?s){says}"):
+        check_launcher(cfg, known)
+
+
+def test_what_agrees_is_taken(told) -> None:
+    told({})
+    for known, trainer in (
+        (TWO, DDP | {"devices": 2}),
+        (NODES, DDP2 | {"devices": 4, "num_nodes": 2}),
+        (NODES, DDP | {"devices": 1, "num_nodes": 2}),
+        (Launcher("torchrun"), DDP | {"devices": 1}),
+        (Launcher(), DDP | {"devices": 2}),
+    ):
+        check_launcher(OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | trainer), known)
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "neither by torchrun nor by srun"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "neither by torchrun nor"),
+        ({"NODE_RANK": "1"}, "each machine would train alone"),
+    ],
+)
+def test_process_that_nobody_has_told_enough_is_refused(environment, says: str, told) -> None:
+    known = told(environment)
+    with pytest.raises(UserError, match=says):
+        check_launcher(OmegaConf.create(DDP | {"devices": 1, "accelerator": "cpu"}), known)
+
+
+def test_same_torchrun_is_the_same_agent(told) -> None:
+    first = told(TORCHRUN)
+    assert first.agent == launcher().agent
+    assert str(os.getppid()) in (first.agent or "")

@@ -1,0 +1,122 @@
+"""A signal is answered before there is anything to save, whatever the process is doing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+BUSY = """
+import hashlib
+from harness.processes import leaving
+leaving.answer_signals()
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # as in torch, Python's own handlers wait
+"""
+DEAF = BUSY.replace(
+    "print(",
+    "import signal, sys\n"
+    "leaving.DEAF_SECONDS = float(sys.argv[1])\n"
+    "leaving.noting = print if len(sys.argv) == 2 else None\n"
+    "for signum in leaving.ASKED_TO_LEAVE: signal.signal(signum, print)  # as a run's handler\n"
+    "print(",
+    1,
+)
+
+
+@contextmanager
+def ready(code: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A program that has begun to compute; it ends with the block."""
+    words = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_busy_process_leaves_with_the_signals_status() -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        with ready(BUSY) as process:
+            process.send_signal(signum)
+            assert process.wait(300) == 128 + signum
+
+
+@pytest.mark.parametrize(
+    ("signums", "seconds"),
+    [((signal.SIGTERM,), 0.5), ((signal.SIGINT, signal.SIGINT), 1000)],
+    ids=["once, after a while", "twice"],
+)
+def test_run_whose_step_does_not_end_leaves(
+    signums: Sequence[signal.Signals], seconds: float
+) -> None:
+    """As where another process never comes to a collective operation."""
+    with ready(DEAF, str(seconds)) as process:
+        for signum in signums:
+            process.send_signal(signum)
+            time.sleep(2.0)
+        assert process.wait(300) == 128 + signums[0]
+        assert process.stderr is not None
+        assert "left without saving" in process.stderr.read()
+
+
+def test_signals_that_end_no_run_at_once() -> None:
+    """Those that an author handles; and the second of torchrun's or Slurm's: the step may end."""
+    with (
+        ready(DEAF, "0.5", "author") as of_author,
+        ready(DEAF, "1000") as of_torchrun,
+        ready(DEAF, "1000") as of_terminal,
+    ):
+        for _ in range(2):
+            of_author.send_signal(signal.SIGUSR1)
+            of_torchrun.send_signal(signal.SIGTERM)
+            of_terminal.send_signal(signal.SIGINT)
+            time.sleep(0.2)  # soon enough to be the same signal, passed on
+        time.sleep(2.0)
+        assert [p.poll() for p in (of_author, of_torchrun, of_terminal)] == [None, None, None]
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """What a shell starts with ``&`` ignores SIGINT, and so would all that the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+# Python's own start, before the first line of train.py, is not the harness's to answer for.
+TELLS_OF_MAIN = """
+import sys
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "harness.command":
+            print("ready", flush=True)
+sys.meta_path.insert(0, Watch())
+"""
+
+
+@pytest.mark.parametrize("moment", [0.0, 1.0])
+def test_ctrl_c_shows_no_traceback(moment: float, tmp_path: Path, heeds_ctrl_c: None) -> None:
+    """From ``from harness import main`` on, at moments that a busy machine moves to and fro."""
+    (tmp_path / "sitecustomize.py").write_text(TELLS_OF_MAIN)
+    with subprocess.Popen(
+        [sys.executable, "train.py", "model=mlp", "debug=fast_dev_run", f"output_dir={tmp_path}"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.01 + moment)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == ""
+        assert process.wait(300) in (128 + signal.SIGINT, -signal.SIGINT)

@@ -1,0 +1,171 @@
+"""Nobody outlives who has started a run, at whatever moment that one is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from harness.checkpoints import lookup
+from tests.conftest import ROOT, slow
+from tests.faults.fork_server import command
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's kernel ends orphans")
+
+MARK = "MARK_OF_THE_TEST"
+PATIENCE_SECONDS = 120  # of a busy machine; a process that waits for others waits much longer
+QUIET_SECONDS = 0.5
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+TORCHRUN += ["--rdzv-endpoint=localhost:0"]
+WORDS = [
+    "data=synthetic", "model=mlp", "model.net.hidden=[1024,1024]", "data.num_workers=1",
+    "trainer.accelerator=cpu", "trainer.max_epochs=2", "resume=auto",
+    "+callbacks.trace._target_=tests.faults.trace.Trace",
+    "+callbacks.trace.seconds_per_batch=0.1",
+    "+callbacks.trace.seconds_per_validation=3",
+    "+callbacks.trace.seconds_per_test=3",
+]  # fmt: skip
+DDP = ["strategy=ddp", "trainer.devices=2"]
+
+
+class Started:
+    """A command of which every process, whoever has started it, can be found."""
+
+    def __init__(self, folder: Path, *words: str, program: list[str]) -> None:
+        self.folder, self.token = folder, uuid.uuid4().hex
+        where = [f"output_dir={folder}", f"+callbacks.trace.folder={folder}/trace"]
+        with (folder / "screen.txt").open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *program, "train.py", *WORDS, *where, *words],
+                cwd=ROOT,
+                env=os.environ | {MARK: self.token},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def others(self) -> list[int]:
+        """The living processes but the first."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                is_ours = f"{MARK}={self.token}".encode() in (path / "environ").read_bytes()
+                is_alive = (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            except OSError:  # it has ended meanwhile
+                continue
+            if is_ours and is_alive and int(path.name) != self.process.pid:
+                found.append(int(path.name))
+        return found
+
+    def wait_until(self, reached: Callable[["Started"], object]) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not reached(self):
+            assert self.process.poll() is None, self.screen()
+            assert time.monotonic() < end, self.screen()
+            time.sleep(0.002)
+
+    def end(self, signum: int) -> None:
+        self.process.send_signal(signum)
+        self.process.wait(PATIENCE_SECONDS)
+
+    def screen(self) -> str:
+        return (self.folder / "screen.txt").read_text()
+
+    def everybody_leaves(self) -> bool:
+        end, gone_time = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
+        while (now := time.monotonic()) < end:
+            if self.others():
+                gone_time = now
+            # A process that is about to run another program has no environment for a moment.
+            elif now > gone_time + QUIET_SECONDS:
+                return True
+            time.sleep(0.01)
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    started: list[Started] = []
+
+    def begin(*words: str, program: list[str] | None = None) -> Started:
+        started.append(Started(tmp_path, *words, program=program or []))
+        return started[-1]
+
+    yield begin
+    for run in started:
+        for pid in [run.process.pid, *run.others()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run.process.wait()
+
+
+def imports_torch(run: Started) -> bool:
+    for pid in run.others():
+        with suppress(OSError):
+            if "libtorch" in Path(f"/proc/{pid}/maps").read_text():
+                return True
+    return False
+
+
+def has(name: str, size: int = 0) -> Callable[[Started], bool]:
+    def is_there(run: Started) -> bool:
+        path = run.folder / "trace" / name
+        return path.exists() and path.stat().st_size >= size
+
+    return is_there
+
+
+BEFORE: dict[str, Callable[[Started], object]] = {
+    "start": Started.others,
+    "imports": imports_torch,
+    "folder": lambda run: (run.folder / "default").exists(),
+}
+DURING: dict[str, Callable[[Started], object]] = {
+    "epoch": has("steps_0", 7),
+    "validation": has("validation_0"),
+    "writing": lambda run: any(run.folder.glob("default/*/checkpoints/.*.part")),
+    "test": has("test_0"),
+}
+MOMENTS = BEFORE | DURING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["imports", *DURING])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_nobody_outlives_torchrun(
+    signum: signal.Signals, moment: str, start: Callable[..., Started]
+) -> None:
+    run = start(*DDP, program=TORCHRUN)
+    run.wait_until(MOMENTS[moment])
+    run.end(signum)
+    assert run.everybody_leaves(), run.screen()
+    if moment in DURING:
+        (run_dir,) = (run.folder / "default").iterdir()
+        assert lookup.newest_whole(run_dir / "checkpoints")[0] is not None, run.screen()
+
+
+@pytest.mark.parametrize("moment", ["imports", *slow("start", "folder", *DURING)])
+def test_nobody_outlives_the_first_process(moment: str, start: Callable[..., Started]) -> None:
+    run = start(*DDP)
+    run.wait_until(MOMENTS[moment])
+    run.end(signal.SIGKILL)
+    assert run.everybody_leaves(), run.screen()
+    assert len(list(run.folder.glob("default/*"))) <= 1  # no other process has begun anew
+
+
+def test_run_goes_on_after_its_launcher_was_killed(start: Callable[..., Started]) -> None:
+    run = start(*DDP, program=TORCHRUN)
+    run.wait_until(MOMENTS["epoch"])
+    run.end(signal.SIGKILL)
+    assert run.everybody_leaves()
+    assert "SIGTERM: saved step" in run.screen()
+    again = command("train.py", "resume=auto", f"output_dir={run.folder}", "strategy=cpu")
+    assert again.returncode == 0, again.stderr
+    (run_dir,) = (run.folder / "default").iterdir()
+    assert "has ended." in (run_dir / "run.log").read_text()

@@ -1,0 +1,114 @@
+"""Images that are made in memory: what the library's tests need of a project."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness import Batch, BatchedDataset, DataModule, uniform
+
+SIDE = 8  # pixels
+
+
+class InMemory(BatchedDataset):
+    """Inputs with targets in memory, read as whole batches.
+
+    Args:
+        inputs: shape (N, ...).
+        targets: classes or numbers, shape (N,); ``None`` leaves them out of the batches.
+        augment: called with inputs (B, ...) and random numbers in [0, 1) of shape (B, num_draws).
+        num_draws: random numbers that a sample's augmentation takes.
+        seed: decides, with the epoch and the sample's index, which numbers these are.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor | None = None,
+        augment: Callable[[Tensor, Tensor], Tensor] | None = None,
+        num_draws: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.inputs, self.targets, self.augment = inputs, targets, augment
+        self.num_draws, self.seed = num_draws, seed
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor] | Tensor:
+        """Read a batch: inputs of shape (B, ...), and targets of shape (B,)."""
+        rows = torch.tensor(indices)
+        # index_select copies whole rows: three times as fast as inputs[rows].
+        inputs = self.inputs.index_select(0, rows)
+        if self.augment is not None:
+            epoch = indices.epoch if isinstance(indices, Batch) else 0
+            # Drawn from (seed, epoch, sample): the same whatever the strategy and the worker.
+            draws = uniform(self.seed, epoch, indices, self.num_draws)
+            inputs = self.augment(inputs, torch.from_numpy(draws))
+        return inputs if self.targets is None else (inputs, self.targets.index_select(0, rows))
+
+
+def add_noise(images: Tensor, draws: Tensor, noise: float) -> Tensor:
+    """Change each pixel by up to ``noise``, within [0, 1].
+
+    Args:
+        images: values in [0, 1], shape (B, 1, H, W).
+        draws: numbers in [0, 1), shape (B, H * W).
+        noise: the largest change.
+    """
+    change = (2 * draws - 1).float().reshape(images.shape)
+    return (images + noise * change).clamp(0, 1)
+
+
+class Synthetic(DataModule):
+    """Blurred pictures of ten random shapes, made when they are needed: nothing to download.
+
+    Args:
+        num_train: training images.
+        num_val: validation images.
+        num_test: test images; predictions are made on them as well.
+        num_classes: shapes, a class each.
+        blur: how much the images of one class differ; the task is harder with more.
+        noise: augmentation of the training images, per pixel.
+        data_seed: decides the images; independent of the run's seed, so that runs compare.
+        **kwargs: see ``DataModule``.
+    """
+
+    in_channels, in_features = 1, SIDE**2
+
+    def __init__(
+        self,
+        num_train: int = 1250,
+        num_val: int = 180,
+        num_test: int = 360,
+        num_classes: int = 10,
+        blur: float = 0.5,
+        noise: float = 0.0,
+        data_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if min(blur, noise) < 0:
+            raise ValueError(f"blur={blur} and noise={noise} must be 0 or more.")
+        self.sizes = {"train": num_train, "val": num_val, "test": num_test}
+        self.num_classes, self.blur, self.noise = num_classes, blur, noise
+        self.data_seed = data_seed
+
+    def make_dataset(self, split: str) -> InMemory:
+        """Make the images of one split. Data of your own is read here: files, a table, an API."""
+        split = "test" if split == "predict" else split
+        shapes = np.random.default_rng(self.data_seed).random((self.num_classes, SIDE, SIDE))
+        rng = np.random.default_rng([self.data_seed, 1 + list(self.sizes).index(split)])
+        labels = rng.integers(self.num_classes, size=self.sizes[split])
+        images = shapes[labels] + self.blur * rng.standard_normal((len(labels), SIDE, SIDE))
+        is_augmented = split == "train" and self.augment and self.noise
+        return InMemory(
+            torch.from_numpy(images.clip(0, 1).astype(np.float32)).unsqueeze(1),
+            torch.from_numpy(labels),
+            partial(add_noise, noise=self.noise) if is_augmented else None,
+            num_draws=SIDE**2,
+            seed=self.seed,
+        )

@@ -1,0 +1,212 @@
+"""A run tells what has changed of its code, and refuses a checkpoint that does not fit it."""
+
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from harness import Run, UserError, code_version, evaluate, load_run, record, train
+from harness.command.run_folder import save_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
+PACKAGE = "study_of_history"
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.one = nn.Linear(5, width)
+        self.two = nn.Linear(width, 5)
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.last(self.two(torch.relu(self.one(x))))
+"""
+MODULE = """
+import torch
+from tests.run.foreign import Tested, WithLoaders
+
+
+class Model(WithLoaders):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+"""
+
+
+@dataclass
+class Study:
+    """A researcher's own package, and a run of it with 8 steps."""
+
+    folder: Path
+
+    @property
+    def words(self) -> list[str]:
+        return [
+            f"hydra.searchpath=[file://{self.folder}/conf]", "model=study", "data=null",
+            "callbacks.progress_bar=null", "logger=none", "trainer.max_epochs=2", "objective=null",
+            "checkpoint.every_n_steps=1", "checkpoint.num_kept=100", "callbacks.checkpoint=null",
+            f"output_dir={self.folder}",
+        ]  # fmt: skip
+
+    def edit(self, file: str, change: tuple[str, str]) -> None:
+        """Change a file, and forget what was imported, as a new process would."""
+        path = self.folder / PACKAGE / file
+        text = path.read_text()
+        assert change[0] in text
+        path.write_text(text.replace(*change))
+        self.forget()
+
+    def forget(self) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+            del sys.modules[name]
+
+    def go_on(self, run: Run, step: int = 3) -> str:
+        """Let a run go on from a step, and return what its log says meanwhile."""
+        for path in (run.folder / "checkpoints").glob("step_*"):
+            if int(path.stem.removeprefix("step_")) > step:
+                path.unlink()
+        (run.folder / "results.json").unlink(missing_ok=True)
+        (run.folder / "run.log").unlink(missing_ok=True)
+        train(f"resume={run.folder}")
+        return (run.folder / "run.log").read_text()
+
+
+def write(folder: Path) -> Study:
+    (folder / PACKAGE).mkdir(parents=True)
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / PACKAGE / "__init__.py").touch()
+    (folder / PACKAGE / "net.py").write_text(NET)
+    (folder / PACKAGE / "model.py").write_text(MODULE)
+    config = f"_target_: {PACKAGE}.model.Model\nnet:\n  _target_: {PACKAGE}.net.Net\n  width: 4\n"
+    (folder / "conf" / "model" / "study.yaml").write_text(config)
+    return Study(folder)
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Study]:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it knows files by second and size
+    made = write(tmp_path)
+    yield made
+    made.forget()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of the package as it is written above."""
+    made = write(tmp_path_factory.mktemp("study"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(made.folder)
+        folder = train(*made.words).folder
+    made.forget()
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, study: Study) -> Run:
+    """A copy of it."""
+    folder = study.folder / "default" / "run"
+    shutil.copytree(finished, folder, symlinks=True)
+    return load_run(folder)
+
+
+ACTIVATION = ("torch.relu", "torch.tanh")
+
+
+def test_a_change_of_code_or_packages_is_told_once(
+    study: Study, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "has changed" not in study.go_on(run)
+    commit = record.read(run.folder)["starts"][-1]["commit"][:10]
+    study.edit("net.py", ACTIVATION)
+    installed = code_version.packages() | {"Python": "3.99.0", "torch": "2.99.1"}
+    monkeypatch.setattr(code_version, "packages", lambda: installed)
+    said = study.go_on(run)
+    versions = f"Python {platform.python_version()} -> 3.99.0, torch {torch.__version__} -> 2.99.1"
+    told = f"The code has changed since the run was trained by commit {commit}"
+    assert said.count(told) == 1
+    assert f": {PACKAGE}/net.py, {versions}." in said
+    assert "WARNING" in said
+    assert "has changed" not in study.go_on(run)
+    study.edit("net.py", ACTIVATION[::-1])
+    tested = evaluate(run.folder / "checkpoints" / "step_3.ckpt", "callbacks={}")
+    assert f"{PACKAGE}/net.py." in (tested.folder / "run.log").read_text()
+
+
+def test_what_a_start_computes_with_and_its_data_are_noted(run: Run) -> None:
+    noted = record.read(run.folder)
+    (start,) = noted["starts"]
+    assert start["code"]["packages"]["torch"] == metadata.version("torch")
+    assert not [name for name in start["code"]["sources"] if name.startswith(("torch", "pytest"))]
+    assert {"harness", f"{PACKAGE}/net.py", f"{PACKAGE}/__init__.py"} <= {*start["code"]["sources"]}
+    assert start["torch"] == torch.__version__
+    assert start["num_threads"] >= 1
+    assert noted["data"]["train"][0]
+
+
+def test_builds_of_one_version_are_the_same_and_what_is_gone_is_told() -> None:
+    before = {"numpy": "2.0", "horses": "1.0", "torch": "2.12.1+cu128"}
+    told = code_version.versions(before, {"numpy": "2.0", "torch": "2.12.1+cpu", "new": "1.0"})
+    assert told == ["horses 1.0 -> not installed"]
+
+
+ONE = "        self.one = nn.Linear(5, width)\n"
+TWO = "        self.two = nn.Linear(width, 5)\n"
+RATES = "[torch.optim.lr_scheduler.StepLR(optimizer, 1)]"
+# The file, what stands in it and what is written instead, and what is told.
+MISFITS = (
+    ("net.py", ONE, f"        self.more = nn.Linear(1, 1)\n{ONE}", "net.more.weight"),
+    ("net.py", ONE + TWO, TWO + ONE, "net.one.weight would go to net.two.weight"),
+    ("model.py", "Adam(", "SGD(", "it has no momentum, dampening for SGD"),
+    (
+        *("model.py", "self.net.parameters()", "self.net.last.parameters()"),
+        "doesn't match the size of optimizer's group",
+    ),
+    ("model.py", RATES, f"{RATES} * 2", "it has 1 schedulers, and configure_optimizers gives 2"),
+)
+
+
+def test_checkpoint_that_does_not_fit_is_refused(study: Study, run: Run) -> None:
+    for file, old, new, reason in MISFITS:
+        study.edit(file, (old, new))
+        with pytest.raises(UserError) as refused:
+            study.go_on(run)
+        text = str(refused.value)
+        assert len(text.splitlines()) == 2
+        assert "step_3.ckpt does not fit what the code builds today: " in text
+        assert reason in text
+        assert "use resume=null to start another run" in text
+        assert f": {PACKAGE}/{file}." in (run.folder / "run.log").read_text()
+        study.edit(file, (new, old))
+    assert "has changed" not in study.go_on(run)
+
+
+def test_rate_that_the_state_overrules_is_told_once_and_a_config_without_a_key_is_refused(
+    study: Study, run: Run
+) -> None:
+    """Lightning loads the rate of the checkpoint, whatever the code says now."""
+    study.edit("model.py", ("lr=0.01", "lr=0.5"))
+    said = study.go_on(run)
+    assert "what it is built with now has no effect: lr=0.01 (now 0.5)" in said
+    assert "use resume=null" in said
+    assert "has no effect" not in study.go_on(run, 5)
+    saved = OmegaConf.load(run.folder / "config.yaml")
+    saved.pop("callbacks")
+    save_config(saved, run.folder)
+    with pytest.raises(UserError, match="The config has no callbacks: another version"):
+        study.go_on(run)

@@ -1,0 +1,132 @@
+"""A module and data of somebody else train by YAML alone, whatever they lack."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Run, UserError, evaluate, predict, train
+from harness.command import validate
+from harness.command.compose import compose_command
+from tests.run import foreign
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Callable[..., list[str]]:
+    """The command that trains classes of foreign.py, each by a YAML file of its name."""
+    for group in ("model", "data", "experiment"):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+    for name, kind in vars(foreign).items():
+        if isinstance(kind, type):
+            for group in ("model", "data"):
+                path = tmp_path / "conf" / group / f"{name}.yaml"
+                path.write_text(f"_target_: {foreign.__name__}.{name}\n")
+
+    def make(model: str, data: str, *more: str) -> list[str]:
+        place = f"hydra.searchpath=[file://{tmp_path}/conf]"
+        quiet = ("callbacks.progress_bar=null", "logger=none", "trainer.max_epochs=2")
+        chosen = [f"model={model}", *([f"data={data}"] if data else [])]
+        return [place, *chosen, *quiet, f"output_dir={tmp_path}", *more]
+
+    return make
+
+
+def told(run: Run) -> str:
+    return (run.folder / "run.log").read_text()
+
+
+def test_run_without_a_test_or_the_default_objective_ends_well(words) -> None:
+    for model, data, missing, logs in (
+        ("Silent", "TrainOnly", "Silent has no test_step", "Silent logs nothing"),
+        ("Validated", "TrainAndVal", "Validated has no test_step", "Validated logs train_loss, v"),
+        ("Tested", "TrainAndVal", "TrainAndVal has no test_dataloader", "Did you mean objective="),
+    ):
+        run = train(*words(model, data, f"name={model}"))
+        assert f"No test: {missing}." in told(run)
+        assert "best.ckpt is the newest checkpoint: nothing logs objective=val/loss" in told(run)
+        assert logs in told(run)
+        saved: Any = torch.load(run.checkpoint, weights_only=True)
+        assert saved["global_step"] == 8
+        assert ("train_loss" in run.results) == (model != "Silent")
+
+
+def test_objective_is_found_at_the_end_of_an_epoch_and_refused_where_nothing_logs_it(words) -> None:
+    run = train(*words("Scores", "TrainAndVal", "objective=score", "mode=max"))
+    assert "best.ckpt is" not in told(run)
+    assert "matrix is not one number" in told(run)
+    assert set(run.results) >= {"score", "train_loss", "val_loss"}
+    chosen = ("objective=val_los", "mode=min")
+    with pytest.raises(UserError, match="Nothing logs objective=val_los: Validated logs train"):
+        train(*words("Validated", "TrainAndVal", *chosen))
+
+
+def test_checkpoint_callback_of_a_module_writes_into_the_run(words) -> None:
+    """Prediction without its loader takes that of the test."""
+    run = train(*words("WithCallbacks", "Whole"))
+    assert run.checkpoint.parent == run.folder / "checkpoints"
+    assert "test_loss" in run.results
+    path = predict(run.checkpoint)
+    with path.open() as file:
+        assert [row["sample"] for row in csv.DictReader(file)] == [str(i) for i in range(11)]
+    log = (path.parent / "run.log").read_text()
+    assert "Predicting on the test loader: Whole has no predict_dataloader." in log
+
+
+def test_null_data_takes_the_loaders_of_the_module(words, tmp_path: Path) -> None:
+    path = tmp_path / "conf" / "experiment" / "own.yaml"
+    for text in ("data: null", "defaults:\n  - override /data: null"):
+        path.write_text(f"# @package _global_\n{text}\n")
+        composed = compose_command("train", words("WithLoaders", "", "experiment=own"))
+        validate.check(composed)
+        assert composed.cfg.data is None
+    run = train(*words("WithLoaders", "null"))
+    assert evaluate(run.checkpoint, "logger=none").results["test_loss"] == pytest.approx(
+        run.results["test_loss"]
+    )
+    with predict(run.checkpoint).open() as file:
+        assert len(list(csv.DictReader(file))) == 16
+    longer = words("WithLoaders", "null", f"resume={run.folder}", "trainer.max_epochs=3")
+    longer.remove("trainer.max_epochs=2")
+    assert train(*longer).folder == run.folder
+    saved: Any = torch.load(run.checkpoint, weights_only=True)
+    assert saved["global_step"] == 12
+
+
+def test_training_without_loaders_is_refused(words) -> None:
+    own = "data=null takes the model's own loaders: Tested has no train_dataloader"
+    with pytest.raises(UserError, match=own):
+        train(*words("Tested", "null"))
+    with pytest.raises(UserError, match=r"data: .*WithLoaders is not a LightningDataModule"):
+        train(*words("Tested", "WithLoaders"))
+    with pytest.raises(UserError, match="data was removed"):
+        validate.check(compose_command("train", ["~data"]))
+
+
+def test_prediction_that_cannot_be_is_told_with_what_to_write(words) -> None:
+    run = train(*words("Bare", "TrainOnly"))
+    with pytest.raises(UserError, match="TrainOnly has neither a predict_dataloader nor a test_d"):
+        predict(run.checkpoint)
+    with pytest.raises(UserError, match=r"Bare has no predict_step.*\(tensor \(4, 5\) float32"):
+        predict(run.checkpoint, f"data._target_={foreign.__name__}.Whole")
+    with pytest.raises(UserError, match="nothing to evaluate: Bare has no test_step"):
+        evaluate(run.checkpoint)
+
+
+def test_predictions_that_are_no_table_are_kept_as_plain_tensors_or_told_to_be_none(words) -> None:
+    run = train(*words("Nodes", "Whole"))
+    path = predict(run.checkpoint)
+    assert not path.exists()
+    saved: Any = torch.load(path.with_suffix(".pt"), weights_only=True)
+    assert [part["samples"] for part in saved] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert saved[2]["prediction"].shape == (7, 3)
+    log = (path.parent / "run.log").read_text()
+    assert "holds 3 batches that are no table: predict_step returned 9 rows for 4 samples" in log
+    path = predict(run.checkpoint, f"model._target_={foreign.__name__}.Writes")
+    assert not path.exists()
+    said = (path.parent / "run.log").read_text()
+    assert "is not written: predict_step has returned nothing" in said

@@ -1,0 +1,365 @@
+"""A mistake in the owner's code gets one to three lines, with the place in their file first."""
+
+import copy
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from harness.command import start
+from harness.errors import UserError
+from harness.run import mistakes, tasks
+from tests.faults.fork_server import command
+
+# A module and its data, as an owner writes them; each mistake is a change of this text.
+RIGHT = """
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+from harness.data.datamodule import DataModule
+
+
+class Numbers(Dataset):
+    def __init__(self, split):
+        self.split = split
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((6,), float(index)), index % 4
+
+
+class Data(DataModule):
+    def __init__(self, batch_size=8, **settings):
+        super().__init__(batch_size=batch_size, **settings)
+
+    def make_dataset(self, split):
+        return Numbers(split)
+
+
+class Watcher(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen = batch_idx
+
+
+class Net(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(6, width)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Model(pl.LightningModule):
+    def __init__(self, net=None, optimizer=None, scheduler=None):
+        super().__init__()
+        self.net = net or Net()
+        self.make_optimizer = optimizer
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val/loss", F.cross_entropy(self(x), y))
+
+    def configure_optimizers(self):
+        if self.make_optimizer is not None:
+            return self.make_optimizer(self.parameters())
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+
+
+@dataclass
+class Mistake:
+    """A change of RIGHT, the function and the words that are to be told, and the line to blame."""
+
+    old: str
+    new: str
+    function: str
+    says: str
+    blamed: str = "#!"
+
+
+STEP = "        loss = F.cross_entropy(self(x), y)\n"
+RETURN = "        return loss\n"
+BATCH = "        x, y = batch\n        loss"
+SAMPLE = "        return torch.full((6,), float(index)), index % 4\n"
+LAYER = "        self.linear = nn.Linear(6, width)\n"
+OPTIMIZER = "        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
+SHAPES = Mistake(
+    *(LAYER, "        self.linear = nn.Linear(5, width)\n", "forward"),
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x6 and 5x4)\n"
+    "The batch: tensor (8, 6) float32, tensor (8,) int64 from 0 to 3.\n",
+    blamed="return self.linear(x)",
+)
+COLUMN = Mistake(
+    SAMPLE, '        return {"x": 1.0}["y"], 2  #!\n', "__getitem__", "KeyError: 'y'\nSample 1"
+)
+LABEL = Mistake(
+    *("index % 4\n", "index % 5\n", "training_step"),
+    "IndexError: Target 4 is out of bounds.\nThe network knows 4 classes. The batch: tensor (8, 6) "
+    "float32, tensor (8,) int64 from 0 to 4.\n",
+    blamed=STEP,
+)
+IN_INIT = Mistake(
+    *(LAYER, '        self.linear = nn.Linear(6, int("4 wide"))  #!\n', "__init__"),
+    "ValueError: invalid literal for int() with base 10: '4 wide'\nIt was built for model.",
+)
+# What stands in RIGHT, what is written instead, in which function, and what is told.
+BY_LINE = (
+    (BATCH, BATCH.replace(" = batch", ", z = batch  #!"), "training_step",
+     "ValueError: not enough values to unpack (expected 3, got 2)\nThe batch: tensor (8, 6)"),
+    ("        self.split = split\n", "        __import__('numpy').ones(10**15)  #!\n", "__init__",
+     "What is loaded at once does not fit: load it in parts, or leave it on the disk"),
+    ("        self.seen = batch_idx\n", "        self.seen += batch_idx  #!\n",
+     "on_train_batch_end", "AttributeError: 'Watcher' object has no attribute 'seen'"),
+    # As torch and Lightning say it on a GPU, or under ddp.
+    (STEP, '        raise RuntimeError("CUDA error: device-side assert triggered\\nCompile")  #!\n',
+     "training_step", "RuntimeError: CUDA error: device-side assert triggered\nMost often a label"),
+    (STEP, '        raise RuntimeError("parameters not used in producing the loss. Set")  #!\n',
+     "training_step", "loss\nSome parameters have no part in the loss: use or freeze them"),
+    (STEP, '        raise RuntimeError("CUDA out of memory. Tried to allocate 2 MiB")  #!\n',
+     "training_step", "out of memory, 2 MiB were asked for\ndata.max_samples_per_device="),
+)  # fmt: skip
+# No line of these is at fault: where it is defined is told.
+BY_METHOD = (
+    (RETURN, "        return loss.detach()\n", "training_step", "without detach"),
+    (RETURN, "        return loss * torch.ones(8)\n", "training_step", "take its mean"),
+    (OPTIMIZER, OPTIMIZER.replace("return ", ""), "configure_optimizers", "Return the optimizer"),
+    (SAMPLE, "        return torch.zeros(6 + index), 1\n", "__getitem__", "pad or crop them"),
+    (SAMPLE, "        torch.zeros(6)\n", "__getitem__", "must be made of tensors or numbers."),
+)  # fmt: skip
+# They are found by the Trainer, and their run has a folder with a log.
+IN_TRAINING = [
+    *(SHAPES, LABEL, COLUMN),
+    *(Mistake(*row) for row in BY_LINE),
+    *(Mistake(*row, blamed=f"def {row[2]}") for row in BY_METHOD),
+    Mistake(
+        *("def training_step(", "def train_step(", "Model", "No `training_step()` method defined"),
+        blamed="class Model",
+    ),
+]
+# They are found when the run is built, which leaves no folder.
+AT_BUILD = [
+    IN_INIT,
+    Mistake("(nn.Module):\n", "(nn.Module)  #!\n", "", "SyntaxError: expected ':'"),
+    Mistake("import torch\n", "import a_package  #!\n", "", "No module named 'a_package'"),
+]
+
+
+@pytest.fixture
+def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Write what an owner wrote, each time into another folder; it is imported as ``mine``."""
+
+    def write(mistake: Mistake | None = None) -> Path:
+        text = RIGHT
+        if mistake is not None:
+            assert RIGHT.count(mistake.old) == 1
+            text = RIGHT.replace(mistake.old, mistake.new)
+        path = tmp_path / f"mine_{len(list(tmp_path.glob('mine_*')))}" / "mine.py"
+        path.parent.mkdir()
+        path.write_text(text)
+        monkeypatch.syspath_prepend(path.parent)
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        return path
+
+    return write
+
+
+def line_of(text: str, path: Path) -> int:
+    lines = [i for i, line in enumerate(path.read_text().splitlines(), 1) if text.strip() in line]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.fixture
+def mine(make_cfg: Callable[..., DictConfig]) -> DictConfig:
+    """The config of a run of what an owner wrote."""
+    cfg = make_cfg("data=synthetic", "watch=none", "logger=none", "strategy=cpu")
+    cfg.trainer.max_epochs, cfg.trainer.enable_progress_bar, cfg.checkpoint = 1, False, None
+    cfg.data, cfg.model = {"_target_": "mine.Data"}, {"_target_": "mine.Model"}
+    cfg.callbacks = {"watcher": {"_target_": "mine.Watcher"}}
+    OmegaConf.set_struct(cfg, False)
+    return cfg
+
+
+def train(mine: DictConfig, **settings: object) -> str:
+    """Train as a command does, and return what it would tell of an exception."""
+    cfg = copy.deepcopy(mine)
+    for key, value in settings.items():
+        cfg.merge_with({key: value})
+    try:
+        tasks.train(cfg)
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        message = mistakes.of_owner(error)
+        if message is None:
+            raise
+        return message
+    return "no mistake was found"
+
+
+def expect(message: str, mistake: Mistake, path: Path) -> None:
+    place = f"{path}:{line_of(mistake.blamed, path)}"
+    where = f"{place} in {mistake.function}: " if mistake.function else f"{place}: "
+    assert message.startswith(where), message
+    assert mistake.says in message, message
+    assert len(message.splitlines()) <= 3, message
+
+
+def test_mistakes_in_training_get_their_place_and_a_traceback_in_the_log(
+    owners: Callable[..., Path], mine: DictConfig, tmp_path: Path
+) -> None:
+    log = tmp_path / "run" / "run.log"
+    for mistake in IN_TRAINING:
+        path = owners(mistake)
+        message = train(mine)
+        expect(message, mistake, path)
+        assert f"The traceback is in {log} (HYDRA_FULL_ERROR=1 prints it)." in message
+        assert "Traceback (most recent call last)" in log.read_text()
+        log.unlink()
+
+
+def test_mistakes_at_build_get_their_place(owners: Callable[..., Path], mine: DictConfig) -> None:
+    for mistake in AT_BUILD:
+        path = owners(mistake)
+        message = train(mine)
+        expect(message, mistake, path)
+        assert "HYDRA_FULL_ERROR=1 prints the traceback." in message
+
+
+def test_mistake_in_a_data_worker_or_a_replica_gets_its_place(
+    owners: Callable[..., Path], mine: DictConfig
+) -> None:
+    """A worker's exception comes to the run's process as a text."""
+    in_worker = (
+        "KeyError: 'y'\nIn data worker 0; data.num_workers=0 reads in the run's own process."
+    )
+    path = owners(COLUMN)
+    expect(train(mine, data={"num_workers": 1}), replace(COLUMN, says=in_worker), path)
+    path = owners(SHAPES)
+    dp = {"_target_": "harness.strategies.dp.DataParallelStrategy"}
+    message = train(mine, trainer={"strategy": dp, "devices": 2})
+    expect(message, replace(SHAPES, says="(4x6 and 5x4)\nThe batch: tensor (8, 6)"), path)
+
+
+ADAM = {"_target_": "torch.optim.AdamW", "_partial_": True}
+
+
+def test_optimizer_that_refuses_its_arguments_is_named_for_any_module(
+    owners: Callable[..., Path], mine: DictConfig
+) -> None:
+    path = owners()
+    line = line_of("self.make_optimizer(self.parameters())", path)
+    called = f"\nIt was called at {path}:{line} in configure_optimizers."
+    for settings, says, ends in (
+        ({"lr": "abc"}, r"'<=' not supported .*\(lr=abc is text\)", called),
+        ({"lr": -1.0}, "Invalid learning rate: -1.0", called),
+        ({"momentum": 1}, "torch.optim.AdamW has no argument mom", "~model.optimizer.momentum"),
+    ):
+        message = train(mine, model={"optimizer": ADAM | settings})
+        assert re.match(f"model.optimizer: {says}", message), message
+        assert message.endswith(ends)
+
+
+def test_object_of_another_kind_is_refused(owners: Callable[..., Path], mine: DictConfig) -> None:
+    owners()
+    for settings, says in (
+        ({"model": {"_target_": "mine.Net"}}, "model: mine.Net is not a LightningModule. A netw"),
+        (
+            {"data": {"_target_": "mine.Numbers", "split": "train"}},
+            "data: mine.Numbers is not a LightningDataModule.",
+        ),
+        ({"model": {"net": {"_target_": "torch.nn.Linear", "in_features": 3}}}, "model.net: TypeE"),
+        ({"data": {"_target_": "harness.data.datamodule.DataModule", "batch_size": 8}}, "returned"),
+    ):
+        message = train(mine, **settings)
+        assert says in message
+        assert len(message.splitlines()) == 1
+
+
+def run_mine(path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return command(
+        "train.py",
+        *("~model", "+model._target_=mine.Model", "~data", "+data._target_=mine.Data"),
+        *("+data.batch_size=8", "watch=none", "logger=none", "strategy=cpu"),
+        *("trainer.enable_progress_bar=false", f"output_dir={path.parents[1] / 'out'}", *overrides),
+        environment={"PYTHONPATH": f"{path.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+
+
+def raised_where(condition: str, message: str) -> Mistake:
+    """One that not every step makes."""
+    raises = f"        if {condition}:\n            raise OSError({message!r})  #!\n        loss"
+    new = BATCH.replace("        loss", raises)
+    return Mistake(BATCH, new, "training_step", f"OSError: {message}")
+
+
+def test_run_that_was_refused_leaves_nothing_and_one_that_failed_goes_on(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("trainer.max_epochs=2", "checkpoint.every_n_steps=1", "resume=auto")
+    for mistake in (IN_INIT, raised_where("self.global_step == 4", "the fifth step")):
+        assert not list(tmp_path.glob("out/**/*.yaml"))
+        path = owners(mistake)
+        result = run_mine(path, *settings)
+        assert result.returncode == 1
+        expect(result.stderr, mistake, path)
+    (run_dir,) = (tmp_path / "out" / "default").iterdir()
+    assert "in training_step\n" in (run_dir / "run.log").read_text()
+    result = run_mine(owners(), *settings)
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "out" / "default").iterdir()) == [run_dir]
+    assert (run_dir / "results.json").exists()
+
+
+def test_mistake_of_all_processes_is_told_once_and_of_one_by_it_alone(
+    owners: Callable[..., Path], tmp_path: Path
+) -> None:
+    of_one = raised_where("self.global_rank == 1", "only here")
+    for number, (mistake, begins) in enumerate(((SHAPES, ""), (of_one, "Rank 1: ")), 1):
+        path = owners(mistake)
+        on_two = ("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+        result = run_mine(path, *on_two)
+        assert result.returncode == 1
+        place = f"{begins}{path}:{line_of(mistake.blamed, path)} in {mistake.function}: "
+        assert result.stderr.count(place) == 1, result.stderr
+        assert "Traceback (most" not in result.stderr
+        logs = list(tmp_path.glob("out/default/*/run.log"))
+        assert len(logs) == number
+        assert any(mistake.says.partition(" (")[0] in log.read_text() for log in logs)
+
+
+def test_everything_is_printed_on_request(
+    owners: Callable[..., Path],
+    mine: DictConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(mistakes, "of_owner", lambda error: pytest.fail("was asked"))
+    start.tell_of_owner(RuntimeError("mat1 and mat2"))
+
+
+def test_right_code_trains(owners: Callable[..., Path], mine: DictConfig) -> None:
+    """Else the changes would prove nothing."""
+    owners()
+    assert train(mine) == "no mistake was found"

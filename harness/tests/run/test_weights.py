@@ -1,0 +1,128 @@
+"""Weights are verified before anything is computed with them."""
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Run, UserError, evaluate, load_run, predict, train
+from harness.checkpoints import writing
+from harness.command import resume
+from tests.conftest import slow
+from tests.faults.fork_server import command
+from tests.run.harm import KINDS
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
+MODEL = "_target_: tests.run.foreign.WithLoaders\n"
+HARM = ("+callbacks.harm._target_=tests.run.harm.Harm",)
+MARK = "tested_last_weights"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    return training(tmp_path)
+
+
+def training(folder: Path) -> list[str]:
+    """A training whose best weights, those of the largest loss, are its first."""
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / "conf" / "model" / "plain.yaml").write_text(MODEL)
+    return [
+        f"hydra.searchpath=[file://{folder}/conf]", "model=plain", "data=null", "mode=max",
+        "objective=val_loss", "callbacks.progress_bar=null", "logger=none", "trainer.max_epochs=3",
+        "callbacks.learning_rate=null", f"output_dir={folder}",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Nobody changes it."""
+    return train(*training(tmp_path_factory.mktemp("trained")))
+
+
+def loss_of(run: Run, name: str) -> float:
+    return evaluate(run.folder / "checkpoints" / name, "callbacks={}").results["test_loss"]
+
+
+def test_earlier_best_checkpoint_is_told_where_the_best_found_no_room(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, tried = writing.write, []
+
+    def write(file: Any, pieces: Any) -> None:
+        if "best" in Path(file.name).name:
+            tried.append(file.name)
+            if len(tried) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        original(file, pieces)
+
+    monkeypatch.setattr(writing, "write", write)
+    run = train(*words, "mode=min")  # each epoch is better
+    assert len(tried) > 1
+    said = (run.folder / "run.log").read_text()
+    assert "best.ckpt is an earlier one, for the best found no room" in said
+
+
+@pytest.mark.parametrize("kind", ["flipped bit", *slow("deleted")])
+def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
+    kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(*words, *HARM, f"+callbacks.harm.kind={kind}")
+    assert json.loads((run.folder / "results.json").read_text())[MARK] is True
+    assert run.results["test_loss"] == loss_of(run, "last.ckpt")
+    assert run.results["test_loss"] < loss_of(run, "step_3.ckpt")
+    screen = capsys.readouterr()
+    assert "the last weights: the best checkpoint is lost" in screen.out
+    log = (run.folder / "run.log").read_text()
+    for said in (screen.err, log):
+        assert "best.ckpt is lost: " in said
+        assert "The results are those of the last weights" in said
+    # Whoever asks for the best gets what was tested.
+    assert run.checkpoint.name == "last.ckpt"
+    assert run.model is not None
+    assert "(of the last weights)" in resume.finished(run.folder)
+
+
+@pytest.mark.slow
+def test_all_processes_test_the_same_weights(words: list[str]) -> None:
+    on_two = ("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+    harm = (*HARM, "+callbacks.harm.kind=flipped bit")
+    result = command("train.py", *words, *on_two, *harm)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("best.ckpt is lost") == 1
+    output_dir = Path(words[-1].partition("=")[2])
+    (folder,) = (output_dir / "default").iterdir()
+    assert load_run(folder).results["test_loss"] == pytest.approx(
+        loss_of(load_run(folder), "last.ckpt")
+    )
+
+
+USES: dict[str, Callable[[Path], object]] = {
+    "evaluate": lambda path: evaluate(path, "callbacks={}"),
+    "predict": predict,
+    "load_run": lambda path: load_run(path.parent.parent).model,
+}
+
+
+def test_damaged_weights_are_refused_and_those_without_checksums_taken(trained: Run) -> None:
+    assert MARK not in trained.results
+    path = trained.folder / "checkpoints" / "best.ckpt"
+    whole = path.read_bytes()
+    for use in USES.values():
+        for kind in ("flipped bit", "cut off", "empty"):
+            KINDS[kind](path)
+            with pytest.raises(UserError, match=f"checkpoint={path} is .*damaged"):
+                use(path)
+            path.write_bytes(whole)
+    saved = torch.load(path, weights_only=True)
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(saved, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert loss_of(trained, "best.ckpt") == trained.results["test_loss"]
+    assert trained.results["test_loss"] > loss_of(trained, "last.ckpt")

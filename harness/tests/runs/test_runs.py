@@ -1,0 +1,180 @@
+"""``scripts/runs.py``: runs in any state are listed, found and compared."""
+
+import csv
+import io
+import json
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import UserError, record
+from harness.processes.leaving import AgreedExit
+from harness.runs import __main__ as runs
+from harness.runs import comparing, reading
+from tests.conftest import ROOT
+from tests.runs.conftest import WORDS
+
+
+def copied(trained: Path, folder: Path, *changes: tuple[str, str]) -> Path:
+    shutil.copytree(trained, folder, symlinks=True)
+    text = (folder / "config.yaml").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "config.yaml").write_text(text)
+    return folder
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert runs.main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_finished_run_is_listed_with_what_it_has_reached(trained: Path, capsys) -> None:
+    (row,) = json.loads(answer(capsys, "ls", trained.parent, "--json"))
+    results = json.loads((trained / "results.json").read_text())
+    assert row["status"] == "finished"
+    assert row["run"] == str(trained)
+    assert row["test/accuracy"] == results["test/accuracy"]
+    values = [v for _, v in reading.read(trained).curves["val/accuracy"]]
+    assert row["best"] == pytest.approx(max(values))
+    assert row["samples/s"] > 0
+    assert "bound" in row["held back by"]
+    assert row["seconds"] > 0
+
+
+def test_every_other_state_is_named_with_its_reason(trained: Path, tmp_path: Path, capsys) -> None:
+    for name in ("running", "killed", "failed", "damaged"):
+        folder = copied(trained, tmp_path / name)
+        (folder / "results.json").unlink()
+        record.note(folder, status=None, reason=None)
+    record.note(tmp_path / "failed", status="failed", reason="ValueError: no horses")
+    (tmp_path / "damaged" / "config.yaml").write_text("data: [")
+    lock = "import fcntl, sys; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, fcntl.LOCK_EX); "
+    lock += "print(flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", lock, str(tmp_path / "running" / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        rows = json.loads(answer(capsys, "ls", tmp_path, "--json"))
+    finally:
+        holder.communicate()
+    told = {Path(row["run"]).name: (row["status"], row["reason"]) for row in rows}
+    step = reading.read(trained).step
+    assert told["running"] == ("running", "")
+    assert told["killed"] == ("stopped", f"killed after step {step}")
+    assert told["failed"] == ("failed", "ValueError: no horses")
+    assert told["damaged"][0] == "damaged"
+    assert "config.yaml cannot be read" in told["damaged"][1]
+
+
+def test_seeds_and_folds_are_one_row_with_an_interval(
+    trained: Path, tmp_path: Path, capsys
+) -> None:
+    values = {"a": (1, 0, 0.003, 0.8), "b": (2, 0, 0.003, 0.9), "c": (1, 1, 0.003, 1.0)}
+    values["d"] = (1, 0, 0.03, 0.95)
+    for name, (seed, fold, lr, value) in values.items():
+        folder = copied(
+            trained,
+            tmp_path / name,
+            ("lr: 0.003", f"lr: {lr}"),
+            ("\nseed: 1\n", f"\nseed: {seed}\n"),
+            ("\ndata:\n", f"\ndata:\n  fold: {fold}\n"),
+        )
+        (folder / "results.json").write_text(json.dumps({"test/accuracy": value}))
+    rows = json.loads(answer(capsys, "best", tmp_path, "--by", "test/accuracy", "--json"))
+    assert [row["runs"] for row in rows] == [1, 3]
+    assert rows[0]["model.optimizer.lr"] == 0.03
+    assert rows[0]["± 95 %"] is None
+    assert rows[1]["test/accuracy"] == pytest.approx(0.9)
+    deviation = 4.30265 * 0.1 / 3**0.5  # t of 2 degrees of freedom
+    assert rows[1]["± 95 %"] == pytest.approx(deviation, rel=1e-4)
+
+
+def test_difference_is_what_differs_alone(trained: Path, tmp_path: Path, capsys) -> None:
+    other = copied(trained, tmp_path / "other", ("lr: 0.003", "lr: 0.004"))
+    rows = json.loads(answer(capsys, "diff", trained, other, "--json"))
+    keys = {row[""] for row in rows}
+    assert keys == {"model.optimizer.lr", "model.scheduler.max_lr"}
+    assert {row["two"] for row in rows} == {0.004}
+    assert "same" in answer(capsys, "diff", trained, copied(trained, tmp_path / "twin"))
+    record.note(other, seconds=3661.0)
+    lines = [line.split() for line in answer(capsys, "diff", trained, other).splitlines()]
+    assert ["model.optimizer.lr", "0.003", "0.004"] in lines
+    assert next(line for line in lines if line[0] == "seconds")[-4:] == ["1", "h", "1", "min"]
+
+
+def test_show_and_tables_for_a_person_hold_the_same(trained: Path, capsys) -> None:
+    accuracy = json.loads((trained / "results.json").read_text())["test/accuracy"]
+    for words in (("show", trained), ("ls", trained), ("best", trained, "--by", "test/accuracy")):
+        assert f"{accuracy:.4g}" in answer(capsys, *words)
+    (row,) = csv.DictReader(io.StringIO(answer(capsys, "ls", trained, "--csv")))
+    assert float(row["test/accuracy"]) == accuracy
+
+
+def test_conditions_choose_runs_by_settings_results_and_tags(trained: Path, tmp_path: Path) -> None:
+    run = reading.read(copied(trained, tmp_path / "run", ("tags: []", "tags: [baseline, first]")))
+    for condition, is_found in {
+        "status=finished": True,
+        "test/accuracy>=0": True,
+        "model.optimizer.lr<0.003": False,
+        "data.max_samples_per_device=null": True,
+        "hidden=[128,64]": True,
+        "hidden=128,32": False,
+        "tags=baseline": True,
+        "tags!=first": False,
+    }.items():
+        assert bool(comparing.chosen([run], [condition])) == is_found, condition
+
+
+def test_mistakes_are_told_in_a_line(trained: Path, tmp_path: Path, capsys) -> None:
+    for words, message in (
+        (["ls", "nowhere"], "nowhere is no folder"),
+        (["ls", tmp_path], "There is no run"),
+        (["ls", trained, "--filter", "lrs=1"], "no run has lrs. It may be"),
+        (["diff", trained], "diff takes 2"),
+        (["best", trained, "--by", "test/horses"], "None of 1 runs has a value of test/horses"),
+    ):
+        assert runs.main([str(word) for word in words]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_endings_are_noted(tmp_path: Path) -> None:
+    for error, status, reason in (
+        (AgreedExit(143), "stopped", "by signal 15"),
+        (KeyboardInterrupt(), "stopped", "by Ctrl-C"),
+        (UserError("no horses\nBuy some."), "failed", "no horses"),
+        (ZeroDivisionError("by 0"), "failed", "ZeroDivisionError: by 0"),
+    ):
+        record.note(tmp_path, seconds=100.0, best=1.0)
+        with pytest.raises(type(error)), record.recording(tmp_path):
+            raise error
+        noted = record.read(tmp_path)
+        assert (noted["status"], noted["reason"], noted["best"]) == (status, reason, 1.0)
+        assert noted["seconds"] >= 100  # of earlier starts as well
+
+
+def test_every_start_is_noted_and_shown(trained: Path, tmp_path: Path, capsys) -> None:
+    (first,) = record.read(trained)["starts"]
+    assert first["command"] == shlex.join(sys.orig_argv)
+    assert (first["host"], first["python"]) == (platform.node(), platform.python_version())
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    assert first["commit"] == commit
+    again = copied(trained, tmp_path / "again")
+    with record.recording(again):
+        pass
+    assert len(record.read(again)["starts"]) == 2
+    (shown,) = json.loads(answer(capsys, "show", again, "--json"))
+    assert shown["starts"] == 2
+    assert shown["command"] == first["command"]
+    assert shown["words"].split()[: len(WORDS)] == WORDS
+    assert commit[:10] in answer(capsys, "show", trained)

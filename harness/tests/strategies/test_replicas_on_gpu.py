@@ -1,0 +1,103 @@
+"""The same claims on CUDA devices: run with -m gpu, or -m multi_gpu where there are two."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from harness.strategies.ddp2 import DDP2Strategy
+from harness.strategies.dp import DataParallelStrategy
+from harness.strategies.parallel_forward import ParallelForward
+from tests.strategies.parity import Case, Module, difference, loader
+from tests.strategies.test_misuse import trainer
+from tests.strategies.test_module_zoo import ZOO, assert_equal, made, two_steps
+from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
+
+pytestmark = UPSTREAM_WARNINGS
+ON_CPU = {"plain_tensor"}  # makes a tensor on the CPU on purpose
+
+
+def losses(strategy, precision="32-true", num_devices=1, network=None):
+    torch.manual_seed(0)
+    module = Module(Case(network=network or Case().network))
+    settings = {"accelerator": "gpu", "devices": num_devices, "precision": precision}
+    trainer(strategy, max_steps=50, **settings).fit(module, loader(30, 30, 10))
+    return module.losses
+
+
+def two_replicas_on_one_gpu():
+    strategy = DataParallelStrategy()
+    strategy.parallel_devices = [torch.device("cuda", 0)] * 2
+    return strategy
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("precision", "bound"),
+    # Half precision keeps 8 (bf16) or 11 bits (fp16): halves of a batch round differently.
+    [("32-true", 1e-5), ("64-true", 1e-12), ("bf16-mixed", 2e-2), ("16-mixed", 5e-3)],
+)
+def test_two_replicas_on_one_gpu_follow_one_device(precision, bound):
+    parallel = losses(two_replicas_on_one_gpu(), precision)
+    assert difference(parallel, losses("auto", precision)) <= bound
+
+
+# cuDNN wants an RNN's weights in one block; those of a replica are copied one by one.
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+@pytest.mark.gpu
+def test_every_module_kind_on_a_gpu():
+    device = torch.device("cuda", 0)
+    for name in sorted(set(ZOO) - ON_CPU):
+        module, inputs = made(name)
+        expected = two_steps(module, inputs)
+        module, inputs = made(name)
+        module, inputs = module.to(device), [x.to(device) for x in inputs]
+        parallel = ParallelForward(module, [device] * 2)
+        parallel.install()
+        actual = two_steps(module, inputs)
+        parallel.remove()
+        assert_equal(actual, expected, name, tolerance=1e-9)
+
+
+@pytest.mark.gpu
+def test_replicas_run_in_threads_on_the_callers_stream():
+    device = torch.device("cuda", 0)
+    seen = []
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            name = threading.current_thread().name
+            seen.append((name, torch.cuda.current_stream(), torch.is_autocast_enabled("cuda")))
+            return super().forward(x)
+
+    net = Net(4, 4, device=device)
+    parallel = ParallelForward(net, [device] * 2)
+    parallel.install()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.autocast("cuda", torch.bfloat16):
+        y = net(torch.ones(6, 4, device=device))
+    torch.cuda.current_stream().wait_stream(side)
+    assert y.dtype == torch.bfloat16
+    assert [stream for _, stream, _ in seen] == [side, side]
+    assert all(autocast for *_, autocast in seen)
+    assert len({name for name, *_ in seen}) == 2
+    parallel.remove()
+
+
+@pytest.mark.gpu
+def test_teardown_frees_the_replicas():
+    def wide():
+        return nn.Sequential(nn.Linear(8, 4096), nn.Linear(4096, 5))
+
+    losses(two_replicas_on_one_gpu(), network=wide)  # libraries take their workspaces
+    before = torch.cuda.memory_allocated()
+    losses(two_replicas_on_one_gpu(), network=wide)
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
+def test_two_gpus_follow_one(strategy):
+    assert difference(losses(strategy(), num_devices=2), losses("auto")) <= 1e-5

@@ -1,0 +1,249 @@
+"""A YAML file names what an experiment consists of; nothing else is imported or called."""
+
+import ast
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from harness import UserError, allowed, frozen_files, load_run
+from harness.command import config_files
+from harness.run.targets import check_targets
+from tests.conftest import LIBRARY, ROOT
+from tests.faults.fork_server import command
+
+LINE = "write in conf/rules.yaml: allowed: [small, "
+
+
+@pytest.fixture(autouse=True)
+def rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the project, whatever a test reads."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv(allowed.VARIABLE, "")
+    allowed.follow("conf")
+
+
+def stranger(folder: Path, text: str) -> list[str]:
+    """Write an experiment that somebody else has sent; return the words that run it."""
+    (folder / "experiment").mkdir(exist_ok=True)
+    (folder / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{text}")
+    return [f"hydra.searchpath=[file://{folder}]", "experiment=theirs", f"output_dir={folder}/out"]
+
+
+def install(folder: Path, name: str, code: str, requires: str = "") -> None:
+    """Write a package as pip installs it."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(code)
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir()
+    lines = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n"
+    (about / "METADATA").write_text(lines + (f"Requires-Dist: {requires}\n" if requires else ""))
+    (about / "top_level.txt").write_text(f"{name}\n")
+
+
+REFUSED = [  # a name, what is said of its origin, and how the line that allows it begins
+    # Not of the owner, the harness or what they require: nothing is imported.
+    ("shutil.rmtree", "", "shutil.rmtree"),
+    ("yaml.load", "", "yaml"),
+    # Methods: they unpickle, delete and write.
+    ("pytorch_lightning.strategies.SingleDeviceStrategy.load_checkpoint", "Strategy", "pyt"),
+    ("harness.strategies.dp.DataParallelStrategy.load_checkpoint", "Strategy", "pyt"),
+    ("harness.strategies.dp.DataParallelStrategy.remove_checkpoint", "Strategy", "pyt"),
+    ("harness.strategies.dp.DataParallelStrategy.save_checkpoint", "Strategy", "pyt"),
+    ("small.models.CNN.load_state_dict", "torch.nn.modules.module.Module", "torch."),
+    # Functions elsewhere, also by the names of modules that import them.
+    ("torch.nn.functional.torch.from_file", "from_file", "torch."),
+    ("torch.hub.load", "", "torch.hub.load"),
+    ("torch.nn.functional.torch.load", "torch.serialization.load", "torch.serialization.load"),
+    ("torch.nn.functional.handle_torch_function", "torch.overrides", "torch."),
+    ("small.models.nn.modules.module.torch.save", "torch.serialization.save", "torch."),
+    ("harness.testing.command", "", "harness.testing.command"),
+    ("torch.nn.functional.torch.hub.load.__call__", "", "torch."),
+    ("hydra.utils.get_method", "", "hydra."),
+    # Classes that do harm when they are built.
+    (
+        "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler",
+        "SubprocessHandler",
+        "torch.distributed.elastic",
+    ),
+    ("numpy.memmap", "numpy.memmap", "numpy.memmap"),
+    ("torch.nn.functional.warnings", "", "torch."),
+]
+
+
+def test_what_no_experiment_consists_of_is_refused() -> None:
+    """By its own name, and by where it is from; the line is what an owner would write."""
+    for target, real, line in REFUSED:
+        with pytest.raises(UserError) as refused:
+            allowed.instantiate({"net": {"_target_": target, "_args_": ["/nowhere"]}})
+        assert str(refused.value).startswith(f"net._target_: {target} is ")
+        assert real in str(refused.value)
+        assert f"{LINE}{line}" in str(refused.value)
+
+
+def test_what_an_experiment_consists_of_is_built() -> None:
+    for target in (
+        *("small.models.CNN", "torch.nn.HuberLoss", "datetime.timedelta"),
+        *("torch.nn.functional.conv2d", "torch.nn.functional.logsigmoid", "torch.nn.init.zeros_"),
+        *("torch.optim.SGD", "torch.utils.data.TensorDataset", "torchmetrics.MeanMetric"),
+        *("lightning.pytorch.callbacks.Timer", "harness.knobs.schedules.cosine"),
+        *("pytorch_lightning.demos.boring_classes.BoringModel", "optuna.samplers.TPESampler"),
+    ):
+        assert allowed.instantiate({"_target_": target, "_partial_": True}), target
+
+
+def test_every_yaml_file_that_ships_names_what_may_be_built() -> None:
+    seen = 0
+    for path in config_files.files(ROOT / "conf"):
+        cfg = OmegaConf.to_container(OmegaConf.load(path))  # as it is written
+        allowed.check(cfg)
+        for key, node in allowed.targets(cfg):
+            if not str(node["_target_"]).startswith(("timm", "hydra_plugins")):  # extras
+                found = get_object(node["_target_"])
+                allowed.check_object(key, node["_target_"], found)
+                seen += 1
+    assert seen > 30
+
+
+def test_packages_that_the_owner_requires_may_be_named_and_others_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lion = "import torch\nclass Lion(torch.optim.SGD): ...\ndef load(path): ...\n"
+    install(tmp_path, "lion_like", lion)
+    install(tmp_path, "tiger_like", lion)
+    install(tmp_path, "owners_study", "", 'Lion.Like[fast]>=1; extra == "zoo"')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(allowed.VARIABLE, "owners_study")
+    allowed.follow(tmp_path)
+    weights = [torch.nn.Parameter(torch.ones(1))]
+    built = allowed.instantiate({"_target_": "lion_like.Lion", "lr": 0.5}, params=weights)
+    assert built.defaults["lr"] == 0.5
+    with pytest.raises(UserError, match=r"lion_like.load is not .* \[owners_study, lion_like.load"):
+        allowed.instantiate({"_target_": "lion_like.load", "path": "x"})
+    with pytest.raises(UserError) as refused:
+        allowed.check({"a": {"_target_": "tiger_like.Lion"}, "b": [{"_target_": "os.system"}]})
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith("a._target_: tiger_like.Lion and b[0]._target_: os.system are not allow")
+    assert "If you trust them, write in" in line
+    assert line.endswith("allowed: [owners_study, tiger_like, os.system]")
+    with pytest.raises(UserError) as refused:
+        allowed.check({"a": {"_target_": "tiger_like.Lion"}})
+    assert str(refused.value) == (
+        "a._target_: tiger_like.Lion is not allowed. Add tiger-like to "
+        "requirements.txt and type pip install -e . , or, if you trust all of it, write in "
+        f"{tmp_path}/rules.yaml: allowed: [owners_study, tiger_like]"
+    )
+    assert "tiger_like" not in sys.modules
+
+
+def test_what_hydra_would_call_itself_is_refused() -> None:
+    handler = {"handlers": {"h": {"()": "torch.hub.load", "repo_or_dir": "."}}}
+    for settings, key in (
+        ({"job_logging": handler}, "hydra.job_logging.handlers.h.(): torch.hub.load"),
+        ({"hydra_logging": handler}, "hydra.hydra_logging.handlers.h.(): torch.hub.load"),
+        ({"job_logging": {"x": "ext://evil.run"}}, "hydra.job_logging.x: evil.run"),
+        (
+            {"sweeper": {"params": {"seed": {"_target_": "torch.hub.load"}}}},
+            "hydra.sweeper.params.seed._target_: torch.hub.load",
+        ),
+        (
+            {"callbacks": {"a": {"_target_": "${notes}"}}},
+            "hydra.callbacks.a._target_: ${notes}",
+        ),
+        ({"launcher": {"_target_": "os.system"}}, "hydra.launcher._target_: os.system"),
+    ):
+        with pytest.raises(UserError) as refused:
+            allowed.check_hydra(OmegaConf.create(settings))
+        assert str(refused.value).startswith(f"{key} is not allowed")
+
+
+def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
+    """In a line, with a status that is not 0, and with no folder of a run."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef run(): ...\n")
+    words = stranger(tmp_path, "callbacks:\n  mine:\n    _target_: evil.run\n")
+    result = command("train.py", *words, environment={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 1
+    (said,) = result.stderr.strip().splitlines()
+    assert said == (
+        "callbacks.mine._target_: evil.run is not allowed. If you trust it, "
+        "write in conf/rules.yaml: allowed: [small, evil]"
+    )
+    result = command("train.py", *stranger(tmp_path, "hydra: {job_logging: {x: ext://evil.run}}\n"))
+    assert result.stderr.startswith("hydra.job_logging.x: evil.run is not allowed")
+    assert result.returncode == 1
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_built_before_all_names_of_a_config_have_been_looked_at(tmp_path: Path) -> None:
+    text = "callbacks: {mine: {_target_: pytorch_lightning.Trainer.save_checkpoint}}\n"
+    result = command("train.py", *stranger(tmp_path, text), "data=synthetic", "model=mlp")
+    assert result.returncode == 1
+    assert "Trainer.save_checkpoint is " in result.stderr
+    assert not (tmp_path / "out" / "theirs").exists()
+
+
+def test_no_experiment_and_no_word_adds_to_the_rules(tmp_path: Path) -> None:
+    words = stranger(tmp_path, "callbacks:\n  mine:\n    _target_: pathlib.Path\n")
+    result = command("train.py", *words, "+rules.allowed=[pathlib]")
+    assert "pathlib.Path is not allowed" in result.stderr
+    file = tmp_path / "experiment" / "theirs.yaml"
+    file.write_text(f"{file.read_text()}rules:\n  allowed: [pathlib]\n")
+    result = command("train.py", *words)
+    assert "nothing reads rules" in result.stderr
+
+
+def test_a_strangers_run_is_refused(finished_run: Path, tmp_path: Path) -> None:
+    """Whose folder has a config of its own."""
+    shutil.copytree(finished_run / "checkpoints", tmp_path / "checkpoints", symlinks=True)
+    text = (finished_run / "config.yaml").read_text().rpartition("# ")[0]
+    text = text.replace("small.models.MLP", "os.getcwd")
+    frozen_files.write_yaml(tmp_path / "config.yaml", text)
+    with pytest.raises(UserError, match=r"os\.getcwd is not allowed"):
+        _ = load_run(tmp_path).model
+    with pytest.raises(UserError, match="load_run\\(<folder>, conf="):
+        _ = load_run(tmp_path, conf=tmp_path).model
+    result = command("evaluate.py", f"checkpoint={tmp_path / 'checkpoints' / 'best.ckpt'}")
+    assert result.returncode == 1
+    assert "model.net._target_: os.getcwd are not allowed" in result.stderr  # with the picture
+
+
+def test_the_line_allows_packages_and_whole_names(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("allowed: [json, pathlib.Path.cwd]\n")
+    allowed.follow(tmp_path)
+    assert allowed.instantiate({"_target_": "json.dumps", "obj": 3}) == "3"
+    assert allowed.instantiate({"_target_": "pathlib.Path.cwd"}) == Path.cwd()
+    with pytest.raises(UserError, match=r"pathlib\.Path is not allowed"):
+        allowed.instantiate({"_target_": "pathlib.Path"})
+    with pytest.raises(UserError, match=r"JSONDecoder.decode, and is not allowed"):
+        allowed.instantiate({"_target_": "json.JSONDecoder.decode"})
+
+
+def test_rules_that_are_no_names_are_refused(tmp_path: Path) -> None:
+    for text in ("allowed: timm", "allowed: ['*']", "allowed: [3.5, {a: b}]"):
+        (tmp_path / "rules.yaml").write_text(text)
+        with pytest.raises(UserError, match=r"rules\.yaml: allowed: .* is no list of names"):
+            allowed.follow(tmp_path)
+
+
+def test_nothing_else_of_the_harness_builds_from_a_config() -> None:
+    """Another call of Hydra's would know of no rules."""
+    for path in (LIBRARY / "src" / "harness").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            used = isinstance(node, ast.ImportFrom) and node.module == "hydra.utils"
+            assert not (used and "instantiate" in names), path
+            is_call = isinstance(node, ast.Attribute) and node.attr == "instantiate"
+            if is_call and path.name != "allowed.py":
+                assert ast.unparse(node) != "hydra.utils.instantiate", path
+
+
+def test_the_whole_of_a_config_gets_both_looks() -> None:
+    cfg: Any = {"model": {"_target_": "torch.nn.Linear"}, "x": {"y": {"_target_": "torch.load"}}}
+    with pytest.raises(UserError, match=r"x\.y\._target_: torch\.load is torch\.serial"):
+        check_targets(cfg)

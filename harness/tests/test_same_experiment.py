@@ -1,0 +1,107 @@
+"""Changing the strategy or the devices changes the speed of an experiment and nothing else."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import slow
+from tests.strategy_runs import NO_FSDP, distances, in_processes, outcome, run_of
+from tests.workers.evaluate_sizes import evaluate_sizes
+from tests.workers.train_user_module import train_user_module
+
+# An odd batch size, so that shares differ in size and the last batch is smaller.
+EXPERIMENT = ("data=synthetic", "model=mlp", "data.batch_size=37", "data.noise=0.1")
+IN_PARTS = "data.max_samples_per_device=5"
+
+
+def train(folder: Path, strategy: str, *words: str) -> dict[str, Any]:
+    """Run the experiment; return its weights, results and what evaluations have logged."""
+    return outcome(run_of([*EXPERIMENT, *words], strategy, folder, "default"))
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train(tmp_path_factory.mktemp("one"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("dp(2)", ()),
+        ("ddp(2)", ()),
+        ("ddp(3)", (IN_PARTS, "data.num_workers=1")),
+        ("ddp2(2x2)", ()),
+        *slow(("cpu", ("trainer.accumulate_grad_batches=4",)), ("ddp(2)", (IN_PARTS,))),
+        pytest.param(
+            *("fsdp(2)", (IN_PARTS,)),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(NO_FSDP, reason="this torch has no fsdp on CPUs"),
+            ],
+        ),
+    ],
+)
+def test_weights_and_scores_are_those_of_one_process(
+    strategy: str, words: tuple[str, ...], one_process: dict[str, Any], tmp_path: Path
+) -> None:
+    apart = distances(one_process, train(tmp_path, strategy, *words))
+    assert "results.json: test/loss" in apart
+    # Scores are counted in single precision.
+    bounds = {name: 1e-6 if ": " in name else 1e-12 for name in apart}
+    assert {name: far for name, far in apart.items() if far > bounds[name]} == {}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory):
+    """Run the worker once per number of processes."""
+    folders: dict[int, Path] = {}
+
+    def evaluate(devices: int) -> Path:
+        if devices not in folders:
+            folder = folders[devices] = tmp_path_factory.mktemp(f"devices{devices}")
+            in_processes(devices, evaluate_sizes, devices, folder)
+        return folders[devices]
+
+    return evaluate
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_scores_do_not_depend_on_the_processes(devices: int, evaluated) -> None:
+    """Also for fewer samples than processes, and for plain values logged in the step."""
+    expected = json.loads((evaluated(1) / "results.json").read_text())
+    found = json.loads((evaluated(devices) / "results.json").read_text())
+    assert set(found) == {"2", "3", "33", "359", "360"}
+    for num_samples, scores in expected.items():
+        assert found[num_samples] == pytest.approx(scores, abs=1e-6), num_samples
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_predictions_are_complete_and_in_order(devices: int, evaluated) -> None:
+    for num_samples in (2, 3, 33, 359, 360):
+        tables = []
+        for folder in (evaluated(1), evaluated(devices)):
+            with (folder / f"{num_samples}.csv").open() as file:
+                tables.append(list(csv.DictReader(file)))
+        assert [row["sample"] for row in tables[1]] == [str(i) for i in range(num_samples)]
+        assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(("norm", "devices"), [(False, 3), (True, 2)], ids=["plain", "norm"])
+def test_module_that_knows_nothing_of_this_trains_the_same(
+    norm: bool, devices: int, tmp_path: Path
+) -> None:
+    """Weights, logged values and metrics; ``norm`` is BatchNorm over all processes."""
+    results = []
+    for num_devices in (1, devices):
+        folder = tmp_path / str(num_devices)
+        folder.mkdir()
+        in_processes(num_devices, train_user_module, num_devices, norm, folder)
+        results.append(torch.load(folder / "weights.pt", weights_only=True))
+    assert {"train/loss", "train/accuracy", "val/loss"} <= results[0].keys()
+    for name, value in results[0].items():
+        bound = 1e-6 if "accuracy" in name else 1e-12
+        assert torch.allclose(value, results[1][name], atol=bound), name

@@ -1,0 +1,75 @@
+"""Each private name that harness/upstream relies on is there; where it is not, its test fails."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+
+from harness import upstream
+from harness.upstream import versions
+from tests.upstream.test_border import is_private
+
+FILES = sorted(
+    info.name for info in pkgutil.iter_modules(upstream.__path__) if info.name != "versions"
+)
+NAMES = [(file, name) for file in FILES for name in versions.private_names(file)]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what Lightning says of a Trainer
+
+
+@pytest.fixture
+def trainer() -> pl.Trainer:
+    return pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+
+
+def test_upstream_has_every_name(trainer: pl.Trainer) -> None:
+    """Also what is only assigned, which would otherwise go unnoticed."""
+    found = {name: versions.missing(name, trainer) for _, name in NAMES}
+    assert {name: error for name, error in found.items() if error is not None} == {}
+
+
+def test_every_touch_of_a_file_is_in_its_list() -> None:
+    for file in FILES:
+        module = importlib.import_module(f"harness.upstream.{file}")
+        listed = {part for name in versions.private_names(file) for part in re.split(r"\W+", name)}
+        used = set()
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used.add(node.value)
+        own = {name for name in vars(module) if is_private(name)} | {"_ResultCollection"}
+        assert set(filter(is_private, used)) - own - listed == set(), file
+
+
+def remove(name: str, trainer: pl.Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a name away from the module, or from all objects of the class, that has it."""
+    module, _, path = name.partition(":")
+    *parents, last = path.split(".")
+    owner: Any = trainer if module == "trainer" else importlib.import_module(module)
+    for parent in parents:
+        owner = getattr(owner, parent.removesuffix("()"))
+        owner = owner() if parent.endswith("()") else owner
+    if inspect.ismodule(owner):
+        monkeypatch.delattr(owner, last)
+        return
+    original = type(owner).__getattribute__
+
+    def without(self: Any, attribute: str) -> Any:
+        if attribute == last:
+            raise AttributeError(attribute)
+        return original(self, attribute)
+
+    monkeypatch.setattr(type(owner), "__getattribute__", without)
+
+
+def test_each_name_that_is_gone_is_told(trainer: pl.Trainer) -> None:
+    for name in dict.fromkeys(name for _, name in NAMES):
+        with pytest.MonkeyPatch.context() as patch:
+            remove(name, trainer, patch)
+            assert re.split("[.:]", name)[-1] in str(versions.missing(name, trainer)), name

@@ -1,0 +1,176 @@
+"""Train a kind of module or loader under a strategy, and judge what comes of it."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from harness.checkpoints.lookup import by_step, link_newest
+from tests.faults.run_folder import contents, differences
+from tests.loaders import libraries, zoo
+from tests.modules.kinds import KINDS, Kind
+from tests.strategy_runs import SAME, TIMED_OUT, distances, execute, outcome, write_conf
+
+PACKAGE = "tests.modules"
+GROUPS: dict[str, Sequence[str]] = {"module": [*KINDS], "loader": zoo.KINDS}
+RESUMED = ", resumed"  # behind the strategy
+CHECKPOINTS = ("checkpoint.every_n_steps=1", "checkpoint.num_kept=1000")
+RESUMED_AT = 7  # in the middle of the second epoch
+BARE = ("Traceback (most recent call last)", "terminate called")  # nothing that a user can read
+# Sentences by which a run tells that its result is not that of one process.
+TELLING = (
+    "Say what it is a mean over",
+    "is a sum over samples",
+    "compares the samples of a batch with each other",
+    "divides one sum over the samples of a batch by another",
+    "BatchNorm sees each share alone",
+    "dropout draws other masks",
+    "is written by each process from its own samples",
+    "others than one process would take",
+    "draws other batches than before",
+)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run has ended.
+
+    Args:
+        status: of its command.
+        said: on both streams.
+        values: the weights and values that it has come to.
+        settings: of the kind that had to be typed.
+        reference: what ``values`` must be; those of one process without it.
+        is_other: what it has written differs in another way.
+    """
+
+    status: int
+    said: str
+    values: dict[str, Any] = field(default_factory=dict)
+    settings: Sequence[str] = ()
+    reference: dict[str, Any] | None = None
+    is_other: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The verdict on a kind under a strategy.
+
+    Args:
+        verdict: ``equal`` to one process (1e-9), ``set`` if it needs settings that a refusal has
+            named, ``told`` if a line says that it differs, ``refused`` in a sentence, ``silent`` if
+            it differs and nothing says so; ``broken`` with a traceback, or if it hangs.
+        said: by the command.
+        difference: the largest of a weight or value.
+    """
+
+    verdict: str
+    said: str
+    difference: float = 0.0
+
+    @property
+    def says(self) -> str:
+        """The sentence that refuses or tells, or its beginning."""
+        if self.verdict == "told":
+            return next(text for text in TELLING if text in self.said)
+        last = self.said.strip().split("\n\n")[-1]
+        return last[:100] if self.verdict in ("refused", "broken") else ""
+
+
+def row(group: str, kind: str, strategies: Sequence[str], forks: bool = True) -> dict[str, Cell]:
+    """Judge a kind under some strategies; a loader also where its run is resumed."""
+
+    @cache
+    def of_one_process() -> dict[str, Any]:
+        return next(_ends(group, kind, "cpu", forks))[1].values
+
+    found = {}
+    for strategy in strategies:
+        for name, end in _ends(group, kind, strategy, forks):
+            found[name] = judge(end, of_one_process)
+    return found
+
+
+def judge(end: End, of_one_process: Any) -> Cell:
+    """Say what a run's end means."""
+    if end.status == TIMED_OUT or any(text in end.said for text in BARE):
+        return Cell("broken", end.said)
+    if end.status:
+        return Cell("refused", end.said)
+    reference = of_one_process() if end.reference is None else end.reference
+    apart = max(distances(end.values, reference).values())
+    if apart <= SAME and not end.is_other:
+        return Cell("set" if end.settings else "equal", end.said, apart)
+    is_told = any(text in end.said for text in TELLING)
+    return Cell("told" if is_told else "silent", end.said, apart)
+
+
+def _ends(group: str, kind: str, strategy: str, forks: bool) -> Iterator[tuple[str, End]]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        run = partial(execute, strategy=strategy, folder=Path(name), forks=forks)
+        if group == "module":
+            yield strategy, _module_end(KINDS[kind], Path(name), run)
+        else:
+            yield from _loader_ends(kind, strategy, Path(name), run)
+
+
+def _module_end(kind: Kind, folder: Path, run: Any) -> End:
+    """Train a module; again with those of its settings that a refusal names."""
+    data = f"_target_: {PACKAGE}.data.{kind.data}\ndataset: {kind.dataset}\n"
+    words = write_conf(folder, data=data, model=f"_target_: {PACKAGE}.{kind.model}\n")
+    settings: list[str] = []
+    while True:
+        name = f"run_{len(settings)}"
+        status, said = run([*words, *kind.words, f"name={name}", *settings])
+        if status == 0:
+            (run_dir,) = (folder / name).iterdir()
+            return End(status, said, outcome(run_dir), settings)
+        named = [s for s in kind.settings if s.partition("=")[0] in said and s not in settings]
+        if not named:
+            return End(status, said)
+        settings += named
+
+
+def _loader_ends(kind: str, strategy: str, folder: Path, run: Any) -> Iterator[tuple[str, End]]:
+    """Train with a loader, and go on in the middle of its second epoch."""
+    libraries.write(kind.partition(",")[0], folder)
+    status, said = run([*loader_words(kind, folder), "name=whole"])
+    if status:
+        yield strategy, End(status, said)
+        return
+    (whole,) = (folder / "whole").iterdir()
+    values = outcome(whole)
+    yield strategy, End(status, said, values)
+    shutil.copytree(whole, folder / "reference", symlinks=True)
+    steps = by_step(whole / "checkpoints")
+    for path in steps[RESUMED_AT:]:
+        path.unlink()
+    link_newest(steps[RESUMED_AT - 1])
+    (whole / "results.json").unlink()
+    status, more = run([f"resume={whole}", *CHECKPOINTS])
+    name, said = strategy + RESUMED, more[len(said) :]
+    if status:
+        yield name, End(status, said)
+        return
+    # A new start may change the order in which three processes are added up.
+    is_other = strategy != "ddp(3)" and bool(
+        differences(contents(folder / "reference"), contents(whole))
+    )
+    yield name, End(status, said, outcome(whole), (), values, is_other)
+
+
+def loader_words(name: str, folder: Path) -> list[str]:
+    """Write what a user writes in YAML; the command's words that choose it."""
+    kind, _, num_workers = name.partition(", workers=")
+    owned = {"overridden": "Overridden", "streams of a DataModule": "OfStreams"}
+    modules = {"of the module": "WithLoaders", "moved at random": "MovedAtRandom"}
+    data = f"_target_: {zoo.__name__}.{owned.get(kind, 'Data')}\nnum_workers: {num_workers or 0}\n"
+    data += "batch_size: 8\n" if kind in owned else f"kind: {kind}\n"
+    model = f"_target_: {zoo.__name__}.{modules.get(kind, 'Module')}\n"
+    mine = write_conf(folder, data=data, model=model)
+    extra = ["trainer.limit_train_batches=5"] if kind == "endless" else []
+    extra += ["data=null"] if kind == "of the module" else []
+    return [*mine, *CHECKPOINTS, *extra]

@@ -1,0 +1,133 @@
+"""A number that is not finite stops the run, is named, and is in no checkpoint."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.checkpoints.lookup import by_step
+from harness.errors import TrainingError
+from harness.run import tasks as run
+from harness.watch.non_finite import NonFinite, first_bad_weight
+from tests.faults.fork_server import command
+from tests.watch.test_replicas import DDP, SHORT, disturb
+
+# What torchmetrics says of the loss, before its backward pass.
+pytestmark = pytest.mark.filterwarnings("ignore:Encountered `nan` values in tensor")
+WEIGHT = "net.layers.3.weight"
+
+
+def train(make_cfg, *overrides: str) -> Path:
+    settings = ("strategy=cpu", "trainer.enable_progress_bar=false", "checkpoint.every_n_steps=1")
+    cfg = make_cfg(*SHORT, *settings, *overrides)
+    try:
+        run.train(cfg)
+    finally:
+        for path in by_step(Path(cfg.run_dir, "checkpoints")):
+            weights = torch.load(path, weights_only=True)["state_dict"]
+            assert all(weight.isfinite().all() for weight in weights.values()), path
+    return Path(cfg.run_dir)
+
+
+def test_batch_that_makes_the_loss_non_finite_stops_the_run(make_cfg) -> None:
+    words = disturb(what="batch", value="inf")
+    with pytest.raises(TrainingError, match="Step 3: the loss is nan, and every weight is") as stop:
+        train(make_cfg, *words)
+    assert "step_3.ckpt" in str(stop.value)
+
+
+@pytest.mark.parametrize(("value", "every_gradient"), [("nan", False), ("-inf", True)])
+def test_gradient_stops_the_run_with_its_step_and_name(
+    value: str, every_gradient: bool, make_cfg
+) -> None:
+    """At once, or by what it did to its weight; no checkpoint has it in either case."""
+    words = disturb(what="gradient", name=WEIGHT, value=value)
+    # Weights are looked at before a checkpoint, also of the one before a validation; without any,
+    # the next loss tells.
+    if not every_gradient:
+        words += ["checkpoint.every_n_steps=null", "trainer.check_val_every_n_epoch=2"]
+    expected = f"Step 3: the gradient of {WEIGHT} (is|was) not finite"
+    with pytest.raises(TrainingError, match=expected):
+        train(make_cfg, *words, f"callbacks.non_finite.every_gradient={every_gradient}")
+
+
+def test_weight_that_no_loss_shows_gets_into_no_checkpoint(make_cfg) -> None:
+    words = disturb(what="gradient", name=WEIGHT)
+    with pytest.raises(TrainingError, match=f"Step 4: {WEIGHT} is not finite") as stop:
+        train(make_cfg, *words)
+    assert "step_3.ckpt" in str(stop.value)
+
+
+def test_run_without_a_checkpoint_says_so_and_the_look_can_be_left_out(make_cfg) -> None:
+    words = disturb(what="batch", step=0)
+    with pytest.raises(TrainingError, match="There is no checkpoint yet"):
+        train(make_cfg, *words)
+    cfg = make_cfg(*SHORT, "strategy=cpu", "callbacks.non_finite=null", *words)
+    cfg.trainer.enable_progress_bar = False
+    run.train(cfg)
+
+
+def test_all_processes_end_when_one_has_found_it(tmp_path: Path) -> None:
+    words = [*disturb(what="batch", rank=1), "callbacks.replicas=null"]
+    result = command("train.py", *DDP, *SHORT, *words, f"output_dir={tmp_path}")
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.count("ERROR") == 1
+    assert "Step 3 on rank 1: the loss is nan" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_gradients_that_a_scaler_finds_too_large_are_its_own_affair() -> None:
+    module: Any = nn.Linear(2, 2)
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    trainer: Any = SimpleNamespace(
+        precision_plugin=SimpleNamespace(scaler=object()),
+        strategy=SimpleNamespace(checkpoint_io=None),
+        world_size=1,
+    )
+    callback = NonFinite("nowhere", every_gradient=True)
+    callback.on_before_optimizer_step(trainer, module, None)
+    # Its loss is multiplied by the scale, which half precision may have no room for.
+    callback.on_before_backward(trainer, module, torch.tensor(torch.inf, dtype=torch.float16))
+    trainer.global_step = 0
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        callback.on_before_backward(trainer, nn.Linear(2, 2), torch.tensor(torch.nan))
+    trainer.precision_plugin.scaler = None
+    with pytest.raises(TrainingError, match="the loss is inf"):  # as 16-true has it
+        callback.on_before_backward(
+            trainer, nn.Linear(2, 2), torch.tensor(torch.inf, dtype=torch.float16)
+        )
+    with pytest.raises(TrainingError, match="the gradient of weight"):
+        callback.on_before_optimizer_step(trainer, module, None)
+
+
+def test_frozen_weights_may_be_infinite() -> None:
+    """As masks are."""
+    module = nn.Linear(2, 2)
+    module.bias.requires_grad_(False).fill_(-torch.inf)
+    assert first_bad_weight(module) is None
+    module.weight.data[0, 0] = torch.nan
+    assert first_bad_weight(module) == "weight"
+
+
+@pytest.mark.gpu
+def test_gpu_is_not_waited_for_and_the_step_is_named() -> None:
+    module: Any = nn.Linear(2, 2).cuda()
+    trainer: Any = SimpleNamespace(global_step=0, world_size=1)
+    callback = NonFinite("nowhere")
+    callback.on_train_start(trainer, module)
+    losses = torch.tensor([1.0, torch.nan, 1.0], device="cuda")
+    callback.on_before_backward(trainer, module, losses[0])  # allocates the pinned memory
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(50_000_000)
+        for trainer.global_step in (1, 2):
+            callback.on_before_backward(trainer, module, losses[trainer.global_step])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with pytest.raises(TrainingError, match="Step 1: the loss is nan"):
+        callback.on_train_end(trainer, module)

@@ -1,0 +1,130 @@
+"""Replicas that differ by one bit stop the run, which names the tensor and the process."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.errors import TrainingError
+from harness.watch.replicas import Replicas, hashes
+from tests.conftest import slow
+from tests.faults.fork_server import command
+
+DDP = ("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+SHORT = (
+    "model=mlp",
+    "trainer.max_epochs=1",
+    "test=false",
+    "data.batch_size=300",
+    "trainer.log_every_n_steps=5",
+    "trainer.enable_progress_bar=false",
+    "callbacks.replicas.every_n_steps=1",
+)
+# Has BatchNorm, whose statistics differ between the processes of a run that is in order.
+CPU = torch.device("cpu")
+
+
+def disturb(**settings: Any) -> list[str]:
+    words = [f"+callbacks.disturb.{key}={value}" for key, value in settings.items()]
+    return ["+callbacks.disturb._target_=tests.workers.disturb.Disturb", *words]
+
+
+@pytest.mark.parametrize(
+    ("name", "every_n_steps"), [*slow(("class_weights", 1)), ("net.layers.3.bias", "null")]
+)
+def test_rank_that_drifts_by_one_bit_stops_the_run(
+    name: str, every_n_steps: int | str, tmp_path: Path
+) -> None:
+    """In a buffer that training does not change; and with no check but that before a checkpoint."""
+    result = command(
+        "train.py", *DDP, *SHORT, f"output_dir={tmp_path}",
+        f"callbacks.replicas.every_n_steps={every_n_steps}",
+        f"model.class_weights={[1.0] * 10}",
+        *disturb(what="drift", name=name, rank=1),
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    message = f"Step 4: the replicas differ. {name} on rank 1 is not that of rank 0"
+    assert result.stderr.count(message) == 1
+    assert "Traceback" not in result.stderr
+    (run_dir,) = (tmp_path / "default").iterdir()
+    assert message in (run_dir / "run.log").read_text()
+
+
+def test_buffer_that_each_process_writes_from_its_own_samples_is_told(tmp_path: Path) -> None:
+    """And none that is equal in all: gathered samples, a counter, an average of weights, norms."""
+    words = (
+        "model._target_=tests.workers.keeps_queue.KeepsQueue",
+        "callbacks.learning_rate=null",
+        "trainer.max_steps=3",
+    )
+    result = command("train.py", *DDP, *SHORT, *words, f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    said = "Buffer queue of KeepsQueue is written by each process from its own samples"
+    assert result.stderr.count(said) == 1
+    assert result.stderr.count("is written by each process") == 1
+    assert "self.all_gather(x)" in result.stderr
+    (run_dir,) = (tmp_path / "default").iterdir()
+    assert said in (run_dir / "run.log").read_text()
+
+
+def test_any_bit_anywhere_changes_the_hash() -> None:
+    """Over several chunks, at their ends as well, and of every size of numbers."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        tensor = torch.zeros(3 * 2**16 + 5).to(dtype)
+        before = hashes([tensor], CPU)
+        bits = tensor.view(torch.uint8)
+        for place in (0, 1, 2**16 * tensor.element_size(), len(bits) - 1):
+            bits[place] ^= 1
+            assert hashes([tensor], CPU) != before, (dtype, place)
+            bits[place] ^= 1
+        assert torch.equal(hashes([tensor], CPU), before)
+
+
+def test_places_count() -> None:
+    """Another order within a chunk, and chunks exchanged."""
+    tensor = torch.arange(2.0**17)
+    halves = tensor.view(2, -1)
+    found = {int(hashes([x.reshape(-1)], CPU)) for x in (tensor, halves.flip(0), halves.flip(1))}
+    assert len(found) == 3
+
+
+def test_first_tensor_and_all_ranks_that_differ_are_named(caplog) -> None:
+    """Four processes, of which two differ in one tensor and one in another as well."""
+
+    class Module(nn.Sequential):
+        device = CPU
+
+    module: Any = Module(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def gathered(mine: torch.Tensor) -> torch.Tensor:
+        everyone = mine.repeat(4, 1)
+        everyone[1, 1] += 1
+        everyone[3, 1] += 2
+        everyone[3, 2] += 1
+        return everyone
+
+    trainer: Any = SimpleNamespace(
+        global_step=7, is_global_zero=True, strategy=SimpleNamespace(all_gather=gathered)
+    )
+    callback = Replicas()
+    callback.first = hashes([], CPU)
+    with pytest.raises(TrainingError, match=r"0\.bias on rank 1, 3 is not .*\(1 more"):
+        callback.check(trainer, module)
+
+
+@pytest.mark.gpu
+def test_hash_is_computed_on_the_device_without_waiting() -> None:
+    tensors = [torch.randn(1000, 1000), torch.randn(7)]
+    on_device = [tensor.cuda() for tensor in tensors]
+    hashes(on_device, torch.device("cuda", 0))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = hashes(on_device, torch.device("cuda", 0))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    # The chunks are larger there: one tensor of less than a chunk has the same hash.
+    assert found[1] == hashes(on_device[1:], torch.device("cuda", 0))[0]
+    assert not torch.equal(found, hashes([t + 1 for t in on_device], torch.device("cuda", 0)))

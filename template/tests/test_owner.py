@@ -1,0 +1,88 @@
+"""`make test` in a project accepts the ordinary code of its owner: see owner/."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from template.make_project import PACKAGE
+from template.tests.conftest import commit, make, run, succeed
+
+OWNER = Path(__file__).parent / "owner"
+PYTHON = f"PYTHON={sys.executable}"
+
+
+def environment_beside(project: Path) -> None:
+    """Make an environment that has the project, and its dependencies from this environment."""
+    folder = project / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    # A path in a .pth file brings packages, and not what is installed there as editable: not us.
+    folders = [
+        project / "src",
+        project / "harness" / "src",
+        *(path for path in sys.path if path.endswith("site-packages")),
+    ]
+    (site / "project.pth").write_text("".join(f"{path}\n" for path in folders))
+    (folder / "bin" / "ruff").symlink_to(Path(sys.executable).with_name("ruff"))
+    for tool in ("mypy", "pytest"):
+        command = folder / "bin" / tool
+        command.write_text(f'#!/bin/sh\nexec "{folder}/bin/python" -m {tool} "$@"\n')
+        command.chmod(0o755)
+    for stamp in ("made", "installed", "installed-test"):
+        (folder / stamp).touch()
+
+
+@pytest.fixture
+def owned(tmp_path: Path) -> Path:
+    """A project with an owner's files, and an environment beside this one."""
+    project = make(tmp_path / "zebra-study", "--no-examples")
+    shutil.copytree(OWNER, project, dirs_exist_ok=True)
+    commit(project, "Mine")
+    environment_beside(project)
+    return project
+
+
+def test_project_trains_and_collects_the_tests_of_its_owner(owned: Path) -> None:
+    """Also where Slurm is installed, of which Lightning warns in every run."""
+    bin = owned / ".venv" / "bin"
+    (bin / "srun").write_text("#!/bin/sh\n")
+    (bin / "srun").chmod(0o755)
+    with_slurm = ("env", f"PATH={bin}:/usr/bin:/bin")
+    result = run(owned, *with_slurm, bin / "python", "train.py", "debug=fast_dev_run")
+    assert result.returncode == 0, result.stderr
+    assert "srun" not in result.stdout + result.stderr
+    assert "test_houses.py" in succeed(owned, bin / "pytest", "--collect-only", "-q")
+    succeed(owned, bin / "pytest", "tests/test_houses.py")
+    assert "No module" in run(owned, bin / "python", "-c", f"import {PACKAGE}").stderr
+    assert succeed(owned, "git", "status", "--porcelain") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_an_ordinary_owner_s_code_passes_make_test(owned: Path) -> None:
+    assert "test_houses.py" in succeed(owned, "make", "test", timeout=1200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_project_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    """All packages come from pip, or its cache: what the project needs, it says."""
+    project, started = make(tmp_path / "zebra-study"), time.monotonic()
+    succeed(project, "make", "train", PYTHON, "ARGS=trainer.max_epochs=1", timeout=1200)
+    installed = time.monotonic()
+    succeed(project, "make", "test", PYTHON, timeout=1200)
+    shutil.rmtree(project / ".venv")
+    print(f"installed and trained in {installed - started:.0f} s,", end=" ")
+    print(f"checked and tested in {time.monotonic() - installed:.0f} s")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_tests_of_the_harness_pass_in_a_project(tmp_path: Path) -> None:
+    project = make(tmp_path / "zebra-study", "--harness-tests")
+    environment_beside(project)
+    succeed(project, "make", "test", timeout=7000)

@@ -1,0 +1,176 @@
+"""Every command that a page shows is composed, or its program's help has its words."""
+
+import importlib.util
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.command.compose import compose
+from harness.testing import command
+from template.tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "harness").glob("**/*.md"))]
+PAGES += [ROOT / "template" / "README.md", ROOT / "AGENTS.md"]
+# Lines that set up an environment, or whose work is what the suite itself is run by.
+SETUP = (
+    *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
+    *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "python -m pytest"),
+    *("tensorboard --logdir", "docker", "uv venv", "copier copy"),
+)
+SHELL = ("(cd ", "for ", "done", "rates=", "python -c")
+TASKS = {"train.py": "train", "evaluate.py": "evaluate", "predict.py": "predict"}
+TASKS["scripts/slurm/train.sbatch"] = "train"  # hands its words on
+IS_ASKED = {"--help", "-sc", "…"}  # answered without a run
+
+
+def commands() -> list[str]:
+    """The shown lines, without what sets up an environment."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
+            lines = re.sub(r"\\\n\s*", "", block).splitlines()
+            found += [line.partition("  #")[0].strip() for line in lines]
+        found += re.findall(r"`((?:python|make|torchrun|eval) [^`]+)`", page.read_text())
+    lines = [re.sub(r"^(uv run --no-sync |\.venv/bin/)", "", line) for line in found]
+    return sorted({line for line in lines if line and not line.startswith(("#", *SETUP, *SHELL))})
+
+
+def of_programs() -> Iterator[tuple[str, list[str]]]:
+    """The programs that the lines start with Python, by whatever launcher, and their words."""
+    for line in commands():
+        if line.startswith("make "):
+            continue
+        if inner := re.match(r'eval "\$\((.*)\)"|train=\((.*)\)$', line):
+            line = inner[1] or inner[2].replace('"$@"', "")
+        words = shlex.split(line)
+        is_program = (number for number, word in enumerate(words) if word in TASKS)
+        of_script = (number for number, word in enumerate(words) if word.endswith(".py"))
+        of_module = (number for number, word in enumerate(words) if word == "-m")
+        start = next(is_program, None)
+        start = next(of_script, None) if start is None else start
+        start = next(of_module) + 1 if start is None else start
+        yield words[start], words[start + 1 :]
+
+
+def test_pages_show_commands() -> None:
+    assert len(commands()) > 50
+    assert len({program for program, _ in of_programs()}) > 10
+
+
+def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
+    """Those of a sweep as in its first job."""
+    wrong = []
+    for program, words in of_programs():
+        if program not in TASKS or IS_ASKED & {*words}:
+            continue
+        typed = " ".join(word for word in words if word != "-m")
+        typed = re.sub(r"(outputs/\w+/<run>|\$run)/", f"{finished_run}/", typed)
+        typed = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", typed)
+        typed = re.sub(r"\bmodel=(linear|mine)\b", "data=synthetic model=mlp", typed)
+        typed = re.sub(r"\$\{rates\[.*?\]\}", "0.1", typed)
+        # The run that stands for the reader's has no such file to predict on.
+        typed = re.sub(r" data\.predict_\w+=\S+", "", typed)
+        if "-m" in words:
+            typed = re.sub(r"=\S*interval\((\S+?),\S*", r"=\1", typed)
+            typed = re.sub(r"=([\w.]+)(,[\w.]+)+(?= |$)", r"=\1", typed)
+            typed = re.sub(r"=(\[[^] ]*\])(,\[\S*)", r"=\1", typed)
+            typed = re.sub(r"=range\(\d+\)", "=0", typed)
+        overrides = [*filter(re.compile(r"notes=|[^ ]*=").match, shlex.split(_quoted(typed)))]
+        try:
+            compose(TASKS[program], overrides)
+        except Exception as error:
+            wrong.append(f"{program} {' '.join(words)}: {error}")
+    assert wrong == []
+
+
+def _quoted(words: str) -> str:
+    """The words of a line, with the note, which has spaces, in quotes."""
+    return re.sub(r"notes=(.*)$", r"'notes=\1'", words)
+
+
+@pytest.mark.filterwarnings("default")
+def test_shown_words_of_scripts_are_in_their_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for program, words in of_programs():
+        if not program.endswith(".py") or program in TASKS:
+            continue
+        subcommand = words[:1] if program in ("scripts/runs.py", "scripts/tune.py") else []
+        monkeypatch.syspath_prepend((ROOT / program).parent)  # as for a program
+        monkeypatch.setattr(sys, "argv", [program, *subcommand, "--help"])
+        with pytest.raises(SystemExit, match=r"^0$"):
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+        said = capsys.readouterr().out
+        assert [word for word in words if word.startswith("-") and word not in said] == [], program
+
+
+def test_shown_modules_and_targets_exist() -> None:
+    modules = [name for name, _ in of_programs() if not name.endswith((".py", ".sbatch"))]
+    assert len(modules) > 2
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+    targets = {shlex.split(line)[1] for line in commands() if line.startswith("make ")}
+    result = subprocess.run(["make", "-n", *targets - {"UV="}], cwd=ROOT, capture_output=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_help_is_shown() -> None:
+    result = command("train.py", "--help")
+    assert result.returncode == 0, result.stderr
+    assert "trainer" in result.stdout
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    pages = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"[(`]((?:conf|harness|scripts|tests|src)/[\w./]+)[)`]", pages))
+    made = {name for name in named if "mine" in name or "linear" in name}  # by the reader
+    assert len(named) > 5
+    assert [name for name in sorted(named - made) if not is_there(name)] == []
+
+
+def is_there(name: str) -> bool:
+    """A file of this folder or of the library's, or a module of that by its short name."""
+    return any((ROOT / folder / name).exists() for folder in ("", "harness", "harness/src"))
+
+
+def test_readme_network_trains(tmp_path: Path) -> None:
+    """The page's own example, typed as it says, in a copy of the project."""
+    text = (ROOT / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    config = re.search(r"```yaml\n(# One linear.*?)```", text, re.DOTALL)
+    assert code
+    assert config
+    (tmp_path / "linear.py").write_text(code[1])
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    yaml = config[1].replace("project.models.linear", "linear")
+    (tmp_path / "conf" / "model" / "linear.yaml").write_text(yaml)
+    words = ("data=synthetic", "model=linear", "trainer.max_epochs=1")
+    result = command(
+        "train.py",
+        *(
+            f"hydra.searchpath=[file://{tmp_path}/conf]",
+            *words,
+            f"output_dir={tmp_path / 'outputs'}",
+        ),
+        environment={"PYTHONPATH": str(tmp_path), "YAML_ALLOWED": "linear"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "test/accuracy" in result.stdout
+
+
+def test_notebook_of_the_readme_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The page's lines for a notebook or a script, where conf/ is."""
+    text = (ROOT / "README.md").read_text()
+    (lines,) = re.findall(
+        r"```python\n((?:(?!```).)*from harness import train.*?)```", text, re.DOTALL
+    )
+    lines = lines.replace('max_epochs=3"', f'max_epochs=1", "output_dir={tmp_path}"')
+    names: dict[str, object] = {}
+    exec(lines, names)
+    assert names["logits"].shape == (5, 10)  # type: ignore[attr-defined]
+    assert str(tmp_path) in capfd.readouterr().out

@@ -1,1 +1,0 @@
-"""Faults on purpose: ``python -m tests_harness.faults --help``."""
