@@ -102,6 +102,6 @@ $(INSTALLED): $(VENV)/made $(REQUIRED)
 	$(INSTALL) -c requirements.lock -e .
 	touch $@
 
-$(TEST_INSTALLED): $(VENV)/made $(REQUIRED)
+$(TEST_INSTALLED): $(VENV)/made $(REQUIRED) $(wildcard harness/extras/test.txt)
 	$(INSTALL) -c requirements.lock -e .[test]
 	touch $(INSTALLED) $@

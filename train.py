@@ -4,7 +4,7 @@ python train.py                                     one GPU if there is one, els
 python train.py experiment=synthetic                a choice of settings, see conf/experiment/
 python train.py strategy=ddp trainer.devices=2      two processes
 python train.py model.optimizer.lr=0.01             any key of any YAML file
-python train.py -m seed=1,2,3                       a sweep, see docs/sweeps.md
+python train.py -m seed=1,2,3                       a sweep, see harness/docs/sweeps.md
 python train.py --help                              groups and keys
 """
 

@@ -56,6 +56,9 @@ REFUSED = [  # a name, what is said of its origin, and how the line that allows 
     ("harness.strategies.dp.DataParallelStrategy.remove_checkpoint", "Strategy", "pyt"),
     ("harness.strategies.dp.DataParallelStrategy.save_checkpoint", "Strategy", "pyt"),
     ("small.models.CNN.load_state_dict", "torch.nn.modules.module.Module", "torch."),
+    # Data sets of torch that unpickle what they read.
+    ("torch.utils.data.datapipes.iter.RoutedDecoder", "routeddecoder", "torch."),
+    ("torch.utils.data.datapipes.iter.FileOpener", "fileopener", "torch."),
     # Functions elsewhere, also by the names of modules that import them.
     ("torch.nn.functional.torch.from_file", "from_file", "torch."),
     ("torch.hub.load", "", "torch.hub.load"),
@@ -229,6 +232,34 @@ def test_rules_that_are_no_names_are_refused(tmp_path: Path) -> None:
         (tmp_path / "rules.yaml").write_text(text)
         with pytest.raises(UserError, match=r"rules\.yaml: allowed: .* is no list of names"):
             allowed.follow(tmp_path)
+
+
+def followed(conf: Path) -> dict[str, Any]:
+    """Read the rules of a folder as a command does."""
+    allowed.follow(conf)
+    return config_files.rules(conf)
+
+
+def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").touch()
+    for text, said in {
+        "just text": "must hold keys",
+        "allowed: [project": "is no YAML",
+        "may_chnage: [seed]": "there is no rule may_chnage. Did you mean may_change?",
+        "may_change: objective": "may_change: objective must be a list",
+        "choices: {mode: min}": "choices.mode: min must be a list",
+        "choices: {mine: min}": "choices: mine: min must be a list",
+        "whole_numbers: {data: 3}": "whole_numbers.data: 3 must be keys",
+        "whole_numbers: {seed: x}": "whole_numbers: seed: x must be a whole number",
+    }.items():
+        (tmp_path / "rules.yaml").write_text(text)
+        with pytest.raises(UserError, match=r"rules\.yaml") as refused:
+            followed(tmp_path)
+        assert said in str(refused.value)
+    (tmp_path / "rules.yaml").write_text("may_change: [mine]\nwhole_numbers: {data: {mine: 3}}")
+    rules = config_files.rules(tmp_path)
+    assert {"mine", "notes"} <= {*rules["may_change"]}
+    assert (rules["whole_numbers"]["data"]["mine"], rules["whole_numbers"]["seed"]) == (3, 0)
 
 
 def test_nothing_else_of_the_harness_builds_from_a_config() -> None:

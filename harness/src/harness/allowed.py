@@ -49,6 +49,7 @@ KINDS = {  # base classes of what an experiment consists of, by the module that 
 }
 FUNCTIONS = ("torch.nn.functional", "torch.nn.init")  # modules whose own functions may be called
 EXACT = ("timm.create_model", "datetime.timedelta")  # timedelta: of Timer, and of time-outs
+PIPES = "torch.utils.data.datapipes."  # data sets of torch that unpickle files, call and write
 HYDRAS_OWN = "hydra._internal.core_plugins."
 STREAMS = {"logging.StreamHandler", "logging.FileHandler", "sys.stdout", "sys.stderr"}
 
@@ -65,8 +66,7 @@ def follow(conf: str | Path) -> None:
     """
     global _rules, _own
     _rules = Path(conf, RULES)
-    found = yaml.safe_load(_rules.read_text(encoding="utf-8")) if _rules.is_file() else None
-    own = found.get("allowed") or [] if isinstance(found, dict) else []
+    own = owners_rules(conf).get("allowed") or []
     _own = tuple(str(name).removesuffix(".*") for name in own) if isinstance(own, list) else ("",)
     _own += tuple(filter(None, os.environ.get(VARIABLE, "").split(",")))
     _required_modules.cache_clear()
@@ -75,6 +75,22 @@ def follow(conf: str | Path) -> None:
             f"{shown(_rules)}: allowed: {own!r}, or {VARIABLE}, is no list of names.\n"
             "Write packages, or whole names, such as allowed: [my_package]"
         )
+
+
+def owners_rules(conf: str | Path) -> dict[str, Any]:
+    """Read the ``rules.yaml`` of a folder of config files; without one there are no rules.
+
+    Raises:
+        UserError: if it is no YAML, or has no keys.
+    """
+    path = Path(conf, RULES)
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except yaml.YAMLError as error:
+        raise UserError(f"{shown(path)} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict | None):
+        raise UserError(f"{shown(path)} must hold keys, such as allowed: [my_package].")
+    return found or {}
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -167,7 +183,8 @@ def _may_be_built(found: Any, module: str) -> bool:
         # A subclass has imported the module of its base.
         homes = [(sys.modules[home], names) for home, names in KINDS.items() if home in sys.modules]
         bases = tuple(getattr(home, name) for home, names in homes for name in names)
-        return _is_owners(module) or issubclass(found, bases)
+        is_pipe = module.startswith(PIPES)
+        return _is_owners(module) or (issubclass(found, bases) and not is_pipe)
     if inspect.isroutine(found):
         known = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
         is_there = any(one is found for names in known for one in names.values())

@@ -7,7 +7,7 @@ PACKAGES := harness/tests/packages/requirements.txt
 packages: $(PACKAGES_VENV)/installed
 	cd harness && OMP_NUM_THREADS=1 $(abspath $(PACKAGES_VENV))/bin/pytest -m packages tests/packages $(ARGS)
 
-$(PACKAGES_VENV)/installed: pyproject.toml requirements.lock $(PACKAGES)
+$(PACKAGES_VENV)/installed: $(REQUIRED) $(PACKAGES)
 	$(PYTHON) -m venv --clear $(PACKAGES_VENV)
 	$(PACKAGES_VENV)/bin/python -m pip --disable-pip-version-check install -c requirements.lock \
 	    -e .[test] -r $(PACKAGES)

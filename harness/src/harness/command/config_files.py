@@ -10,13 +10,13 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 import harness
-from harness.allowed import RULES
+from harness.allowed import RULES, owners_rules
 from harness.errors import UserError
-from harness.names import did_you_mean
+from harness.names import did_you_mean, flat
 from harness.places import shown
 
 OWN = Path(harness.__path__[0], "conf").resolve()
-DEFAULT_RULES = "default_rules.yaml"
+DEFAULT_RULES = Path(harness.__path__[0], "command", "default_rules.yaml")
 
 
 class HarnessConfigFiles(SearchPathPlugin):
@@ -66,24 +66,32 @@ def rules(conf: Path) -> dict[str, Any]:
     Raises:
         UserError: if a rule has no meaning.
     """
-    found: dict[str, Any] = yaml.safe_load((OWN / DEFAULT_RULES).read_text(encoding="utf-8"))
-    path = conf / RULES
-    own = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-    for name, value in (own or {}).items():
+    found: dict[str, Any] = yaml.safe_load(DEFAULT_RULES.read_text(encoding="utf-8"))
+    place = shown(conf / RULES)
+    for name, value in owners_rules(conf).items():
         if name == "allowed":
             continue  # harness.allowed has read them
-        if name not in found or not isinstance(value, type(found[name])):
+        if name not in found:
             hint = did_you_mean(str(name), list(found))
-            raise UserError(f"{shown(path)}: {name}: {value} is no rule.{hint}")
-        found[name] = _added(found[name], value)
+            raise UserError(f"{place}: there is no rule {name}.{hint}")
+        found[name] = _added(found[name], value, f"{place}: {name}")
+    for name, kind, what in (("whole_numbers", int, "a whole number"), ("choices", list, "a list")):
+        for key, value in flat(found[name]).items():
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise UserError(f"{place}: {name}: {key}: {value} must be {what}.")
     return found
 
 
-def _added(default: Any, own: Any) -> Any:
+def _added(default: Any, own: Any, place: str) -> Any:
     """One value on top of another: lists follow each other, mappings are merged."""
     if isinstance(default, list) and isinstance(own, list):
         return [*default, *own]
     if isinstance(default, dict) and isinstance(own, dict):
         both = default.keys() & own.keys()
-        return default | own | {key: _added(default[key], own[key]) for key in both}
+        added = {key: _added(default[key], own[key], f"{place}.{key}") for key in both}
+        return default | own | added
+    if isinstance(default, list | dict):
+        raise UserError(
+            f"{place}: {own} must be {'a list' if isinstance(default, list) else 'keys'}."
+        )
     return own

@@ -129,7 +129,10 @@ def _check_choices(cfg: DictConfig, rules: dict[str, Any]) -> None:
         )
     for key, choices in flat(rules["choices"]).items():
         value = OmegaConf.select(cfg, key, default=choices[0])
-        if value not in choices:
+        # 0 is no false, though Python says that they are equal.
+        if not any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in choices
+        ):
             named = {None: "null", True: "true", False: "false"}
             words = [named.get(word, word) for word in choices]
             raise UserError(f"{key}={value}: use {', '.join(words[:-1])} or {words[-1]}.")

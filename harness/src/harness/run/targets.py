@@ -15,7 +15,7 @@ from harness.allowed import check, check_object, targets
 from harness.errors import UserError
 from harness.upstream import lightning_name
 
-EXTRAS = {"timm": "timm", "tokenizers": "text"}  # of pyproject.toml, by the package they bring
+EXTRAS = {"timm": "timm", "tokenizers": "text"}  # by the package they bring
 # Arguments of 0.3 that are gone, with the value by which a run did not use them; None is any.
 GONE: dict[str, dict[str, Any]] = {
     "harness.text.datamodule.Text": {"vocab_size": "None", "errors": "strict", "packing": "False"},

@@ -21,7 +21,7 @@ from harness.errors import UserError
 if TYPE_CHECKING:  # importing it takes seconds
     import pytorch_lightning as pl
 
-TESTED = {  # the same bounds as in pyproject.toml
+TESTED = {  # the same bounds as in requirements.txt
     "pytorch-lightning": ">=2.6.4,<2.7",
     "torch": ">=2.6,<2.14",
     "torchmetrics": ">=1.6,<1.10",
