@@ -46,6 +46,7 @@ def owned(tmp_path: Path) -> Path:
     return project
 
 
+@pytest.mark.slow
 def test_project_trains_and_collects_the_tests_of_its_owner(owned: Path) -> None:
     """Also where Slurm is installed, of which Lightning warns in every run."""
     bin = owned / ".venv" / "bin"

@@ -133,6 +133,7 @@ def test_mistakes_are_told(odd: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
         export(odd.folder, conf=ROOT / "conf")
 
 
+@pytest.mark.slow
 def test_lines_of_the_page_load_what_the_command_wrote(finished_run: Path, tmp_path: Path) -> None:
     outputs = [word for suffix in ("pt2", "onnx") for word in ("-o", tmp_path / f"best.{suffix}")]
     (tmp_path / "best.pt2").touch()

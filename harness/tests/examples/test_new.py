@@ -87,6 +87,7 @@ def test_starting_points_are_clean_and_refuse_to_overwrite(write: Write, tmp_pat
         run(tmp_path, "-m", "ruff", *checker, "--config", str(ROOT / "pyproject.toml"), *code)
 
 
+@pytest.mark.slow
 def test_starting_points_compose_train_and_pass_their_tests(write: Write, tmp_path: Path) -> None:
     run(tmp_path, "-m", "pytest", "-q", *write_all(write, tmp_path), "-p", "no:xdist")
 
