@@ -85,6 +85,7 @@ def of_owner(error: BaseException) -> str | None:
         return None
     if MASKING in str(error) and error.__context__ is not None:
         error = error.__context__
+    error = _end_of_worker(error) or error
     found, hint, method = raised(error), "", ""
     # The system keeps semaphores in shared memory.
     is_semaphore = bool(found.places) and found.places[-1].file.endswith(SEMAPHORES)
@@ -111,6 +112,16 @@ def of_owner(error: BaseException) -> str | None:
     path = log_file.write_traceback(error)
     where = f"The traceback is in {path} (HYDRA_FULL_ERROR=1 prints it)."
     return _told(place, found, " ".join(filter(None, said)), where if path else SHOWS_TRACEBACK)
+
+
+def _end_of_worker(error: BaseException | None) -> BaseException | None:
+    """What torch raised of a data worker that was killed, also where its clean-up failed then.
+
+    Killed while the loader still started its threads, it leaves some that cannot be joined.
+    """
+    while error is not None and not KILLED.search(str(error)):
+        error = error.__context__
+    return error
 
 
 def _told(place: Place | None, found: Raised, *more: str) -> str:
