@@ -132,13 +132,14 @@ def test_a_change_of_code_or_packages_is_told_once(
     study: Study, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "has changed" not in study.go_on(run)
-    commit = record.read(run.folder)["starts"][-1]["commit"][:10]
+    commit = record.read(run.folder)["starts"][-1]["commit"]
+    by = f" by commit {commit[:10]}" if commit else ""  # none outside of a repository
     study.edit("net.py", ACTIVATION)
     installed = code_version.packages() | {"Python": "3.99.0", "torch": "2.99.1"}
     monkeypatch.setattr(code_version, "packages", lambda: installed)
     said = study.go_on(run)
     versions = f"Python {platform.python_version()} -> 3.99.0, torch {torch.__version__} -> 2.99.1"
-    told = f"The code has changed since the run was trained by commit {commit}"
+    told = f"The code has changed since the run was trained{by}"
     assert said.count(told) == 1
     assert f": {PACKAGE}/net.py, {versions}." in said
     assert "WARNING" in said
