@@ -22,6 +22,8 @@ endif
 # A stamp file is newer than what it was made from, so a second call installs nothing.
 INSTALLED := $(VENV)/installed
 TEST_INSTALLED := $(VENV)/installed-test
+# What an environment is made anew for; the files that are included below need it as well.
+REQUIRED := pyproject.toml requirements.txt requirements.lock $(wildcard harness/requirements.txt)
 
 .PHONY: train check test test-harness test-all lock
 train: $(INSTALLED)
@@ -57,10 +59,15 @@ ifneq ($(wildcard harness/tests),)
 endif
 endif
 
+ifneq ($(wildcard harness/tests),)
 test-harness: $(TEST_INSTALLED)
 	cd harness && $(PYTEST) $(ARGS)
 ifeq ($(ARGS),)
 	cd harness/tests/examples && TEST_PROJECT=$(CURDIR) $(PYTEST) .
+endif
+else
+test-harness:
+	@echo "The library's tests are in the template: run make test-harness there." && exit 1
 endif
 
 # What needs a GPU is skipped without one, and says so.
@@ -95,8 +102,6 @@ $(VENV)/made:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	$(NEW_VENV) $(VENV)
 	touch $@
-
-REQUIRED := pyproject.toml requirements.txt requirements.lock $(wildcard harness/requirements.txt)
 
 $(INSTALLED): $(VENV)/made $(REQUIRED)
 	$(INSTALL) -c requirements.lock -e .

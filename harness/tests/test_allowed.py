@@ -249,6 +249,7 @@ def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
         "may_change: objective": "may_change: objective must be a list",
         "choices: {mode: min}": "choices.mode: min must be a list",
         "choices: {mine: min}": "choices: mine: min must be a list",
+        "choices: {mine: []}": "choices: mine: [] must be a list",
         "whole_numbers: {data: 3}": "whole_numbers.data: 3 must be keys",
         "whole_numbers: {seed: x}": "whole_numbers: seed: x must be a whole number",
     }.items():

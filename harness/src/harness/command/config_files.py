@@ -77,7 +77,7 @@ def rules(conf: Path) -> dict[str, Any]:
         found[name] = _added(found[name], value, f"{place}: {name}")
     for name, kind, what in (("whole_numbers", int, "a whole number"), ("choices", list, "a list")):
         for key, value in flat(found[name]).items():
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, kind) or isinstance(value, bool) or value == []:
                 raise UserError(f"{place}: {name}: {key}: {value} must be {what}.")
     return found
 
