@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from harness.data.datamodule import DataModule
     from harness.data.randomness import uniform
     from harness.errors import UserError
-    from harness.exact.denominators import mean_over, sum_over
     from harness.exact.mean import Mean, is_logged
+    from harness.exact.means import mean_over, sum_over
     from harness.groups import parameter_groups
     from harness.optimizers import build_optimizers
     from harness.watch.picture import Picture
@@ -89,10 +89,10 @@ _MODULES = {
     "is_logged": "exact.mean",
     "load_run": "command.from_python",
     "main": "command.start",
-    "mean_over": "exact.denominators",
+    "mean_over": "exact.means",
     "parameter_groups": "groups",
     "predict": "command.from_python",
-    "sum_over": "exact.denominators",
+    "sum_over": "exact.means",
     "train": "command.from_python",
     "uniform": "data.randomness",
 }

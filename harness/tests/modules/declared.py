@@ -48,7 +48,7 @@ class SumOfLosses(classifiers.SumOfLosses):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        return mean_over(loss * self.trainer.world_size, 1)
+        return sum_over(loss)
 
 
 class Objects(text.MaskedLanguage):

@@ -20,7 +20,7 @@ KINDS = {
     "class weights": Kind("classifiers.ClassWeights"),
     "class weights, `mean_over`": Kind("declared.ClassWeights", data="OwnData"),
     "sum of losses": Kind("classifiers.SumOfLosses"),
-    "sum of losses, `mean_over`": Kind("declared.SumOfLosses"),
+    "sum of losses, `sum_over`": Kind("declared.SumOfLosses"),
     "gradient clipping, schedule by step": Kind(
         "classifiers.Schedule", words=("trainer.gradient_clip_val=0.1",)
     ),

@@ -15,7 +15,7 @@ from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves, share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
-from harness.exact.denominators import Denominators
+from harness.exact import means
 from harness.exact.sync_batch_norm import sees_shares_alone
 from harness.exact.undeclared import UndeclaredMeans
 from harness.processes.agreement import gather
@@ -48,7 +48,7 @@ class GlobalBatches(pl.Callback):
         self.next_batch = 0
         self.batches_per_step = 1
         self.has_trained = False
-        self.denominators: Denominators | None = None
+        self.means: means.Means | None = None
         self.undeclared: UndeclaredMeans | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -123,15 +123,14 @@ class GlobalBatches(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let losses say what they are means over."""
         self.batches_per_step = int(trainer.accumulate_grad_batches)  # of which a batch was split
-        self.denominators = Denominators(trainer, lambda: self.weight)
-        self.denominators.start()
+        self.means = means.Means(trainer, lambda: self.weight)
+        means.use(self.means.count)
         is_shared = trainer.world_size * int(trainer.accumulate_grad_batches) > 1
         self.undeclared = UndeclaredMeans(trainer) if is_shared else None
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Nothing is weighed any more."""
-        if self.denominators is not None:
-            self.denominators.end()
+        means.use(None)
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         """See ``on_train_end``."""
@@ -174,12 +173,12 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         """Scale what flows back from the loss, not the loss."""
-        assert self.denominators is not None
+        assert self.means is not None
         if self.undeclared is not None and self.undeclared.is_looking:
             sizes = {one.num_samples_in(self.next_batch - 1) for one in self.sharing}
             size = sizes.pop() if len(sizes) == 1 else None
-            self.undeclared.look(loss, self.denominators.terms, size if self.weight else None)
-        self.denominators.check(loss)
+            self.undeclared.look(loss, self.means.terms, size if self.weight else None)
+        self.means.check(loss)
         weight = self.weight
         if weight != 1.0:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
@@ -188,13 +187,13 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Divide by what all of the step's batches are means over."""
-        assert self.denominators is not None
-        self.denominators.correct(optimizer)
+        assert self.means is not None
+        self.means.correct(optimizer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse samplers that have drawn other batches in another process."""
-        assert self.denominators is not None
-        self.denominators.tell()
+        assert self.means is not None
+        self.means.tell()
         if trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
 

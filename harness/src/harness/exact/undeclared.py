@@ -17,7 +17,7 @@ RATIO = (
     "divides one sum over the samples of a batch by another, as a Dice loss over a batch does: a "
     "share of a batch gives another loss, and the weights will be others than those of one process."
     "\nUse strategy=dp or ddp2, divide for each sample, or gather what is summed: "
-    "self.all_gather(..., sync_grads=True)."
+    "self.all_gather(x, sync_grads=True).flatten(0, -2)."
 )
 
 Share = tuple[list[Term], int]  # the terms of its loss, and its number of samples, or 0
@@ -91,7 +91,7 @@ class UndeclaredMeans:
                 f"as of {min(sizes)}, and shares are averaged: the weights will be others than "
                 "those of one process.\nIf that is a number of the batch, such as its objects, "
                 "return sum_over(sum, number), from harness, of this process's own samples. If it "
-                f"is a constant, return mean_over(loss * {len(sizes)}, 1)."
+                "is a constant, return sum_over(loss)."
             )
         return ""
 
@@ -111,8 +111,8 @@ def _difference(shares: list[Share], unit: float) -> str:
             if is_of_samples and _is_same(a, b) and _is_same(a, 1):
                 return (
                     "is a sum over samples, and shares are averaged: the weights will be others "
-                    "than those of one process.\nDivide it by the number of samples, or for "
-                    f"{len(shares)} shares return mean_over(loss * {len(shares)}, 1), from harness."
+                    "than those of one process.\nDivide it by the number of samples, or return "
+                    "sum_over(loss), from harness."
                 )
             if terms[i].num_classes != terms[j].num_classes:
                 return (
@@ -120,8 +120,8 @@ def _difference(shares: list[Share], unit: float) -> str:
                     f"{sizes[i]} and {sizes[j]} samples have {terms[i].num_classes} and "
                     f"{terms[j].num_classes} classes. It is another loss on a part of a batch, "
                     "and the weights will be others than those of one process.\n"
-                    "Use strategy=dp or ddp2, or gather what is compared: self.all_gather(..., "
-                    "sync_grads=True)."
+                    "Use strategy=dp or ddp2, or gather what is compared, and its labels: "
+                    "self.all_gather(x, sync_grads=True).flatten(0, -2)."
                 )
             if not _is_same(a, b) and not _is_same(a / sizes[i], b / sizes[j]):
                 return (

@@ -142,7 +142,7 @@ class Replicas(pl.Callback):
                 log.warning(
                     "Buffer %s of %s is written by each process from its own samples; process 0's "
                     "is kept: not what one process would have. Gather what is written first, as "
-                    "in x = self.all_gather(x).flatten(0, 1).",
+                    "in x = self.all_gather(x).flatten(0, -2).",
                     own,
                     type(owner).__name__,
                 )

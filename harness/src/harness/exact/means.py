@@ -1,0 +1,228 @@
+"""Let a loss say what it is a mean over, or divided by, where that is not the samples of a batch.
+
+Each process multiplies the gradient of its term by its own weight and divides it by the weight of
+all processes. Batches that are accumulated for one step divide by a number of the first one: their
+gradients are corrected as a whole before the optimizer's step, when the weight of all is known.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from harness.data.loading import processes
+from harness.errors import UserError
+
+log = logging.getLogger(__name__)
+# What to write for a loss that is no mean over samples. tests/exact/test_advice.py trains each.
+ADVICE = {
+    "a mean over tokens, nodes or weights": "mean_over(loss, number)",
+    "a sum, also one divided by a constant": "sum_over(loss)",
+    "a sum divided by a number of the batch, such as its objects": "sum_over(sum, number)",
+    "a comparison of samples": "self.all_gather(x, sync_grads=True).flatten(0, -2)",
+}
+# Between a loss and its terms: sums of them, and factors.
+LINEAR = {"AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"}
+LINEAR |= {"SumBackward0", "StackBackward0", "ToCopyBackward0", "SqueezeBackward0"}
+
+Count = Callable[[Tensor, Tensor | float, float | None], Tensor]
+_count: Count | None = None  # while a run trains
+
+
+def use(count: Count | None) -> Count | None:
+    """Let ``mean_over(loss, weight)`` call ``count(loss, weight, None)``, or do nothing.
+
+    ``sum_over`` calls it with ``at_least`` as the last argument. Returns what was called before.
+    """
+    global _count
+    before, _count = _count, count
+    return before
+
+
+def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
+    """Say that a loss, or a term of it, is a mean over tokens, nodes or weights, not over samples.
+
+    Without it the shares of a batch are averaged by their numbers of samples. With it the gradient
+    is that of the mean over the whole batch, however processes and accumulated batches share it::
+
+        num_tokens = (labels != -100).sum()
+        loss = mean_over(F.cross_entropy(logits, labels, ignore_index=-100), num_tokens)
+        self.log("train/loss", loss, batch_size=num_tokens)
+        return loss
+
+    Call it in every training step of every process, also for a share that has no token at all: such
+    a loss counts as 0. A mean that divides by ``mask.sum()`` needs ``.clamp(min=1)`` for that.
+    Outside of a run's training it does nothing. A sum over more than what it is divided by, such as
+    a detector's over all pixels by the number of objects, is no mean: see ``sum_over``.
+
+    Args:
+        loss: a mean, with one element.
+        weight: what it is a mean over, in this process's share: a number of tokens or nodes, or the
+            sum of the weights of ``torch.nn.functional.cross_entropy(weight=...)``.
+
+    Returns:
+        The mean over all processes, to return, to log, or to use in a larger loss: several terms
+        may each have a weight of their own.
+
+    Raises:
+        UserError: if either has more than one element, if the weight is negative, or if batches are
+            accumulated and the loss has terms with other weights, or with none.
+    """
+    return loss if _count is None else _count(loss, weight, None)
+
+
+def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0) -> Tensor:
+    """Divide a sum by a number, both of the whole batch, however processes share it.
+
+    For a loss that is not a mean over what it is divided by: a detector's sum over all pixels,
+    divided by the number of objects, of which a share of the batch may have none::
+
+        return sum_over(focal.sum(), num_objects)
+
+    Without a number it is the sum itself: ``sum_over(loss.sum() / 128)`` is the whole batch's sum
+    by 128. Call it in every training step of every process. Outside of a run's training it divides
+    what it is given.
+
+    Args:
+        total: the sum over this process's share, with one element.
+        number: what this share has of what it is divided by: objects, tokens, or weights.
+        at_least: what is divided by where the whole batch has less.
+
+    Returns:
+        ``total / max(number, at_least)`` of all processes, to return, to log, or to use in a larger
+        loss.
+
+    Raises:
+        UserError: as ``mean_over``; or if ``at_least`` is not above 0.
+    """
+    if not at_least > 0:
+        raise UserError(f"sum_over was given at_least={at_least}: use a number above 0.")
+    return (_count or quotient)(total, number, at_least)
+
+
+def quotient(loss: Tensor, number: Tensor | float, at_least: float | None) -> Tensor:
+    """What both give outside of a run's training."""
+    if at_least is None:
+        return loss
+    return (loss / torch.as_tensor(number, device=loss.device).clamp(min=at_least)).to(loss.dtype)
+
+
+class Means:
+    """Weigh the terms of losses between processes, and between the batches of one step.
+
+    Args:
+        trainer: knows the processes, adds up over them, and says what is accumulated.
+        weight: the factor by which this share's whole gradient is multiplied elsewhere.
+    """
+
+    def __init__(self, trainer: pl.Trainer, weight: Callable[[], float]) -> None:
+        self.trainer, self.weight = trainer, weight
+        self.num_processes = processes(trainer)[0]
+        self.terms: list[Any] = []  # nodes of the graph, of the batch that runs
+        # Of the batches that are accumulated: whether they have terms, and what divides these.
+        self.has_terms: bool | None = None
+        self.first = self.total = torch.zeros(())
+        self.at_least = 0.0
+        self.lost: Tensor | float = 0.0  # losses that were given the weight 0, until it is told
+
+    def count(self, loss: Tensor, weight: Tensor | float, at_least: float | None = None) -> Tensor:
+        """See ``mean_over``; with ``at_least`` see ``sum_over``."""
+        if not self.trainer.training:
+            return quotient(loss, weight, at_least)
+        dtype, share = torch.promote_types(loss.dtype, torch.float32), self.weight()
+        number = torch.as_tensor(weight, dtype=dtype, device=loss.device).detach()
+        refuse(loss, number, "mean_over" if at_least is None else "sum_over")
+        number = number.reshape(loss.shape) * bool(share)  # a share of weight 0 is a filler
+        times = number if at_least is None else torch.full_like(number, bool(share))
+        term = torch.where(times > 0, loss, torch.zeros_like(loss))  # a mean over nothing is NaN
+        lost = (loss - term).detach().abs().nan_to_num(0.0, 0.0).to(dtype) * bool(share)
+        sums = torch.stack([term.detach().to(dtype) * times, number, lost])
+        if self.num_processes > 1:
+            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        whole, total, lost = sums
+        self.lost = self.lost + lost
+        num_batches = int(self.trainer.accumulate_grad_batches)
+        if self.num_processes * num_batches == 1:
+            return quotient(term, number, at_least)
+        divisor = total.clamp(min=at_least or 0.0)
+        whole = torch.where(divisor > 0, whole / divisor, 0.0).to(loss.dtype)
+        if num_batches > 1:
+            if not self.has_terms:
+                self.first, self.total = divisor.clamp(min=1), torch.zeros_like(total)
+            divisor, self.total, self.at_least = self.first, self.total + total, at_least or 0.0
+        if not term.requires_grad:
+            return whole
+        factor = (times * self.num_processes / divisor / (share or 1.0)).nan_to_num(0.0, 0.0)
+        term.register_hook(lambda gradient: (gradient * factor).to(gradient.dtype))  # type: ignore[no-untyped-call]
+        self.terms.append(term.grad_fn)
+        # With the value of the whole batch a function of it has the whole's derivative.
+        return term + (whole - term).detach()
+
+    def tell(self) -> None:
+        """Warn, once, of a loss that was no mean, and counted as 0 where its weight was 0."""
+        if self.lost > 0:
+            self.lost = -math.inf
+            if self.trainer.is_global_zero:
+                log.warning(
+                    "mean_over was given a loss that is not 0 and the weight 0: a mean over "
+                    "nothing counts as 0. A sum that is divided by another number than it has "
+                    "terms, as of all pixels by that of objects, is no mean: return "
+                    "sum_over(sum, number), from harness."
+                )
+
+    def check(self, loss: Tensor) -> None:
+        """Before backward: refuse what accumulated batches cannot be weighed by.
+
+        Gradients are corrected as a whole, so all of them must have come from terms of one kind.
+        """
+        terms, self.terms = self.terms, []
+        before, self.has_terms = self.has_terms, bool(terms)
+        if int(self.trainer.accumulate_grad_batches) == 1 or not (terms or before):
+            return
+        if len(terms) != 1 or before is False or not is_multiple(loss, terms[0]):
+            raise UserError(
+                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}, and the "
+                "loss has terms with other weights than that of one mean_over, or with none.\n"
+                "Use trainer.accumulate_grad_batches=1, and a smaller batch."
+            )
+
+    def correct(self, optimizer: Optimizer) -> None:
+        """Before the optimizer's step: divide by the weights of all accumulated batches."""
+        num_batches = int(self.trainer.accumulate_grad_batches)
+        if self.has_terms and num_batches > 1:
+            factor = self.first * num_batches / self.total.clamp(min=self.at_least)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(factor.nan_to_num(0.0, 0.0).to(parameter.grad.dtype))
+        self.has_terms = None
+
+
+def refuse(loss: Tensor, number: Tensor, name: str) -> None:
+    """Refuse what has several elements, and a negative number where looking is free."""
+    if loss.numel() != 1 or number.numel() != 1:
+        raise UserError(
+            f"{name} was given a loss of shape {tuple(loss.shape)} and a weight of shape "
+            f"{tuple(number.shape)}.\nGive it one number each: a mean, and what it is a mean over; "
+            "or a sum, and what it is divided by."
+        )
+    if number.device.type == "cpu" and not number >= 0:
+        raise UserError(f"{name} was given the weight {float(number)}: use a number from 0 on.")
+
+
+def is_multiple(loss: Tensor, term: Any) -> bool:
+    """Whether a loss is this node of its graph, added up and multiplied by constants."""
+    nodes: list[Any] = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is term:
+            continue
+        if node.name() not in LINEAR:
+            return False
+        nodes += [further for further, _ in node.next_functions if further is not None]
+    return True
