@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,49 +16,38 @@ NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the samples of all processes, on any device.
+    """BatchNorm over the samples of all processes, on any device; torch's own refuses CPUs.
 
-    torch's own ``SyncBatchNorm`` is faster but refuses to run on CPUs. Sums are added up by a
-    differentiable all-reduce, so processes may hold different numbers of samples.
+    Sums are added up over the processes, which may hold different numbers of samples.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (B, C, ...) per channel."""
+        mean, variance = self.running_mean, self.running_var
         if not self.training:
-            mean, variance = self.running_mean, self.running_var
-            uses_batch = mean is None  # with track_running_stats=False
-            return F.batch_norm(
-                input, mean, variance, self.weight, self.bias, uses_batch, eps=self.eps
-            )
+            affine = (self.weight, self.bias)
+            return F.batch_norm(input, mean, variance, *affine, mean is None, eps=self.eps)
         dtype, input = input.dtype, input.to(self.weight.dtype if self.affine else torch.float32)
-        dims = [dim for dim in range(input.dim()) if dim != 1]
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        values = input.new_tensor([input.numel() / input.shape[1]])  # per channel
-        sums = sum_over_processes(torch.cat([input.sum(dims), values]))
-        mean, num_values = sums[:-1] / sums[-1], sums[-1].detach()
-        centred = input - mean.view(shape)
-        variance = sum_over_processes(centred.square().sum(dims)) / num_values
-        if self.running_mean is not None and self.running_var is not None:
+        dims, shape = [0, *range(2, input.dim())], [1, -1] + [1] * (input.dim() - 2)
+        own_size = input.new_tensor([input.numel() / input.shape[1]])  # values per channel
+        sums = over_processes(torch.cat([input.sum(dims), own_size]))
+        centre, size = sums[:-1] / sums[-1], sums[-1].detach()
+        centred = input - centre.view(shape)
+        spread = over_processes(centred.square().sum(dims)) / size
+        if mean is not None and variance is not None:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked += 1
             share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            self.running_mean.lerp_(mean.detach(), share)
-            unbiased = variance.detach() * num_values / (num_values - 1).clamp(min=1)
-            self.running_var.lerp_(unbiased, share)
-        normal = centred * (variance.view(shape) + self.eps).rsqrt()
+            mean.lerp_(centre.detach(), share)
+            variance.lerp_(spread.detach() * size / (size - 1).clamp(min=1), share)
+        normal = centred * (spread.view(shape) + self.eps).rsqrt()
         if self.affine:
             normal = normal * self.weight.view(shape) + self.bias.view(shape)
         return normal.to(dtype)
 
 
-def sum_over_processes(values: Tensor) -> Tensor:
-    """Add up values of the same shape; gradients flow back to every process."""
-    total: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
-    return total
-
-
 class _Sum(torch.autograd.Function):
-    """torch's own differentiable all-reduce is deprecated."""
+    """All-reduce whose gradients flow back to every process; torch's own is deprecated."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -65,50 +55,42 @@ class _Sum(torch.autograd.Function):
         dist.all_reduce(total)
         return total
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+    backward = forward  # the sum of what every process sends back
 
 
-def sees_shares_alone(trainer: pl.Trainer, module: nn.Module) -> str:
-    """What is to be said of BatchNorm that trains on shares; empty where none does."""
-    strategy = trainer.strategy
-    is_shared = trainer.world_size * trainer.num_devices > 1 and trainer.is_global_zero
-    if not isinstance(strategy, ParallelStrategy) or not is_shared:
-        return ""
-    if synchronises_batch_norm(strategy):
-        return ""
-    if not any(isinstance(part, BATCH_NORMS) and part.training for part in module.modules()):
-        return ""
-    way = "" if trainer.world_size > 1 else "strategy=ddp with "
-    return (
-        "BatchNorm sees each share alone: not what one device would train. "
-        f"Use {way}trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
-    )
+over_processes: Callable[[Tensor], Tensor] = _Sum.apply
 
 
 class SyncBatchNormAnywhere(LayerSync):
-    """``trainer.sync_batchnorm`` for CPUs: every BatchNorm of a module looks at all processes.
-
-    Layers change their class in place, so parameters, keys and attribute paths stay.
-    """
+    """``trainer.sync_batchnorm`` for CPUs; parameters, keys and attribute paths stay."""
 
     def __init__(self) -> None:
         self.classes: dict[nn.Module, type[nn.Module]] = {}
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Synchronise the layers of ``model``."""
-        for module in model.modules():
-            if isinstance(module, BATCH_NORMS):
-                self.classes[module] = type(module)
-                module.__class__ = SyncBatchNorm
+        """Let every BatchNorm look at all processes."""
+        self.classes = {m: type(m) for m in model.modules() if isinstance(m, BATCH_NORMS)}
+        for module in self.classes:
+            module.__class__ = SyncBatchNorm
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
         """Make the layers what they were."""
         for module, its_class in self.classes.items():
             module.__class__ = its_class
-        self.classes.clear()
         return model
+
+
+def sees_shares_alone(trainer: pl.Trainer, module: nn.Module) -> str:
+    """What is to be said of BatchNorm that trains on shares; empty where none does."""
+    strategy = trainer.strategy
+    if trainer.world_size * trainer.num_devices == 1 or not trainer.is_global_zero:
+        return ""
+    if not isinstance(strategy, ParallelStrategy) or synchronises_batch_norm(strategy):
+        return ""
+    if not any(isinstance(part, BATCH_NORMS) and part.training for part in module.modules()):
+        return ""
+    return (
+        "BatchNorm sees each share alone: not what one device would train. Use strategy=ddp with "
+        "trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
+    )

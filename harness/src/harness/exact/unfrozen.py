@@ -1,16 +1,15 @@
 import logging
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 import torch.distributed as dist
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning import strategies
 from torch import Tensor, nn
 
 from harness.errors import TrainingError, UserError
 from harness.processes.agreement import gather
-from harness.upstream import wrapping
 
 log = logging.getLogger(__name__)
 
@@ -18,112 +17,120 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 1500.0  # somewhat less than DDP's own half an hour
 
 
-class Unfrozen(pl.Callback):
-    """Let DDP average the gradients of what is trained, also where training changes what that is.
+class DDPStrategy(strategies.DDPStrategy):
+    """DDP that averages the gradients of what is trained, also where training changes what that is.
 
-    Before each step the model is wrapped anew if hooks have frozen or unfrozen parameters, as
-    ``BaseFinetuning`` does. With ``find_unused_parameters`` DDP goes without what is frozen by
-    itself, and keeps it: a step may unfreeze it again, as those of GANs do.
+    torch's DDP averages what is trainable when the model is wrapped: what is unfrozen later each
+    process would train for itself, and for what is frozen later it would wait. So before a step
+    the model is wrapped anew where hooks have frozen or unfrozen parameters, as ``BaseFinetuning``
+    does. With ``find_unused_parameters`` DDP goes without what is frozen by itself, and keeps it:
+    a step may unfreeze it again, as those of GANs do.
     """
 
-    def __init__(self) -> None:
-        self.known: set[nn.Parameter] = set()  # whose gradients DDP averages
-        self.named: dict[str, nn.Parameter] = {}
-        self.flags: list[bool] = []  # of these, when they were looked at last
-        self.group: Any = None
+    named: dict[str, nn.Parameter]
+    averaged: frozenset[nn.Parameter] = frozenset()  # whose gradients DDP averages
+    flags: list[bool] | None = None  # requires_grad of those that are named, at the last look
+    group: Any = None  # of all processes, for a question that some of them may not ask
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Look at what DDP wraps, and before each step."""
-        strategy = trainer.strategy
-        if stage == "fit" and isinstance(strategy, DDPStrategy):
-            call_after = partial(wrapping.call_after, strategy)
-            call_after("configure_ddp", lambda: self._learn(pl_module))
-            call_after(
-                "on_train_batch_start", lambda _, batch_idx: self._follow(trainer, batch_idx)
-            )
-
-    def teardown(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        """Look no more."""
-        if isinstance(trainer.strategy, DDPStrategy):
-            wrapping.call_no_more(trainer.strategy)
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Connect the processes once more, for questions that must not be waited for."""
-        if self.known and trainer.world_size > 1:
+    def configure_ddp(self) -> None:
+        """Wrap the model, and learn what is averaged."""
+        super().configure_ddp()
+        self._name_parameters()
+        self.averaged = frozenset(p for p in self.named.values() if p.requires_grad)
+        if self.group is None and self.world_size > 1:
             patience = timedelta(seconds=PATIENCE_SECONDS)
             self.group = dist.new_group(backend="gloo", timeout=patience)
 
-    def on_before_backward(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
-    ) -> None:
-        """Refuse a gradient that DDP would leave to each process."""
-        if self._flags() == self.flags:
-            return
-        for name, parameter in self.named.items():
-            if parameter.requires_grad and parameter not in self.known:
-                raise UserError(
-                    f"Step {trainer.global_step}: {name} was unfrozen in the middle of a step, and "
-                    "DDP would not average its gradient over the processes.\n"
-                    "Unfreeze it before the step: in on_train_batch_start or on_train_epoch_start."
-                )
+    def teardown(self) -> None:
+        """Forget the run's parameters and processes."""
+        super().teardown()
+        self.named, self.averaged, self.group = {}, frozenset(), None
 
-    def _learn(self, pl_module: pl.LightningModule) -> None:
-        self.named = dict(pl_module.named_parameters())
-        self.known = {p for p in self.named.values() if p.requires_grad}
-
-    def _flags(self) -> list[bool]:
-        return [parameter.requires_grad for parameter in self.named.values()]
-
-    def _follow(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        if batch_idx == 0:  # to look for new ones takes longer than to look at these
-            self.named = dict(trainer.lightning_module.named_parameters())
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """After all hooks and before the step: wrap anew where something else is trained."""
+        super().on_train_batch_start(batch, batch_idx)
+        if batch_idx == 0:  # to look for new parameters takes longer than to look at these
+            self._name_parameters()
         elif self._flags() == self.flags:
             return
         self.flags = self._flags()
         expected = {p for p in self.named.values() if p.requires_grad}
-        strategy: Any = trainer.strategy
-        if strategy.model.find_unused_parameters:
-            expected |= self.known & {*self.named.values()}
-        if expected == self.known or not expected:
+        if self.model.find_unused_parameters:  # type: ignore[union-attr]
+            expected |= self.averaged.intersection(self.named.values())
+        if expected == self.averaged or not expected:
             return
-        self._check_all_processes(trainer, expected)
-        if batch_idx % trainer.accumulate_grad_batches and self.known - expected:
+        self._compare_processes(expected)
+        trainer = self._trainer()
+        if batch_idx % trainer.accumulate_grad_batches:
             raise UserError(
-                f"Step {trainer.global_step}: parameters were frozen between the batches that are "
-                "accumulated for one step, and their gradients would not be averaged.\n"
-                "Freeze them where a step begins: "
+                f"Step {trainer.global_step}: parameters were frozen or unfrozen between the "
+                "batches that are accumulated for one step, and their gradients would not be "
+                "averaged.\nFreeze and unfreeze where a step begins: "
                 "if batch_idx % self.trainer.accumulate_grad_batches == 0"
             )
-        wrapping.wrap_anew(strategy, expected)
+        self._wrap_anew(expected)
 
-    def _check_all_processes(self, trainer: pl.Trainer, expected: set[nn.Parameter]) -> None:
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Refuse a gradient that DDP would leave to each process."""
+        for name, parameter in self.named.items() if self._flags() != self.flags else ():
+            if parameter.requires_grad and parameter not in self.averaged:
+                raise UserError(
+                    f"Step {self._trainer().global_step}: {name} was unfrozen in the middle of a "
+                    "step, and DDP would not average its gradient over the processes.\n"
+                    "Unfreeze it before the step: in on_train_batch_start or on_train_epoch_start."
+                )
+        super().pre_backward(closure_loss)
+
+    def _trainer(self) -> pl.Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    def _name_parameters(self) -> None:
+        assert self.lightning_module is not None
+        self.named = dict(self.lightning_module.named_parameters())
+
+    def _flags(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self.named.values()]
+
+    def _wrap_anew(self, expected: set[nn.Parameter]) -> None:
+        """Let DDP average the gradients of these parameters; all processes call it."""
+        wrapper: Any = self.model
+        wrapper.reducer = wrapper.logger = None  # its hooks on the parameters end with it
+        self.model = wrapper.module
+        frozen = [parameter for parameter in expected if not parameter.requires_grad]
+        if self.root_device.type == "cuda":  # DDP is built on another stream, and takes gradients
+            torch.cuda.synchronize(self.root_device)
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        self.configure_ddp()
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        if self.root_device.type == "cuda":
+            torch.cuda.synchronize(self.root_device)
+
+    def _compare_processes(self, expected: set[nn.Parameter]) -> None:
         """Refuse what only some processes have frozen or unfrozen.
 
         Raises:
             TrainingError: names a parameter and the ranks.
         """
-        is_told, is_certain = trainer.is_global_zero, True
-        changed = [name for name, p in self.named.items() if (p in expected) != (p in self.known)]
+        trainer, end = self._trainer(), ""
+        changed = {n for n, p in self.named.items() if (p in expected) != (p in self.averaged)}
         try:
-            everyone = [set(names) for names in gather(trainer, changed, self.group)]
+            everyone = gather(trainer, changed, self.group)
         except RuntimeError:  # of gloo: the others train on, and wait in their step
-            everyone = [set() for _ in range(trainer.world_size)]
-            everyone[trainer.global_rank] = set(changed)
-            is_told, is_certain = True, False
+            everyone = [changed if r == self.global_rank else set() for r in range(self.world_size)]
+            end = f"\nOr another process has ended, or came {PATIENCE_SECONDS:.0f} s later."
         differing = set.union(*everyone) - set.intersection(*everyone)
-        if trainer.world_size == 1 or not differing:
+        if not differing:
             return
         name = min(differing)
         ranks = ", ".join(str(rank) for rank, names in enumerate(everyone) if name in names)
         message = (
             f"Step {trainer.global_step}: {name} was frozen or unfrozen on rank {ranks} alone, so "
             "that the replicas would differ.\nDo it in every process at the same step: not under "
-            "`if rank == 0`, nor by what one process has seen."
+            f"`if rank == 0`, nor by what one process has seen.{end}"
         )
-        if not is_certain:
-            message += (
-                f"\nOr another process has ended, or came more than {PATIENCE_SECONDS:.0f} s later."
-            )
-        if is_told:
+        if end or trainer.is_global_zero:
             log.error(message)
         raise TrainingError(message)

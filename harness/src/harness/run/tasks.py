@@ -26,11 +26,11 @@ from harness.checkpoints.lookup import verified
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
+from harness.exact import unfrozen
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
-from harness.exact.unfrozen import Unfrozen
 from harness.frozen_files import write_json
 from harness.knobs import trackers
 from harness.knobs.speed import SWITCHES, Speed
@@ -49,7 +49,6 @@ from harness.run.provenance import Provenance, tell_changes
 from harness.run.results import LAST_WEIGHTS, best_of, chosen_objective, early_stop, scalars, speed
 from harness.run.targets import check_kinds, check_targets
 from harness.run.weights import link_best, load_weights
-from harness.strategies.fsdp import FSDPStrategy
 from harness.strategies.launchable import OF_LIGHTNING, is_spawning
 from harness.upstream import clipping, processes, versions
 from harness.upstream.step_overhead import skip_empty_hooks
@@ -164,7 +163,6 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             *safe_points(cfg),
             SeededSteps(cfg.seed),
             ExactEvaluation(),
-            Unfrozen(),
             DeadRanks(),
             Objective(chosen_objective(cfg)),
         ]
@@ -179,13 +177,13 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             _convert_="all",
         )
     versions.check(trainer)
+    if type(trainer.strategy) is DDPStrategy:
+        trainer.strategy.__class__ = unfrozen.DDPStrategy
     observe_start()
     skip_empty_hooks(trainer)
     clipping.allow_without_scaler(trainer)
     # Each callback costs some microseconds in every step.
     idle: list[type[pl.Callback]] = [] if trainer.world_size > 1 else [Replicas]
-    is_wrapped = isinstance(trainer.strategy, DDPStrategy)
-    idle += [] if is_wrapped and not isinstance(trainer.strategy, FSDPStrategy) else [Unfrozen]
     trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, tuple(idle))]
     return trainer, model, data
 

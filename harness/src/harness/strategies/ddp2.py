@@ -3,9 +3,9 @@
 import os
 
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from pytorch_lightning.strategies import DDPStrategy
 
 from harness.errors import UserError
+from harness.exact.unfrozen import DDPStrategy
 
 from .launchable import check_addresses
 from .node_parallel import NodeParallelStrategy

@@ -113,19 +113,17 @@ class Replicas(pl.Callback):
             "Something changes the model in one process alone, such as code under `if rank == 0`, "
             "a parameter that DDP does not know, or what is computed from one process's data."
         )
-        trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
-        unused = [name for name, parameter in trained if parameter.grad is None]
-        model: Any = getattr(trainer.strategy, "model", None)
-        looks_for_them = getattr(model, "find_unused_parameters", False)
-        if 0 < len(unused) < len(trained) and not looks_for_them:  # DDP waits for them
-            why = (
-                f"{unused[0]} has no part in the loss: use or freeze it, or, as for both networks "
-                "of a GAN, set trainer.strategy.find_unused_parameters=true."
-            )
         message = (
             f"Step {self.checked_step}: the replicas differ. {named[first][0]} on rank "
             f"{', '.join(map(str, ranks))} is not that of rank 0{others}.\n{why}"
         )
+        if unused := without_gradient(trainer, pl_module):  # DDP waits for them
+            shown = ", ".join(unused[:3]) + f" and {len(unused) - 3} more" * (len(unused) > 3)
+            message = (
+                f"Step {self.checked_step}: these parameters have no part in the loss, and DDP has "
+                f"not averaged all gradients: {shown}.\nUse or freeze them, or, as for both "
+                "networks of a GAN, set trainer.strategy.find_unused_parameters=true."
+            )
         if trainer.is_global_zero:
             log.error(message)
         raise TrainingError(message)
@@ -146,6 +144,15 @@ class Replicas(pl.Callback):
                     own,
                     type(owner).__name__,
                 )
+
+
+def without_gradient(trainer: pl.Trainer, module: pl.LightningModule) -> list[str]:
+    """The trained parameters that the last step has left out, where DDP expects all of them."""
+    model = getattr(trainer.strategy, "model", None)
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    unused = [name for name, parameter in trained if parameter.grad is None]
+    is_expected = getattr(model, "find_unused_parameters", False) or len(unused) == len(trained)
+    return [] if is_expected else unused
 
 
 def synchronised(module: nn.Module) -> set[str]:
