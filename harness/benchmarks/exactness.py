@@ -12,6 +12,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import contest
@@ -21,18 +22,19 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
 from harness import mean_over
-from harness.data.batches import Batch, GlobalBatchSampler
-from harness.data.randomness import uniform
-from harness.data.seeded_samples import SeededSamples
+from harness.data.batches import Batch, SeededBatch
+from harness.data.randomness import kept_generators, uniform
+from harness.data.shared_batches import SharedBatchSampler
 from harness.exact.global_batches import GlobalBatches
 
 NUM_SAMPLES, BATCH_SIZE, STEP_SECONDS = 60_000, 128, 0.010
 NUM_STEPS = -(-NUM_SAMPLES // BATCH_SIZE)
 INDICES = Batch(list(range(BATCH_SIZE)), epoch=1)
 SAMPLES = TensorDataset(torch.randn(BATCH_SIZE, 1, 28, 28), torch.zeros(BATCH_SIZE))
-SEEDED = SeededSamples(SAMPLES, seed=1)
+SEEDED = SeededBatch(list(INDICES), epoch=1, seed=1)
 RANGE = range(NUM_SAMPLES)
-GLOBAL = GlobalBatchSampler(NUM_SAMPLES, BATCH_SIZE, num_ranks=2, rank=1)
+BATCHES = BatchSampler(RandomSampler(RANGE), BATCH_SIZE, drop_last=False)
+GLOBAL = SharedBatchSampler(BATCHES, "epoch", num_ranks=2, rank=1)
 LEAF = torch.ones((), requires_grad=True)
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", "The `srun` command")
@@ -57,10 +59,9 @@ def backward(weigh: bool, declare: bool = False) -> None:
 
 def read(seeded: bool) -> None:
     for _ in range(NUM_STEPS // 20):
-        if seeded:
-            SEEDED.__getitems__(INDICES)
-        else:
-            torch.utils.data.default_collate([SAMPLES[index] for index in INDICES])
+        with kept_generators() if seeded else nullcontext():
+            indices = SEEDED if seeded else INDICES
+            torch.utils.data.default_collate([SAMPLES[index] for index in indices])
 
 
 def augment(by_sample: bool) -> None:
@@ -75,7 +76,7 @@ def augment(by_sample: bool) -> None:
 PARTS: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
     "order and shares of an epoch": (
         lambda: list(GLOBAL),
-        lambda: list(BatchSampler(RandomSampler(RANGE), BATCH_SIZE, drop_last=False)),
+        lambda: list(BATCHES),
         NUM_STEPS,
     ),
     "weight of an uneven batch": (lambda: backward(True), lambda: backward(False), NUM_STEPS),

@@ -71,17 +71,17 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize("devices", [2, 3])
 def test_scores_do_not_depend_on_the_processes(devices: int, evaluated) -> None:
-    """Also for fewer samples than processes, and for plain values logged in the step."""
+    """Also for fewer batches than processes, and for plain values logged in the step."""
     expected = json.loads((evaluated(1) / "results.json").read_text())
     found = json.loads((evaluated(devices) / "results.json").read_text())
-    assert set(found) == {"2", "3", "33", "359", "360"}
+    assert set(found) == {"3", "4", "33", "359", "360"}
     for num_samples, scores in expected.items():
         assert found[num_samples] == pytest.approx(scores, abs=1e-6), num_samples
 
 
 @pytest.mark.parametrize("devices", [2, 3])
 def test_predictions_are_complete_and_in_order(devices: int, evaluated) -> None:
-    for num_samples in (2, 3, 33, 359, 360):
+    for num_samples in (3, 4, 33, 359, 360):
         tables = []
         for folder in (evaluated(1), evaluated(devices)):
             with (folder / f"{num_samples}.csv").open() as file:

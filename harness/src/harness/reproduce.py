@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from harness import code_version, frozen_files, record
 from harness.command import run_folder
-from harness.data.identity import identity_of
+from harness.data.checksum import checksum
 from harness.errors import UserError
 from harness.names import few
 from harness.processes import launch
@@ -79,7 +79,7 @@ def _missing(run: RunFiles, start: dict[str, Any], place: Path) -> Iterator[str]
     if len(codes) > 1:
         yield "Its code has changed while it was stopped: no single code gives this run."
     for key, file in run.record.get("data", {}).get("files", {}).items():
-        if identity_of(str(place / file["path"])) != file["crc32"]:
+        if checksum(str(place / file["path"])) != file["crc32"]:
             yield f"{key}: {place / file['path']} is gone, or holds other data than then."
 
 

@@ -1,46 +1,15 @@
-import random
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, random_split
 
-from harness.data.batches import Batch
 from harness.data.datamodule import DataModule
-from harness.data.seeded_samples import SeededSamples
+from harness.data.sharing import share
 from harness.errors import UserError
 
-
-class Random(Dataset[Any]):
-    """Returns what the generators give."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-def read(indices: list[int], epoch: int = 0, seed: int = 1) -> torch.Tensor:
-    return torch.stack(SeededSamples(Random(), seed).__getitems__(Batch(indices, epoch)), dim=1)
-
-
-def test_draws_belong_to_seed_epoch_and_sample() -> None:
-    whole = read(list(range(10)))
-    assert torch.equal(read([7, 2]), whole[[7, 2]])
-    for other in (read(list(range(10)), epoch=1), read(list(range(10)), seed=2)):
-        assert (other != whole).all()
-
-
-def test_reading_leaves_the_generators_as_they_were() -> None:
-    """Without workers, dropout draws from the same ones."""
-    random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    expected = Random()[0]
-    random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    read([3, 4])
-    assert Random()[0] == expected
+pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
 
 
 class Data(DataModule):
@@ -78,7 +47,8 @@ def test_a_share_that_does_not_fit_is_accumulated(
     data = loaders(ranks=ranks, num_devices=devices, fits=fits)
     loader = data.train_dataloader()
     assert data.trainer.accumulate_grad_batches == expected
-    per_device = max(len(batch) for batch in loader.batch_sampler) / (devices // ranks)
+    shared = share(loader, data.trainer, "train", "Data.train_dataloader", seed=0)
+    per_device = max(len(batch) for batch in shared.batch_sampler) / (devices // ranks)
     assert per_device <= fits
     assert max(len(batch) for batch in data.val_dataloader().batch_sampler) <= fits
 
@@ -86,3 +56,12 @@ def test_a_share_that_does_not_fit_is_accumulated(
 def test_manual_optimisation_is_not_split() -> None:
     with pytest.raises(UserError, match="manual optimisation"):
         loaders(automatic=False, fits=3).train_dataloader()
+
+
+def test_a_batch_that_leaves_a_process_or_the_training_without_a_sample_is_refused() -> None:
+    with pytest.raises(UserError, match=r"Use data\.batch_size=12 or more"):
+        loaders(ranks=12).train_dataloader()
+    data = loaders()
+    data.batch_size, data.drop_last = 11, True
+    with pytest.raises(UserError, match="drop_last leaves none of the 10"):
+        data.train_dataloader()

@@ -71,7 +71,7 @@ def test_measuring_leaves_the_generators_as_they_were() -> None:
     expected = draw()
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     for num_workers in (0, 1):
-        measure(Data(0.0).endless_loader(num_workers, "train"), 0.01)
+        measure(Data(0.0).endless_loader(num_workers, "train"), 0.1)
     assert draw() == expected
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from harness import Batch, UserError
-from harness.data.identity import identity_of
+from harness.data.checksum import checksum
 from harness.images.datamodule import MEAN, STD, Images
 from harness.images.decoding import decode
 from tests.images.made import CLASSES, data, picture, write_images
@@ -143,7 +143,7 @@ def test_other_pixels_in_files_of_the_same_size_are_another_data_set(tmp_path: P
     shutil.copytree(root, tmp_path / "elsewhere")  # with other times
 
     def identities(root: Path) -> list[object]:
-        return [identity_of(data(root, cache=c).make_dataset("train")) for c in (True, False)]
+        return [checksum(data(root, cache=c).make_dataset("train")) for c in (True, False)]
 
     before = identities(root)
     assert None not in before

@@ -1,17 +1,21 @@
 """Every batch of anybody's sampler is shared: nothing is lost, repeated or drawn otherwise."""
 
 import random
-from itertools import product
+from itertools import product, zip_longest
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from harness.data.shared_batches import SharedBatchSampler
+from harness.data.sharing import share
+from harness.errors import UserError
 from tests.loaders.zoo import NUM_SAMPLES, ByLength, ByNumberOfTokens, Numbers
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
 LENGTHS = Numbers().lengths
 SAMPLERS = {
     "stock": lambda: BatchSampler(RandomSampler(range(NUM_SAMPLES)), 8, False),
@@ -94,23 +98,87 @@ def test_a_shorter_loader_goes_on_in_its_round() -> None:
         assert found == [batch for one in rounds for batch in one][step:]
 
 
+def evaluations(num_ranks: int, batch_size: int = 8, **how: Any) -> list[SharedBatchSampler]:
+    batches = BatchSampler(SequentialSampler(range(NUM_SAMPLES)), batch_size, False)
+    return [
+        SharedBatchSampler(batches, "x", num_ranks=num_ranks, rank=r, in_turn=True, **how)
+        for r in range(num_ranks)
+    ]
+
+
+def in_order(found: list[list[Any]]) -> list[Any]:
+    """The elements of all processes in the order of turns."""
+    return [one for turn in zip_longest(*found) for one in turn if one is not None]
+
+
 def test_an_evaluation_gives_whole_batches_in_turn() -> None:
+    """Each sample once; one process may have a batch more than another."""
+    expected = [list(range(i, min(i + 8, NUM_SAMPLES))) for i in range(0, NUM_SAMPLES, 8)]
     for num_ranks, limit, epoch in product((1, 2, 3), (None, 3), (0, 3)):
-        batches = BatchSampler(SequentialSampler(range(NUM_SAMPLES)), 8, False)
-        how = {"num_ranks": num_ranks, "in_turn": True, "limit": limit}
-        samplers = [SharedBatchSampler(batches, "x", rank=r, **how) for r in range(num_ranks)]
+        samplers = evaluations(num_ranks, limit=limit)
         found = [read(sampler, epoch) for sampler in samplers]
-        turns = [len(batches) for batches in found]
-        assert turns == [len(sampler) for sampler in samplers]
-        assert len(set(turns)) == 1
-        own = [
-            batches[k]
-            for k in range(turns[0])
-            for sampler, batches in zip(samplers, found, strict=True)
-            if not sampler.is_filler(k)
-        ]
-        expected = [list(range(i, min(i + 8, NUM_SAMPLES))) for i in range(0, NUM_SAMPLES, 8)]
-        assert own == expected[:limit]
-        sizes = [s.num_samples_in(k) for k in range(turns[0]) for s in samplers]
-        physical = [len(batches[k]) for k in range(turns[0]) for batches in found]
-        assert sizes == physical
+        assert [len(batches) for batches in found] == [len(sampler) for sampler in samplers]
+        assert in_order(found) == expected[:limit]
+        sizes = [[s.num_samples_in(k) for k in range(len(s))] for s in samplers]
+        assert sizes == [[len(batch) for batch in batches] for batches in found]
+        assert not any(s.is_filler(k) for s in samplers for k in range(len(s)))
+
+
+def test_batches_that_are_fewer_than_processes_are_split_by_samples(caplog) -> None:
+    """And those of the last turn where all processes must have as many, as under fsdp."""
+    for num_ranks, how in ((6, {}), (2, {"splits_last": True}), (3, {"splits_last": True})):
+        samplers = evaluations(num_ranks, **how)
+        found = [read(sampler, 0) for sampler in samplers]
+        assert len({len(batches) for batches in found}) == 1
+        assert [len(batches) for batches in found] == [len(sampler) for sampler in samplers]
+        assert sorted(i for batches in found for b in batches for i in b) == [*range(NUM_SAMPLES)]
+        assert "split by samples" in caplog.text
+        caplog.clear()
+    with pytest.raises(UserError, match="37 samples are left for 40 processes"):
+        read(evaluations(40)[0], 0)
+
+
+class Buffered(DataLoader[Any]):
+    """Reads a batch ahead, and has an ``__init__`` of its own."""
+
+    def __init__(self, data: Any, size: int, depth: int) -> None:
+        super().__init__(data, size, shuffle=True, collate_fn=list)
+        self.depth = depth
+
+    def __iter__(self) -> Any:
+        held = []
+        for batch in super().__iter__():
+            held.append(batch)
+            if len(held) > self.depth:
+                yield held.pop(0)
+        yield from held
+
+
+class ByItself(DataLoader[Any]):
+    """Reads its data set without the sampler."""
+
+    def __iter__(self) -> Any:
+        yield from self.dataset
+
+
+def trainer_of(num_ranks: int, rank: int) -> Any:
+    how = {"num_replicas": num_ranks, "rank": rank}
+    strategy = SimpleNamespace(distributed_sampler_kwargs=how)
+    return SimpleNamespace(strategy=strategy, accumulate_grad_batches=1, overfit_batches=0.0)
+
+
+def test_a_subclass_of_dataloader_is_a_loader_like_any_other() -> None:
+    data = [*range(10)]
+    made = [
+        share(Buffered(data, 4, 1), trainer_of(2, rank), "train", "mine", seed=0)
+        for rank in range(2)
+    ]
+    assert all(isinstance(one, Buffered) and one.depth == 1 for one in made)
+    assert all(isinstance(one.sampler, RandomSampler) for one in made)
+    assert sorted(i for one in made for batch in one for i in batch) == data
+
+
+def test_a_loader_that_does_not_read_its_batch_sampler_is_refused() -> None:
+    loader = share(ByItself([1, 2, 3], 2), trainer_of(2, 0), "train", "mine", seed=0)
+    with pytest.raises(UserError, match="ByItself does not read its batch_sampler"):
+        next(iter(loader))

@@ -111,7 +111,7 @@ SHAPES = Mistake(
     blamed="return self.linear(x)",
 )
 COLUMN = Mistake(
-    SAMPLE, '        return {"x": 1.0}["y"], 2  #!\n', "__getitem__", "KeyError: 'y'\nSample 1"
+    SAMPLE, '        return {"x": 1.0}["y"], 2  #!\n', "__getitem__", "KeyError: 'y'\nSample "
 )
 LABEL = Mistake(
     *("index % 4\n", "index % 5\n", "training_step"),

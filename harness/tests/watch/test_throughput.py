@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
+from harness.exact.global_batches import GlobalBatches
 from harness.watch import throughput
 from harness.watch.throughput import (
     Spent,
@@ -72,7 +73,7 @@ def fit(data: DataModule, module: SlowModule, *others: pl.Callback, **kwargs: An
     settings = {"accelerator": "cpu", "max_epochs": 2, "logger": False} | kwargs
     trainer = pl.Trainer(
         **settings,
-        callbacks=[callback, *others],
+        callbacks=[callback, GlobalBatches(0), *others],
         use_distributed_sampler=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from harness.exact.evaluation import ExactEvaluation
+from harness.exact.global_batches import GlobalBatches
 from harness.loggers.prediction_table import PredictionTable
 from harness.run.tasks import close_process_group
 from tests.workers.user_code import UserData, UserModule
@@ -12,7 +13,8 @@ from tests.workers.user_code import UserData, UserModule
 def evaluate_sizes(devices: int, out: Path) -> None:
     """Test and predict several numbers of samples, as one of so many processes."""
     results = {}
-    for num_samples in (2, 3, 33, 359, 360):
+    for num_samples in (3, 4, 33, 359, 360):
+        predictions = PredictionTable(out / f"{num_samples}.csv")
         trainer = pl.Trainer(
             accelerator="cpu",
             devices=devices,
@@ -21,7 +23,7 @@ def evaluate_sizes(devices: int, out: Path) -> None:
             logger=False,
             enable_progress_bar=False,
             enable_checkpointing=False,
-            callbacks=[ExactEvaluation(), PredictionTable(out / f"{num_samples}.csv")],
+            callbacks=[GlobalBatches(0), ExactEvaluation(), predictions],
         )
         data = UserData(num_test=num_samples, batch_size=32)
         (results[num_samples],) = trainer.test(UserModule(), data, verbose=False)

@@ -3,20 +3,13 @@ from abc import abstractmethod
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from harness.data.batches import BatchedDataset, GlobalBatchSampler
-from harness.data.loading import identity, processes, start_worker
-from harness.data.measuring import Endless, WatchedLoader, candidates, knee, measure_briefly
-from harness.data.seeded_samples import SeededSamples
-from harness.data.shared_batches import evaluation_batches
+from harness.data.batch_size import check_batch_size
+from harness.data.batches import BatchedDataset
+from harness.data.loading import collated, processes, rebuilt
+from harness.data.measuring import Endless, candidates, knee, measure_briefly
+from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
 from harness.processes.launch import global_rank
@@ -122,26 +115,25 @@ class DataModule(pl.LightningDataModule):
         return self.datasets[split]
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled batches; the k-th of an epoch holds the same samples under every strategy."""
-        dataset = self.dataset("train")
+        """Shuffled batches of all processes, of which the harness gives each its share."""
+        trainer, dataset = self.trainer, self.dataset("train")
+        assert trainer is not None
         if isinstance(dataset, IterableDataset):
-            return self._loader(dataset)
-        num_ranks, rank = processes(self.trainer)
+            return self._loader(dataset, self.batch_size, drop_last=self.drop_last)
+        num_ranks = processes(trainer)[0]
         num_micro_batches = self._num_micro_batches(num_ranks)
         # Lightning takes a step after this many batches.
-        self.trainer.accumulate_grad_batches = num_micro_batches  # type: ignore[union-attr]
-        sampler = GlobalBatchSampler(
-            len(dataset),  # type: ignore[arg-type]
-            self.batch_size,
-            num_ranks=num_ranks,
-            rank=rank,
-            num_micro_batches=num_micro_batches,
-            seed=self.seed,
-            # Overfitting means the same few batches again and again.
-            shuffle=not self.trainer.overfit_batches,  # type: ignore[union-attr]
-            drop_last=self.drop_last,
-        )
-        return self._loader(dataset, sampler)
+        trainer.accumulate_grad_batches = num_micro_batches
+        check_batch_size(self.batch_size, num_ranks, num_micro_batches)
+        num_samples = len(dataset)  # type: ignore[arg-type]  # it has a length
+        if self.drop_last and num_samples < self.batch_size:
+            raise UserError(
+                f"data.batch_size={self.batch_size} with drop_last leaves none of the {num_samples}"
+                " training samples.\nUse a smaller data.batch_size or data.drop_last=false."
+            )
+        # Overfitting means the same few batches again and again.
+        shuffle = not trainer.overfit_batches  # type: ignore[attr-defined]  # set untyped
+        return self._loader(dataset, self.batch_size, shuffle=shuffle, drop_last=self.drop_last)
 
     def collate(self, samples: list[Any]) -> Any:
         """Make a batch of samples; override it for samples of different sizes."""
@@ -183,30 +175,24 @@ class DataModule(pl.LightningDataModule):
         return self._evaluation_loader("predict")
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        dataset = self.dataset(split)
-        if isinstance(dataset, IterableDataset):
-            return self._loader(dataset)
         # The same under every strategy: what looks at a whole batch sees what one process would.
         batch_size = min(self.batch_size, self.max_samples_per_device or self.batch_size)
-        order = SequentialSampler(dataset)  # type: ignore[arg-type]  # it has a length
-        batches = BatchSampler(order, batch_size, drop_last=False)
-        return self._loader(
-            dataset,
-            evaluation_batches(
-                batches, f"{type(self).__name__}.{split}_dataloader", self.trainer, split
-            ),
-        )
+        return self._loader(self.dataset(split), batch_size)
 
     def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
         """One process's share of batches, without end, for measurements; needs no trainer."""
         dataset = self.dataset(split)
-        sampler = GlobalBatchSampler(
-            len(dataset),  # type: ignore[arg-type]
-            max(self.batch_size, num_ranks),
-            num_ranks=num_ranks,
+        loader = self._loader(
+            dataset, max(1, self.batch_size // num_ranks), num_workers, shuffle=True
+        )
+        is_batched = isinstance(dataset, BatchedDataset)
+        endless = SharedBatchSampler(
+            Endless(loader.batch_sampler),  # type: ignore[arg-type]  # it has one
+            f"{type(self).__name__}.{split}_dataloader",
+            dataset=None if is_batched else dataset,
             seed=self.seed,
         )
-        return self._loader(dataset, Endless(sampler), num_workers)
+        return rebuilt(loader, dataset, batch_sampler=endless, collate_fn=loader.collate_fn)
 
     def choose_workers(self, split: str, num_ranks: int, num_nodes: int) -> int:
         """Measure and say how many workers serve one of so many processes; needs no trainer."""
@@ -231,31 +217,27 @@ class DataModule(pl.LightningDataModule):
         return int(trainer.strategy.broadcast(chosen))
 
     def _loader(
-        self, dataset: Dataset[Any], sampler: Any = None, num_workers: int | None = None
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        num_workers: int | None = None,
+        **batches: Any,
     ) -> DataLoader[Any]:
-        """A loader of the batches of a sampler, or else of a stream."""
-        is_stream = isinstance(dataset, IterableDataset)
+        """An ordinary loader; the harness gives each process its share of what it reads."""
         if num_workers is None:
             if self.num_workers == "auto":
+                is_stream = isinstance(dataset, IterableDataset)
                 self.num_workers = 0 if is_stream else self._workers_of_run()
             num_workers = self.num_workers
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        has_workers = num_workers > 0
-        settings: dict[str, Any] = {
-            "num_workers": num_workers,
-            "pin_memory": on_cuda if self.pin_memory == "auto" else self.pin_memory,
-            "persistent_workers": has_workers and self.persistent_workers,
-            "prefetch_factor": self.prefetch_factor if has_workers else None,
-        }
-        if is_stream:  # the harness gives each process its part of it
-            settings |= {"batch_size": self.batch_size, "drop_last": self.drop_last}
-            return DataLoader(dataset, collate_fn=self.collate, **settings)
-        if not isinstance(dataset, BatchedDataset):
-            dataset = SeededSamples(dataset, self.seed, self.collate)
-        return WatchedLoader(
+        return DataLoader(
             dataset,
-            batch_sampler=sampler,
-            worker_init_fn=start_worker if has_workers else None,
-            collate_fn=identity,  # the data set returns collated batches
-            **settings,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
+            persistent_workers=num_workers > 0 and self.persistent_workers,
+            prefetch_factor=self.prefetch_factor if num_workers else None,
+            # A BatchedDataset returns collated batches.
+            collate_fn=collated if isinstance(dataset, BatchedDataset) else self.collate,
+            **batches,
         )

@@ -1,13 +1,12 @@
 """How long a run waits for data, and how many worker processes it needs: measured, not guessed."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
-from harness.data.batches import Batch, GlobalBatchSampler
 from harness.data.randomness import kept_generators
 
 # A batch that is read in fewer seconds costs a step no more than receiving it from a worker.
@@ -31,42 +30,15 @@ class Measured:
     seconds_of_step: float
 
 
-class WatchedLoader(DataLoader[Any]):
-    """A ``DataLoader`` that calls ``when_asked`` and ``when_there`` around each batch.
-
-    The observer sets the two functions, also while the loader is running.
-    """
-
-    when_asked: Callable[[], object] = staticmethod(lambda: None)
-    when_there: Callable[[], object] = staticmethod(lambda: None)
-    before_move: Callable[[], object] = staticmethod(lambda: None)  # of the batch to its device
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # This is no generator: workers must start when the iterator is made, as in DataLoader.
-        return self._observed(super().__iter__())
-
-    def _observed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        while True:
-            self.when_asked()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self.when_there()
-            self.before_move()
-            yield batch
-
-
-class Endless(Sampler[Batch]):
+class Endless:
     """The batches of one epoch after another, without end."""
 
-    def __init__(self, sampler: GlobalBatchSampler) -> None:
-        self.sampler = sampler
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         while True:
-            yield from self.sampler
-            self.sampler.set_epoch(self.sampler.epoch + 1)
+            yield from self.batches
 
 
 def candidates(num_cores: int) -> list[int]:

@@ -1,8 +1,10 @@
 """Random numbers that are a function of what they are for, not of when they are drawn."""
 
 import hashlib
+import operator
 import random
 import struct
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -110,6 +112,14 @@ def reseed(generator: Any, seed: int) -> None:
         generator.seed(seed & 0xFFFFFFFF)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
+
+
+def number_of(key: Any) -> int:
+    """Return a number for what a sampler names a sample by: an integer of any kind, or a text."""
+    try:
+        return operator.index(key)
+    except TypeError:
+        return zlib.crc32(repr(key).encode())
 
 
 def generators_in(owner: Any) -> list[Any]:

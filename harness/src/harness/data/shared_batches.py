@@ -1,39 +1,45 @@
-"""The batches of anybody's sampler, shared between processes."""
+"""The batches of anybody's sampler, shared between processes: the only place that does."""
 
 import logging
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-import pytorch_lightning as pl
 from torch.utils.data import Sampler
 
-from harness.data.batches import Batch, SplitBatches
-from harness.data.loading import processes
-from harness.data.randomness import mix, reseed, seeded_iteration
+from harness.data.batches import Batch, SeededBatch, bounds
+from harness.data.randomness import generators_in, mix, reseed, seeded_iteration
+from harness.errors import UserError
 
 log = logging.getLogger(__name__)
-LIMITS = {"val": "limit_val_batches", "test": "limit_test_batches"}
-LIMITS |= {"predict": "limit_predict_batches"}
 
 
-class SharedBatchSampler(Sampler[Batch], SplitBatches):
-    """Share the batches of any batch sampler: weighted, by length, or an owner's own.
+class SharedBatchSampler(Sampler[Batch]):
+    """Share the batches of any batch sampler: torch's own, weighted, by length, or an owner's.
 
     The batch sampler alone decides what a global batch is. Every process draws the same ones from
-    it, with generators that are seeded by (seed, epoch), and takes its part: in training a
-    balanced share of each batch, as ``GlobalBatchSampler`` gives it; in an evaluation whole
-    batches in turn, so that what looks at a whole batch sees what one process would.
+    it, with generators that are seeded by (seed, epoch), and takes its part:
+
+    - In training a balanced share of each batch, so a run that was stopped on 4 devices can go on
+      with 2. A share without a sample reads one of another process, with weight 0, because every
+      process must compute every step.
+    - In an evaluation whole batches in turn, so that what looks at a whole batch sees what one
+      process would. One process may have a batch more than another. Fewer batches than processes
+      are split by samples.
 
     Args:
         batches: gives lists of indices, or of whatever the data set is read by.
         name: what a message calls it.
+        dataset: what is read; its own generators are seeded for each sample. Without it nothing
+            is, as a ``BatchedDataset`` needs it.
         num_ranks: processes that share the batches.
         rank: which of them this one is.
         num_micro_batches: batches that a process accumulates per optimizer step.
         seed: with the epoch, decides what the batch sampler draws.
         in_turn: give whole batches in turn, in the order of every epoch.
+        splits_last: all processes have as many turns; the last one's batches are split by samples.
         limit: the most batches of an evaluation, over all processes.
         is_fixed: draw the same batches in every epoch, as an overfitting run needs.
         cycles: begin again within an epoch, beside a longer loader.
@@ -44,23 +50,28 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
         batches: Iterable[Sequence[Any]],
         name: str,
         *,
+        dataset: Any = None,
         num_ranks: int = 1,
         rank: int = 0,
         num_micro_batches: int = 1,
         seed: int = 0,
         in_turn: bool = False,
+        splits_last: bool = False,
         limit: int | None = None,
         is_fixed: bool = False,
         cycles: bool = True,
     ) -> None:
         self.batches: Any = batches
-        self.name, self.limit = name, limit
+        self.name, self.dataset, self.limit = name, dataset, limit
         self.num_ranks, self.rank, self.num_micro_batches = num_ranks, rank, num_micro_batches
         self.seed, self.in_turn, self.is_fixed = seed, in_turn, is_fixed or in_turn
-        self.cycles = cycles
+        self.splits_last, self.cycles = splits_last, cycles
         self.epoch = 0
-        self.start = (0, 0)
+        self.start = (0, 0)  # the epoch and step at which a run goes on
         self.expected: dict[int, int] = {}  # checksums of the run that goes on, by step
+        self.generators: list[Any] | None = None
+        self.is_read = False  # by the loader
+        self.reads_here = True  # no worker does
         self.sampler = self  # Lightning announces the epoch to `loader.batch_sampler.sampler`
         self._begin(0)
 
@@ -68,7 +79,7 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
         self.running, self.num_rounds, self.num_in_rounds = epoch, 0, 0
         self.totals = [0]  # samples in the batches before each one of this epoch
         self.sums = [0]  # a checksum of the indices in the batches before each one
-        self.num_full_turns = 0  # of an evaluation, in which this process has a batch of its own
+        self.sizes: list[int] = []  # of this process's batches in an evaluation
 
     def _drawn(self, num_round: int) -> Iterator[list[Any]]:
         """Draw the batches of a round, and count them."""
@@ -82,34 +93,34 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
         for indices in islice(drawn, self.limit):
             batch, step = list(indices), len(self.totals) - 1
             self.totals.append(self.totals[-1] + len(batch))
-            self.sums.append(zlib.crc32(repr(batch).encode(), self.sums[-1]))
+            self.sums.append(zlib.crc32(as_bytes(batch), self.sums[-1]))
             if self.expected.pop(step, self.sums[-1]) != self.sums[-1]:
-                self._tell_of_other_batches()
+                log.warning(
+                    "%s draws other batches than before the run was stopped: samples of this epoch "
+                    "may be seen twice or not at all. Let it draw from torch's generator, and keep "
+                    "no place of its own.",
+                    self.name,
+                )
             yield batch
-
-    def _tell_of_other_batches(self) -> None:
-        log.warning(
-            "%s draws other batches than before the run was stopped: samples of this epoch may be "
-            "seen twice or not at all. Let it draw from torch's generator, and keep no place of "
-            "its own.",
-            self.name,
-        )
 
     def __len__(self) -> int:
         num_batches = len(self.batches)  # TypeError: not every sampler has one
-        if self.in_turn:
-            return -(-min(num_batches, self.limit or num_batches) // self.num_ranks)
-        return num_batches * self.num_micro_batches
+        if not self.in_turn:
+            return num_batches * self.num_micro_batches
+        turns, rest = divmod(min(num_batches, self.limit or num_batches), self.num_ranks)
+        is_split = self.splits_last or turns == 0
+        return turns + (rest > 0 if is_split else self.rank < rest)
 
     def settings(self) -> dict[str, Any]:
-        """See ``Shares``."""
-        batch_size = getattr(self.batches, "batch_size", None)
-        sampler = getattr(self.batches, "sampler", self.batches)
+        """Return what the global batches depend on: a run that goes on must have the same."""
         try:
-            size: int | None = len(sampler)
+            size: int | None = len(getattr(self.batches, "sampler", self.batches))
         except TypeError:
             size = None
-        return {"sampler": self.name, "size": size, "batch_size": batch_size, "seed": self.seed}
+        settings = {"sampler": self.name, "num_samples": size, "seed": self.seed}
+        for name in ("batch_size", "drop_last"):
+            settings[name] = getattr(self.batches, name, None)
+        return settings
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next ``iter``, also of a sampler that has epochs of its own."""
@@ -119,15 +130,24 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
                 announce(epoch)
 
     def start_at(self, epoch: int, step: int) -> None:
-        """See ``Shares``."""
-        super().start_at(epoch, step)
-        self.set_epoch(epoch)
+        """Let ``epoch`` begin at a step; the length stays, as Lightning counts on from there."""
+        self.start = (epoch, step)
+        self.set_epoch(epoch)  # Lightning asks for the first batches before it announces the epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.in_turn:
-            self._begin(self.epoch)
-            yield from self._whole_batches()
-            return
+        self.is_read = True
+        if self.generators is None and self.dataset is not None:
+            self.generators = generators_in(self.dataset)
+        for indices in self._turns() if self.in_turn else self._shares():
+            epoch = 0 if self.in_turn else self.running
+            if self.generators is None:
+                yield Batch(indices, epoch)
+            else:
+                batch = SeededBatch(indices, epoch, self.seed, self.generators)
+                yield batch.begin() if self.reads_here else batch
+
+    def _shares(self) -> Iterator[list[Any]]:
+        """This process's shares of one round of global batches, from the start on."""
         if self.epoch != self.running or not self.cycles:
             self._begin(self.epoch)
         # A round that was begun and left is drawn anew.
@@ -138,73 +158,104 @@ class SharedBatchSampler(Sampler[Batch], SplitBatches):
         while not is_done:
             for indices in self._drawn(self.num_rounds):
                 step = len(self.totals) - 2
-                if step >= first:
-                    is_done = True
-                    yield from self._shares(step, indices)
+                is_done |= step >= first
+                for micro in range(self.num_micro_batches) if step >= first else ():
+                    low, high, _ = self._share(step * self.num_micro_batches + micro)
+                    start = self.totals[step]
+                    yield indices[low - start : high - start] or indices[:1]
             num_before, self.num_in_rounds = self.num_in_rounds, len(self.totals) - 1
             self.num_rounds += 1
             # It is empty, or at its end.
             is_done |= self.num_in_rounds in (num_before, first) or not self.cycles
-        if self.expected and self.cycles:
-            self.expected = {}
-            self._tell_of_other_batches()
 
-    def _shares(self, step: int, indices: list[Any]) -> Iterator[Batch]:
-        start = self.totals[step]
-        for micro in range(self.num_micro_batches):
-            low, high, _ = self._share(step * self.num_micro_batches + micro)
-            yield Batch(indices[low - start : high - start] or indices[:1], self.running)
-
-    def _whole_batches(self) -> Iterator[Batch]:
+    def _turns(self) -> Iterator[list[Any]]:
+        """This process's batches of an evaluation."""
+        self._begin(self.epoch)
         drawn = self._drawn(0)
         while batches := list(islice(drawn, self.num_ranks)):
-            is_mine = self.rank < len(batches)
-            self.num_full_turns += is_mine
-            yield Batch(batches[self.rank if is_mine else 0])
+            is_split = self.splits_last or len(self.totals) - 1 < self.num_ranks
+            if len(batches) == self.num_ranks or not is_split:
+                mine = batches[self.rank : self.rank + 1]
+            else:
+                mine = [self._split([index for batch in batches for index in batch])]
+            for batch in mine:
+                self.sizes.append(len(batch))
+                yield batch
 
-    def _extent(self, step: int) -> tuple[int, int]:
+    def _split(self, indices: list[Any]) -> list[Any]:
+        """This process's samples of an evaluation's last batches, which are fewer than processes.
+
+        Raises:
+            UserError: in every process, if one of them would have no sample.
+        """
+        if len(indices) < self.num_ranks:
+            raise UserError(
+                f"{self.name}: {len(indices)} samples are left for {self.num_ranks} processes.\n"
+                "Use fewer processes, or another batch size."
+            )
+        if self.rank == 0:
+            log.warning(
+                "%s: its last batches are fewer than %d processes, and are split by samples: what "
+                "looks at a whole batch sees a part.",
+                self.name,
+                self.num_ranks,
+            )
+        low, high = bounds(len(indices), self.rank, self.num_ranks)
+        return indices[low:high]
+
+    def _share(self, batch_idx: int) -> tuple[int, int, int]:
+        """This process's (first, one-past-last) position in the epoch, and the global size."""
+        step, micro = divmod(batch_idx, self.num_micro_batches)
         start, *end = self.totals[step : step + 2]
-        return start, end[0] - start if end else 0
+        size = end[0] - start if end else 0
+        index = micro * self.num_ranks + self.rank
+        low, high = bounds(size, index, self.num_micro_batches * self.num_ranks)
+        return start + low, start + high, size
+
+    def checksums(self) -> list[int]:
+        """Checksums of the first batch, and of all that every process has drawn by now."""
+        last = self.num_in_rounds
+        if self.in_turn:  # a process without a batch in the last turn does not draw it
+            num_drawn = len(self.sums) - 1
+            last = max(num_drawn - num_drawn % self.num_ranks, min(num_drawn, self.num_ranks - 1))
+        return [*self.sums[1:2], self.sums[last]]
+
+    def num_before(self, batch_idx: int) -> int:
+        """Samples of all processes in the batches of an epoch before this one."""
+        step, micro = divmod(batch_idx, self.num_micro_batches)
+        start, *end = self.totals[step : step + 2]
+        return start + (bounds(end[0] - start, micro, self.num_micro_batches)[0] if end else 0)
 
     def has_ended(self, batch_idx: int) -> bool:
-        """See ``Shares``."""
+        """Whether this loader gives nothing any more, while a longer one goes on beside it."""
         return batch_idx // self.num_micro_batches + 1 >= len(self.totals)
 
+    def weight(self, batch_idx: int) -> float:
+        """Factor that turns this batch's mean gradient into its term of the global mean.
+
+        Processes and accumulated batches are averaged with equal weights by the framework;
+        shares of unequal size must not be. It is 1 wherever the shares are equal.
+        """
+        if self.num_ranks * self.num_micro_batches == 1:
+            return 1.0
+        low, high, size = self._share(batch_idx)
+        return (high - low) * self.num_ranks * self.num_micro_batches / size
+
     def is_filler(self, batch_idx: int) -> bool:
-        """See ``Shares``."""
-        if self.in_turn:
-            return batch_idx >= self.num_full_turns
-        return not self.has_ended(batch_idx) and super().is_filler(batch_idx)
+        """Whether this process's share is empty, and it reads another's sample in its place."""
+        if self.in_turn or self.has_ended(batch_idx):
+            return False
+        low, high, _ = self._share(batch_idx)
+        return low == high
 
     def num_samples_in(self, batch_idx: int) -> int | None:
-        """See ``Shares``."""
-        if not self.in_turn:
-            return None if self.has_ended(batch_idx) else super().num_samples_in(batch_idx)
-        number = batch_idx * self.num_ranks + (0 if self.is_filler(batch_idx) else self.rank)
-        start, *end = self.totals[number : number + 2]
-        return end[0] - start if end else None
-
-
-def evaluation_batches(
-    batches: Any, name: str, trainer: pl.Trainer | None, split: str, seed: int = 0
-) -> SharedBatchSampler:
-    """Give each process whole batches of an evaluation in turn.
-
-    A share of them all is split batch by batch: nobody knows its number before it is drawn.
-    """
-    limit = getattr(trainer, LIMITS[split], None)
-    num_ranks, rank = processes(trainer)
-    return SharedBatchSampler(
-        batches,
-        name,
-        num_ranks=num_ranks,
-        rank=rank,
-        seed=seed,
-        in_turn=not isinstance(limit, float) or limit == 1.0,
-        limit=limit if isinstance(limit, int) else None,
-        is_fixed=True,
-        cycles=False,
-    )
+        """Samples in this process's batch, a filler's as well; ``None`` where it has ended."""
+        if self.in_turn:
+            return self.sizes[batch_idx] if batch_idx < len(self.sizes) else None
+        if self.has_ended(batch_idx):
+            return None
+        low, high, _ = self._share(batch_idx)
+        return max(1, high - low)
 
 
 def samplers_in(batches: Any) -> list[Any]:
@@ -214,3 +265,11 @@ def samplers_in(batches: Any) -> list[Any]:
         held = vars(sampler).values() if hasattr(sampler, "__dict__") else ()
         found += [s for s in held if isinstance(s, Sampler) and all(s is not f for f in found)]
     return found
+
+
+def as_bytes(indices: list[Any]) -> bytes:
+    """Return the same bytes for the same indices in every process: of integers, or of any kind."""
+    try:
+        return array("q", indices).tobytes()  # ten times as fast as repr
+    except (TypeError, OverflowError):
+        return repr(indices).encode()

@@ -1,10 +1,10 @@
-"""Loaders of anybody's making, taken over so that their batches mean the same under any strategy.
+"""Loaders of anybody's making, rebuilt so that their batches mean the same under any strategy.
 
 ``DataLoader(batch_size=32)`` gives 32 samples per optimizer step over all processes, whoever has
-made it. Loaders of ``harness.DataModule`` do so by themselves and stay as they are.
+made it. Each loader with a sampler is made again, of its own class, with a ``SharedBatchSampler``
+around its batch sampler; ``loader.sampler`` stays the author's. Everything else is a stream.
 """
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,22 +21,15 @@ from torch.utils.data import (
 )
 
 from harness.data.batch_size import check_batch_size
-from harness.data.batches import BatchedDataset, Shares, bounds
-from harness.data.loading import identity, processes, start_worker
-from harness.data.measuring import WatchedLoader
-from harness.data.seeded_samples import SeededSamples
-from harness.data.shared_batches import SharedBatchSampler, evaluation_batches
-from harness.data.stream_parts import Counting, SeededStream, splits_twice
-from harness.data.streams import SharedStream
+from harness.data.batches import BatchedDataset
+from harness.data.loading import Watched, processes, rebuilt
+from harness.data.shared_batches import SharedBatchSampler
+from harness.data.streams import SharedStream, share_stream
 from harness.errors import UserError
 from harness.upstream.resume_counters import cycles
 
-log = logging.getLogger(__name__)
-
-# What a subclass of DataLoader may define without iterating in another way.
-HARMLESS = {"__init__", "__len__", "__repr__", "__doc__", "__module__", "__annotations__"}
-HARMLESS |= {"__parameters__", "__orig_bases__", "__dict__", "__weakref__", "__firstlineno__"}
-HARMLESS |= {"__static_attributes__", "__type_params__"}
+LIMITS = {"val": "limit_val_batches", "test": "limit_test_batches"}
+LIMITS |= {"predict": "limit_predict_batches"}
 
 
 def leaves(loaders: Any) -> list[Any]:
@@ -71,29 +64,22 @@ def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -
 def _share_one(
     loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int, begins_again: bool
 ) -> Any:
-    if isinstance(loader, Shares) or isinstance(getattr(loader, "batch_sampler", None), Shares):
+    if isinstance(loader, (Watched, SharedStream)):
         return loader
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         return loader  # Lightning refuses it with the method's name
     num_ranks, rank = processes(trainer)
     num_micro_batches = int(trainer.accumulate_grad_batches) if split == "train" else 1
-    shared: Any
-    if not is_plain(loader) or isinstance(loader.dataset, IterableDataset):
-        _check_accumulation(name, num_micro_batches)
-        shared = _share_stream(loader, name, num_ranks, rank, seed)
-        if num_ranks > 1 and rank == 0:
-            size = (
-                f"{shared.batch_size} samples"
-                if shared.batch_size
-                else f"{num_ranks} of its batches"
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if num_micro_batches > 1:
+            raise UserError(
+                f"trainer.accumulate_grad_batches={num_micro_batches} splits batches, and {name} "
+                "is a stream, whose batches come as they are.\nLeave it out, and use smaller "
+                "batches."
             )
-            print(
-                f"{shared.name} is a stream: each of {num_ranks} processes reads what it gives to "
-                f"it. A step takes {size} in sum, others than one process would take.",
-                flush=True,
-            )
-        return shared
-    batches, collate = loader.batch_sampler, loader.collate_fn
+        return share_stream(loader, name, num_ranks, rank, seed)
+    batches: Any = loader.batch_sampler
+    collate: Any = loader.collate_fn
     if batches is None:  # the data set gives batches that are made
         batches, collate = BatchSampler(loader.sampler, 1, False), partial(_only, collate)
         if split == "train" and num_ranks * num_micro_batches > 1:
@@ -107,91 +93,40 @@ def _share_one(
         one = RandomSampler(dataset) if sampler.shuffle else SequentialSampler(dataset)
         batches = BatchSampler(one, batches.batch_size, batches.drop_last)
     kind = f"{name} ({type(sampler if type(batches) is BatchSampler else batches).__name__})"
-    if split != "train":
-        shared = evaluation_batches(batches, kind, trainer, split, seed)
-    else:
+    common: dict[str, Any] = {"num_ranks": num_ranks, "rank": rank, "seed": seed}
+    common["dataset"] = None if isinstance(loader.dataset, BatchedDataset) else loader.dataset
+    if split == "train":
         if type(batches) is BatchSampler:
             named = name + " with batch_size={size}"
             check_batch_size(batches.batch_size, num_ranks, num_micro_batches, named)
-        shared = SharedBatchSampler(
-            batches,
-            kind,
-            num_ranks=num_ranks,
-            rank=rank,
-            num_micro_batches=num_micro_batches,
-            seed=seed,
-            is_fixed=bool(trainer.overfit_batches),  # type: ignore[attr-defined]  # set untyped
-            cycles=begins_again,
-        )
-    dataset = loader.dataset
-    if isinstance(dataset, BatchedDataset):
-        return rebuilt(loader, dataset, batch_sampler=shared, collate_fn=collate)
-    samples = SeededSamples(dataset, seed, collate)
-    return rebuilt(loader, samples, batch_sampler=shared, collate_fn=identity)
+        common |= {"num_micro_batches": num_micro_batches, "cycles": begins_again}
+        common["is_fixed"] = bool(trainer.overfit_batches)  # type: ignore[attr-defined]  # set untyped
+    else:
+        common |= {"in_turn": True, "limit": _limit(trainer, split, batches)}
+        # Its forward is collective, so that all processes must have as many batches.
+        common["splits_last"] = getattr(trainer.strategy, "strategy_name", "") == "fsdp"
+    shared = SharedBatchSampler(batches, kind, **common)
+    made = rebuilt(loader, loader.dataset, batch_sampler=shared, collate_fn=collate)
+    if not trainer.overfit_batches:  # type: ignore[attr-defined]  # Lightning looks for a fixed order then
+        vars(made)["sampler"] = loader.sampler  # to be read; torch forbids to set it
+    return made
 
 
-def _share_stream(loader: Any, name: str, num_ranks: int, rank: int, seed: int) -> SharedStream:
-    if not is_plain(loader):
-        name = f"{name} ({type(loader).__name__})"
-        return SharedStream(loader, name, num_ranks=num_ranks, seed=seed)
-    name = f"{name} ({type(loader.dataset).__name__})"
-    if splits_twice(loader.dataset) and rank == 0:
-        log.warning(
-            "%s has read_part, and asks for its rank or worker as well: what it splits by these "
-            "once more is left out of every epoch.",
-            name,
-        )
-    stream = SeededStream(loader.dataset, seed, num_ranks, rank)
-    size = loader.batch_size
-    if size is None:
-        mine = rebuilt(loader, stream, batch_size=None, collate_fn=loader.collate_fn)
-        return SharedStream(mine, name, num_ranks=num_ranks, seed=seed)
-    check_batch_size(size, num_ranks, name=name + " with batch_size={size}")
-    low, high = bounds(size, rank, num_ranks)
-    batches = {"batch_size": high - low, "drop_last": loader.drop_last}
-    mine = rebuilt(loader, stream, **batches, collate_fn=Counting(loader.collate_fn))
-    return SharedStream(
-        mine, name, num_ranks=num_ranks, seed=seed, batch_size=size, is_counted=True
-    )
+def _limit(trainer: pl.Trainer, split: str, batches: Any) -> int | None:
+    """The most batches of an evaluation over all processes.
 
-
-def is_plain(loader: Any) -> bool:
-    """Whether a loader iterates as ``DataLoader`` does, whatever its class."""
-    if not isinstance(loader, DataLoader):
-        return False
-    bases = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
-    of_torch = ("torchdata.", "harness.")  # they keep states, or watch
-    own = {
-        name for base in bases if not base.__module__.startswith(of_torch) for name in vars(base)
-    }
-    return not {name for name in own if hasattr(DataLoader, name)} - HARMLESS
-
-
-def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> WatchedLoader:
-    """A loader with the settings of another one, and batches of its own."""
-    is_stream = isinstance(dataset, IterableDataset)
-    num_workers = loader.num_workers
-    return WatchedLoader(
-        dataset,
-        num_workers=num_workers,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor if num_workers else None,
-        # Workers of a stream begin anew, as those of a run that goes on do.
-        persistent_workers=loader.persistent_workers and not is_stream,
-        multiprocessing_context=loader.multiprocessing_context,
-        worker_init_fn=partial(start_worker, then=loader.worker_init_fn) if num_workers else None,
-        **batches,
-    )
-
-
-def _check_accumulation(name: str, num_micro_batches: int) -> None:
-    if num_micro_batches > 1:
+    Raises:
+        UserError: if several processes are to evaluate a fraction, which Lightning would take of
+            each one's batches.
+    """
+    limit = getattr(trainer, LIMITS[split])
+    if isinstance(limit, float) and limit not in (0.0, 1.0) and processes(trainer)[0] > 1:
         raise UserError(
-            f"trainer.accumulate_grad_batches={num_micro_batches} splits batches, and {name} is a "
-            "stream, whose batches come as they are.\nLeave it out, and use smaller batches."
+            f"trainer.{LIMITS[split]}={limit} is a fraction, which several processes cannot take "
+            "exactly.\n"
+            f"Use a number of batches: trainer.{LIMITS[split]}={int(len(batches) * limit)}"
         )
+    return None if isinstance(limit, float) else limit
 
 
 def _only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:

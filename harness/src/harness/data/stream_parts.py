@@ -1,7 +1,6 @@
 """One process's or worker's part of a stream, and how it is told from another's."""
 
 import copy
-import inspect
 import io
 import pickle
 import random
@@ -63,17 +62,6 @@ class SeededStream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         return len(self.stream)  # type: ignore[arg-type]  # TypeError: most streams have none
-
-
-def splits_twice(stream: IterableDataset[Any]) -> bool:
-    """Whether a stream with ``read_part`` seems to take a part of its part by itself."""
-    if not hasattr(stream, "read_part"):
-        return False
-    try:
-        source = inspect.getsource(type(stream))
-    except (OSError, TypeError):  # typed into a prompt
-        return False
-    return any(word in source for word in ("get_worker_info", "get_rank", "get_world_size"))
 
 
 class Counting:

@@ -25,9 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pytorch_lightning.utilities.data import extract_batch_size
+from torch.utils.data import DataLoader
 
-from harness.data.batches import Shares
-from harness.data.measuring import WatchedLoader
+from harness.data.batch_size import check_batch_size
+from harness.data.batches import bounds
+from harness.data.loading import Watched, rebuilt
 from harness.data.randomness import (
     END,
     generator_states,
@@ -36,7 +38,7 @@ from harness.data.randomness import (
     restore_generators,
     seed_generators,
 )
-from harness.data.stream_parts import SeededStream, fingerprint
+from harness.data.stream_parts import Counting, SeededStream, fingerprint
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 SNAPSHOT_EVERY = 50
 
 
-class SharedStream(Shares):
+class SharedStream:
     """Let processes read a stream together: nobody waits, nothing is lost, no part is read twice.
 
     Args:
@@ -106,20 +108,29 @@ class SharedStream(Shares):
         self.epoch = epoch
 
     def settings(self) -> dict[str, Any]:
-        """See ``Shares``."""
+        """Return what the batches depend on: a run that goes on must have the same."""
         return {"stream": self.name, "batch_size": self.batch_size, "seed": self.seed}
 
     def weight(self, batch_idx: int) -> float:
-        """See ``Shares``."""
+        """Factor of this batch's gradient, as that of ``SharedBatchSampler``."""
         return self.uneven.get(batch_idx, 1.0)
 
     def is_filler(self, batch_idx: int) -> bool:
-        """See ``Shares``."""
+        """Whether this process's part has ended, and its last batch is repeated."""
         return self.weight(batch_idx) == 0
 
     def num_samples_in(self, batch_idx: int) -> int | None:
-        """See ``Shares``."""
+        """Samples in this process's batch; ``None`` where nobody counts."""
         return dict(self.sizes).get(batch_idx)
+
+    def has_ended(self, batch_idx: int) -> bool:
+        """Whether it gives nothing any more; a stream does not begin again beside a longer one."""
+        return False
+
+    def start_at(self, epoch: int, step: int) -> None:
+        """Let ``epoch`` begin at a step."""
+        # Lightning asks for the first batches before it announces the epoch.
+        self.start, self.epoch = (epoch, step), epoch
 
     def state(self, epoch: int, num_batches: int) -> dict[str, Any]:
         """What this process needs to go on behind so many batches of an epoch."""
@@ -234,7 +245,7 @@ class SharedStream(Shares):
     def _holder_of_state(self) -> Any:
         """The object whose state leads to the stream's position, where there is one."""
         holder = self.loader
-        if isinstance(holder, WatchedLoader):  # plain, and its workers have copies of the stream
+        if isinstance(holder, Watched):  # plain, and its workers have copies of the stream
             holder = holder.dataset if holder.num_workers == 0 else None
         return (
             holder if hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict") else None
@@ -271,7 +282,7 @@ class SharedStream(Shares):
             return
         who = "worker" if is_shared else "process"
         said = f"{self.name} gives every {who} the same samples."
-        if not isinstance(self.loader, WatchedLoader):  # nobody else knows how it reads
+        if not isinstance(self.loader, Watched):  # nobody else knows how it reads
             raise UserError(
                 f"{said}\nLet it give each process a part by torch.distributed.get_rank(), use a "
                 "plain DataLoader, or use one process."
@@ -283,3 +294,38 @@ class SharedStream(Shares):
             "and take out a split of its own by get_worker_info or rank, "
             + ("or use num_workers=1." if is_shared else "or use one process.")
         )
+
+
+def share_stream(loader: Any, name: str, num_ranks: int, rank: int, seed: int) -> SharedStream:
+    """Let processes read a loader that iterates by itself, or whose data set does.
+
+    Args:
+        loader: no ``DataLoader`` with a sampler.
+        name: of the method that made it, for messages.
+        num_ranks: processes that read it.
+        rank: which of them this one is.
+        seed: the run's seed.
+    """
+    how: dict[str, Any] = {"num_ranks": num_ranks, "seed": seed}
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        shared = SharedStream(loader, f"{name} ({type(loader).__name__})", **how)
+    else:
+        name = f"{name} ({type(loader.dataset).__name__})"
+        stream = SeededStream(loader.dataset, seed, num_ranks, rank)  # type: ignore[arg-type]
+        batches: dict[str, Any] = {"batch_size": None, "collate_fn": loader.collate_fn}
+        if loader.batch_size is not None:
+            check_batch_size(loader.batch_size, num_ranks, name=name + " with batch_size={size}")
+            low, high = bounds(loader.batch_size, rank, num_ranks)
+            batches = {"batch_size": high - low, "drop_last": loader.drop_last}
+            batches["collate_fn"] = Counting(loader.collate_fn)
+            how |= {"batch_size": loader.batch_size, "is_counted": True}
+        shared = SharedStream(rebuilt(loader, stream, **batches), name, **how)
+    if num_ranks > 1 and rank == 0:
+        size = shared.batch_size
+        print(
+            f"{shared.name} is a stream: each of {num_ranks} processes reads what it gives to it. "
+            f"A step takes {f'{size} samples' if size else f'{num_ranks} of its batches'} in sum, "
+            "others than one process would take.",
+            flush=True,
+        )
+    return shared

@@ -8,13 +8,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from harness.data.batches import Shares
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves
 from harness.errors import UserError
 from harness.exact.collected import CollectedLists, gathers_itself
 from harness.exact.gathering import Gathering
-from harness.exact.global_batches import check_same_batches, shares_of
+from harness.exact.global_batches import Shares, check_same_batches, shares_of
 from harness.exact.metric_states import StatesTogether
 from harness.processes.agreement import gather
 from harness.upstream import logged_values

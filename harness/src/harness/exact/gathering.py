@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.data.batches import SplitBatches
+from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
 from harness.exact.global_batches import shares_of
 from harness.processes.agreement import gather
@@ -80,4 +80,4 @@ class Gathering:
         """Whether the shares of the running batch are of one size."""
         # Of several loaders the shares may differ in size, each in its own way.
         only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
-        return isinstance(only, SplitBatches) and only.weight(self.batch_idx or 0) == 1.0
+        return isinstance(only, SharedBatchSampler) and only.weight(self.batch_idx or 0) == 1.0

@@ -7,9 +7,9 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
-from harness.data.batches import Shares, SplitBatches
-from harness.data.identity import identity_of
-from harness.data.measuring import WatchedLoader
+from harness.data.checksum import checksum
+from harness.data.datamodule import DataModule
+from harness.data.loading import Watched
 from harness.data.randomness import kept_generators, mix, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves, share
@@ -23,6 +23,7 @@ from harness.upstream.resume_counters import position_in
 
 log = logging.getLogger(__name__)
 SPLITS = ("train", "val", "test", "predict")
+Shares = SharedBatchSampler | SharedStream
 
 
 class GlobalBatches(pl.Callback):
@@ -31,8 +32,9 @@ class GlobalBatches(pl.Callback):
     Loaders are taken over where they are made, and begin where the run was stopped. And every
     sample of a global batch has the same say in the gradient: processes, and batches accumulated
     for one step, are averaged with equal weights; where they hold shares of unequal size, as in an
-    epoch's last batch, each share's gradient is multiplied by ``Shares.weight``. Losses and logged
-    values stay as they are. A loss that is no mean over samples says so by ``mean_over``.
+    epoch's last batch, each share's gradient is multiplied by ``SharedBatchSampler.weight``. Losses
+    and logged values stay as they are. A loss that is no mean over samples says so by
+    ``mean_over``.
 
     Args:
         seed: decides, with the epoch, what samplers draw.
@@ -43,7 +45,7 @@ class GlobalBatches(pl.Callback):
         self.start = (0, 0)  # epoch, and step in it, at which training begins
         self.loaded: list[dict[str, Any]] = []  # what the checkpoint knows of each loader
         self.sharing: list[Shares] = []  # of the loaders that train
-        self.identities: list[int | None] = []  # of their data, in the first process
+        self.checksums: list[int | None] = []  # of their data, in the first process
         self.weight = 1.0
         self.next_batch = 0
         self.batches_per_step = 1
@@ -60,7 +62,9 @@ class GlobalBatches(pl.Callback):
             is_taken = isinstance(make, partial) and make.func is shared_loaders
             if not is_taken and is_overridden(method, source):
                 name = f"{type(source).__name__}.{method}"
-                setattr(source, method, partial(shared_loaders, self, trainer, split, name, make))
+                seed = source.seed if isinstance(source, DataModule) else self.seed
+                shared = partial(shared_loaders, self, trainer, split, name, make, seed)
+                setattr(source, method, shared)
 
     def begin(self, trainer: pl.Trainer, loaders: Any) -> None:
         """Let the loaders that train begin where the run was stopped; tell of other data.
@@ -71,8 +75,8 @@ class GlobalBatches(pl.Callback):
         # A loader that was not taken over is no DataLoader of a kind that can be in a run.
         known = [loader for loader in leaves(loaders) if shares_of(loader) is not None]
         self.sharing = [s for s in map(shares_of, known) if s is not None]
-        self.identities = [
-            identity_of(getattr(loader, "dataset", None)) if trainer.is_global_zero else None
+        self.checksums = [
+            checksum(getattr(loader, "dataset", None)) if trainer.is_global_zero else None
             for loader in known
         ]
         for sharing in self.sharing:
@@ -92,7 +96,7 @@ class GlobalBatches(pl.Callback):
                 sharing.load(saved["ranks"], self.rank)
         before = [one["data"] for one in self.loaded]
         if any(
-            one and now and one != now for one, now in zip(before, self.identities, strict=False)
+            one and now and one != now for one, now in zip(before, self.checksums, strict=False)
         ):
             log.warning(
                 "The training data seem to have changed since the checkpoint was written, and from "
@@ -117,7 +121,7 @@ class GlobalBatches(pl.Callback):
             seed_generators(mix(self.seed, *here, 1))
 
         for loader in leaves(loaders):
-            if isinstance(loader, (WatchedLoader, SharedStream)):
+            if isinstance(loader, (Watched, SharedStream)):
                 loader.before_move = seed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -153,7 +157,7 @@ class GlobalBatches(pl.Callback):
             self._weigh_several(trainer, batch_idx)
         if self.undeclared is not None:
             # Of other loaders some processes' shares may be even, and others' not.
-            is_split = all(isinstance(one, SplitBatches) for one in self.sharing)
+            is_split = all(isinstance(one, SharedBatchSampler) for one in self.sharing)
             self.undeclared.begin_batch(batch_idx, is_split and self.weight != 1.0)
         if batch_idx == 0 and trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
@@ -212,8 +216,8 @@ class GlobalBatches(pl.Callback):
         """Add what is needed to read on from here."""
         saved: list[dict[str, Any]] = []
         epoch, step = position_in(checkpoint, self.batches_per_step)
-        for sharing, identity in zip(self.sharing, self.identities, strict=True):
-            entry: dict[str, Any] = {"settings": sharing.settings(), "data": identity}
+        for sharing, checksum_now in zip(self.sharing, self.checksums, strict=True):
+            entry: dict[str, Any] = {"settings": sharing.settings(), "data": checksum_now}
             if isinstance(sharing, SharedBatchSampler):
                 is_drawn = sharing.running == epoch and len(sharing.sums) > step + 1
                 entry["sum"] = sharing.sums[step + 1] if is_drawn else None
@@ -241,7 +245,7 @@ class GlobalBatches(pl.Callback):
 
 
 def shared_loaders(
-    callback: GlobalBatches, trainer: pl.Trainer, split: str, name: str, make: Any
+    callback: GlobalBatches, trainer: pl.Trainer, split: str, name: str, make: Any, seed: int
 ) -> Any:
     """Make the loaders of a split, and take them over."""
     every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]  # set untyped
@@ -251,7 +255,7 @@ def shared_loaders(
         made = make()
     if made is None:
         return None  # Lightning tells
-    loaders = share(made, trainer, split, name, callback.seed)
+    loaders = share(made, trainer, split, name, seed)
     if split == "train":
         callback.begin(trainer, loaders)
         callback.seed_moving(trainer, loaders)
@@ -271,8 +275,7 @@ def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
         UserError: in every process.
     """
     several = [s for s in sharing if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
-    lasts = [-1 if sampler.in_turn else sampler.num_in_rounds for sampler in several]
-    mine = [[*s.sums[1:2], s.sums[last]] for s, last in zip(several, lasts, strict=True)]
+    mine = [sampler.checksums() for sampler in several]
     everyone = gather(trainer, mine) if several else []
     for i, sampler in enumerate(several):
         if any(other[i] != mine[i] for other in everyone):

@@ -1,6 +1,5 @@
 """Epochs of three steps, of which the last is uneven: a few steps show what an epoch's end does."""
 
-import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytorch_lightning as pl
 from torch.utils.data import Sampler
 
-from harness.data.batches import GlobalBatchSampler, Shares
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves
 from harness.data.streams import SharedStream
@@ -49,23 +47,11 @@ def shorten(make: Callable[[], Any], trainer: pl.Trainer) -> Any:
     made = make()
     for loader in leaves(made) if made is not None else ():
         sampler = getattr(loader, "batch_sampler", None)
-        if isinstance(sampler, GlobalBatchSampler):
-            _shorten_global(sampler)
-        elif isinstance(sampler, SharedBatchSampler):
+        if isinstance(sampler, SharedBatchSampler):
             if not isinstance(sampler.batches, FirstBatches):
                 settings = sampler.settings()  # as where a run goes on, whose check comes first
                 sampler.settings = partial(dict, settings)  # type: ignore[method-assign]
                 sampler.batches = FirstBatches(sampler.batches)
-        elif isinstance(loader, (SharedStream, Shares)):
+        elif isinstance(loader, SharedStream):
             trainer.limit_train_batches = STEPS_PER_EPOCH
     return made
-
-
-def _shorten_global(sampler: GlobalBatchSampler) -> None:
-    if sampler.num_steps <= STEPS_PER_EPOCH:
-        return
-    whole, size = copy.copy(sampler), sampler.batch_size
-    sampler.order = whole.order  # type: ignore[method-assign]  # drawn from all samples
-    sampler.settings = whole.settings  # type: ignore[method-assign]  # as where a run goes on
-    last = size if sampler.drop_last else uneven(size)
-    sampler.num_samples = (STEPS_PER_EPOCH - 1) * size + last

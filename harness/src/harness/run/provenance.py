@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from harness import code_version, record
-from harness.data.identity import identity_of
+from harness.data.checksum import checksum
 from harness.data.sharing import leaves
 from harness.exact.global_batches import GlobalBatches
 from harness.processes.launch import global_rank
@@ -39,7 +39,7 @@ class Provenance(pl.Callback):
         if reason := start.get("no_diff"):
             log.warning("What is not committed was not kept: %s.", reason)
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-        known = next(c.identities for c in callbacks if isinstance(c, GlobalBatches))
+        known = next(c.checksums for c in callbacks if isinstance(c, GlobalBatches))
         self.note("files", checksums(self.cfg))
         self.note("train", known)
 
@@ -57,7 +57,7 @@ class Provenance(pl.Callback):
             return
         self.seen.add(split)
         if split not in record.read(self.run_dir).get("data", {}):
-            found = [identity_of(getattr(one, "dataset", None)) for one in leaves(loaders)]
+            found = [checksum(getattr(one, "dataset", None)) for one in leaves(loaders)]
             self.note(split, found)
 
     def note(self, name: str, found: Any) -> None:
@@ -102,7 +102,7 @@ def checksums(cfg: DictConfig) -> dict[str, dict[str, Any]]:
     """Path and checksum of each file that the settings of data and of first weights name."""
     chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, ["data", "init"]))
     return {
-        key: {"path": text, "crc32": identity_of(text)}
+        key: {"path": text, "crc32": checksum(text)}
         for key, text in texts(chosen)
         if os.path.isfile(text)
     }

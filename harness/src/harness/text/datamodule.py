@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from harness.data.batches import BatchedDataset
 from harness.data.caching import hashed, kept
+from harness.data.checksum import checksum
 from harness.data.datamodule import DataModule, tell
-from harness.data.identity import identity_of
 from harness.data.splits import split_positions
 from harness.errors import UserError
 from harness.files import write_durably
@@ -136,7 +136,7 @@ class Text(DataModule):
     @cached_property
     def drawn_from(self) -> int | None:
         """What tells the text that splits are drawn from; ``None`` where the test has its own."""
-        return None if self.files["test"] else identity_of(self._text.path)
+        return None if self.files["test"] else checksum(self._text.path)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

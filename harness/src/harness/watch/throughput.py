@@ -10,8 +10,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from harness.data.batches import GlobalBatchSampler
-from harness.data.measuring import RECEIVING_SECONDS, WatchedLoader
+from harness.data.loading import Watched
+from harness.data.measuring import RECEIVING_SECONDS
 from harness.data.shared_batches import SharedBatchSampler
 from harness.loggers.metrics_table import MetricsTable
 from harness.machine.limits import usable_cores
@@ -20,7 +20,6 @@ from harness.upstream.resume_counters import num_steps_logged
 
 log = logging.getLogger(__name__)
 
-COUNTED = (GlobalBatchSampler, SharedBatchSampler)  # they know how many samples were read
 PARTS = ("data", "transfer", "compute", "between")  # what a step's time is divided into
 # The verdict names a cause only if it takes more than this share of the time.
 WORTH_MENDING = 0.1
@@ -96,7 +95,7 @@ class Throughput(pl.Callback):
         loader = trainer.train_dataloader
         sampler = getattr(loader, "batch_sampler", None)
         self.is_watching = False
-        if not isinstance(loader, WatchedLoader) or not isinstance(sampler, COUNTED):
+        if not isinstance(loader, Watched) or not isinstance(sampler, SharedBatchSampler):
             return  # a stream, or several loaders at once
         self.is_watching = True
         loader.when_asked, loader.when_there = self._asked, self._there

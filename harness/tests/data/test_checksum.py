@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from harness.data.identity import identity_of
+from harness.data.checksum import checksum
 
 
 class Holds(Dataset[Any]):
@@ -34,11 +34,11 @@ KINDS: dict[str, Callable[[float], Any]] = {
 }
 
 
-def test_one_changed_value_is_another_identity() -> None:
+def test_one_changed_value_is_another_checksum() -> None:
     for kind, make in KINDS.items():
-        assert identity_of(make(0)) is not None, kind
-        assert identity_of(make(0)) == identity_of(make(0)), kind
-        assert identity_of(make(0)) != identity_of(make(1)), kind
+        assert checksum(make(0)) is not None, kind
+        assert checksum(make(0)) == checksum(make(0)), kind
+        assert checksum(make(0)) != checksum(make(1)), kind
 
 
 def test_files_count_by_what_they_hold_and_not_by_place_or_time(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_files_count_by_what_they_hold_and_not_by_place_or_time(tmp_path: Path) 
     def found(folder: str) -> list[int | None]:
         names = [str(tmp_path / folder / name) for name in ("one.bin", "two.bin")]
         listed = [(name, k) for k, name in enumerate(names)]
-        return [identity_of(one) for one in (Holds(path=names[0]), Holds(samples=listed))]
+        return [checksum(one) for one in (Holds(path=names[0]), Holds(samples=listed))]
 
     before = found("a")
     assert found("b") == before
@@ -61,4 +61,4 @@ def test_files_count_by_what_they_hold_and_not_by_place_or_time(tmp_path: Path) 
 
 
 def test_settings_of_a_data_set_are_no_data(tmp_path: Path) -> None:
-    assert identity_of(Holds(root=str(tmp_path), num_threads=3, lock=object())) is None
+    assert checksum(Holds(root=str(tmp_path), num_threads=3, lock=object())) is None
