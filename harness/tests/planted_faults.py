@@ -39,13 +39,13 @@ class Fault(NamedTuple):
 
 FAULTS = {
     "a sample is trained on twice": Fault(
-        "data/batches.py",
-        "order[low:high] if high > low",
-        "order[max(0, low - 1) : high] if high > low",
+        "data/shared_batches.py",
+        "yield indices[low - start : high - start]",
+        "yield indices[max(0, low - start - 1) : high - start]",
         "test_same_experiment.py",
     ),
     "a smaller share counts as a whole one": Fault(
-        "data/batches.py",
+        "data/shared_batches.py",
         "return (high - low) * self.num_ranks * self.num_micro_batches / size",
         "return 1.0",
         "test_same_experiment.py",
@@ -57,9 +57,9 @@ FAULTS = {
         "test_same_experiment.py exact",
     ),
     "a resumed epoch begins one step late": Fault(
-        "data/batches.py",
-        "self.start, self.epoch = (epoch, step), epoch",
-        "self.start, self.epoch = (epoch, step + 1), epoch",
+        "data/shared_batches.py",
+        "self.start = (epoch, step)\n",
+        "self.start = (epoch, step + 1)\n",
         "checkpoints/test_resume.py",
     ),
     "a file is named before it is on the disk": Fault(

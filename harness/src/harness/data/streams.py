@@ -25,11 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pytorch_lightning.utilities.data import extract_batch_size
-from torch.utils.data import DataLoader
 
-from harness.data.batch_size import check_batch_size
-from harness.data.batches import bounds
-from harness.data.loading import Watched, rebuilt
+from harness.data.loading import Watched
 from harness.data.randomness import (
     END,
     generator_states,
@@ -38,7 +35,7 @@ from harness.data.randomness import (
     restore_generators,
     seed_generators,
 )
-from harness.data.stream_parts import Counting, SeededStream, fingerprint
+from harness.data.stream_parts import SeededStream, fingerprint
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -294,38 +291,3 @@ class SharedStream:
             "and take out a split of its own by get_worker_info or rank, "
             + ("or use num_workers=1." if is_shared else "or use one process.")
         )
-
-
-def share_stream(loader: Any, name: str, num_ranks: int, rank: int, seed: int) -> SharedStream:
-    """Let processes read a loader that iterates by itself, or whose data set does.
-
-    Args:
-        loader: no ``DataLoader`` with a sampler.
-        name: of the method that made it, for messages.
-        num_ranks: processes that read it.
-        rank: which of them this one is.
-        seed: the run's seed.
-    """
-    how: dict[str, Any] = {"num_ranks": num_ranks, "seed": seed}
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        shared = SharedStream(loader, f"{name} ({type(loader).__name__})", **how)
-    else:
-        name = f"{name} ({type(loader.dataset).__name__})"
-        stream = SeededStream(loader.dataset, seed, num_ranks, rank)  # type: ignore[arg-type]
-        batches: dict[str, Any] = {"batch_size": None, "collate_fn": loader.collate_fn}
-        if loader.batch_size is not None:
-            check_batch_size(loader.batch_size, num_ranks, name=name + " with batch_size={size}")
-            low, high = bounds(loader.batch_size, rank, num_ranks)
-            batches = {"batch_size": high - low, "drop_last": loader.drop_last}
-            batches["collate_fn"] = Counting(loader.collate_fn)
-            how |= {"batch_size": loader.batch_size, "is_counted": True}
-        shared = SharedStream(rebuilt(loader, stream, **batches), name, **how)
-    if num_ranks > 1 and rank == 0:
-        size = shared.batch_size
-        print(
-            f"{shared.name} is a stream: each of {num_ranks} processes reads what it gives to it. "
-            f"A step takes {f'{size} samples' if size else f'{num_ranks} of its batches'} in sum, "
-            "others than one process would take.",
-            flush=True,
-        )
-    return shared
