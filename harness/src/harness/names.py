@@ -1,6 +1,7 @@
 """Dotted names of settings and of a module's parts, and lists of them in a sentence."""
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,3 +38,9 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
 def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
     """Names as a YAML file gives them: a list, or one by itself."""
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def program(module: str) -> str:
+    """The command that a person has typed for a module: a script of the project, or itself."""
+    is_script = not sys.argv[0].endswith("__main__.py")
+    return f"python {sys.argv[0]}" if is_script else f"python -m {module}"

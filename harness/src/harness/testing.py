@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from harness.command.compose import compose
-from harness.prove.verdicts import BROKEN, HOLDS, OTHERS, STRATEGIES, Proof
+from harness.prove.proof import ELSEWHERE, RESUME, STRATEGIES, Proof
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +57,10 @@ def make_cfg(tmp_path: Path) -> Callable[..., DictConfig]:
 
 
 class Promises:
-    """What ``scripts/prove.py`` proves of an experiment, with a test for each promise.
+    """What ``scripts/prove.py`` proves of an experiment, with a test for each verdict.
 
-    ``class TestMine(Promises): experiment = "mine"`` is all. A promise that cannot hold by
-    definition, or is refused with a sentence, is skipped with it.
+    ``class TestMine(Promises): experiment = "mine"`` is all. What is refused with a sentence, or
+    told by the run itself, is skipped with it.
 
     Attributes:
         experiment: a file of ``conf/experiment``.
@@ -73,21 +73,23 @@ class Promises:
     strategies: Sequence[str] = STRATEGIES
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """A test for each promise."""
-        if "promise" in metafunc.fixturenames:
-            metafunc.parametrize("promise", [*self.strategies, *OTHERS])
+        """A test for each verdict."""
+        if "name" in metafunc.fixturenames:
+            metafunc.parametrize("name", [*self.strategies, RESUME, ELSEWHERE])
 
-    def test_holds(self, promise: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-        """One promise."""
-        verdict = self.proof(tmp_path_factory).verdict(promise)
-        if verdict.status not in (HOLDS, BROKEN):
+    def test_holds(self, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """One row of the table."""
+        proof = self.proof(tmp_path_factory)
+        (verdict,) = [one for one in proof.verdicts if one.name == name]
+        assert not verdict.is_broken, str(verdict)
+        if not verdict.is_equal:
             pytest.skip(str(verdict))
-        assert verdict.status == HOLDS, str(verdict)
 
     @classmethod
     def proof(cls, tmp_path_factory: pytest.TempPathFactory) -> Proof:
         """The runs, of which all tests of the class read, also those of other pytest workers."""
-        from harness.prove.promises import prove
+        from harness.prove.proof import prove
+        from harness.prove.runs import Runs
 
         base = tmp_path_factory.getbasetemp()
         base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -98,7 +100,7 @@ class Promises:
             path = folder / "proof.pickle"
             if not path.exists():
                 words = [f"experiment={cls.experiment}", *cls.words]
-                proof = prove(words, folder / "runs", strategies=cls.strategies)
+                proof = prove(Runs(words, folder / "runs"), cls.strategies)
                 path.write_bytes(pickle.dumps(proof))
         found: Proof = pickle.loads(path.read_bytes())
         return found

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from harness.prove import runs
-from harness.prove.promises import Proof, prove
+from harness.prove.proof import Verdict, prove
+from harness.prove.runs import Runs
 from tests.faults.fork_server import Forked
 from tests.strategy_runs import write_conf
 
-Prove = Callable[..., Proof]
+Prove = Callable[..., dict[str, Verdict]]
 
 
 @pytest.fixture
@@ -29,16 +30,15 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def prove_module(forked: None, tmp_path: Path) -> Prove:
-    """Prove a module of the tests; all promises that are not of a strategy as well."""
+    """Prove a module of the tests; its verdicts by name."""
 
     def run(
         module: type[Any], *strategies: str, dataset: str = "Flowers", more: tuple[str, ...] = ()
-    ) -> Proof:
+    ) -> dict[str, Verdict]:
         model = f"_target_: {module.__module__}.{module.__name__}\n"
         data = f"_target_: tests.modules.data.Data\ndataset: {dataset}\n"
         words = [*write_conf(tmp_path, data=data, model=model), *more]
         folder = tmp_path / f"runs_{len([*tmp_path.iterdir()])}"
-        folder.mkdir()
-        return prove(words, folder, strategies=strategies)
+        return {one.name: one for one in prove(Runs(words, folder), strategies).verdicts}
 
     return run

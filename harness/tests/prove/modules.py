@@ -7,11 +7,7 @@ import torch.nn.functional as F
 import torchmetrics
 from torch import Tensor
 
-from tests.modules.classifiers import BatchNorm, Classifier, SumOfLosses
-
-
-class SumWithBatchNorm(BatchNorm, SumOfLosses):
-    """Normalises over the batch, and adds up losses."""
+from tests.modules.classifiers import Classifier
 
 
 class CountedTwice(Classifier):
@@ -31,28 +27,20 @@ class CountedTwice(Classifier):
         self.log("val/num", self.num)
 
 
-class Writes(Classifier):
-    """Keeps a mean of its inputs in a buffer, which forward writes and uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(6))
-
-    def forward(self, x: Tensor) -> Any:
-        if self.training:
-            self.centre = 0.5 * self.centre + 0.5 * x.mean(dim=0).detach()
-        return self.net(x - self.centre)
+SEEN = {"steps": 0}  # of this process alone
 
 
 class Forgets(Classifier):
-    """A mean of what it has seen is an attribute, and no buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = torch.zeros(6)
+    """Counts its steps where no checkpoint looks."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        SEEN["steps"] += 1
         x, y = batch
-        loss = F.cross_entropy(self(x - self.memory), y)
-        self.memory = self.memory + 0.1
-        return loss
+        return F.cross_entropy(self(x - 0.1 * SEEN["steps"]), y)
+
+
+class Crashes(Classifier):
+    """Expects the batch of one process."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]).view(8, 3), batch[1])

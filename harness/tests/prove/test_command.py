@@ -1,41 +1,57 @@
 """What a person sees of ``scripts/prove.py``."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from harness.prove import __main__ as script
-from harness.prove import report
-from harness.prove.runs import Runs, strategy
-from harness.prove.verdicts import BROKEN, HOLDS, Proof, Verdict
+from harness.prove.compare import Difference
+from harness.prove.proof import DIFFERS, EQUAL, Proof, Verdict
 
 
 def test_a_mistake_in_the_command_is_told_in_lines_without_a_run(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    (tmp_path / "earlier").touch()
     mistakes = {
         "experiment=missing": "experiment=missing: there is no conf/experiment/missing.yaml.",
         "--strategies=ddp": "--strategies ddp: use names such as dp(2), ddp(3) or ddp2(2x2).",
-        "--steps=2": "--steps 2: use 3 or more",
-        "strategy=ddp": 'strategy is what is tried here: use --strategies "ddp(4)" instead.',
+        "trainer.max_steps=2": "trainer.max_steps=2: use 4 or more",
+        "trainer.max_steps=few": "trainer.max_steps=few",
+        "trainer.precision=bf16-mixed": "64-true or 32-true",
+        "strategy=ddp": 'strategy is what is tried here: use --strategies "ddp(4)".',
+        f"--keep={tmp_path}": "there is something in it. Name a new folder.",
+        "--json=missing/proof.json": "there is no such folder.",
     }
     for word, said in mistakes.items():
-        assert script.main([word]) == 1
+        assert script.main([word]) == 2
         told = capsys.readouterr().err
         assert said in told
         assert len(told.splitlines()) <= 3
+
+
+def test_help_shows_the_command_that_was_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, typed in (
+        ("scripts/prove.py", "python scripts/prove.py"),
+        ("/harness/prove/__main__.py", "python -m harness.prove"),
+    ):
+        monkeypatch.setattr(sys, "argv", [name])
+        with pytest.raises(SystemExit):
+            script.main(["--help"])
+        assert capsys.readouterr().out.startswith(f"usage: {typed} [-h]")
 
 
 @pytest.mark.usefixtures("forked")
 def test_an_experiment_that_does_not_train_is_told_with_its_own_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert script.main(["data=synthetic", "model=mlp", "model.net.in_features=63"]) == 1
+    assert script.main(["data=synthetic", "model=mlp", "model.net.in_features=63"]) == 2
     told = capsys.readouterr().err.splitlines()
-    # Where nobody looks at a terminal each run has a line, which says that it goes on.
-    running = [line for line in told if line.startswith("running: ")]
+    running = [line for line in told if "running: " in line]
     assert running
     told = [line for line in told if line not in running]
     assert "models.py" in "".join(told)
@@ -48,35 +64,26 @@ def test_the_table_and_its_json_of_a_shipped_experiment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "proof.json"
-    words = ["experiment=synthetic", "--strategies=dp(2),ddp(2)", "--precision=32-true"]
+    words = ["experiment=synthetic", "--strategies=dp(2),ddp(2)", "trainer.precision=32-true"]
     assert script.main([*words, f"--json={file}"]) == 0
     found = json.loads(file.read_text())
-    assert {verdict["status"] for verdict in found["verdicts"]} == {HOLDS}
+    assert {verdict["verdict"] for verdict in found["verdicts"]} == {EQUAL}
     table = capsys.readouterr().out
     for verdict in found["verdicts"]:
-        assert verdict["promise"] in table
+        assert verdict["name"] in table
 
 
-def test_a_broken_promise_is_shown_with_its_reason_and_its_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_shows_what_differs_first_and_each_verdict() -> None:
+    tiny = {f"layer_{i}.weight": Difference(True, i * 1e-18, 6) for i in range(40)}
+    far = tiny | {"layer_3.weight": Difference(False, 0.25, 1)}
     verdicts = [
-        Verdict("dp(2)", HOLDS, "largest difference 1e-17"),
-        Verdict("ddp(2)", BROKEN, "parameter w, first at step 1", "a sum", "return loss / n"),
+        Verdict("dp(2)", EQUAL, "at most layer_39.weight by 3.9e-17", tiny),
+        Verdict("ddp(2)", DIFFERS, "layer_3.weight by 2.5e-01, first at step 1", far),
     ]
-    proof = Proof("experiment=mine", "6 steps", verdicts)
-    report.show(proof, Console(width=80, soft_wrap=True))
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert any(line.startswith("ddp(2)") and "BROKEN" in line for line in lines)
-    assert lines.index("a sum") + 1 == lines.index("return loss / n")
-    assert proof.is_broken
-
-
-def test_settings_of_a_strategy_are_not_typed_for_another(tmp_path: Path) -> None:
-    typed = ["trainer.strategy.blocks=false", "trainer.strategy.scalar_outputs=mean"]
-    typed += ["trainer.strategy.find_unused_parameters=true", "trainer.strategy.modules=[net]"]
-    runs = Runs(["experiment=synthetic", *typed], tmp_path, 3, 60.0)
-    one, two, three, four = (f"++{word}" for word in typed)
-    kinds = {name: runs.settings_of(strategy(name)) for name in ("dp(2)", "ddp(2)", "fsdp(2)")}
-    assert kinds == {"dp(2)": [two, four], "ddp(2)": [three], "fsdp(2)": [one, four]}
-    assert runs.settings_of(strategy("ddp2(2x2)")) == [two, three, four]
+    lines = script.table(Proof("experiment=mine", "6 steps", verdicts, ["A note."])).splitlines()
+    cells = [line.split() for line in lines]
+    assert ["layer_3.weight", "3.0e-18", "2.5e-01"] in cells
+    assert ["layer_39.weight", "3.9e-17", "3.9e-17"] in cells
+    assert not any("layer_5.weight" in row for row in cells)
+    assert any(row[:2] == ["ddp(2)", DIFFERS] for row in cells)
+    assert lines[-1] == "A note."

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 
 from harness.errors import UserError
+from harness.names import program
 
 from .conversion import DTYPES, convert
 from .sources import jobs, printable
@@ -69,7 +70,9 @@ def _failure(error: Exception, files: str = "") -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        program("harness.convert"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("sources", nargs="+", metavar="SRC", help="checkpoints: files, or folders that are one")

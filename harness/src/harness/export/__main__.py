@@ -15,13 +15,16 @@ import sys
 from collections.abc import Sequence
 
 from harness.errors import UserError
+from harness.names import program
 from harness.quick_imports import quick_imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export what the arguments name and return the exit status."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        program("harness.export"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("source", help="a run's folder, or a checkpoint in it")

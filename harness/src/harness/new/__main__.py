@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 import harness
+from harness.names import program
 
 TEMPLATES = Path(harness.__path__[0], "new")
 MOST_CLASSES = 10  # whole numbers with more values than these are amounts
@@ -30,7 +31,9 @@ WORDS = {*keyword.kwlist, "null", "none", "true", "false", "yes", "no", "on", "o
 def main() -> None:
     """Write what the arguments name, and say how to run it."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        program("harness.new"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", choices=("model", "module", "data", "experiment"))
     parser.add_argument("name", help="lower case, such as my_data")

@@ -1,239 +1,187 @@
-"""Short runs of the owner's experiment, each a command as a person would type it."""
+"""Short runs of an experiment, each started in processes of its own as a person starts train.py.
+
+The words that are added keep a run short (epochs of three steps, evaluations of five batches)
+and make it write a checkpoint and a row of metrics.csv at each step. Nothing here imports torch,
+so a mistake in the command is answered at once.
+"""
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
 from harness.command import validate
 from harness.command.compose import compose_command
 from harness.errors import UserError
-from harness.prove.records import Records
-from harness.prove.verdicts import BROKEN, REFUSED, Verdict
 
-RECORDER = "harness.prove.recording.Recorder"
-SETTING = "trainer.strategy."
-OF_DDP = ("ddp", "ddp2")
-HAVE_IT = {  # which strategies have a setting; ddp and ddp2 any other
-    "modules": ("dp", "ddp2", "fsdp"),
-    **dict.fromkeys(("whole_inputs", "scalar_outputs", "check_forward"), ("dp", "ddp2")),
-    **dict.fromkeys(("blocks", "reshard_after_forward"), ("fsdp",)),
+TRIED = ("strategy", "trainer.strategy", "trainer.devices", "trainer.num_nodes")
+LIMITS = {"train": 3, "val": 5, "test": 5}  # batches; neither two nor three processes share five
+TRAINER = {
+    "check_val_every_n_epoch": 1,
+    "enable_model_summary": "false",
+    "enable_progress_bar": "false",
+    "log_every_n_steps": 1,
+    "max_time": "null",
+    "num_sanity_val_steps": 0,
+    "val_check_interval": "null",
 }
-MOST_SAID = 4  # lines of a refusal
-NOISE = re.compile(
-    r"(?i)warn|^\s*(GPU|TPU|HPU|💡|\[|INFO|Seed|Initializing|distributed_backend|All dist)|^-+$"
-)
-# In run.log.
-WARNING = re.compile(r"^[-\d]+ [:,\d]+ WARNING harness\S*: (.*?)(?=^\d{4}-|\Z)", re.M | re.S)
-DIFFERS = re.compile(r"others than those of one process|not what one process would have")
+HANGS = 124  # exit status of a run that had to be killed, as that of timeout(1)
+NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-+$")
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """A way to share one experiment between devices, such as ``ddp(3)`` or ``ddp2(2x2)``."""
+class Strategy(NamedTuple):
+    """A way to share an experiment between devices, such as ``ddp(3)`` or ``ddp2(2x2)``."""
 
     name: str
     words: tuple[str, ...]
-    num_nodes: int = 1
-    num_processes: int = 1
-
-    @property
-    def kind(self) -> str:
-        """Without its numbers."""
-        return self.name.partition("(")[0]
-
-
-def strategy(name: str) -> Strategy:
-    """Read a name as the table shows it.
-
-    Raises:
-        UserError: for any other.
-    """
-    found = re.fullmatch(r"(dp|ddp|ddp2|fsdp)\((?:(\d+)x)?(\d+)\)", name)
-    if not found or (found[2] and found[1] in ("dp", "fsdp")) or int(found[3]) < 1:
-        raise UserError(f"--strategies {name}: use names such as dp(2), ddp(3) or ddp2(2x2).")
-    kind, num_nodes, devices = found[1], int(found[2] or 1), int(found[3])
-    words = (f"strategy={kind}", f"trainer.devices={devices}", f"trainer.num_nodes={num_nodes}")
-    per_node = devices if kind in ("ddp", "fsdp") else 1
-    return Strategy(name, words, num_nodes, per_node * num_nodes)
+    num_nodes: int = 1  # each is a command of its own
 
 
 ALONE = Strategy("one process", ("strategy=auto", "trainer.devices=1"))
 
 
-@dataclass
-class Ended:
-    """A command that has ended."""
+def strategy(name: str) -> Strategy:
+    """Read a strategy's name; ``ddp2(2x4)`` is two nodes of four devices.
 
-    strategy: Strategy
+    Raises:
+        UserError: for any other text.
+    """
+    found = re.fullmatch(r"(dp|ddp|ddp2|fsdp)\((?:([1-9]\d*)x)?([1-9]\d*)\)", name)
+    if not found or (found[2] and found[1] in ("dp", "fsdp")):
+        raise UserError(f"--strategies {name}: use names such as dp(2), ddp(3) or ddp2(2x2).")
+    kind, num_nodes, devices = found[1], int(found[2] or 1), int(found[3])
+    words = (f"strategy={kind}", f"trainer.devices={devices}", f"trainer.num_nodes={num_nodes}")
+    return Strategy(name, words, num_nodes)
+
+
+class Ended(NamedTuple):
+    """A command that has ended: its exit status, what it said, the folder around its run's."""
+
     status: int
     said: str
-    folder: Path  # of its output
-    words: tuple[str, ...] = ()
-
-    @cached_property
-    def run_dir(self) -> Path:
-        """Where the run has written."""
-        return next(path.parent for path in self.folder.glob("run/*/config.yaml"))
-
-    @cached_property
-    def records(self) -> Records:
-        """What it has recorded; read at once, for a run that goes on writes over it."""
-        return Records.read(self.run_dir / "prove")
+    folder: Path
 
     @property
-    def told(self) -> str:
-        """Its own warning that the result is not that of one process; empty without one."""
-        log = (self.run_dir / "run.log").read_text()
-        found = (text for text in WARNING.findall(log) if DIFFERS.search(text))
-        return next(found, "").strip()
+    def run_dir(self) -> Path:
+        """The run's own folder."""
+        return next(path.parent for path in self.folder.glob("run/*/config.yaml"))
 
     @property
     def is_refused(self) -> bool:
-        """Whether it ended with a sentence; an exception names the file of its traceback."""
+        """Whether it ended with a sentence; an exception has a traceback, or names its file."""
         return self.status == 1 and "traceback" not in self.said.lower()
 
     @property
     def sentence(self) -> str:
-        """The last that it said."""
+        """The lines of a refusal, or the last line of a traceback."""
         lines = [line.rstrip() for line in self.said.splitlines() if line.strip()]
-        if "Traceback (most recent call last)" not in self.said:
-            # The line below a warning is code.
-            lines = [line for line in lines if line[0] != " " and not NOISE.search(line)]
-            return "\n".join(lines[-MOST_SAID:])
-        raised = (x for x in reversed(lines) if re.match(r"\w[\w.]*(Error|Exception)", x))
-        return next(raised, lines[-1])
+        if "Traceback (most recent call last)" in self.said:
+            raised = [line for line in lines if re.match(r"\w[\w.]*(Error|Exception)", line)]
+            return (raised or lines)[-1]
+        return "\n".join([line for line in lines if not NOISE.search(line)][-4:])
 
 
-@dataclass
 class Runs:
     """Starts the runs of one experiment.
 
     Args:
         words: what train.py takes.
-        folder: for all runs.
-        num_steps: optimizer steps of each.
-        timeout: seconds after which a run counts as one that hangs.
+        folder: gets a folder for each run.
+
+    Raises:
+        UserError: for a mistake in the words.
     """
 
-    words: Sequence[str]
-    folder: Path
-    num_steps: int
-    timeout: float
-    precision: str = "64-true"
+    timeout = 86_400.0  # seconds after which a run hangs
 
-    def __post_init__(self) -> None:
-        chosen = {"strategy", "trainer.devices", "trainer.num_nodes", "trainer.strategy"}
-        typed = {word.lstrip("+").partition("=")[0] for word in self.words}
-        if "trainer.precision" in typed:
-            raise UserError("trainer.precision is tried here: use --precision 32-true instead.")
+    def __init__(self, words: Sequence[str], folder: Path) -> None:
+        typed = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in words}
+        if tried := typed.keys() & TRIED:
+            raise UserError(f'{min(tried)} is what is tried here: use --strategies "ddp(4)".')
         if "resume" in typed:
             raise UserError("resume= goes on with a run, and here short ones begin: leave it out.")
-        if found := sorted(chosen & typed):
-            raise UserError(f'{found[0]} is what is tried here: use --strategies "ddp(4)" instead.')
-        # Settings of a strategy are those of some, and of none in one process.
-        self.of_strategy = [word for word in self.words if word.lstrip("+").startswith(SETTING)]
-        self.words = [word for word in self.words if word not in self.of_strategy]
+        self.precision = typed.get("trainer.precision", "64-true")
+        if self.precision not in ("64-true", "32-true"):
+            raise UserError("trainer.precision is 64-true or 32-true here: the others round more.")
+        self.may_round = "trainer.precision" not in typed
+        self.typed, self.folder = list(words), folder
+        self.settings = [w for w in words if w.lstrip("+").startswith("trainer.strategy.")]
+        self.words = [word for word in words if word not in self.settings]
         command = compose_command("train", [*self.words, *ALONE.words])
         validate.check(command)
-        cfg: Any = command.cfg
-        self.has_sync_batchnorm = bool(cfg.trainer.sync_batchnorm)
-        self.accelerator = cfg.trainer.accelerator if "trainer.accelerator" in typed else "cpu"
-        trainer = {
-            "accelerator": self.accelerator,
-            "max_steps": self.num_steps,
-            "max_epochs": self.num_steps,
-            "max_time": "null",
-            "val_check_interval": "null",
-            "check_val_every_n_epoch": 1,
-            "limit_train_batches": "null",
-            "num_sanity_val_steps": 0,
-            "enable_progress_bar": "false",
-            "enable_model_summary": "false",
-            "log_every_n_steps": 1,
-        }
-        # Batches that two and three processes share unevenly; what was typed is the owner's choice.
-        limits = {"limit_val_batches": 5, "limit_test_batches": 5}
-        trainer |= {key: n for key, n in limits.items() if f"trainer.{key}" not in typed}
-        self.common: list[str] = [
-            *(
-                f"{'' if key in cfg.trainer else '+'}trainer.{key}={v}"
-                for key, v in trainer.items()
-            ),
+        self.accelerator = typed.get("trainer.accelerator", "cpu")
+        self.num_steps = int(typed.get("trainer.max_steps", 6))
+        if self.num_steps < 4:
+            raise UserError(f"trainer.max_steps={self.num_steps}: use 4 or more.")
+        self.common = self._common(command.cfg, typed)
+
+    def _common(self, cfg: Any, typed: dict[str, str]) -> list[str]:
+        trainer = TRAINER | {"accelerator": self.accelerator}
+        trainer |= {"max_steps": self.num_steps, "max_epochs": self.num_steps}
+        for stage, limit in LIMITS.items():
+            if f"trainer.limit_{stage}_batches" not in typed:
+                windows = cfg.trainer.get("accumulate_grad_batches", 1) if stage == "train" else 1
+                trainer[f"limit_{stage}_batches"] = limit * windows
+        plus = {key: "" if key in cfg.trainer else "+" for key in trainer}
+        is_auto = OmegaConf.select(cfg, "data.num_workers") == "auto"
+        return [
+            *(f"{plus[key]}trainer.{key}={value}" for key, value in trainer.items()),
             *(f"logger.{key}=null" for key in cfg.logger or {}),
             *(["callbacks.throughput=null"] if "throughput" in (cfg.callbacks or {}) else []),
+            *(["data.num_workers=0"] if is_auto else []),
+            "+logger.prove._target_=harness.loggers.metrics_table.MetricsTable",
+            "+logger.prove.path=${run_dir}/metrics.csv",
+            "+callbacks.prove._target_=harness.prove.record.ShortRun",
+            "+callbacks.prove.run_dir=${run_dir}",
             "checkpoint={every_n_steps:1,num_kept:1000}",
             "name=run",
-            f"+callbacks.prove._target_={RECORDER}",
-            "+callbacks.prove.folder=${run_dir}/prove",
         ]
-        if OmegaConf.select(cfg, "data.num_workers") == "auto":
-            self.common.append("data.num_workers=0")
 
-    def settings_of(self, how: Strategy) -> list[str]:
-        """What the owner has typed for strategies, as far as it is for this one."""
-        words = {word.lstrip("+"): word.partition(SETTING)[2] for word in self.of_strategy}
-        keys = {word: rest.partition("=")[0] for word, rest in words.items()}
-        return [f"++{w}" for w, key in keys.items() if how.kind in HAVE_IT.get(key, OF_DDP)]
-
-    def start(self, name: str, how: Strategy, *words: str, **recorder: Any) -> Ended:
-        """Train from the start, into a folder of this name."""
-        more = [f"+callbacks.prove.{key}={value}" for key, value in recorder.items()]
-        precision = f"trainer.precision={self.precision}"
+    def start(self, name: str, how: Strategy, **settings: object) -> Ended:
+        """Train from the start, with settings of ``ShortRun``, into a folder of this name."""
         folder = self.folder / re.sub(r"\W+", "_", name).strip("_")
-        owners = [*self.words, *how.words, *self.settings_of(how)]
-        ours = [*self.common, precision, *more, *words, f'output_dir="{folder}"']
-        return self._run(how, folder, *owners, *ours)
+        ours = [*self.common, f"trainer.precision={self.precision}", f'output_dir="{folder}"']
+        ours += [f"+callbacks.prove.{key}={value}" for key, value in settings.items()]
+        return self._run(how, folder, *self.words, *ours)
 
-    def resume(self, ended: Ended, how: Strategy) -> Ended:
-        """Go on with a run from its newest checkpoint."""
-        accelerator = f"trainer.accelerator={self.accelerator}"
-        words = [*how.words, *self.settings_of(how), accelerator]
-        return self._run(how, ended.folder, f'resume="{ended.run_dir}"', *words)
+    def resume(self, name: str, ended: Ended, how: Strategy) -> Ended:
+        """Go on with a copy of a run from its newest checkpoint."""
+        folder = self.folder / name.replace(" ", "_")
+        shutil.copytree(ended.folder, folder, symlinks=True)
+        words = [f'resume="{Ended(0, "", folder).run_dir}"']
+        return self._run(how, folder, *words, f"trainer.accelerator={self.accelerator}")
 
     def _run(self, how: Strategy, folder: Path, *words: str) -> Ended:
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
         program = ["train.py"] if Path("train.py").is_file() else ["-m", "harness", "train"]
-        addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        # What was typed of strategies is for each that is tried; one that lacks it refuses it.
+        program += [*words, *how.words, *(self.settings if how is not ALONE else [])]
         processes = []
         for node in range(how.num_nodes):
-            env = os.environ | (addresses | {"NODE_RANK": str(node)} if how.num_nodes > 1 else {})
-            path = folder / f"node_{node}"
-            processes.append(start_program([*program, *words], env, path))
-        statuses = wait_for_all(processes, self.timeout)
-        node = next((i for i, status in enumerate(statuses) if status), 0)
-        path = folder / f"node_{node}"
-        said = [path.with_suffix(kind).read_text(errors="replace") for kind in (".err", ".out")]
-        return Ended(how, statuses[node], said[0].strip() or said[1], folder, words)
-
-
-def failed_verdict(promise: str, ended: Ended) -> Verdict | None:
-    """What is to be said of a run that did not end well; ``None`` if it did."""
-    if ended.status == 0:
-        return None
-    if ended.status == 124:
-        why = (
-            "likely: some processes call mean_over, self.all_gather or a metric, and others do not"
-        )
-        return Verdict(
-            promise, BROKEN, "the run hangs", why if ended.strategy.num_processes > 1 else ""
-        )
-    status = REFUSED if ended.is_refused else BROKEN
-    said = ended.sentence if ended.is_refused else f"the run ends with {ended.sentence}"
-    return Verdict(promise, status, said)
+            env = os.environ | (address | {"NODE_RANK": str(node)} if how.num_nodes > 1 else {})
+            processes.append(start_program(program, env, folder / f"node_{node}"))
+        try:
+            statuses = [process.wait(self.timeout) for process in processes]
+        except subprocess.TimeoutExpired:
+            statuses = [HANGS]
+        finally:  # also after Ctrl-C
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        path = folder / f"node_{next((i for i, s in enumerate(statuses) if s), 0)}"
+        out, err = (path.with_suffix(kind).read_text(errors="replace") for kind in (".out", ".err"))
+        return Ended(next(filter(None, statuses), 0), err.strip() or out, folder)
 
 
 def start_program(arguments: list[str], env: dict[str, str], path: Path) -> Any:
@@ -245,27 +193,6 @@ def start_program(arguments: list[str], env: dict[str, str], path: Path) -> Any:
         path: of its output, without ``.out`` and ``.err``.
     """
     with path.with_suffix(".out").open("wb") as out, path.with_suffix(".err").open("wb") as err:
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            env=env,
-            stdout=out,
-            stderr=err,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-
-def wait_for_all(processes: Sequence[Any], seconds: float) -> list[int]:
-    """The exit statuses of processes; 124 of those that had to be killed."""
-    end = time.monotonic() + seconds
-    try:
-        while any(process.poll() is None for process in processes):
-            if time.monotonic() > end:
-                break
-            time.sleep(0.01)
-    finally:  # also after Ctrl-C
-        for late in [process for process in processes if process.poll() is None]:
-            os.killpg(late.pid, signal.SIGKILL)
-            late.wait()
-            late.returncode = 124
-    return [int(process.returncode) for process in processes]
+        settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        command = [sys.executable, *arguments]
+        return subprocess.Popen(command, env=env, stdout=out, stderr=err, **settings)

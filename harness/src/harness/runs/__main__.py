@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import UserError
+from harness.names import program
 
 if TYPE_CHECKING:
     from harness.runs.reading import RunFiles
@@ -108,7 +109,9 @@ def _report(runs: "Sequence[RunFiles]", path: Path, is_forced: bool) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        program("harness.runs"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("what", choices=("ls", "best", "diff", "show", "report", "reproduce"))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.names import program
 from harness.quick_imports import quick_imports
 
 
@@ -34,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        program("harness.tune"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_subparsers(required=True, metavar="{workers,batch-size,lr}")
     workers = what.add_parser("workers", help="how many processes read the data")
