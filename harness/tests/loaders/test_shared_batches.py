@@ -134,6 +134,9 @@ def test_batches_that_are_fewer_than_processes_are_split_by_samples(caplog) -> N
         assert sorted(i for batches in found for b in batches for i in b) == [*range(NUM_SAMPLES)]
         assert "split by samples" in caplog.text
         caplog.clear()
+    # The last batch has one sample: it goes into the turn before.
+    found = [read(sampler, 0) for sampler in evaluations(2, 18, splits_last=True)]
+    assert [[len(batch) for batch in batches] for batches in found] == [[19], [18]]
     with pytest.raises(UserError, match="37 samples are left for 40 processes"):
         read(evaluations(40)[0], 0)
 

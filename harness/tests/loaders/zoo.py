@@ -30,7 +30,7 @@ KINDS = (
     *("distributed", "of the module", "overridden", "longest", "own generator", "random split"),
     *("random collate", "moved at random", "stream in parts", "stream with state"),
     *("streams of a DataModule", "stream", "own iteration", "own order", "made batches"),
-    *("several uneven", "empty"),
+    *("several uneven", "empty", "subclass", "subclass, workers=2"),
     *("weighted, workers=2", "endless, workers=2", "own generator, workers=2"),
     *("random collate, workers=2", "stream in parts, workers=2", "stream with state, workers=2"),
 )
@@ -131,6 +131,22 @@ class OfEachProcess(Sampler[list[int]]):
         return 5
 
 
+class Followed(DataLoader[Any]):
+    """Has arguments and an ``__iter__`` of its own, as loaders of graphs and time series do."""
+
+    def __init__(self, size: int, data: Numbers, weights: list[float], **kwargs: Any) -> None:
+        self.follow = "inputs"
+        sampler = WeightedRandomSampler(weights, 40)
+        super().__init__(data, size, sampler=sampler, collate_fn=self.together, **kwargs)
+
+    def together(self, samples: list[Any]) -> Any:
+        return {key: torch.stack([s[key] for s in samples]) for key in (self.follow, "target")}
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch | {"extra": 0}
+
+
 class Stream(IterableDataset[Any]):
     """All samples in an order that is shuffled anew by ``random``."""
 
@@ -194,6 +210,7 @@ def loaders(kind: str, num_workers: int = 0) -> Any:
             data, BATCH_SIZE, sampler=WeightedRandomSampler(weights, 40), **common
         ),
         "bucketed": lambda: DataLoader(data, BATCH_SIZE, sampler=ByLength(data.lengths), **common),
+        "subclass": lambda: Followed(BATCH_SIZE, data, weights, **common),
         "by tokens": lambda: DataLoader(
             data, batch_sampler=ByNumberOfTokens(data.lengths), **common
         ),

@@ -171,16 +171,23 @@ class SharedBatchSampler(Sampler[Batch]):
     def _turns(self) -> Iterator[list[Any]]:
         """This process's batches of an evaluation."""
         self._begin(self.epoch)
-        drawn = self._drawn(0)
-        while batches := list(islice(drawn, self.num_ranks)):
-            is_split = self.splits_last or len(self.totals) - 1 < self.num_ranks
-            if len(batches) == self.num_ranks or not is_split:
-                mine = batches[self.rank : self.rank + 1]
-            else:
+        drawn, num = self._drawn(0), self.num_ranks
+        batches = list(islice(drawn, num))
+        is_split = self.splits_last or len(batches) < num
+        while batches:
+            following = list(islice(drawn, num))
+            rest = [index for batch in following for index in batch]
+            if is_split and len(rest) < num:  # too few to be split: one more in some processes
+                batches = [batch + rest[i : i + 1] for i, batch in enumerate(batches)]
+                following = []
+            if len(batches) < num and is_split:
                 mine = [self._split([index for batch in batches for index in batch])]
+            else:
+                mine = batches[self.rank : self.rank + 1]
             for batch in mine:
                 self.sizes.append(len(batch))
                 yield batch
+            batches = following
 
     def _split(self, indices: list[Any]) -> list[Any]:
         """This process's samples of an evaluation's last batches, which are fewer than processes.

@@ -135,7 +135,7 @@ def share_stream(loader: Any, name: str, num_ranks: int, rank: int, seed: int) -
             low, high = bounds(loader.batch_size, rank, num_ranks)
             batches = {"batch_size": high - low, "drop_last": loader.drop_last}
             batches["collate_fn"] = Counting(loader.collate_fn)
-            how |= {"batch_size": loader.batch_size, "is_counted": True}
+            how["batch_size"] = loader.batch_size
         shared = SharedStream(rebuilt(loader, stream, **batches), name, **how)
     if num_ranks > 1 and rank == 0:
         size = shared.batch_size

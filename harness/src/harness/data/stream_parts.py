@@ -1,7 +1,6 @@
 """One process's or worker's part of a stream, and how it is told from another's."""
 
 import copy
-import io
 import pickle
 import random
 import zlib
@@ -11,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import IterableDataset, get_worker_info
 
 from harness.data.randomness import mix, seed_generators
 
-# By so many samples at their beginning parts are told from copies; the first may be a header.
+# Samples at a part's beginning that tell it from a copy; the first may be a header.
 NUM_COMPARED = 2
 NUM_VALUES = 1024  # of a tensor, in a checksum
 
@@ -47,7 +47,7 @@ class SeededStream(IterableDataset[Any]):
         num_workers, worker = (info.num_workers, info.id) if info else (1, 0)
         part = self.rank * num_workers + worker
         if hasattr(self.stream, "read_part"):
-            # Of a copy: the next epoch takes a part of the whole again, and not of this part.
+            # A copy, so that the next epoch takes a part of the whole again.
             self.current = copy.copy(self.stream)
             self.current.read_part(part, self.num_ranks * num_workers)
         if self.goes_on:
@@ -59,9 +59,6 @@ class SeededStream(IterableDataset[Any]):
         yield from islice(samples, NUM_COMPARED)
         seed_generators(mix(self.seed, self.epoch, part))
         yield from samples
-
-    def __len__(self) -> int:
-        return len(self.stream)  # type: ignore[arg-type]  # TypeError: most streams have none
 
 
 class Counting:
@@ -81,24 +78,18 @@ class Counting:
         return len(samples), begins, self.collate(samples)
 
 
-class Values(pickle.Pickler):
-    """Pickles a batch so that equal values give equal bytes, in any process."""
-
-    def reducer_override(self, value: Any) -> Any:
-        """Take a tensor's first values; torch's own pickles hold addresses."""
-        if isinstance(value, torch.Tensor):
-            data = value.detach().reshape(-1)[:NUM_VALUES].cpu().contiguous().view(torch.uint8)
-            return bytes, (data.numpy().tobytes(),)
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return bytes, (value.reshape(-1)[:NUM_VALUES].tobytes(),)
-        return NotImplemented
-
-
 def fingerprint(batch: Any) -> int:
-    """A checksum of a batch: of the first values of each tensor, and of all else."""
-    file = io.BytesIO()
+    """Compute a checksum of a batch: of the first values of each tensor, and of all else."""
     try:
-        Values(file).dump(batch)
+        plain = apply_to_collection(batch, (torch.Tensor, np.ndarray), _first_values)
+        return zlib.crc32(pickle.dumps(plain))
     except Exception:  # an object that cannot be pickled: it counts as unlike all others
         return random.SystemRandom().getrandbits(62)
-    return zlib.crc32(file.getbuffer())
+
+
+def _first_values(value: Any) -> bytes:
+    # torch's own pickles hold addresses.
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().reshape(-1)[:NUM_VALUES].cpu().contiguous()
+        return flat.view(torch.uint8).numpy().tobytes()
+    return value.reshape(-1)[:NUM_VALUES].tobytes()  # type: ignore[no-any-return]

@@ -4,8 +4,8 @@ Nobody can give a process its share of such data but the stream itself. The cont
 
 - *Parts.* A stream has ``read_part(part, num_parts)``, which is called in whichever process or
   worker reads it, before it is iterated; or it splits itself by ``torch.distributed`` and
-  ``get_worker_info``, as the streams of webdataset and litdata do. Where processes or workers
-  begin with the same batch, neither holds, and the run is refused.
+  ``get_worker_info``, as the streams of webdataset and litdata do, but not both. Where processes or
+  workers begin with the same samples, neither holds, and the run is refused.
 - *Randomness* comes from ``random``, ``numpy.random`` or ``torch``, which are seeded by
   (seed, epoch).
 - *State.* Where the loader, or a data set that is read without workers, has ``state_dict`` and
@@ -17,10 +17,9 @@ Nobody can give a process its share of such data but the stream itself. The cont
 
 import copy
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,8 +39,17 @@ from harness.errors import UserError
 
 log = logging.getLogger(__name__)
 
-# Batches from one state that is kept to the next; what follows it is read again and dropped.
+# Batches between two states that are kept; what follows one is read again and dropped.
 SNAPSHOT_EVERY = 50
+NUM_NOTED = 4  # batches that may be read ahead of the running one
+
+
+class Noted(NamedTuple):
+    """What is known of a batch until its step has run."""
+
+    num_samples: int | None
+    weight: float
+    checksum: int
 
 
 class SharedStream:
@@ -52,42 +60,29 @@ class SharedStream:
         name: what a message calls it.
         num_ranks: processes that read it.
         seed: with the epoch, decides what is drawn at random.
-        batch_size: samples per step over all processes, where it is known.
-        is_counted: each item is what ``Counting`` gives.
+        batch_size: samples per step over all processes, where it is known; each item is then what
+            ``Counting`` gives.
     """
 
     before_move: Callable[[], object] = staticmethod(lambda: None)  # of a batch to its device
 
     def __init__(
-        self,
-        loader: Any,
-        name: str,
-        *,
-        num_ranks: int,
-        seed: int,
-        batch_size: int | None = None,
-        is_counted: bool = False,
+        self, loader: Any, name: str, *, num_ranks: int, seed: int, batch_size: int | None = None
     ) -> None:
         self.loader, self.name, self.num_ranks, self.seed = loader, name, num_ranks, seed
         self.batch_size = batch_size
-        self.is_counted = is_counted
         self.epoch = 0
-        self.start = (0, 0)
+        self.start = (0, 0)  # the epoch and batch at which a run goes on
         self.loaded: tuple[int, Any] | None = None
-        self.expected: int | None = None  # of the run that goes on: what comes first
+        self.expected: int | None = None  # a checksum of the batch at which a run goes on
         self.sampler = self.batch_sampler = self  # where Lightning announces the epoch
         self.group: Any = None
         self._begin()
 
     def _begin(self) -> None:
         self.running = self.epoch
-        self.uneven: dict[int, float] = {}  # weights other than 1, by batch
+        self.noted: dict[int, Noted] = {}  # by number of the batch
         self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
-        # Checksums of batches by number: some are read ahead.
-        self.recent = deque[tuple[int, int]](maxlen=3)
-        self.sizes = deque[tuple[int, int]](
-            maxlen=3
-        )  # of batches by number, where they are counted
 
     def __len__(self) -> int:
         if self.num_ranks > 1:
@@ -104,13 +99,18 @@ class SharedStream:
         """Choose the order of the next ``iter``."""
         self.epoch = epoch
 
+    def start_at(self, epoch: int, step: int) -> None:
+        """Let ``epoch`` begin at a step."""
+        # Lightning asks for the first batches before it announces the epoch.
+        self.start, self.epoch = (epoch, step), epoch
+
     def settings(self) -> dict[str, Any]:
         """Return what the batches depend on: a run that goes on must have the same."""
         return {"stream": self.name, "batch_size": self.batch_size, "seed": self.seed}
 
     def weight(self, batch_idx: int) -> float:
         """Factor of this batch's gradient, as that of ``SharedBatchSampler``."""
-        return self.uneven.get(batch_idx, 1.0)
+        return self.noted[batch_idx].weight if batch_idx in self.noted else 1.0
 
     def is_filler(self, batch_idx: int) -> bool:
         """Whether this process's part has ended, and its last batch is repeated."""
@@ -118,26 +118,22 @@ class SharedStream:
 
     def num_samples_in(self, batch_idx: int) -> int | None:
         """Samples in this process's batch; ``None`` where nobody counts."""
-        return dict(self.sizes).get(batch_idx)
+        return self.noted[batch_idx].num_samples if batch_idx in self.noted else None
 
     def has_ended(self, batch_idx: int) -> bool:
-        """Whether it gives nothing any more; a stream does not begin again beside a longer one."""
+        """Whether it gives nothing any more; a stream ends for all loaders beside it."""
         return False
-
-    def start_at(self, epoch: int, step: int) -> None:
-        """Let ``epoch`` begin at a step."""
-        # Lightning asks for the first batches before it announces the epoch.
-        self.start, self.epoch = (epoch, step), epoch
 
     def state(self, epoch: int, num_batches: int) -> dict[str, Any]:
         """What this process needs to go on behind so many batches of an epoch."""
         if epoch != self.running:  # it has not begun
             return {"num_ranks": self.num_ranks, "snapshot": None, "comes": None}
         known = [snapshot for snapshot in self.snapshots if snapshot[0] <= num_batches]
+        comes = self.noted.get(num_batches)
         return {
             "num_ranks": self.num_ranks,
             "snapshot": known[-1] if known else None,
-            "comes": dict(self.recent).get(num_batches),  # a checksum of the next batch
+            "comes": comes.checksum if comes else None,
         }
 
     def load(self, states: list[dict[str, Any]], rank: int) -> None:
@@ -147,21 +143,21 @@ class SharedStream:
             UserError: if their parts would be others now.
         """
         before = states[0]["num_ranks"]
-        if before != self.num_ranks and self.start[1]:
+        if before == self.num_ranks:
+            self.loaded, self.expected = states[rank]["snapshot"], states[rank]["comes"]
+        elif self.start[1]:
             raise UserError(
                 f"{self.name} was read by {before} processes when the run was stopped inside of an "
                 f"epoch, and now by {self.num_ranks}: their parts would be others.\n"
                 f"Go on with {before} processes."
             )
-        if before == self.num_ranks:
-            self.loaded, self.expected = states[rank]["snapshot"], states[rank]["comes"]
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
         first = self.start[1] if self.epoch == self.start[0] else 0
         items, begin = self._items(first)
-        last: Any = END
-        prints: list[int] = []
+        last: tuple[int | None, Any] = (None, END)  # its number of samples, and the batch
+        beginnings: list[int] = []
         for k in count(begin):
             item = next(items)
             if k < first:
@@ -177,16 +173,16 @@ class SharedStream:
             if not any(sizes):
                 self.before_move()  # of the last batch, which was read ahead
                 return
-            self._check_parts([b for b in all_begin if b], prints)
-            if item is END and last is END:
+            self._check_parts([b for b in all_begin if b], beginnings)
+            if batch is not END:
+                last = (num_samples if self.batch_size else None, batch)
+            if last[1] is END:
                 raise UserError(f"{self.name} has no batch for one of {self.num_ranks} processes.")
-            last = last if item is END else batch
-            if self.is_counted:
-                size = num_samples if item is not END else self.sizes[-1][1]
-                self.sizes.append((k, size))
-            # Now, as a batch may be changed in place while it is moved to its device.
-            self.recent.append((k, fingerprint(last)))
-            if self.expected not in (None, self.recent[-1][1]):
+            # The checksum is taken now, as a batch may be changed in place while it is moved.
+            weight = num_samples * self.num_ranks / sum(sizes)
+            self.noted[k] = Noted(last[0], weight, fingerprint(last[1]))
+            self.noted.pop(k - NUM_NOTED, None)
+            if self.expected not in (None, self.noted[k].checksum):
                 log.warning(
                     "%s gives other batches than before the run was stopped: samples of this epoch "
                     "may be seen twice or not at all. It must depend on set_epoch, on its state, "
@@ -194,17 +190,18 @@ class SharedStream:
                     self.name,
                 )
             self.expected = None
-            weight = num_samples * self.num_ranks / sum(sizes)
-            if weight != 1:
-                self.uneven[k] = weight
             self.before_move()
-            yield last
+            yield last[1]
 
     def _items(self, first: int) -> tuple[Iterator[Any], int]:
         """What the loader gives, then ``END`` for ever; and the number of the first item."""
-        holder = self._holder_of_state()
+        # The object whose state leads to the stream's position; workers have copies of a data set.
+        holder = self.loader
+        if isinstance(holder, Watched):
+            holder = holder.dataset if holder.num_workers == 0 else None
+        if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
+            holder = None
         snapshot, self.loaded = (self.loaded if first else None), None
-        begin = 0
         dataset = getattr(self.loader, "dataset", None)
         if isinstance(dataset, SeededStream):
             dataset.epoch, dataset.goes_on = self.epoch, False
@@ -212,6 +209,7 @@ class SharedStream:
             announce(self.epoch)
         if hasattr(self.loader, "current_epoch"):  # litdata's counts its own epochs
             self.loader.current_epoch = self.epoch
+        begin = 0
         if snapshot and snapshot[0] <= first and holder is not None:
             begin = snapshot[0]
             holder.load_state_dict(snapshot[1])
@@ -239,20 +237,11 @@ class SharedStream:
                 yield END
             yield item
 
-    def _holder_of_state(self) -> Any:
-        """The object whose state leads to the stream's position, where there is one."""
-        holder = self.loader
-        if isinstance(holder, Watched):  # plain, and its workers have copies of the stream
-            holder = holder.dataset if holder.num_workers == 0 else None
-        return (
-            holder if hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict") else None
-        )
-
     def _counted(self, item: Any, is_first: bool) -> tuple[int, int, Any]:
         """The number of samples, a checksum of how a part begins or 0, and the batch."""
         if item is END:
             return 0, 0, END
-        if self.is_counted:
+        if self.batch_size:
             return item  # type: ignore[no-any-return]
         begins = fingerprint(item) if is_first else 0
         try:
@@ -260,16 +249,16 @@ class SharedStream:
         except Exception:  # nothing in it is a tensor
             return 1, begins, item
 
-    def _gather(self, num_samples: int, fingerprint: int) -> tuple[list[int], list[int]]:
+    def _gather(self, *numbers: int) -> list[list[int]]:
+        """Each number of all processes, by rank."""
         if self.num_ranks == 1:
-            return [num_samples], [fingerprint]
-        if self.group is None:
-            self.group = dist.new_group(backend="gloo")
-        mine = torch.tensor([num_samples, fingerprint])
+            return [[number] for number in numbers]
+        self.group = self.group or dist.new_group(backend="gloo")
+        mine = torch.tensor(numbers)
         values = [torch.empty_like(mine) for _ in range(self.num_ranks)]
         dist.all_gather(values, mine, self.group)
-        sizes, fingerprints = torch.stack(values).T.tolist()
-        return sizes, fingerprints
+        by_number: list[list[int]] = torch.stack(values).T.tolist()
+        return by_number
 
     def _check_parts(self, begin: list[int], before: list[int]) -> None:
         """Refuse a stream that gives the same to all: each sample would count several times."""

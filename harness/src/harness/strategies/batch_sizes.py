@@ -51,6 +51,6 @@ def _size(loader: Any, batch_idx: int) -> int | None:
     if seen is not None:
         return len(seen[batch_idx]) if batch_idx < len(seen) else None
     sharing = shares_of(loader)
-    if sharing is None or (isinstance(sharing, SharedStream) and not sharing.is_counted):
+    if sharing is None or (isinstance(sharing, SharedStream) and not sharing.batch_size):
         return None
     return 0 if sharing.has_ended(batch_idx) else sharing.num_samples_in(batch_idx)
