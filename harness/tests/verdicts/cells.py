@@ -21,15 +21,19 @@ CHECKPOINTS = ("checkpoint.every_n_steps=1", "checkpoint.num_kept=1000")
 RESUMED_AT = 7  # in the middle of the second epoch
 BARE = ("Traceback (most recent call last)", "terminate called")  # nothing that a user can read
 # Sentences by which a run tells that its result is not that of one process.
-TELLING = (
-    "Say what it is a mean over",
-    "is a sum over samples",
-    "compares the samples of a batch with each other",
-    "divides one sum over the samples of a batch by another",
+DIFFERENT = (
+    "is another experiment",
+    "is not the same for every share of a batch",
+    "in training, which is not the mean over samples",
     "BatchNorm sees each share alone",
-    "dropout draws other masks",
-    "is written by each process from its own samples",
+    "draws random numbers in its steps",
+)
+# And those by which it says that it may be another one.
+TELLING = (
+    *DIFFERENT,
     "others than one process would take",
+    "cannot be checked before training",
+    "is written by each process from its own samples",
     "draws other batches than before",
 )
 
@@ -62,7 +66,8 @@ class Cell:
     Args:
         verdict: ``equal`` to one process (1e-9), ``set`` if it needs settings that a refusal has
             named, ``told`` if a line says that it differs, ``refused`` in a sentence, ``silent`` if
-            it differs and nothing says so; ``broken`` with a traceback, or if it hangs.
+            it differs and nothing says so, ``false alarm`` if it is equal and told to differ;
+            ``broken`` with a traceback, or if it hangs.
         said: by the command.
         difference: the largest of a weight or value.
     """
@@ -74,8 +79,8 @@ class Cell:
     @property
     def says(self) -> str:
         """The sentence that refuses or tells, or its beginning."""
-        if self.verdict == "told":
-            return next(text for text in TELLING if text in self.said)
+        if self.verdict in ("told", "false alarm"):
+            return next(text for text in TELLING if is_said(text, self.said))
         last = self.said.strip().split("\n\n")[-1]
         return last[:100] if self.verdict in ("refused", "broken") else ""
 
@@ -103,9 +108,16 @@ def judge(end: End, of_one_process: Any) -> Cell:
     reference = of_one_process() if end.reference is None else end.reference
     apart = max(distances(end.values, reference).values())
     if apart <= SAME and not end.is_other:
-        return Cell("set" if end.settings else "equal", end.said, apart)
-    is_told = any(text in end.said for text in TELLING)
+        is_told = any(is_said(text, end.said) for text in DIFFERENT)
+        verdict = "false alarm" if is_told else "set" if end.settings else "equal"
+        return Cell(verdict, end.said, apart)
+    is_told = any(is_said(text, end.said) for text in TELLING)
     return Cell("told" if is_told else "silent", end.said, apart)
+
+
+def is_said(sentence: str, said: str) -> bool:
+    """Whether a run has said a sentence, in lines of any width."""
+    return "".join(sentence.split()) in "".join(said.split())
 
 
 def _ends(group: str, kind: str, strategy: str, forks: bool) -> Iterator[tuple[str, End]]:

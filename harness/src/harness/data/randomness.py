@@ -66,6 +66,13 @@ def restore_generators(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(states[2])
 
 
+def same_states(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether no generator has drawn between two calls of ``generator_states``."""
+    (_, key, *rest), (_, other, *others) = a[1], b[1]
+    is_same = a[0] == b[0] and rest == others and bool(np.array_equal(key, other))
+    return is_same and torch.equal(a[2], b[2])
+
+
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """Restore the generators afterwards: without workers, dropout draws from the same ones."""

@@ -4,7 +4,7 @@ import logging
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import Sampler
@@ -80,6 +80,7 @@ class SharedBatchSampler(Sampler[Batch]):
         self.totals = [0]  # samples in the batches before each one of this epoch
         self.sums = [0]  # a checksum of the indices in the batches before each one
         self.sizes: list[int] = []  # of this process's batches in an evaluation
+        self.first: list[Sequence[Any]] = []  # batches of a training, for the first-batch check
 
     def _drawn(self, num_round: int) -> Iterator[list[Any]]:
         """Draw the batches of a round, and count them."""
@@ -90,6 +91,9 @@ class SharedBatchSampler(Sampler[Batch]):
         # torch's own samplers draw all they need for an epoch at its start.
         are_stock = {type(s).__module__ for s in samplers_in(self.batches)}
         drawn = seeded_iteration(self.batches, seed, are_stock == {"torch.utils.data.sampler"})
+        if not self.in_turn:
+            self.first = few(drawn)
+            drawn = chain(self.first, drawn)
         for indices in islice(drawn, self.limit):
             batch, step = list(indices), len(self.totals) - 1
             self.totals.append(self.totals[-1] + len(batch))
@@ -263,6 +267,16 @@ class SharedBatchSampler(Sampler[Batch]):
             return None
         low, high, _ = self._share(batch_idx)
         return max(1, high - low)
+
+
+def few(batches: Iterator[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Three batches, or up to eight small ones, with which modules are checked."""
+    found: list[Sequence[Any]] = []
+    for batch in batches:
+        found.append(list(batch))
+        if len(found) == 8 or (len(found) > 2 and sum(map(len, found)) > 61):
+            break
+    return found
 
 
 def samplers_in(batches: Any) -> list[Any]:

@@ -17,7 +17,6 @@ from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.exact import means
 from harness.exact.sync_batch_norm import sees_shares_alone
-from harness.exact.undeclared import UndeclaredMeans
 from harness.processes.agreement import gather
 from harness.upstream.resume_counters import position_in
 
@@ -51,7 +50,6 @@ class GlobalBatches(pl.Callback):
         self.batches_per_step = 1
         self.has_trained = False
         self.means: means.Means | None = None
-        self.undeclared: UndeclaredMeans | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take over what makes the loaders: methods of the data module, or else of the module."""
@@ -129,8 +127,6 @@ class GlobalBatches(pl.Callback):
         self.batches_per_step = int(trainer.accumulate_grad_batches)  # of which a batch was split
         self.means = means.Means(trainer, lambda: self.weight)
         means.use(self.means.count)
-        is_shared = trainer.world_size * int(trainer.accumulate_grad_batches) > 1
-        self.undeclared = UndeclaredMeans(trainer) if is_shared else None
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Nothing is weighed any more."""
@@ -155,10 +151,6 @@ class GlobalBatches(pl.Callback):
             self.weight = self.sharing[0].weight(batch_idx)
         elif self.sharing:
             self._weigh_several(trainer, batch_idx)
-        if self.undeclared is not None:
-            # Of other loaders some processes' shares may be even, and others' not.
-            is_split = all(isinstance(one, SharedBatchSampler) for one in self.sharing)
-            self.undeclared.begin_batch(batch_idx, is_split and self.weight != 1.0)
         if batch_idx == 0 and trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
 
@@ -178,10 +170,6 @@ class GlobalBatches(pl.Callback):
     ) -> None:
         """Scale what flows back from the loss, not the loss."""
         assert self.means is not None
-        if self.undeclared is not None and self.undeclared.is_looking:
-            sizes = {one.num_samples_in(self.next_batch - 1) for one in self.sharing}
-            size = sizes.pop() if len(sizes) == 1 else None
-            self.undeclared.look(loss, self.means.terms, size if self.weight else None)
         self.means.check(loss)
         weight = self.weight
         if weight != 1.0:

@@ -18,7 +18,6 @@ from torch.nn.parameter import UninitializedParameter
 
 from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
-from harness.exact.seeded_steps import dropouts
 from harness.init.weights import Started
 from harness.places import shown
 from harness.run.results import LAST_WEIGHTS
@@ -55,8 +54,6 @@ def show_start(
         rows["tags"] = ", ".join(map(str, tags))
     if notes is not None:
         rows["notes"] = str(notes)
-    if different := _differences(trainer, model):
-        rows["not as on one"] = different
     _print_table(rows)
 
 
@@ -114,14 +111,6 @@ def _print_table(rows: dict[str, str]) -> None:
         # Commands and paths are there to be copied: no line breaks inside them.
         console.print(f"[bold]{name:<16}[/bold] {escape(value)}", soft_wrap=True)
     console.print()
-
-
-def _differences(trainer: pl.Trainer, model: pl.LightningModule) -> str:
-    """What of a module is another thing on several devices, by definition."""
-    if trainer.world_size * trainer.num_devices == 1:
-        return ""
-    is_any = any(True for _ in dropouts(model, switch_off=False))
-    return "dropout draws other masks" if is_any else ""
 
 
 def _num_parameters(model: pl.LightningModule) -> str:

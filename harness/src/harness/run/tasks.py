@@ -28,6 +28,7 @@ from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
 from harness.exact import unfrozen
 from harness.exact.evaluation import ExactEvaluation
+from harness.exact.first_batch_callback import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
@@ -163,6 +164,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
             *safe_points(cfg),
             SeededSteps(cfg.seed),
             ExactEvaluation(),
+            FirstBatchCheck(),
             DeadRanks(),
             Objective(chosen_objective(cfg)),
         ]

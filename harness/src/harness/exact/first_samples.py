@@ -1,0 +1,88 @@
+"""A few samples of the batches with which training begins, to be collated whole or in parts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning.utilities import CombinedLoader
+from torch.utils.data import DataLoader
+
+from harness.data.batches import Batch, SeededBatch
+from harness.data.randomness import generator_states, same_states, seed_generators
+from harness.data.shared_batches import SharedBatchSampler
+from harness.data.sharing import leaves
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)  # no two parts hide the same fraction
+
+
+class UncheckedError(Exception):
+    """Why a module cannot be checked."""
+
+
+class FirstSamples:
+    """Samples of the first batches that samplers have drawn, which are not moved by it.
+
+    Args:
+        loaders: of a trainer that trains.
+
+    Raises:
+        UncheckedError: of streams, and of batches with one sample.
+    """
+
+    def __init__(self, loaders: Any) -> None:
+        self.structure = loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
+        self.drawn = {id(one): _drawn(one) for one in leaves(loaders)}
+        fewest = min((len(b) for batches in self.drawn.values() for b in batches), default=0)
+        self.size = max((n for n in PRIMES if n <= fewest), default=0)
+        if not self.size:
+            raise UncheckedError("batches have one sample")
+        self.num_steps = max(3, *map(len, self.drawn.values()))
+        self.samples: dict[Any, Any] = {}  # that have been read
+        self.has_drawn = False  # random numbers for a whole batch
+
+    def batches(self, step: int, sizes: Sequence[int], in_reverse: bool = False) -> list[Any]:
+        """The samples of a step, collated in parts of these sizes."""
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        parts = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        order = [*range(sum(sizes))][:: -1 if in_reverse else 1]
+        return [
+            apply_to_collection(
+                self.structure, DataLoader, self._batch, step, [order[place] for place in part]
+            )
+            for part in parts
+        ]
+
+    def _batch(self, loader: DataLoader[Any], step: int, places: Sequence[int]) -> Any:
+        drawn = self.drawn[id(loader)]
+        indices = drawn[step % len(drawn)]
+        first = step // len(drawn) * 5  # a batch that comes again begins with another sample
+        wanted = [indices[(first + place) % self.size] for place in places]
+        dataset, sampler = loader.dataset, loader.batch_sampler
+        if hasattr(dataset, "__getitems__"):
+            samples: Any = dataset.__getitems__(_seeded(sampler, wanted))
+        else:
+            new = [index for index in wanted if (id(loader), index) not in self.samples]
+            for index in _seeded(sampler, new):
+                self.samples[id(loader), index] = dataset[index]
+            samples = [self.samples[id(loader), index] for index in wanted]
+        seed_generators(step)
+        before = generator_states()
+        batch = loader.collate_fn(samples)
+        self.has_drawn |= not same_states(before, generator_states())
+        return batch
+
+
+def _seeded(sampler: Any, indices: list[Any]) -> Batch:
+    """Indices of which each sample is read as in the run."""
+    if sampler.generators is None or not indices:
+        return Batch(indices, sampler.running)
+    return SeededBatch(indices, sampler.running, sampler.seed, sampler.generators).begin()
+
+
+def _drawn(loader: Any) -> list[Any]:
+    """The largest of the first batches."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, SharedBatchSampler):
+        raise UncheckedError("its batches come from a stream")
+    most = max(map(len, sampler.first), default=0)
+    return [batch for batch in sampler.first if len(batch) == most]

@@ -1,0 +1,201 @@
+"""What the first-batch check finds in every kind of module is what several processes make of it."""
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+
+from harness.exact.first_batch_check import Finding, check_first_batch
+from harness.exact.global_batches import GlobalBatches
+from tests.modules import data
+from tests.modules.classifiers import Classifier
+from tests.modules.kinds import KINDS, Kind
+from tests.verdicts.table import read
+
+pytestmark = pytest.mark.filterwarnings("default")  # of what Lightning says of a small Trainer
+TABLE = read()
+# Told by other lines: statistics of BatchNorm, and what a hook logs at an epoch's end.
+BY_OTHERS = {"BatchNorm", "collected in training"}
+BROKEN = {"queue changed before backward"}  # in one process as well
+
+
+class Checking(pl.Callback):
+    """Checks before the first step, after all hooks, in a run of one process."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.found = settings, list[Finding]()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        strategy: Any = trainer.strategy
+
+        def called(*_: Any) -> None:
+            loaders = trainer.train_dataloader
+            self.found = check_first_batch(pl_module, loaders, **self.settings)
+
+        strategy.on_train_batch_start = called
+
+
+def findings(
+    module: pl.LightningModule, loaders: Any = None, precision: Any = "64-true", **settings: Any
+) -> dict[str, Finding]:
+    checking = Checking(**settings)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=1,
+        limit_val_batches=0,
+        precision=precision,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[GlobalBatches(seed=0), checking],
+    )
+    trainer.fit(module, datamodule=loaders or data.Data("Flowers"))
+    return {one.kind: one for one in checking.found}
+
+
+def made(kind: Kind) -> tuple[pl.LightningModule, pl.LightningDataModule]:
+    name, _, its_class = kind.model.rpartition(".")
+    words = dict(w[7:].split("=") for w in kind.words if w.startswith("+model."))
+    values = {"true": True, "false": False}
+    settings = {key: values.get(value) or int(value == "2") * 2 for key, value in words.items()}
+    torch.manual_seed(0)
+    module = getattr(import_module(f"tests.modules.{name}"), its_class)(**settings)
+    return module, getattr(data, kind.data)(kind.dataset)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in BROKEN])
+def test_a_kind_is_told_exactly_where_two_processes_train_another_one(kind: str) -> None:
+    found = findings(*made(KINDS[kind]))
+    verdict = TABLE["module", kind, "ddp(2)"].verdict
+    is_another = verdict in ("told", "silent") and kind not in BY_OTHERS
+    assert bool(found) == is_another, found
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("kind", "is_another"),
+    [
+        ("classifier", False),
+        ("masked language, `mean_over`", False),
+        ("contrastive, gathered (SimCLR)", False),
+        ("padded RNN, summed in forward", False),
+        ("masked language", True),
+        ("contrastive (InfoNCE)", True),
+        ("bank in a list", True),
+    ],
+)
+def test_it_is_as_right_in_other_precisions(kind: str, is_another: bool, precision: str) -> None:
+    module, loaders = made(KINDS[kind])
+    loaders.on_before_batch_transfer = lambda batch, _: apply_to_collection(  # type: ignore[method-assign]
+        batch, Tensor, lambda one: one.float() if one.is_floating_point() else one
+    )
+    assert ("different" in findings(module, loaders, precision)) == is_another
+
+
+class Watched(Classifier):
+    """Closes over itself: a copy's forward fills lists of the original."""
+
+    seen = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features: list[Tensor] = []
+        self.net[0].register_forward_hook(lambda *call: self.features.append(call[2]))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        Watched.seen += 1
+        loss = super().training_step(batch, batch_idx)
+        return loss + 0.1 * torch.cat(self.features).square().sum() / len(batch[0])
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.features.clear()
+
+
+def test_a_run_is_the_same_with_the_check_and_without() -> None:
+    states = []
+    for settings in ({}, None):
+        torch.manual_seed(0)
+        Watched.seen, module = 0, Watched()
+        if settings is None:
+            trainer = pl.Trainer(
+                accelerator="cpu",
+                devices=1,
+                max_steps=1,
+                limit_val_batches=0,
+                precision="64-true",
+                logger=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                enable_checkpointing=False,
+                callbacks=[GlobalBatches(seed=0)],
+            )
+            trainer.fit(module, data.Data("Flowers"))
+        else:
+            assert "different" not in findings(module)
+        assert Watched.seen == 1
+        states.append([*module.state_dict().values(), torch.rand(3)])
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+class SumLogged(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train/total", loss * len(x))
+        return loss
+
+
+class SometimesNothing(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if len(batch[0]) > 2 else None
+
+
+def test_logged_values_and_steps_without_a_loss_are_told() -> None:
+    assert findings(SumLogged())["logged"].name == "train/total"
+    assert "Return a loss" in findings(SometimesNothing())["different"].sentence
+
+
+class Stretched(nn.Module):
+    """Divides by the largest value of the call: not row by row."""
+
+    def __init__(self, net: nn.Module, num_samples: int) -> None:
+        super().__init__()
+        self.net, self.num_samples = net, num_samples
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.net(part) for part in x.split(self.num_samples - 2)])
+
+
+def test_split_calls_are_compared_with_whole_ones() -> None:
+    def split(copied: Any, num_samples: int) -> None:
+        copied.net = Stretched(copied.net, num_samples)
+
+    def split_wrongly(copied: Any, num_samples: int) -> None:
+        copied.net = nn.Sequential(copied.net, nn.Softmax(0))
+
+    assert not findings(Classifier(), num_parts=1, prepare=split)
+    assert "splits its calls" in (
+        findings(Classifier(), num_parts=1, prepare=split_wrongly)["different"].sentence
+    )
+
+
+class Streaming(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(torch.ones(6).double(), torch.tensor(0))] * 16)
+
+
+class OfStream(data.Data):
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(Streaming(), batch_size=8)
+
+
+def test_what_cannot_be_checked_names_the_program_that_compares_runs() -> None:
+    found = findings(Classifier(), OfStream("Flowers"))
+    assert "prove.py" in found["unchecked"].sentence
