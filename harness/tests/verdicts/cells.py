@@ -35,6 +35,7 @@ TELLING = (
     "cannot be checked before training",
     "is written by each process from its own samples",
     "draws other batches than before",
+    "is each process's own",
 )
 
 

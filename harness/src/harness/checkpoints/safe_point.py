@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import (
     WeightAveraging,
 )
 
-from harness.checkpoints import gradients, lookup
+from harness.checkpoints import gradients, logged, lookup
 from harness.checkpoints.attributes import Attributes
 from harness.checkpoints.contents import is_written
 from harness.checkpoints.reading import FORMAT, check_format
@@ -23,7 +23,7 @@ from harness.loggers.rewind import Logs
 from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import AgreedExit
 from harness.processes.signals import Signals
-from harness.upstream import logged_values, resume_counters, resume_states
+from harness.upstream import resume_counters, resume_states
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class SafePoint(pl.Callback):
         """Bring back the values that callbacks look at."""
         self.attributes.begin(trainer)
         if self.loaded:
-            logged_values.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
+            logged.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -140,7 +140,7 @@ class SafePoint(pl.Callback):
                 # Again: the hooks that move a batch have been called for the first one.
                 self._put_attributes_back(trainer, is_last=True)
                 resume_counters.repair_validation(trainer, self.loaded["validation"])
-                logged_values.restore_of_this_rank(trainer, self.loaded["each_rank"])
+                logged.restore_of_this_rank(trainer, self.loaded["each_rank"])
             gradients.put_back(trainer, self.loaded["gradients"])
             self.loaded = {}
         is_due, signum = 0, 0
@@ -212,10 +212,10 @@ class SafePoint(pl.Callback):
             "step": trainer.global_step,
             "logs": self.logged,
             "batches_per_step": self.batches_per_step,
-            "all_ranks": logged_values.of_all_ranks(trainer),
+            "all_ranks": logged.of_all_ranks(trainer),
             "each_rank": None
             if self.is_end
-            else gather(trainer, logged_values.of_this_rank(trainer), self.agreement.group),
+            else gather(trainer, logged.of_this_rank(trainer), self.agreement.group),
             "gradients": gradients.waiting(trainer, self.agreement.group),
             "validation": resume_counters.validation_counters(trainer),
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),

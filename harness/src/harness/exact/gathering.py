@@ -1,26 +1,29 @@
-"""What a module gathers or averages over processes, of whole batches, or shares of any size."""
+"""What a module gathers over processes by itself: right, or refused in a sentence."""
 
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
-from harness.exact.global_batches import shares_of
+from harness.exact.global_batches import Shares, shares_of
 from harness.processes.agreement import gather
+from harness.upstream.logged_values import NoCollectives
+
+METHODS = ("all_gather", "validation_step", "test_step")
 
 
 class Gathering:
-    """Stands between a module and its strategy's ``all_gather`` and ``reduce``.
+    """Stand between a module and its strategy's ``all_gather`` and evaluation steps.
 
     A step of an evaluation has a batch that one process would have, so its tensors stay as they
-    are, unless batches are split (limit_val_batches=0.5). Elsewhere shapes are compared first where
-    they may differ: gloo ends the process over unequal ones or joins garbage, and NCCL waits. What
-    ``self.log(..., sync_dist=True)`` of a training step averages is the mean over samples, or
-    over the ``batch_size`` that is logged with it.
+    are. Elsewhere shapes are compared first where they may differ: gloo ends the process over
+    unequal ones or joins garbage, and NCCL waits. In the last turn of an evaluation, in which some
+    processes have no batch, a collective operation would wait for them.
 
     Args:
         trainer: of several processes.
@@ -28,19 +31,43 @@ class Gathering:
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self.trainer = trainer
-        self.original = trainer.strategy.all_gather
-        self.is_whole = False  # this process has what all of them together would gather
         self.batch_idx: int | None = None  # of the training batch that runs
-        self.num_samples: int | None = None  # of this process's share of it, 0 in a filler
-        self.weight: Any = None  # logged as batch_size with what is reduced next
+        self.is_whole = False  # this process has what all of them together would gather
+        self.is_alone = False  # others have no batch in this turn
         self.refusal = ""  # of any call
-        self.original_reduce = trainer.strategy.reduce
-        vars(trainer.strategy).update(all_gather=self, reduce=self.reduce)
+        self.original, *steps = (getattr(trainer.strategy, name) for name in METHODS)
+        replaced = [self, *(partial(self.step, step) for step in steps)]
+        vars(trainer.strategy).update(zip(METHODS, replaced, strict=True))
 
     def remove(self) -> None:
-        """Give the strategy its own method back."""
-        for name in ("all_gather", "reduce"):
+        """Give the strategy its own methods back."""
+        for name in METHODS:
             vars(self.trainer.strategy).pop(name, None)
+
+    def begin_batch(self, sharing: Shares | None, batch_idx: int, dataloader_idx: int) -> None:
+        """Know which batch runs."""
+        is_training = bool(self.trainer.training)
+        self.batch_idx = batch_idx if is_training else None
+        self.is_whole = self.is_alone = False
+        if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.in_turn:
+            is_last = len(sharing.totals) <= (batch_idx + 1) * sharing.num_ranks  # and not full
+            is_split = is_last and (sharing.splits_last or batch_idx == 0)
+            self.is_whole, self.is_alone = not is_split, is_last and not is_split
+        model = self.trainer.strategy.model
+        if isinstance(model, DistributedDataParallel):
+            # DDP sends the first process's buffers in each forward; in an evaluation they stay.
+            model.require_forward_param_sync = is_training or batch_idx + dataloader_idx == 0
+
+    def end_batch(self) -> None:
+        """What is gathered from here on is gathered as it is."""
+        self.is_whole, self.batch_idx = False, None
+
+    def step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate a batch; where others have none, nothing may be sent."""
+        if not self.is_alone:
+            return original(*args, **kwargs)
+        with NoCollectives(partial(refuse, self.trainer)):
+            return original(*args, **kwargs)
 
     def __call__(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
@@ -64,20 +91,19 @@ class Gathering:
                 )
         return self.original(tensor, group=group, sync_grads=sync_grads)
 
-    def reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over the processes, as the strategy does."""
-        given, self.weight = self.weight, None
-        is_share = self.batch_idx is not None and reduce_op in ("mean", "avg")
-        weight = self.num_samples if given is None else given
-        if not is_share or weight is None or (given is None and self._is_even()):
-            return self.original_reduce(tensor, group=group, reduce_op=reduce_op)
-        weight = torch.as_tensor(weight, dtype=tensor.dtype, device=tensor.device).reshape(1)
-        weighted = torch.where(weight > 0, tensor.flatten() * weight, 0.0)  # a mean of none is NaN
-        parts = self.original_reduce(torch.cat([weighted, weight]), group=group, reduce_op="sum")
-        return torch.where(parts[-1] > 0, parts[:-1] / parts[-1], tensor.flatten()).view_as(tensor)
-
     def _is_even(self) -> bool:
         """Whether the shares of the running batch are of one size."""
         # Of several loaders the shares may differ in size, each in its own way.
         only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
         return isinstance(only, SharedBatchSampler) and only.weight(self.batch_idx or 0) == 1.0
+
+
+def refuse(trainer: pl.Trainer) -> None:
+    """Say that processes have unequal numbers of batches."""
+    kind = "test" if trainer.testing else "validation"
+    raise UserError(
+        f"{kind}_step waits for other processes, by torch.distributed or a metric with "
+        "dist_sync_on_step=True, and some of them have one batch less.\n"
+        "Leave it to the harness: log the value, append to a list of the module, or use "
+        "self.all_gather, which gives a step its own whole batch."
+    )

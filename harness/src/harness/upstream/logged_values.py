@@ -1,108 +1,215 @@
-"""Restores what is logged in the middle of an epoch, and makes its means over processes exact.
+"""What ``self.log`` hands to Lightning in place of a number: a metric of ours.
 
-Lightning's checkpoints leave it out: after a resume an epoch's means and metrics would be those of
-its later batches only, and early stopping would not know its metric. There is nothing public that
-leads to the sums behind ``self.log``, or sets how often a metric was updated.
+Lightning keeps what it is given in a result collection that cannot be reached from outside; a
+metric that is logged stays ours. So its value can be that of all processes and of all accumulated
+batches, and its sums can be saved in the middle of an epoch and put back. Lightning tells nobody
+when it begins to compute, and reads what a metric's last call gave from a private attribute.
 
-Lightning also averages the number of samples over the processes as a whole number, so that
-``self.log(..., sync_dist=True)`` of 33 samples on two processes is 3 % off; and a value that is
-logged without ``sync_dist`` is that of the first process alone. Seen in Lightning 2.6 and
-torchmetrics 1.6 to 1.9; ``harness/tests/checkpoints`` and ``harness/tests/test_same_experiment.py``
-compare the values.
+Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9; ``harness/tests/exact/test_self_log.py`` compares
+the values.
 """
 
-import builtins
-import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.trainer.connectors.logger_connector import result
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import Metric, MetricCollection
 
 PRIVATE = {
-    "trainer": "_results",
-    "trainer:_logger_connector": "_callback_metrics _logged_metrics _progress_bar_metrics "
-    "_first_loop_iter _current_fx epoch_end_reached",
-    "torchmetrics:SumMetric()": "_update_count _computed metric_state merge_state",
-    "pytorch_lightning.trainer.connectors.logger_connector.result": "_ResultMetric _Metadata _Sync",
-    "harness.upstream.logged_values:example()": "is_tensor has_reset value cumulated_batch_size "
-    "_update_count _forward_cache _computed _defaults",
-    "harness.upstream.logged_values:example().meta": "_sync metric_attribute on_epoch reduce_fx "
-    "is_max_reduction is_mean_reduction is_min_reduction is_sum_reduction fx name",
-    "harness.upstream.logged_values:example().meta.sync": "should rank_zero_only op _should",
+    "pytorch_lightning:LightningModule()": "_current_fx_name",
+    "trainer:_logger_connector": "on_batch_end epoch_end_reached on_epoch_end should_update_logs",
+    "torchmetrics:SumMetric()": "_forward_cache _update_count",
+    "torch.utils._python_dispatch": "TorchDispatchMode",
 }
+SEAMS = ("on_batch_end", "epoch_end_reached", "on_epoch_end")
+START = {"mean": 0.0, "sum": 0.0, "max": -math.inf, "min": math.inf}
+Number = Tensor | float
 
 
-def example() -> Any:
-    """A logged value whose attributes are looked up."""
-    results = result._ResultCollection(training=True)
-    results.log("training_step", "loss", torch.ones(()))
-    return results["training_step.loss"]
+class LoggedValue(Metric):
+    """Accumulate what a hook logs under one name, over an epoch and over the parts of a step.
 
-
-def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
-    """What this process knows, with all logged values; the same in every process."""
-    connector = trainer._logger_connector
-    return {
-        "callback_metrics": copied(connector._callback_metrics),
-        "logged_metrics": copied(connector._logged_metrics),
-        "progress_bar_metrics": dict(connector._progress_bar_metrics),
-        "should_stop": trainer.should_stop,  # by early stopping
-    }
-
-
-def restore_of_all_ranks(trainer: pl.Trainer, values: dict[str, Any]) -> None:
-    """Put back what ``of_all_ranks`` has taken."""
-    connector = trainer._logger_connector
-    connector._callback_metrics.update(values["callback_metrics"])
-    connector._logged_metrics.update(values["logged_metrics"])
-    connector._progress_bar_metrics.update(values["progress_bar_metrics"])
-    trainer.should_stop = values["should_stop"]
-
-
-def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
-    """What this process has counted since the epoch's start, or since it last logged."""
-    connector = trainer._logger_connector
-    assert trainer._results is not None
-    return {
-        "metrics": {
-            name: metric_counts(metric)
-            for name, metric in metrics_in(trainer.lightning_module)
-            if metric.update_called
-        },
-        "logged": {key: state_of(logged) for key, logged in trainer._results.items()},
-        "first_batch": connector._first_loop_iter,
-        "current_fx": connector._current_fx,
-    }
-
-
-def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> None:
-    """Put back what ``of_this_rank`` has taken, at the same place of the loop.
-
-    With another number of processes, the first one takes what all of them had counted: sums over
-    processes stay what they were.
+    Args:
+        how: arguments of ``self.log``, its hook as ``fx``, and ``reduce_fx`` as the text ``op``.
+        zero: a scalar of the type and on the device of the sums.
     """
-    is_same_number = len(ranks) == trainer.world_size
-    mine, *others = [ranks[trainer.global_rank]] if is_same_number else ranks
-    takes_all = is_same_number or trainer.global_rank == 0
-    connector, results = trainer._logger_connector, trainer._results
-    assert results is not None
-    device = trainer.strategy.root_device
-    for name, metric in metrics_in(trainer.lightning_module) if takes_all else ():
-        if name in mine["metrics"]:
-            restore_metric(metric, mine["metrics"][name], device)
+
+    def __init__(self, how: dict[str, Any], zero: Tensor) -> None:
+        super().__init__()
+        self.how, self.op = how, str(how["op"])
+        self.passed: dict[str, Any] = {}  # on to Lightning
+        self.is_of_training = True
+        self.zero = zero
+        # Without torchmetrics' wrappers of these: ``SelfLog`` combines the processes.
+        del vars(self)["update"], vars(self)["compute"]
+        self.reset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # nn.Module looks for parameters and modules
+
+    @property
+    def device(self) -> torch.device:
+        """Where the sums are."""
+        return self.zero.device
+
+    def to(self, device: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        """Move the sums."""
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+        return self
+
+    def reset(self) -> None:
+        """Forget the epoch; Lightning calls it at its end."""
+        self.total: Tensor = self.zero + START[self.op]
+        self.weight: Number = 0
+        self.whole: float | None = None  # the value of all processes, once it is known
+        self.computed: Tensor | None = None  # what Lightning was given
+        self.parts: list[tuple[Number, Tensor]] = []  # of the last step: weight and value
+        self.place = (-1, -1)  # of them: step, and batch in the epoch
+        self._forward_cache: Any = None  # the value of the step, which Lightning reads
+        self.is_logged = self.is_pending = False  # in this epoch; and not yet combined
+
+    def update(self, value: Tensor, weight: Number) -> None:
+        """Add a value to the epoch's."""
+        if self.op == "mean":
+            added = value * weight
+            if isinstance(weight, Tensor):
+                added = added.where(weight > 0, 0.0)  # a mean of nothing is NaN
+            self.total = self.total + added
+        elif self.op == "sum":
+            self.total = self.total + value
+        else:
+            self.total = (torch.maximum if self.op == "max" else torch.minimum)(self.total, value)
+        self.weight = self.weight + weight
+
+    def note_step(self, value: Tensor, weight: Number, place: tuple[int, int]) -> None:
+        """Let a value be that of the running step, or one of its parts."""
+        if place[0] != self.place[0]:
+            self.parts = []
+        elif place == self.place:
+            self.parts.pop()  # logged twice in a batch: the last one counts
+        self.place, self._forward_cache = place, value
+        self.parts.append((weight, value))
+
+    def settle(self, value: float) -> None:
+        """Have the value of all processes, wherever Lightning may have put this one's."""
+        self.whole, self.is_pending = value, False
+        if self.computed is not None:
+            self.computed.fill_(value)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        names = ("how", "total", "weight", "parts", "is_pending")
+        kept = {name: getattr(self, name) for name in names}
+        return kept | {"row": self._forward_cache, "place": list(self.place)}
+
+    def restore(self, states: list[dict[str, Any]], takes_all: bool) -> None:
+        """Have counted what one or several processes had, or nothing but the last row."""
+        first, *others = states
+        latest = max(state["place"] for state in states)
+        self.place, self._forward_cache = tuple(latest), first["row"]
+        self.is_pending = any(state["is_pending"] for state in states)
+        if takes_all:
+            self.total, self.weight = first["total"], first["weight"]
             for other in others:
-                if name in other["metrics"]:
-                    metric.merge_state(copied(other["metrics"][name]["state"], device))
-    for key, state in mine["logged"].items():
-        same = [other["logged"][key] for other in others if key in other["logged"]]
-        with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
-            results[key] = restored(trainer, state, same, takes_all)
-    connector._first_loop_iter = mine["first_batch"]
-    connector._current_fx = mine["current_fx"]
+                weight = other["weight"]  # a mean's total is multiplied already
+                if self.op in ("mean", "sum"):
+                    self.total = self.total + other["total"]
+                    self.weight = self.weight + weight
+                else:
+                    self.update(other["total"], weight)
+            ended = [state for state in states if state["place"][0] == latest[0]]
+            self.parts = [tuple(part) for state in ended for part in state["parts"]]
+
+    def compute(self) -> Tensor:
+        """The epoch's value."""
+        self.computed = self.total / self.weight if self.op == "mean" else self.total.clone()
+        if self.whole is not None:
+            self.computed.fill_(self.whole)
+        return self.computed
+
+
+def joined(op: str, pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    """The total and weight of several, each a total and a weight; 0 means that it has no value."""
+    pairs = [pair for pair in pairs if pair[1]]
+    totals = [total for total, _ in pairs]
+    if op in ("max", "min") and totals:
+        largest = max(totals) if op == "max" else min(totals)
+        total = math.nan if any(map(math.isnan, totals)) else largest
+    else:
+        total = sum(totals)
+    return total, sum(weight for _, weight in pairs)
+
+
+def running_hook(module: pl.LightningModule) -> str | None:
+    """The hook in which something is logged."""
+    return module._current_fx_name
+
+
+@contextmanager
+def in_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
+    """Let something be logged as if a hook ran."""
+    before, module._current_fx_name = module._current_fx_name, hook
+    try:
+        yield
+    finally:
+        module._current_fx_name = before
+
+
+def before_reading(trainer: pl.Trainer, *functions: Callable[[], None]) -> None:
+    """Call functions before Lightning reads what was logged, or forget them if none are given.
+
+    Args:
+        trainer: whose Lightning it is.
+        functions: called at a batch's end, when the values of an epoch's steps (or of a loader of
+            an evaluation) are complete, and after the hooks at an epoch's end.
+    """
+    connector: Any = trainer._logger_connector
+    for name in SEAMS:
+        vars(connector).pop(name, None)
+    for name, function in zip(SEAMS, functions, strict=False):
+        vars(connector)[name] = _before(function, getattr(connector, name))
+
+
+def _before(function: Callable[[], None], original: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        function()
+        original()
+
+    return both
+
+
+def row_is_due(trainer: pl.Trainer) -> bool:
+    """Whether the loggers get a row for the training step that ends."""
+    return trainer._logger_connector.should_update_logs
+
+
+class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
+    """Call a function before each collective operation of ``torch.distributed``.
+
+    It sees all of them, however they are imported and whoever calls them.
+    """
+
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
+        self.refuse = refuse
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at an operation, then run it."""
+        if func.namespace.strip("_").startswith("c10d"):
+            self.refuse()
+        return func(*args, **(kwargs or {}))
+
+
+def last_value(metric: Metric) -> Any:
+    """What a metric's last call gave."""
+    return metric._forward_cache
 
 
 def copied(value: Any, device: torch.device | str = "cpu") -> Any:
@@ -111,7 +218,7 @@ def copied(value: Any, device: torch.device | str = "cpu") -> Any:
         return value.detach().to(device, copy=True)
     if isinstance(value, dict):
         return {key: copied(item, device) for key, item in value.items()}
-    return [copied(item, device) for item in value] if isinstance(value, list) else value
+    return [copied(item, device) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def metrics_in(network: Any) -> list[tuple[str, Metric]]:
@@ -125,170 +232,17 @@ def metrics_in(network: Any) -> list[tuple[str, Metric]]:
 
 def metric_counts(metric: Metric) -> dict[str, Any]:
     """What a metric has counted."""
-    return {"state": copied(metric.metric_state), "num_updates": metric._update_count}
+    return {
+        "state": copied(metric.metric_state),
+        "num_updates": metric.update_count,
+        "last": copied(metric._forward_cache),
+    }
 
 
 def restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
     """Let it have counted what another one had."""
+    metric.reset()
     for name, value in copied(saved["state"], device).items():
         setattr(metric, name, value)
     metric._update_count = saved["num_updates"]
-    metric._computed = None
-
-
-class Restored(result._Metadata):
-    """How a value was logged before a restart.
-
-    Lightning compares that with how it is logged next, and takes ``sync_dist=True`` of one process
-    for nothing: where their number has changed, what is logged next counts.
-    """
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, result._Metadata):
-            return NotImplemented
-        self.sync.should = other.sync.should
-        names = [field.name for field in dataclasses.fields(result._Metadata)]
-        return all(getattr(self, name) == getattr(other, name) for name in names)
-
-    __hash__ = None  # type: ignore[assignment]  # as of every dataclass that is compared
-
-
-def state_of(logged: Any) -> dict[str, Any]:
-    """A logged value as plain data."""
-    meta = logged.meta
-    names = [field.name for field in dataclasses.fields(meta)]
-    state: dict[str, Any] = {
-        "meta": {name: getattr(meta, name) for name in names if name not in ("reduce_fx", "_sync")},
-        "reduce_fx": meta.reduce_fx.__name__,
-        # Lightning takes max, min and sum of Python and of torch, and compares them at every log.
-        "is_builtin": getattr(builtins, meta.reduce_fx.__name__, None) is meta.reduce_fx,
-        "sync": {"_should": meta.sync.should, "rank_zero_only": meta.sync.rank_zero_only},
-        "is_tensor": logged.is_tensor,
-        "has_reset": logged.has_reset,
-        "num_updates": logged._update_count,
-        "last": copied(logged._forward_cache),
-        # Of harness.upstream.step_values.
-        "parts": copied(getattr(logged, "parts", None)),
-        "noted_size": copied(vars(logged).get("noted_size")),
-    }
-    if logged.is_tensor:
-        state["value"] = copied(logged.value)
-        state["default"] = copied(logged._defaults["value"])  # the precision of later sums
-        if meta.is_mean_reduction:
-            state["num_samples"] = copied(logged.cumulated_batch_size)
-    return state
-
-
-def restored(
-    trainer: pl.Trainer, state: dict[str, Any], others: list[dict[str, Any]], takes_all: bool
-) -> Any:
-    """A logged value of its state, with what others have counted, or without what it has itself."""
-    reduce_fx = state["reduce_fx"]
-    if state["is_builtin"]:
-        reduce_fx = getattr(builtins, reduce_fx)
-    meta = Restored(reduce_fx=reduce_fx, **state["meta"])
-    meta.sync = result._Sync(fn=trainer.strategy.reduce, **state["sync"])
-    meta.sync.should &= trainer.world_size > 1
-    logged = result._ResultMetric(meta, state["is_tensor"])
-    if logged.is_tensor:
-        value, num_samples = state["value"], state.get("num_samples")
-        for other in others:
-            if meta.is_max_reduction or meta.is_min_reduction:
-                value = meta.reduce_fx(torch.stack([value, other["value"]]))
-            elif meta.on_epoch:
-                value = value + other["value"]
-                num_samples = None if num_samples is None else num_samples + other["num_samples"]
-        logged._defaults["value"] = state["default"]
-        logged.reset()
-        if takes_all:
-            logged.value = value
-            if num_samples is not None:
-                logged.cumulated_batch_size = num_samples
-    elif meta.metric_attribute is not None:
-        logged.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
-    logged._forward_cache = state["last"]
-    logged._update_count = state["num_updates"]
-    logged.has_reset = state["has_reset"]
-    logged.parts = state["parts"]
-    if state["noted_size"] is not None:
-        logged.noted_size = state["noted_size"]
-    return logged.to(trainer.strategy.root_device)
-
-
-def logged_means(trainer: pl.Trainer) -> list[Any]:
-    """Lightning's accumulators of the plain values that the running loop has logged."""
-    return [logged for logged in (trainer._results or {}).values() if logged.is_tensor]
-
-
-def count_samples(trainer: pl.Trainer, num_samples: int | None) -> None:
-    """Let what is logged for the running batch count as so many samples.
-
-    Lightning takes the first tensor's dimension 0, which in a batch of graphs are the nodes.
-    """
-    if num_samples is not None and trainer._results is not None:
-        trainer._results.batch_size = num_samples
-
-
-def at_end_of_values(trainer: pl.Trainer, function: Callable[[], None]) -> None:
-    """Call a function when the values of an epoch, or of a loader of an evaluation, are complete.
-
-    That is before they are computed, and no hook is called there.
-    """
-    connector = trainer._logger_connector
-    original = type(connector).epoch_end_reached
-
-    def epoch_end_reached() -> None:
-        function()
-        original(connector)
-
-    connector.epoch_end_reached = epoch_end_reached  # type: ignore[method-assign]
-
-
-def combine(trainer: pl.Trainer, gather: Callable[[pl.Trainer, Any], list[Any]]) -> None:
-    """Let each process have what all of them have logged, as one process would.
-
-    Means, sums, largest and smallest values that are no metrics. Sums that are logged with
-    ``sync_dist=True`` are added up by Lightning; means may be averaged by it again.
-
-    Args:
-        trainer: whose running loop has logged.
-        gather: gives what each process has, by rank.
-    """
-    results = trainer._results
-    if results is None:
-        return
-    mine = {
-        key: state_of(logged)
-        for key, logged in results.valid_items()
-        if logged.is_tensor and logged.meta.on_epoch and logged._computed is None
-        if not logged.meta.sync.rank_zero_only
-        if not (logged.meta.sync.should and logged.meta.is_sum_reduction)
-    }
-    everyone = gather(trainer, mine)
-    for key in dict.fromkeys(key for one in everyone for key in one):
-        states = [one[key] for one in everyone if key in one]
-        # Of a mean the processes may hold unequal numbers; a whole number is no fraction of them.
-        with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
-            logged = results[key] = restored(trainer, states[0], states[1:], True)
-        if not logged.meta.sync.should:
-            logged.compute()  # now, or Lightning recommends to synchronise it
-
-
-def of_hook(trainer: pl.Trainer, hook: str) -> dict[str, tuple[float, str | None]]:
-    """What a hook has logged in this process, and how it was to be reduced over the processes."""
-    found = {}
-    for logged in (trainer._results or {}).values():
-        meta = logged.meta
-        if not logged.is_tensor or logged.has_reset or meta.fx != hook or meta.sync.rank_zero_only:
-            continue
-        value = (
-            logged.value / logged.cumulated_batch_size if meta.is_mean_reduction else logged.value
-        )
-        found[meta.name] = (float(value), meta.sync.op if meta.sync.should else None)
-    return found
-
-
-def start_anew(logged: Any) -> None:
-    """Forget what an accumulator has counted, and keep it in the collective operations."""
-    logged.reset()
-    logged.has_reset = False  # otherwise Lightning leaves it out of them
+    metric._forward_cache = copied(saved["last"], device)

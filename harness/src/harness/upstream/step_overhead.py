@@ -82,6 +82,8 @@ _move = _ResultMetric.to
 
 def move(logged: _ResultMetric, device: torch.device) -> _ResultMetric:
     """Move what is kept of a logged name, if it is elsewhere."""
+    if not logged.is_tensor:  # but a metric, which looks after itself
+        return logged
     kept = [*vars(logged).values(), *logged._defaults.values()]
     if all(v.device == device for v in kept if isinstance(v, (torch.Tensor, Metric))):
         return logged

@@ -1,0 +1,89 @@
+"""Keeps what is logged in the middle of an epoch, with a checkpoint.
+
+Lightning's checkpoints leave it out: after a resume an epoch's means and metrics would be those of
+its later batches only, and early stopping would not know its metric.
+"""
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from harness.exact.self_log import SelfLog, named
+from harness.upstream.logged_values import (
+    copied,
+    in_hook,
+    metric_counts,
+    metrics_in,
+    restore_metric,
+)
+
+
+def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
+    """What callbacks and loggers read; the same in every process."""
+    return {
+        "callback_metrics": copied(trainer.callback_metrics),
+        "logged_metrics": copied(trainer.logged_metrics),
+        "progress_bar_metrics": copied(trainer.progress_bar_metrics),
+        "should_stop": trainer.should_stop,  # by early stopping
+    }
+
+
+def restore_of_all_ranks(trainer: pl.Trainer, values: dict[str, Any]) -> None:
+    """Put back what ``of_all_ranks`` has taken."""
+    for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
+        getattr(trainer, name).update(values[name])
+    trainer.should_stop = values["should_stop"]
+
+
+def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
+    """What this process has counted since the epoch's start, or since it last logged."""
+    module, logs = trainer.lightning_module, log_of(trainer)
+    metrics = {n: m for n, m in metrics_in(module) if m.update_called}
+    paths = {id(metric): name for name, metric in metrics.items()}
+    logged = {
+        key: how | {"path": paths.get(id(metric))} for key, (how, metric) in logs.metrics.items()
+    }
+    logged |= {k: copied(v.state()) for k, v in logs.values.items() if v.is_logged}
+    return {
+        "metrics": {name: metric_counts(metric) for name, metric in metrics.items()},
+        "logged": {key: logged[key] for key in logs.order if key in logged},
+        "num_steps": logs.num_steps,
+    }
+
+
+def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> None:
+    """Put back what ``of_this_rank`` has taken, at the same place of the loop.
+
+    With another number of processes, the first one takes what all of them had counted: sums over
+    processes stay what they were.
+    """
+    logs, module, device = log_of(trainer), trainer.lightning_module, trainer.strategy.root_device
+    is_same_number = len(ranks) == trainer.world_size
+    mine, *others = [ranks[trainer.global_rank]] if is_same_number else ranks
+    takes_all = is_same_number or trainer.global_rank == 0
+    logs.num_steps = max(rank["num_steps"] for rank in ranks)
+    for name, metric in metrics_in(module) if takes_all else ():
+        if name in mine["metrics"]:
+            restore_metric(metric, mine["metrics"][name], device)
+            for other in others:
+                if name in other["metrics"]:
+                    metric.merge_state(copied(other["metrics"][name]["state"], device))
+    for key in named(rank["logged"] for rank in (mine, *others)):
+        states = [rank["logged"][key] for rank in (mine, *others) if key in rank["logged"]]
+        if "path" in (how := states[0]):
+            if how["path"] is not None:
+                own = module.get_submodule(how.pop("path"))
+                with in_hook(module, how.pop("fx")):
+                    logs(value=own, **how)
+            continue
+        with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
+            logged = logs.made(key, how["how"])
+        logged.restore(copied(states, device), takes_all)
+        logs.hand_over(logged)
+
+
+def log_of(trainer: pl.Trainer) -> SelfLog:
+    """The one of a run."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+    found = (getattr(callback, "self_log", None) for callback in callbacks)
+    return next(one for one in found if isinstance(one, SelfLog))
