@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from harness.command.compose import compose
-from harness.prove.proof import ELSEWHERE, RESUME, STRATEGIES, Proof
+from harness.prove.proof import ELSEWHERE, FIRST, RESUME, STRATEGIES, Proof
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ class Promises:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """A test for each verdict."""
         if "name" in metafunc.fixturenames:
-            metafunc.parametrize("name", [*self.strategies, RESUME, ELSEWHERE])
+            metafunc.parametrize("name", [FIRST, *self.strategies, RESUME, ELSEWHERE])
 
     def test_holds(self, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
         """One row of the table."""
