@@ -2,30 +2,10 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-import torchmetrics
 from torch import Tensor
 
 from tests.modules.classifiers import Classifier
-
-
-class CountedTwice(Classifier):
-    """Gathers what a metric then adds up once more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num = torchmetrics.SumMetric()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        mine = torch.tensor(float(len(batch[0])), device=self.device)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(mine)
-        self.num.update(mine)
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val/num", self.num)
-
 
 SEEN = {"steps": 0}  # of this process alone
 

@@ -15,7 +15,6 @@ FAULTS = [
     (text.MaskedLanguage, "Sentences", "ddp(2)", FIRST, DIFFERS, ("mean_over(loss, number)",)),
     (modules.Forgets, "Flowers", "dp(2)", "resume", DIFFERS, ("by", "first at step")),
     *slow(
-        (modules.CountedTwice, "Flowers", "ddp(3)", "ddp(3)", DIFFERS, ("val/num by",)),
         (modules.Crashes, "Flowers", "ddp(2)", "ddp(2)", FAILS, ("shape '[8, 3]' is invalid",)),
         (logged.Counters, "Flowers", "ddp(2)", "ddp(2)", REFUSED, ("is each process's own",)),
         (habits.Mixup, "Flowers", "ddp(2)", "ddp(2)", TOLD, ("random numbers",)),
