@@ -88,7 +88,12 @@ KINDS = {
     "padded to the longest": Kind("sequences.OwnLongest", "Series"),
     "padded to `total_length`": Kind("sequences.TotalLength", "Series", "OwnData"),
     "lengths in a list": Kind("sequences.ListOfLengths", "Series"),
-    "`PackedSequence` in and out": Kind("sequences.Packed", "Series", "OwnData"),
+    "`PackedSequence` in and out": Kind(
+        "sequences.Packed",
+        "Series",
+        "OwnData",
+        settings=("trainer.strategy.whole_inputs=[packed]",),
+    ),
     "time first": Kind("sequences.TimeFirst", "TimeFirst"),
     "time first, as long as the batch": Kind("sequences.TimeFirst", "TimeFirstAsLong"),
     "time first, last step": Kind("sequences.LastStep", "TimeFirstAsLong", "OwnData"),
@@ -98,7 +103,9 @@ KINDS = {
     ),
     "graphs as lists": Kind("graphs.GraphLists", "GraphList"),
     "graphs as dicts": Kind("graphs.GraphDicts", "Graphs"),
-    "graphs as objects (PyG)": Kind("graphs.GraphObjects", "GraphObjects"),
+    "graphs as objects (PyG)": Kind(
+        "graphs.GraphObjects", "GraphObjects", settings=("trainer.strategy.whole_inputs=[batch]",)
+    ),
     "graphs as tensors, `self.net(...)`": Kind(
         "graphs.PartsOfGraphs", "Graphs", "OwnData", settings=("trainer.strategy.modules=[net]",)
     ),
@@ -164,7 +171,9 @@ KINDS = {
     "median": Kind("whole_batch.Median"),
     "worst sample": Kind("whole_batch.Worst"),
     "overlap (Dice)": Kind("whole_batch.Dice"),
-    "inner loop (MAML)": Kind("whole_batch.InnerLoop"),
+    "inner loop (MAML)": Kind(
+        "whole_batch.InnerLoop", settings=("trainer.strategy.whole_inputs=[x]",)
+    ),
     "mean of a Python list": Kind("whole_batch.MeanOfList"),
     "term where a class is in the batch": Kind("whole_batch.OnlyWithClass"),
     "standardised by the batch": Kind("whole_batch.StandardisedByBatch"),

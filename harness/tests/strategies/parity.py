@@ -8,8 +8,9 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from harness.exact.global_batches import GlobalBatches
 from harness.strategies.dp import DataParallelStrategy
 
 NUM_STEPS = 50
@@ -92,24 +93,16 @@ class Module(pl.LightningModule):
         return self.case.optimizer(self.parameters())
 
 
-class Batches(Dataset):
-    """An epoch of batches of these sizes."""
+class Batches(pl.LightningDataModule):
+    """An epoch of batches of these sizes, of which the last may be smaller."""
 
     def __init__(self, *sizes: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        inputs = [torch.randn(size, 8, generator=generator) for size in sizes]
-        self.batches = [(x, x[:, :5].argmax(dim=1)) for x in inputs]
+        super().__init__()
+        x = torch.randn(sum(sizes), 8, generator=torch.Generator().manual_seed(0))
+        self.size, self.samples = sizes[0], TensorDataset(x, x[:, :5].argmax(dim=1))
 
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, i):
-        return self.batches[i]
-
-
-def loader(*sizes: int) -> DataLoader:
-    """Batches of these sizes, as they are."""
-    return DataLoader(Batches(*sizes), batch_size=None)
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.samples, batch_size=self.size)
 
 
 def train(case: Case, num_devices: int) -> list[float]:
@@ -124,6 +117,7 @@ def train(case: Case, num_devices: int) -> list[float]:
         max_epochs=-1,
         max_steps=NUM_STEPS // dict(case.trainer).get("accumulate_grad_batches", 1),
         precision=case.precision,
+        callbacks=[GlobalBatches(seed=0)],
         use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,
@@ -131,7 +125,7 @@ def train(case: Case, num_devices: int) -> list[float]:
         enable_model_summary=False,
         **dict(case.trainer),
     )
-    trainer.fit(module, loader(*case.batch_sizes))
+    trainer.fit(module, Batches(*case.batch_sizes))
     return module.losses
 
 

@@ -16,9 +16,9 @@ def split_over():
     """Split a module over logical devices until the test ends."""
     installed = []
 
-    def install(module, num_devices=2, **options):
+    def install(module, num_rows, num_devices=2, **options):
         installed.append(ParallelForward(module, [CPU] * num_devices, **options))
-        installed[-1].install()
+        installed[-1].batch_sizes = (num_rows,)
         return installed[-1]
 
     yield install
@@ -30,7 +30,7 @@ def test_a_split_module_inside_a_split_module_runs_whole_on_its_device(split_ove
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     x = torch.randn(6, 3)
     expected = net(x)
-    outer, inner = split_over(net, 3), split_over(net[0])
+    outer, inner = split_over(net, 6, 3), split_over(net[0], 6)
     torch.testing.assert_close(net(x), expected)
     assert (outer.last_sizes, inner.num_calls) == ([2, 2, 2], 0)
     net[0](x)
@@ -57,7 +57,7 @@ def test_a_call_without_gradients_does_not_disturb_one_before_backward(split_ove
     net(x).sum().backward()
     expected = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
-    split_over(net)
+    split_over(net, 6)
     y = net(x)
     with torch.no_grad():
         net(x)
@@ -75,14 +75,14 @@ class Masked(nn.Linear):
 def test_a_whole_input_is_found_by_position_and_by_keyword(by_keyword, split_over):
     net, x, mask = Masked(4, 4), torch.randn(4, 4), torch.randn(4, 4)
     expected = net(x, mask)
-    split_over(net, whole_inputs=["mask"])
+    split_over(net, 4, whole_inputs=["mask"])
     actual = net(x, mask=mask) if by_keyword else net(x, mask)
     torch.testing.assert_close(actual, expected)
 
 
 def test_replicas_follow_what_happens_between_two_calls(split_over):
     net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0))
-    parallel = split_over(net)
+    parallel = split_over(net, 4)
     x = torch.randn(4, 3)
     assert not net(x).any()
     net.eval()
@@ -93,8 +93,8 @@ def test_replicas_follow_what_happens_between_two_calls(split_over):
     assert (net(x) == 7).all()
     net[0].requires_grad_(False)
     assert not net(x).requires_grad
-    first = parallel.replicas[True]
+    first = parallel.replicas[True][0]
     net[1] = nn.Identity()
     net.append(nn.Tanh())
     assert (net(x) < 1).all()
-    assert parallel.replicas[True] is not first
+    assert parallel.replicas[True][0] is not first

@@ -1,7 +1,5 @@
 """The same claims on CUDA devices: run with -m gpu, or -m multi_gpu where there are two."""
 
-import threading
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch import nn
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.parallel_forward import ParallelForward
-from tests.strategies.parity import Case, Module, difference, loader
+from tests.strategies.parity import Batches, Case, Module, difference
 from tests.strategies.test_misuse import trainer
 from tests.strategies.test_module_zoo import ZOO, assert_equal, made, two_steps
 from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
@@ -22,7 +20,7 @@ def losses(strategy, precision="32-true", num_devices=1, network=None):
     torch.manual_seed(0)
     module = Module(Case(network=network or Case().network))
     settings = {"accelerator": "gpu", "devices": num_devices, "precision": precision}
-    trainer(strategy, max_steps=50, **settings).fit(module, loader(30, 30, 10))
+    trainer(strategy, max_steps=50, **settings).fit(module, Batches(30, 30, 10))
     return module.losses
 
 
@@ -54,36 +52,10 @@ def test_every_module_kind_on_a_gpu():
         module, inputs = made(name)
         module, inputs = module.to(device), [x.to(device) for x in inputs]
         parallel = ParallelForward(module, [device] * 2)
-        parallel.install()
+        parallel.batch_sizes = (7,)
         actual = two_steps(module, inputs)
         parallel.remove()
         assert_equal(actual, expected, name, tolerance=1e-9)
-
-
-@pytest.mark.gpu
-def test_replicas_run_in_threads_on_the_callers_stream():
-    device = torch.device("cuda", 0)
-    seen = []
-
-    class Net(nn.Linear):
-        def forward(self, x):
-            name = threading.current_thread().name
-            seen.append((name, torch.cuda.current_stream(), torch.is_autocast_enabled("cuda")))
-            return super().forward(x)
-
-    net = Net(4, 4, device=device)
-    parallel = ParallelForward(net, [device] * 2)
-    parallel.install()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.autocast("cuda", torch.bfloat16):
-        y = net(torch.ones(6, 4, device=device))
-    torch.cuda.current_stream().wait_stream(side)
-    assert y.dtype == torch.bfloat16
-    assert [stream for _, stream, _ in seen] == [side, side]
-    assert all(autocast for *_, autocast in seen)
-    assert len({name for name, *_ in seen}) == 2
-    parallel.remove()
 
 
 @pytest.mark.gpu

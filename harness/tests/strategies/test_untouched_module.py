@@ -12,7 +12,7 @@ from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.parallel_forward import reseed_like_seeded
 from tests.conftest import slow
-from tests.strategies.parity import Case, Module, loader
+from tests.strategies.parity import Batches, Case, Module
 from tests.strategies.test_misuse import trainer
 from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
@@ -27,7 +27,7 @@ class Watched(Module):
         self.steps, self.shares, self.metric = [], [], MulticlassAccuracy(5, average="micro")
 
     def forward(self, x):
-        self.shares.append(len(x))  # a list is translated: only the first share's is kept
+        self.shares.append(len(x))  # the replicas share a list of numbers
         return self.net(x)
 
     def training_step(self, batch, batch_idx):
@@ -48,16 +48,16 @@ def test_the_step_runs_once_on_the_whole_batch_and_forward_on_shares(strategy):
     module = Watched()
     keys, net = list(module.state_dict()), module.net
     t = trainer(strategy(), max_steps=3)
-    t.fit(module, loader(30, 30, 10))
+    t.fit(module, Batches(30, 30, 10))
     torch.manual_seed(0)
     alone = trainer("auto", devices=1, max_steps=3)
-    alone.fit(Watched(), loader(30, 30, 10))
+    alone.fit(Watched(), Batches(30, 30, 10))
     logged, expected = (
         [t.callback_metrics[k].item() for k in ("loss", "accuracy")] for t in (t, alone)
     )
     assert logged == pytest.approx(expected, abs=1e-6)
     assert module.steps == [(30, 30, [15, 15]), (30, 30, [15, 15]), (10, 10, [5, 5])]
-    assert module.shares == [15, 15, 5]
+    assert module.shares == [15, 15, 15, 15, 5, 5]
     assert list(module.state_dict()) == keys
     assert module.net is net
     assert module.forward.__func__ is Watched.forward  # given back at teardown
@@ -76,7 +76,7 @@ class Pairs(Module):
 def losses(module, strategy, devices=2, **kwargs):
     torch.manual_seed(0)
     module = module()
-    trainer(strategy, devices=devices, **{"max_steps": 6} | kwargs).fit(module, loader(30, 30, 10))
+    trainer(strategy, devices=devices, **{"max_steps": 6} | kwargs).fit(module, Batches(30, 30, 10))
     return module.losses
 
 
@@ -104,7 +104,7 @@ def test_a_checkpoint_of_any_strategy_resumes_under_another(tmp_path):
         torch.manual_seed(0)
         module = Module(case)
         t = trainer(strategy, devices=devices, max_steps=num_steps)
-        t.fit(module, loader(24), ckpt_path=checkpoint, weights_only=True)
+        t.fit(module, Batches(24), ckpt_path=checkpoint, weights_only=True)
         return t, module
 
     expected = fit("one device", 8)[1].losses[4:]

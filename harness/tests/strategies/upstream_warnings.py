@@ -10,6 +10,7 @@ UPSTREAM_WARNINGS = [
         # The trainers of these tests are small on purpose.
         "The '.*_dataloader' does not have many workers",
         "`max_epochs` was not set",
+        "You are using a custom batch sampler",
         # Dynamo hides this warning of its own, but not where warnings are errors.
         "The .grad attribute of a Tensor that is not a leaf",
     )

@@ -222,7 +222,7 @@ def _check_devices(cfg: DictConfig) -> None:
         raise UserError(
             "The strategy was removed, and nothing runs without one. Leave out ~strategy."
         )
-    accelerator, devices, num_nodes = trainer.accelerator, trainer.devices, trainer.num_nodes
+    accelerator, devices = trainer.accelerator, trainer.devices
     indices = launchable.device_indices(devices)
     is_number = str(devices).isdigit() and int(devices) > 0
     if not is_number and devices not in ("auto", -1) and indices is None:
@@ -244,8 +244,6 @@ def _check_devices(cfg: DictConfig) -> None:
             f"{'s' if available > 1 else ''} (numbered from 0).\n"
             f"Use trainer.devices={available} or fewer, or strategy=cpu."
         )
-    if launchable.strategy_name(trainer) == "DataParallelStrategy":
-        launchable.check_one_node(num_nodes)
     num_processes = launchable.num_processes(trainer)
     batch_size = OmegaConf.select(cfg, "data.batch_size")
     if isinstance(batch_size, int):

@@ -198,6 +198,7 @@ def _compare_in(
             break
     if worst[1]:
         remedy = remedies.pop() if len(remedies) == 1 else "whole"
+        remedy = "split" if len(sizes) == 1 else remedy  # of dp: no other process has samples
         return [Finding("different", _sentence(module, sizes, worst, remedy), *worst)]
     if not limit:
         raise UncheckedError("no optimizer has made a step")

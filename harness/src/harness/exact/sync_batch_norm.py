@@ -9,8 +9,6 @@ from pytorch_lightning.plugins.layer_sync import LayerSync
 from pytorch_lightning.strategies import ParallelStrategy
 from torch import Tensor, nn
 
-from harness.upstream.replication import synchronises_batch_norm
-
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
@@ -86,9 +84,13 @@ def sees_shares_alone(trainer: pl.Trainer, module: nn.Module) -> str:
     strategy = trainer.strategy
     if trainer.world_size * trainer.num_devices == 1 or not trainer.is_global_zero:
         return ""
-    if not isinstance(strategy, ParallelStrategy) or synchronises_batch_norm(strategy):
+    if not isinstance(strategy, ParallelStrategy):
         return ""
-    if not any(isinstance(part, BATCH_NORMS) and part.training for part in module.modules()):
+    synced = (SyncBatchNorm, nn.SyncBatchNorm) if trainer.world_size > 1 else ()
+    alone = [
+        p for p in module.modules() if isinstance(p, BATCH_NORMS) and not isinstance(p, synced)
+    ]
+    if not any(part.training for part in alone):
         return ""
     return (
         "BatchNorm sees each share alone: not what one device would train. Use strategy=ddp with "

@@ -1,17 +1,16 @@
 """fsdp: a process per device, each with a part of every parameter, gradient and optimizer state.
 
-It is torch's ``fully_shard`` (FSDP 2) inside of Lightning's DDP strategy, which brings processes,
-launchers and groups. Lightning's own ``FSDPStrategy`` is FSDP 1, which refuses CPUs, 64-true and
-clipping by norm; ``ModelParallelStrategy`` asks each module for code, and refuses 64-true. Both
-refuse to write as ``SafePoint`` asks them to. Checkpoints here are those of one device.
+It is torch's ``fully_shard`` (FSDP 2) inside of Lightning's DDP strategy, with the checkpoints of
+one device. Lightning's own ``FSDPStrategy`` is FSDP 1, which refuses CPUs, 64-true and clipping by
+norm; ``ModelParallelStrategy`` asks modules for code. Both refuse to write as ``SafePoint`` asks.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 import torch.distributed as dist
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.strategies import DDPStrategy
@@ -19,31 +18,27 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
 from harness.errors import UserError
 from harness.names import as_names
 from harness.shards import has_parts, parted_like, whole
-from harness.strategies.whole_parameters import Root, refuse_writes
-from harness.upstream.inference import use_no_grad
-from harness.upstream.replication import is_compiled, synchronises_batch_norm
+
+from .node_parallel import named_parts
 
 METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class FSDPStrategy(DDPStrategy):
     """Gives each process a part of every parameter, which are whole only while they compute.
 
-    Parameters are whole during a step, and those of blocks (what is in a ``ModuleList`` or a
-    ``Sequential``, and has parts itself) only while the block computes.
+    Parameters are whole during a step, and those of some submodules only while these compute.
 
     Args:
-        modules: further submodules that are whole only while they compute, such as ["net.encoder"].
-            With manual optimisation all that steps call: by default the module's children.
-        blocks: whether blocks are.
-        reshard_after_forward: give a block's memory back between its forward and its backward;
+        modules: these submodules, such as ["net.encoder"]; by default the blocks, which are in a
+            ``ModuleList`` or a ``Sequential`` and have parts themselves. With manual optimisation
+            all that steps call: by default the module's children as well.
+        reshard_after_forward: give their memory back between their forward and their backward;
             false is faster, and takes memory for the whole network.
     """
 
@@ -53,27 +48,25 @@ class FSDPStrategy(DDPStrategy):
         self,
         *,
         modules: Sequence[str] | None = None,
-        blocks: bool = True,
         reshard_after_forward: bool = True,
     ) -> None:
         super().__init__()
         self.modules = None if modules is None else as_names(modules)
-        self.blocks, self.reshard_after_forward = blocks, reshard_after_forward
-        self.has_looked, self.flags = False, [False]
+        self.reshard_after_forward = reshard_after_forward
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Refuse what would not train as on one device, and give each process its parts."""
         assert self.lightning_module is not None
-        _check(trainer, self.lightning_module)
-        self.has_looked = False
-        use_no_grad(trainer)  # parameters that are made whole stay for training
+        assert self.accelerator is not None
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+        averages = (WeightAveraging, StochasticWeightAveraging)
+        _refuse(any(isinstance(one, averages) for one in callbacks), "averaged weights")
+        _refuse(trainer.precision == "16-mixed", "trainer.precision=16-mixed; bf16-mixed it has")
         if trainer.state.fn == TrainerFn.FITTING:
             super().setup(trainer)
-            if any(isinstance(optimizer, LBFGS) for optimizer in self.optimizers):
-                raise UserError("strategy=fsdp has no LBFGS, which joins all gradients. Use ddp.")
+            _refuse(any(isinstance(one, LBFGS) for one in self.optimizers), "LBFGS")
             return
-        assert self.accelerator is not None  # Lightning's would make all parts those of rank 0
-        self.accelerator.setup(trainer)
+        self.accelerator.setup(trainer)  # Lightning's would make all parts those of rank 0
         self.precision_plugin.convert_module(self.lightning_module)
         self.model_to_device()
         self.setup_precision_plugin()
@@ -94,9 +87,9 @@ class FSDPStrategy(DDPStrategy):
     def _shard(self, module: pl.LightningModule) -> None:
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
         # All are known before the first has parts, which are other parameters.
-        for unit in [*units(module, self.modules, self.blocks)]:
+        for unit in units(module, self.modules):
             fully_shard(unit, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
-            refuse_writes(unit, module)
+            refuse_writes(unit)
         if not all(map(has_parts, module.parameters())):
             if not module.automatic_optimization:  # whose backward is inside of the step
                 name = next(n for n, p in module.named_parameters() if not has_parts(p))
@@ -106,45 +99,24 @@ class FSDPStrategy(DDPStrategy):
                 )
             root = Root(module)
             fully_shard(root, mesh=mesh, reshard_after_forward=False)
-            refuse_writes(root, module)
+            refuse_writes(root)
             for name in METHODS:
                 setattr(module, name, root.making_whole(getattr(module, name)))
         module.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Refuse BatchNorm whose statistics would be each process's own.
-
-        Raises:
-            UserError: with what to type.
-        """
-        super().on_train_batch_start(batch, batch_idx)
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what a step freezes or unfreezes, which its whole parameters alone know."""
         module = self.lightning_module
         assert module is not None
-        self.flags = _flags(module)
-        if self.has_looked or self.world_size == 1:
-            return
-        self.has_looked = True  # what is frozen is in evaluation by now
-        layers = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
-        if any(m.training for m in layers) and not synchronises_batch_norm(self):
-            raise UserError(
-                "strategy=fsdp leaves each process the BatchNorm statistics of its own share. "
-                "Use trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
-            )
-
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        """Refuse what a step has frozen or unfrozen, which its whole parameters alone know.
-
-        Raises:
-            UserError: with what to do instead.
-        """
-        super().pre_backward(closure_loss)
-        module = self.lightning_module
-        assert module is not None
-        if module.automatic_optimization and self.flags != _flags(module):
+        before = [parameter.requires_grad for parameter in module.parameters()]
+        output = super().training_step(*args, **kwargs)
+        after = [parameter.requires_grad for parameter in module.parameters()]
+        if module.automatic_optimization and before != after:
             raise UserError(
                 f"{type(module).__name__}.training_step freezes or unfreezes parameters, which "
                 "strategy=fsdp does not see. Unfreeze it before the step, in on_train_batch_start."
             )
+        return output
 
     def teardown(self) -> None:
         """See Lightning's; after an exception in a step, what it was computing stays."""
@@ -160,8 +132,7 @@ class FSDPStrategy(DDPStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The whole tensors on the CPU, in the first process; all processes call it."""
         assert self.lightning_module is not None
-        state = self.lightning_module.state_dict()
-        return self._gathered(state)
+        return self._gathered(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """As the optimizer of one device has it; all processes call it."""
@@ -195,57 +166,76 @@ class FSDPStrategy(DDPStrategy):
         return found if self.is_global_zero else {}
 
 
-def units(
-    module: pl.LightningModule, names: Sequence[str] | None = None, blocks: bool = True
-) -> Iterator[nn.Module]:
+class Root(nn.Module):
+    """Makes what is in no unit whole while a method of a module runs, whatever that calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.is_inside = module, False
+
+    def forward(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the method returns."""
+        self.is_inside = True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            self.is_inside = False
+
+    def making_whole(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method that may be called from outside of a step as well as in it."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs) if self.is_inside else self(method, *args, **kwargs)
+
+        return call
+
+
+def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> list[nn.Module]:
     """What is made whole by itself, inner parts first.
 
-    Blocks are what has parts, and is in a ``ModuleList`` or a ``Sequential``. Parts that share a
-    parameter with others are left out: all that use it must be one.
-
-    Raises:
-        UserError: if there is no part of a name.
+    Parts that share a parameter with others are left out: all that use it must be one.
     """
-    known = dict(module.named_modules())
-    if unknown := [name for name in names or () if not name or name not in known]:
-        raise UserError(
-            f"trainer.strategy.modules: there is no {unknown[0] or 'part without a name'} in "
-            f"{type(module).__name__}."
-        )
-    inner = [
-        child
-        for part in reversed(known.values())
-        if blocks and isinstance(part, (nn.ModuleList, nn.Sequential))
-        for child in part.children()
-        if any(True for _ in child.children())
-    ]
-    outer = [known[name] for name in names or ()]
-    if names is None and not module.automatic_optimization:
-        outer = list(_called(module))
-    holders = _holders(module)
-    for unit in dict.fromkeys([*inner, *outer]):
-        inside = _holders(unit)
-        if inside and all(num == holders[parameter] for parameter, num in inside.items()):
-            yield unit
+    chosen = named_parts(module, names or ())
+    if names is None:
+        lists = [m for m in module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+        chosen = [m for part in lists for m in part.children() if any(True for _ in m.children())]
+        if not module.automatic_optimization:
+            chosen += [m for m in module.children() if type(m).forward is not nn.Module.forward]
+
+    def holders(root: nn.Module) -> Counter[nn.Parameter]:
+        return Counter(p for part in root.modules() for p in part.parameters(recurse=False))
+
+    everywhere = holders(module)
+    inner_first = [m for m in reversed([*module.modules()]) if m in chosen and holders(m)]
+    return [m for m in inner_first if all(everywhere[p] == num for p, num in holders(m).items())]
 
 
-def _called(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost parts of a module that can be called."""
-    for child in module.children():
-        if type(child).forward is nn.Module.forward:  # a ModuleList or ModuleDict
-            yield from _called(child)
-        else:
-            yield child
+def refuse_writes(unit: nn.Module) -> None:
+    """Refuse what the first training call of a unit writes into its whole parameters.
 
+    It would be lost: the next time they are gathered from the parts, which nobody has written.
+    """
+    before: dict[str, float] = {}
 
-def _holders(module: nn.Module) -> Counter[nn.Parameter]:
-    """How many modules have each parameter for their own."""
-    return Counter(p for part in module.modules() for p in part.parameters(recurse=False))
+    def norms() -> dict[str, float]:
+        named = unit.named_parameters()
+        return {name: float(p.detach().double().norm()) for name, p in named if not has_parts(p)}
 
+    def compare(*_: Any) -> None:
+        if not unit.training:
+            return
+        first.remove()
+        last.remove()
+        if written := [name for name, norm in norms().items() if norm != before.get(name, norm)]:
+            raise UserError(
+                f"{written[0].removeprefix('module.')} is written in a step, which strategy=fsdp "
+                "would lose: it is whole for that time alone.\nWrite it in a hook, such as "
+                "on_train_batch_start, or use strategy=ddp."
+            )
 
-def _flags(module: nn.Module) -> list[bool]:
-    """Which parameters are trained."""
-    return [parameter.requires_grad for parameter in module.parameters()]
+    first = unit.register_forward_pre_hook(lambda *_: before.update(norms()))
+    last = unit.register_forward_hook(compare, prepend=True)  # before parameters are parted again
 
 
 def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -255,27 +245,6 @@ def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: 
             state_dict[name] = parted_like(state_dict[name], parameter)
 
 
-def _check(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Refuse what this strategy cannot keep.
-
-    Raises:
-        UserError: with what to use instead.
-    """
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    averages = (WeightAveraging, StochasticWeightAveraging)
-    reasons = {
-        "averaged weights (callbacks=ema), which copy whole ones": any(
-            isinstance(callback, averages) for callback in callbacks
-        ),
-        "trainer.precision=16-mixed; bf16-mixed it has": trainer.precision == "16-mixed",
-        "compiled networks": any(map(is_compiled, module.modules())),
-        "CPUs with torch 2.6; a newer one has them": (
-            trainer.strategy.root_device.type == "cpu"
-            and not hasattr(torch.cpu.Stream, "record_event")
-        ),
-        "lazy parameters": any(map(is_lazy, module.parameters())),
-        "parameters without a dimension": any(not p.dim() for p in module.parameters()),
-    }
-    for what, is_there in reasons.items():
-        if is_there:
-            raise UserError(f"strategy=fsdp has no {what}. Leave it out, or use strategy=ddp.")
+def _refuse(is_there: bool, what: str) -> None:
+    if is_there:
+        raise UserError(f"strategy=fsdp has no {what}. Leave it out, or use strategy=ddp.")

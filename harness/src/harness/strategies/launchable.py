@@ -13,7 +13,6 @@ from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.processes.launcher import Launcher
 
-OF_A_SHELL = " A shell of srun --pty needs --ntasks=1."
 OF_LIGHTNING = (
     "The processes of this strategy are started and ended by Lightning alone: a signal ends them "
     "without a checkpoint, their errors come as tracebacks, data workers start slowly, no speed is "
@@ -78,90 +77,74 @@ def is_spawning(trainer: Any) -> bool:
     return "spawn" in strategy or "fork" in strategy
 
 
-def check_one_node(num_nodes: int) -> None:
-    """Refuse dp on several nodes."""
-    if num_nodes != 1:
-        raise UserError(
-            f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
-            "Use strategy=ddp2 for one process per node, or strategy=ddp for one process "
-            "per device."
-        )
-
-
 def check_launcher(trainer: Any, known: Launcher) -> None:
     """Refuse a strategy that would not make one run of the processes that were started."""
+    name, num_nodes = strategy_name(trainer), int(trainer.num_nodes)
+    is_dp = name == "DataParallelStrategy"
+    if is_dp and num_nodes > 1:
+        raise UserError(
+            f"strategy=dp runs on one machine, but trainer.num_nodes={num_nodes}.\n"
+            "Use strategy=ddp2 for one process per node, or strategy=ddp for one per device."
+        )
+    if (is_dp or name == "DDP2Strategy") and trainer.get("sync_batchnorm"):
+        raise UserError(
+            "dp and ddp2 cannot share BatchNorm statistics between the devices of a process, but "
+            "trainer.sync_batchnorm=true.\nUse strategy=ddp, or trainer.sync_batchnorm=false."
+        )
     if known.name == "python":
-        _check_alone(int(trainer.num_nodes))
+        _check_alone(num_nodes)
         return
-    if known.num_torchruns > known.num_nodes:
-        raise UserError(
-            f"srun has started {known.num_torchruns} torchruns, and this one trains with "
-            f"{known.num_nodes} of them: there would be several trainings.\n"
-            "Use srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --rdzv-backend=c10d "
-            f"--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=<first machine>:29400.{OF_A_SHELL}"
-        )
-    started = f"{known.name} has started {known.num_processes} process"
-    started += "es" if known.is_one_of_several else ""
-    per_node, where = num_processes(trainer) // int(trainer.num_nodes), "on each machine"
-    name = strategy_name(trainer)
-    if int(trainer.num_nodes) != known.num_nodes:
-        machines = f"{known.num_nodes} machine{'s' if known.num_nodes > 1 else ''}"
-        raise UserError(
-            f"trainer.num_nodes={trainer.num_nodes}, but {known.name} runs on {machines}.\n"
-            "Leave out trainer.num_nodes: it is taken from there."
-        )
-    if name == "DDP2Strategy" and known.num_here > 1:
-        raise UserError(
-            f"strategy=ddp2 drives all devices of a machine from one process, and {known.name} has "
-            f"started {known.num_here} on this one.\n"
-            "Use torchrun --nproc-per-node=1 or srun --ntasks-per-node=1, or strategy=ddp."
-        )
-    is_alone = trainer.strategy == "auto" or (
-        num_processes(trainer) == 1 and "ddp" not in name.lower()
-    )
-    if known.is_one_of_several and is_alone:
-        shell = OF_A_SHELL if known.name == "srun" else ""
-        raise UserError(
-            f"{started}, and with this strategy each would train alone.\n"
-            f"Add strategy=ddp, or strategy=ddp2 for one process on each machine.{shell}"
-        )
-    if known.is_one_of_several and is_spawning(trainer):
-        raise UserError(f"{started}, and this strategy starts its own. Use strategy=ddp.")
-    if known.num_here * known.num_nodes != known.num_processes:
-        raise UserError(f"{started}, not as many {where}. Start the same number {where}.")
-    if per_node != known.num_here:
-        raise UserError(
-            f"trainer.devices={trainer.devices}, but {known.name} has started {known.num_here} "
-            f"process{'es' if known.num_here > 1 else ''} {where}.\n"
-            f"Leave out trainer.devices: it is taken from there. Or use torchrun "
-            f"--nproc-per-node={per_node} or srun --ntasks-per-node={per_node}."
-        )
+    several = known.is_one_of_several
+    per_node, where = num_processes(trainer) // num_nodes, "on each machine"
+    started = f"{known.name} has started {known.num_processes} process{'es' if several else ''}"
+    is_alone = trainer.strategy == "auto" or (per_node * num_nodes == 1 and "DDP" not in name)
+    refusals = {
+        f"srun has started {known.num_torchruns} torchruns, and this one trains with "
+        f"{known.num_nodes} of them: there would be several trainings.\n"
+        "Use srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --rdzv-backend=c10d "
+        "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=<first machine>:29400.": (
+            known.num_torchruns > known.num_nodes
+        ),
+        f"trainer.num_nodes={num_nodes}, but {known.name} runs on {known.num_nodes} machines.\n"
+        "Leave out trainer.num_nodes: it is taken from there.": num_nodes != known.num_nodes,
+        f"{started}, and with this strategy each would train alone.\n"
+        "Add strategy=ddp, or strategy=ddp2 for one process on each machine. A shell of srun --pty "
+        "needs --ntasks=1.": several and is_alone,
+        f"{started}, and this strategy starts its own. Use strategy=ddp.": (
+            several and is_spawning(trainer)
+        ),
+        f"{started}, not as many {where}. Start the same number {where}.": (
+            known.num_here * known.num_nodes != known.num_processes
+        ),
+        f"This strategy with trainer.devices={trainer.devices} has {per_node} processes {where}, "
+        f"but {known.name} has started {known.num_here} {where}.\n"
+        "Leave out trainer.devices: it is taken from there. Or use torchrun "
+        f"--nproc-per-node={per_node} or srun --ntasks-per-node={per_node}; strategy=ddp2 takes "
+        "one.": per_node != known.num_here,
+    }
+    for sentence, is_so in refusals.items():
+        if is_so:
+            raise UserError(sentence)
 
 
 def _check_alone(num_nodes: int) -> None:
     """Refuse to be one of several processes that nobody has told how to find each other."""
+    env = os.environ
     for rank, size in RANKS_OF_OTHERS:
-        if rank in os.environ and os.environ.get(size, "").isdigit() and int(os.environ[size]) > 1:
+        if rank in env and env.get(size, "").isdigit() and int(env[size]) > 1:
             raise UserError(
-                f"{rank}={os.environ[rank]} and {size}={os.environ[size]} are set, but neither by "
-                "torchrun nor by srun: each process would train alone.\n"
+                f"{rank}={env[rank]} and {size}={env[size]} are set, but neither by torchrun nor "
+                "by srun: each process would train alone.\n"
                 "Start them with torchrun or srun, or leave the variables out."
             )
-    node = os.environ.get("NODE_RANK", "")
-    if num_nodes > 1:
-        check_addresses(num_nodes)
-    elif node.isdigit() and int(node) > 0:
+    if num_nodes == 1 and env.get("NODE_RANK", "0") not in ("", "0"):
         raise UserError(
-            f"NODE_RANK={node} is set, but trainer.num_nodes=1: each machine would train alone.\n"
-            "Add trainer.num_nodes=<number of machines>, or leave the variable out."
+            f"NODE_RANK={env['NODE_RANK']} is set, but trainer.num_nodes=1: each machine would "
+            "train alone.\nAdd trainer.num_nodes=<number of machines>, or leave the variable out."
         )
-
-
-def check_addresses(num_nodes: int) -> None:
-    """Refuse several nodes that neither torchrun nor Slurm has told where they meet."""
     limits = {"MASTER_ADDR": None, "MASTER_PORT": 65536, "NODE_RANK": num_nodes}
-    for name, limit in limits.items():
-        value = os.environ.get(name, "")
+    for name, limit in limits.items() if num_nodes > 1 else ():
+        value = env.get(name, "")
         if not value or (limit and not (value.isdigit() and int(value) < limit)):
             found = f"{name}={value}" if value else f"{name} is not set"
             raise UserError(

@@ -1,35 +1,35 @@
-"""What dp and ddp2 share: when forward is split, and which misuses are refused."""
+"""What dp and ddp2 share: calls of the network are split by the rows that the sampler says.
 
-from collections.abc import Callable, Sequence
+The step runs once, on the whole batch. The sampler says how many samples the running batch has, and
+a call's arguments of so many rows are split (`splitting`), computed by the module and its replicas
+(`parallel_forward`, `replica`), and joined. Nothing is guessed: what has no such rows is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import ParallelStrategy
+from torch import Tensor, nn
 
+from harness.data.sharing import leaves
 from harness.errors import UserError
 from harness.names import as_names
-from harness.upstream.replication import synchronises_batch_norm
 
-from .batch_sizes import batch_sizes
 from .parallel_forward import ParallelForward
-from .replicable import check_module
 
 
 class NodeParallelStrategy(ParallelStrategy):
     """Splits calls of modules over all devices of the process, from setup to teardown.
 
     Args:
-        modules: submodules of the LightningModule whose calls are split, such as ["net"]; by
-            default calls of the LightningModule itself, `self(x)`.
+        modules: submodules whose calls are split, such as ["net"]; by default the LightningModule.
         whole_inputs: arguments of forward that go whole to every device, such as ["mask"].
         scalar_outputs: "mean" allows a forward that returns a loss, if it is a mean over samples.
-        check_forward: compare the first calls with calls that are not split, and refuse a forward
-            that does not treat each sample by itself.
-        **kwargs: arguments of the Lightning strategy that a subclass inherits from.
+        **kwargs: arguments of Lightning's strategy.
     """
-
-    strategy_name: str
 
     def __init__(
         self,
@@ -37,20 +37,13 @@ class NodeParallelStrategy(ParallelStrategy):
         modules: Sequence[str] | None = None,
         whole_inputs: Sequence[str] = (),
         scalar_outputs: Literal["error", "mean"] = "error",
-        check_forward: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if scalar_outputs not in ("error", "mean"):
-            raise UserError(
-                f"trainer.strategy.scalar_outputs={scalar_outputs} is unknown: error or mean."
-            )
         self.modules = None if modules is None else as_names(modules)
-        self.whole_inputs = as_names(whole_inputs)
-        self.scalar_outputs: Literal["error", "mean"] = scalar_outputs
-        self.check_forward = check_forward
+        self.whole_inputs, self.scalar_outputs = as_names(whole_inputs), scalar_outputs
         self.parallel_forwards: list[ParallelForward] = []
-        self._is_first_step = True
+        self._batch_sizes: tuple[int, ...] | None = None  # of the last step
 
     @property
     def root_device(self) -> torch.device:
@@ -58,95 +51,111 @@ class NodeParallelStrategy(ParallelStrategy):
         assert self.parallel_devices
         return self.parallel_devices[0]
 
-    def set_world_ranks(self) -> None:
-        """Check the launch; Lightning calls this at the end of Trainer(...), with all settings."""
-        if synchronises_batch_norm(self):  # set by the Trainer, like num_nodes
-            raise UserError(
-                f"strategy={self.strategy_name} cannot share BatchNorm statistics between the "
-                "devices of a process, but trainer.sync_batchnorm=true.\n"
-                "Use strategy=ddp, or trainer.sync_batchnorm=false."
-            )
-
     def setup(self, trainer: pl.Trainer) -> None:
         """Split forward once the model is on the root device."""
         assert self.lightning_module is not None
-        assert self.parallel_devices
-        modules = [self._submodule(name) for name in self.modules or ("",)]
-        if len(self.parallel_devices) == 1:
-            modules = []
-        for module in modules:
-            check_module(module)
+        named_parts(self.lightning_module, self.modules or ())  # before Lightning wraps it
         super().setup(trainer)
-        for module in modules:
-            forward = ParallelForward(
-                module,
-                self.parallel_devices,
-                self.whole_inputs,
-                self.scalar_outputs,
-                check=self.check_forward,
-            )
-            forward.install()
-            self.parallel_forwards.append(forward)
+        self.parallel_forwards = self._split(self.lightning_module)
 
     def teardown(self) -> None:
         """Restore the forward of the modules, also after an exception."""
         for forward in self.parallel_forwards:
             forward.remove()
-        self.parallel_forwards.clear()
-        self._is_first_step = True
+        self.parallel_forwards = []
         super().teardown()
+
+    def split_calls(self, copied: pl.LightningModule, num_samples: int) -> None:
+        """Split the calls of a copy of the module, whose batches have so many samples."""
+        for forward in self._split(copied):
+            forward.batch_sizes = (num_samples,)
+
+    def _split(self, module: pl.LightningModule) -> list[ParallelForward]:
+        devices = self.parallel_devices or []
+        parts = named_parts(module, self.modules or ("",)) if len(devices) > 1 else []
+        whole, scalars = self.whole_inputs, self.scalar_outputs
+        return [ParallelForward(part, devices, whole, scalars) for part in parts]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""
-        num_calls = self._num_calls()
-        output = self._on_batch(super().training_step, args, kwargs)
-        if self._is_first_step and self.parallel_forwards and self._num_calls() == num_calls:
-            what = " or ".join(f"self.{name}(...)" for name in self.modules or ()) or "self(...)"
+        with self._batch_of(args):
+            output = super().training_step(*args, **kwargs)
+        if self.parallel_forwards and not any(one.num_calls for one in self.parallel_forwards):
+            names = " or ".join(f"self.{name}(...)" for name in self.modules or ())
             raise UserError(
-                f"training_step never called {what}, so strategy={self.strategy_name} would use "
-                f"{self.root_device} alone.\nName the modules that it calls, as in "
+                f"training_step never called {names or 'self(...)'}, so {self.root_device} would "
+                "compute alone.\nName the modules that it calls, as in "
                 "trainer.strategy.modules=[net], or call them through self(...)."
             )
-        self._is_first_step = False
         return output
+
+    def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute gradients; checkpointing calls forward again in here."""
+        with self._batch_of(None):
+            return super().backward(closure_loss, *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch."""
-        return self._on_batch(super().validation_step, args, kwargs)
+        with self._batch_of(args):
+            return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch."""
-        return self._on_batch(super().test_step, args, kwargs)
+        with self._batch_of(args):
+            return super().test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch."""
-        return self._on_batch(super().predict_step, args, kwargs)
+        with self._batch_of(args):
+            return super().predict_step(*args, **kwargs)
 
-    def _on_batch(
-        self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run a step whose calls know how many samples the batch has."""
+    @contextmanager
+    def _batch_of(self, step_args: tuple[Any, ...] | None) -> Iterator[None]:
+        """Tell calls how many samples the batch of a step has; None stands for the last step."""
         assert self.lightning_module is not None
-        has_split = bool(self.parallel_forwards)
-        sizes = batch_sizes(self.lightning_module.trainer, args) if has_split else ()
+        if step_args is not None and self.parallel_forwards:
+            self._batch_sizes = batch_sizes(self.lightning_module.trainer, step_args)
+        before = [forward.batch_sizes for forward in self.parallel_forwards]
         for forward in self.parallel_forwards:
-            forward.batch_sizes = sizes
+            forward.batch_sizes = self._batch_sizes
         try:
-            return step(*args, **kwargs)
+            yield
         finally:
-            for forward in self.parallel_forwards:
-                forward.batch_sizes = ()
+            for forward, sizes in zip(self.parallel_forwards, before, strict=True):
+                forward.batch_sizes = sizes
 
-    def _num_calls(self) -> int:
-        return sum(forward.num_calls for forward in self.parallel_forwards)
 
-    def _submodule(self, name: str) -> torch.nn.Module:
-        assert self.lightning_module is not None
-        try:
-            return self.lightning_module.get_submodule(name)
-        except AttributeError:
-            children = ", ".join(name for name, _ in self.lightning_module.named_children())
-            raise UserError(
-                f"trainer.strategy.modules names {name}, which "
-                f"{type(self.lightning_module).__name__} does not have.\nIt has: {children}."
-            ) from None
+def named_parts(module: pl.LightningModule, names: Sequence[str]) -> list[nn.Module]:
+    """The submodules that ``trainer.strategy.modules`` names; "" is the module itself."""
+    parts = dict(module.named_modules())
+    if unknown := [name for name in names if name not in parts]:
+        raise UserError(
+            f"trainer.strategy.modules names {unknown[0]}, which {type(module).__name__} does not "
+            f"have.\nIt has: {', '.join(child for child, _ in module.named_children())}."
+        )
+    return [parts[name] for name in names]
+
+
+def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, ...]:
+    """The samples that each loader gives to a step, by its sampler; empty if one cannot tell."""
+    if len(step_args) == 1 and not trainer.training:
+        return ()  # of evaluations the steps alone know the number of the batch
+    idx = step_args[1] if len(step_args) > 1 else trainer.fit_loop.batch_idx
+    stage: Any = trainer.state.stage
+    kind = "dataloader" if trainer.training else "dataloaders"
+    loaders: Any = getattr(trainer, f"{stage.dataloader_prefix}_{kind}")
+    # One loader is found without a look at collections.
+    loaders = [loaders] if hasattr(loaders, "batch_sampler") else leaves(loaders)
+    loaders = loaders[step_args[2] :][:1] if len(step_args) > 2 else loaders
+    sizes = [_num_samples(getattr(loader, "batch_sampler", None), idx) for loader in loaders]
+    return () if None in sizes else tuple(size for size in sizes if size)
+
+
+def _num_samples(sampler: Any, batch_idx: int) -> int | None:
+    """None where nobody counts, and 0 where the loader gives nothing any more."""
+    # For a prediction Lightning wraps the sampler, and keeps what it has drawn.
+    if (seen := getattr(sampler, "seen_batch_indices", None)) is not None:
+        return len(seen[batch_idx]) if batch_idx < len(seen) else None
+    if not hasattr(sampler, "num_samples_in"):
+        return None
+    return 0 if sampler.has_ended(batch_idx) else sampler.num_samples_in(batch_idx)

@@ -1,67 +1,58 @@
 """A module on another device, with differentiable copies of its parameters."""
 
+import contextlib
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from harness.upstream.replication import own_tensors
-
-# Attributes that every module has for its hooks; most of them are empty.
-INTERNAL = frozenset(nn.Module().__dict__)
-# These are shared with the replica as they are.
-_UNCHANGED = frozenset({bool, int, float, str, type(None), set})
-_CALLABLES = frozenset({types.MethodType, types.FunctionType, functools.partial})
-
-
-class Substitute:
-    """A callable that replaces a module's forward; replicas use the original."""
-
-    original: Callable[..., Any]
+# Attributes that every module has; the dicts among them hold its parameters and buffers.
+INTERNAL = frozenset(vars(nn.Module()))
+REGISTERED = tuple(name for name, value in vars(nn.Module()).items() if type(value) is dict)
+UNCHANGED = frozenset({bool, int, float, str, type(None), set})
+CALLABLES = frozenset({types.MethodType, types.FunctionType, functools.partial})
 
 
 class Replica:
     """Twins of a module and its submodules, which share everything but the tensors with them.
 
-    `refresh` fills the twins from the originals, so that they follow every change between two
-    calls: optimizer steps, train() and eval(), replaced attributes, frozen parameters. Gradients
-    of the copies flow to the original parameters. What forward writes into a twin, such as
-    running statistics, is lost. Metrics have no twins: the step updates them on the whole batch.
+    `refresh` fills the twins from the originals, so that they follow every change. Gradients of the
+    copies flow to the original parameters. What forward assigns to a twin's attribute is lost; what
+    it appends to a list is kept. Metrics have no twins: the step updates them on the whole batch.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module, self.device = module, device
         self._originals = _replicated(module)
         self._twins = {id(m): object.__new__(type(m)) for m in self._originals}
-        self._copied: dict[int, Any] = {}  # so that tied tensors and shared containers stay shared
+        self._copied: dict[int, Tensor] = {}  # so that tied tensors stay tied
         self._rebound: dict[int, Any] = {}
 
     def fits(self) -> bool:
         """Whether the module still consists of the submodules it had."""
-        now = _replicated(self.module)
-        return len(now) == len(self._twins) and all(
-            type(self._twins.get(id(m))) is type(m) for m in now
-        )
+        kinds = {id(m): type(m) for m in _replicated(self.module)}
+        return kinds == {key: type(twin) for key, twin in self._twins.items()}
 
     def refresh(self, root: torch.device) -> nn.Module:
         """Copy everything that is on `root` to this device and return the module's twin."""
         self.release()  # else the device would hold two sets of parameters
         self._copied, self._rebound = {}, {}
         for module in self._originals:
-            sparse = bool(getattr(module, "sparse", False))  # an embedding's sparse gradients
-            for tensor in own_tensors(module):
-                self._tensor(tensor, root, sparse)
+            for name in REGISTERED:
+                for value in vars(module)[name].values():
+                    self._tensor(value, root)
         for module in self._originals:
             twin = self._twins[id(module)].__dict__
-            for name, value in module.__dict__.items():
+            for name, value in vars(module).items():
                 if isinstance(value, Tensor):
                     twin[name] = self._tensor(value, root)
-                elif name not in INTERNAL or value:
+                elif name == "forward":  # of a split part of a split module
+                    twin[name] = self._attribute(getattr(value, "original", value), root)
+                elif value or name not in INTERNAL:
                     twin[name] = self._attribute(value, root)
                 else:
                     twin[name] = value
@@ -73,48 +64,33 @@ class Replica:
         for twin in self._twins.values():
             twin.__dict__.clear()
 
-    def _tensor(self, tensor: Tensor, root: torch.device, sparse: bool = False) -> Tensor:
-        if tensor.device != root:
+    def _tensor(self, tensor: Any, root: torch.device) -> Any:
+        if not isinstance(tensor, Tensor) or tensor.device != root:
             return tensor
         if id(tensor) not in self._copied:
-            self._copied[id(tensor)] = (
-                _SparseCopy.apply(tensor, self.device)  # type: ignore[no-untyped-call]
-                if sparse
-                else tensor.to(self.device, non_blocking=True, copy=True)
-            )
-        copied: Tensor = self._copied[id(tensor)]
-        return copied
+            self._copied[id(tensor)] = tensor.to(self.device, non_blocking=True, copy=True)
+        return self._copied[id(tensor)]
 
     def _attribute(self, value: Any, root: torch.device) -> Any:
-        """The twin's value of an attribute.
-
-        Of the tensors in containers only parameters and buffers are copied: a module may collect
-        the outputs of an epoch in a list, which forward does not read.
-        """
+        """The twin's value of an attribute; another container only if something in it differs."""
         kind = type(value)
-        if kind in _UNCHANGED:
+        if kind in UNCHANGED:
             return value
         if id(value) in self._copied:
             return self._copied[id(value)]
         if kind in (dict, OrderedDict):
-            items: dict[Any, Any] = kind()
-            self._copied[id(value)] = items  # first, because the container may contain itself
-            items.update((key, self._attribute(item, root)) for key, item in value.items())
-            return items
+            items = kind((key, self._attribute(item, root)) for key, item in value.items())
+            return value if all(items[key] is item for key, item in value.items()) else items
         if kind in (list, tuple):
-            return kind(self._attribute(item, root) for item in value)
+            parts = kind(self._attribute(item, root) for item in value)
+            return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
         if kind is torch.device:
             return self.device if value == root else value
-        if isinstance(value, Substitute):
-            return self._attribute(value.original, root)
         return self._counterpart(value)
 
     def _counterpart(self, value: Any) -> Any:
-        """The twin of a module, or a method, closure or partial that is bound to twins instead.
-
-        A compiled module is such a closure, too. Anything else is its own counterpart.
-        """
-        if type(value) not in _CALLABLES:
+        """The twin of a module, or what is bound to twins in place of a method or a closure."""
+        if type(value) not in CALLABLES:
             return self._twins.get(id(value), value)
         if id(value) not in self._rebound:
             self._rebound[id(value)] = value  # a closure may contain itself
@@ -129,37 +105,21 @@ class Replica:
             keywords = {name: self._counterpart(item) for name, item in value.keywords.items()}
             positional = map(self._counterpart, value.args)
             return functools.partial(self._counterpart(value.func), *positional, **keywords)
-        old = [_content(cell) for cell in value.__closure__ or ()]
-        new = [self._counterpart(content) for content in old]
-        if all(a is b for a, b in zip(old, new, strict=True)):
+        cells = [self._cell(cell) for cell in value.__closure__ or ()]
+        if all(new is old for new, old in zip(cells, value.__closure__ or (), strict=True)):
             return value
-        cells = tuple(map(types.CellType, new))
         code, names = value.__code__, value.__globals__
-        function = types.FunctionType(code, names, value.__name__, value.__defaults__, cells)
+        function = types.FunctionType(code, names, value.__name__, value.__defaults__, (*cells,))
         function.__kwdefaults__ = value.__kwdefaults__
         function.__dict__.update(value.__dict__)
         return function
 
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        with contextlib.suppress(ValueError):  # not yet assigned
+            if (content := self._counterpart(cell.cell_contents)) is not cell.cell_contents:
+                return types.CellType(content)
+        return cell
+
 
 def _replicated(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if not isinstance(m, Metric)]
-
-
-class _SparseCopy(torch.autograd.Function):
-    """`Tensor.to` for sparse gradients; slower, as it is written in Python."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, device: torch.device) -> Tensor:
-        ctx.source = tensor.device
-        return tensor.to(device, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.to(ctx.source), None
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet assigned
-        return None

@@ -147,7 +147,7 @@ def one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any]
     if OmegaConf.select(cfg, "data.num_workers") == "auto":
         cfg.data.num_workers = 0
     if strategy_name(cfg.trainer) == "DDP2Strategy":  # Lightning's Tuner refuses it
-        kept = ("modules", "whole_inputs", "scalar_outputs", "check_forward")
+        kept = ("modules", "whole_inputs", "scalar_outputs")
         dp = {key: value for key, value in cfg.trainer.strategy.items() if key in kept}
         cfg.trainer.strategy = dp | {"_target_": "harness.strategies.dp.DataParallelStrategy"}
     elif strategy_name(cfg.trainer) != "DataParallelStrategy":

@@ -1,0 +1,216 @@
+"""What the sampler says is split: in every kind of step, each row once, and nothing else."""
+
+import copy
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from harness.errors import UserError
+from harness.strategies.dp import DataParallelStrategy
+from tests.strategies.test_misuse import trainer
+from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
+
+pytestmark = [
+    *UPSTREAM_WARNINGS,
+    # Lightning's, of loaders and steps that a test leaves out.
+    pytest.mark.filterwarnings("ignore:.*Skipping val loop"),
+]
+D = 6
+
+
+def loader(num_samples: int, batch_size: int | None) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.randn(num_samples, D)), batch_size=batch_size)
+
+
+class Data(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return loader(11, 8)
+
+    def val_dataloader(self) -> Any:
+        return [loader(5, 4), loader(6, 6)]
+
+    def test_dataloader(self) -> Any:
+        return loader(5, 5)
+
+    predict_dataloader = test_dataloader
+
+
+class Batches(pl.LightningModule):
+    """Notes how calls were split in all steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.sizes = nn.Linear(D, 4), list[tuple[str, list[int]]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        return y
+
+    def call(self, name: str, x: Tensor) -> Tensor:
+        y: Tensor = self(x)
+        self.sizes.append((name, self.trainer.strategy.parallel_forwards[0].last_sizes))
+        return y
+
+    def training_step(self, batch: Any) -> Tensor:  # without its number
+        x = batch[0]
+        self.call("views", torch.cat([x, x]))
+        return self.call("train", x).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.call(f"val {dataloader_idx}", batch[0])
+
+    def on_train_epoch_end(self) -> None:
+        self.call("hook", torch.randn(7, D))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.call("test", batch[0])
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.call("predict", batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+ONE_EPOCH: dict[str, Any] = {"max_epochs": 1, "max_steps": -1, "num_sanity_val_steps": 0}
+
+
+def test_every_step_knows_its_batch_and_a_hook_does_not() -> None:
+    module = Batches()
+    t = trainer(DataParallelStrategy(), **ONE_EPOCH)
+    t.fit(module, datamodule=Data())
+    t.test(module, datamodule=Data(), verbose=False)
+    t.predict(module, datamodule=Data())
+    assert module.sizes == [
+        ("views", [8, 8]),
+        ("train", [4, 4]),
+        ("views", [3, 3]),
+        ("train", [2, 1]),
+        ("val 0", [2, 2]),
+        ("val 0", []),  # one sample
+        ("val 1", [3, 3]),
+        ("hook", []),
+        ("test", [3, 2]),
+        ("predict", [3, 2]),
+    ]
+
+
+class Hooked(Batches):
+    """Collects features by hooks, as a user does; two of them know where the module is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept, seen = list[Tensor](), list[Tensor]()
+        self.seen = lambda: (seen, self.kept)
+        self.net.register_forward_hook(lambda layer, given, output: seen.append(given[0]))
+        self.net.register_forward_hook(self.keep)
+
+    def keep(self, layer: nn.Module, given: Any, output: Tensor) -> None:
+        self.kept.append(given[0])
+
+    def training_step(self, batch: Any) -> Tensor:
+        loss = self(batch[0]).square().mean()
+        for found in self.seen():
+            assert torch.equal(torch.cat(found), batch[0])
+            found.clear()
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        pass
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+def test_forward_hooks_see_each_row_once_and_in_order() -> None:
+    trainer(DataParallelStrategy(), **ONE_EPOCH).fit(Hooked(), datamodule=Data())
+
+
+class Mixed(Batches):
+    """Mixes the steps of time by a matrix that is as large as a batch."""
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        y: Tensor = weights.mean() * self.net(x)
+        return y
+
+    def training_step(self, batch: Any) -> Tensor:
+        return self(batch[0], torch.eye(8)).square().mean()
+
+    on_train_epoch_end = Hooked.on_train_epoch_end
+    validation_step = Hooked.validation_step
+
+
+def test_an_input_that_is_no_batch_is_refused_with_its_name_and_whole_where_it_is_named() -> None:
+    """The first batch has 8 samples as well, the second has 3."""
+    with pytest.raises(UserError, match=r"weights of forward\(\) has shape \(8, 8\); .* 3 samples"):
+        trainer(DataParallelStrategy(), **ONE_EPOCH).fit(Mixed(), datamodule=Data())
+    ends = []
+    for strategy, devices in ((DataParallelStrategy(whole_inputs="weights"), 2), ("auto", 1)):
+        torch.manual_seed(0)
+        module = Mixed()
+        trainer(strategy, devices=devices, **ONE_EPOCH).fit(module, datamodule=Data())
+        ends.append(module.net.weight)
+    torch.testing.assert_close(*ends)
+
+
+class Recomputed(Batches):
+    """Its split call is made once more in backward, which is after the step."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        x = batch[0].requires_grad_()
+        y = checkpoint(lambda x: self.call("step", x), x, use_reentrant=True)
+        return y.square().mean()
+
+    on_train_epoch_end = Hooked.on_train_epoch_end
+    validation_step = Hooked.validation_step
+
+
+def test_a_call_that_backward_makes_again_is_split_as_it_was() -> None:
+    module = Recomputed()
+    trainer(DataParallelStrategy(), **ONE_EPOCH).fit(module, datamodule=Data())
+    assert [sizes for _, sizes in module.sizes] == [[4, 4], [4, 4], [2, 1], [2, 1]]
+
+
+class Ready:
+    """Gives batches that nobody counts."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.randn(4, D),)] * 3)
+
+
+class Streamed(Data):
+    def train_dataloader(self) -> Any:
+        return Ready()
+
+
+def test_batches_that_nobody_counts_are_computed_by_one_device_which_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = Batches()
+    trainer(DataParallelStrategy(), **ONE_EPOCH).fit(module, Streamed())
+    assert {tuple(sizes) for name, sizes in module.sizes if name == "train"} == {()}
+    assert caplog.text.count("nobody says how many samples a batch has") == 1
+
+
+def test_calls_of_a_copy_are_split_as_those_of_the_module() -> None:
+    module, strategy = Batches(), DataParallelStrategy()
+    x = torch.randn(7, D)
+    expected = module(x)
+
+    class Copies(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            copied = copy.deepcopy(pl_module)
+            seen: list[int] = []
+            copied.net.register_forward_hook(lambda layer, given, _: seen.append(len(given[0])))
+            strategy.split_calls(copied, 7)
+            torch.testing.assert_close(copied(x), expected)
+            assert seen == [4, 3]
+            with pytest.raises(UserError, match="the batch has 7 samples"):
+                copied(x[:5])
+
+    trainer(strategy, callbacks=[Copies()], **ONE_EPOCH).fit(module, datamodule=Data())
