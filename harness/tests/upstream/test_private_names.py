@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ import pytorch_lightning as pl
 
 from harness import upstream
 from harness.upstream import versions
-from tests.upstream.test_border import is_private
+from tests.conftest import LIBRARY
+from tests.upstream.test_border import foreign, is_private, sources
+
+SETTINGS = {"config", "torch.backends.cudnn"}  # of torch's compiler and libraries, to be set
+MOST_NAMES, MOST_PATCHES = 117, 10  # 40 and 3 once every room has landed
 
 FILES = sorted(
     info.name for info in pkgutil.iter_modules(upstream.__path__) if info.name != "versions"
@@ -47,6 +52,32 @@ def test_every_touch_of_a_file_is_in_its_list() -> None:
         assert set(filter(is_private, used)) - own - listed == set(), file
 
 
+def test_private_names_and_patches_are_few() -> None:
+    """``python -m tests.upstream.test_private_names`` lists them. They may only become fewer."""
+    assert len({name for _, name in NAMES}) <= MOST_NAMES
+    assert len(list(all_patches())) <= MOST_PATCHES
+
+
+def all_patches() -> Iterator[str]:
+    """What is assigned to modules and classes of other packages, for the whole process."""
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        imported = foreign(tree)
+        for node in ast.walk(tree):
+            found: Any = None
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found = node.value
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+                found = node.args[0]
+            owner = ast.unparse(found) if found is not None else ""
+            if owner.partition(".")[0] in imported and owner not in SETTINGS:
+                yield f"{path.relative_to(LIBRARY)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_patches_are_found() -> None:
+    assert list(all_patches()) != []  # of upstream/processes.py, at least
+
+
 def remove(name: str, trainer: pl.Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a name away from the module, or from all objects of the class, that has it."""
     module, _, path = name.partition(":")
@@ -73,3 +104,7 @@ def test_each_name_that_is_gone_is_told(trainer: pl.Trainer) -> None:
         with pytest.MonkeyPatch.context() as patch:
             remove(name, trainer, patch)
             assert re.split("[.:]", name)[-1] in str(versions.missing(name, trainer)), name
+
+
+if __name__ == "__main__":
+    print(*sorted({name for _, name in NAMES}), *all_patches(), sep="\n")

@@ -64,6 +64,7 @@ class SafePoint(pl.Callback):
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.signals = Signals()
         self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
+        self.held: list[Any] = []  # schedules that are not asked until then
         self.attributes = Attributes(attribute_megabytes)
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
@@ -99,7 +100,7 @@ class SafePoint(pl.Callback):
         self.saved_time = time.monotonic()
         self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
         if self.loaded:
-            resume_counters.repair_counters(trainer, self.loaded["batches_per_step"])
+            self.held = resume_counters.hold_plateaus(trainer)
 
     def _take_back_what_came_later(self, trainer: pl.Trainer) -> None:
         """Cut the logs, and set aside what is newer than the checkpoint.
@@ -136,10 +137,10 @@ class SafePoint(pl.Callback):
         if batch_idx % trainer.accumulate_grad_batches:
             return
         if self.loaded:
+            resume_counters.end_restart(trainer, self.held, self.loaded["epoch_loop"])
             if self.loaded["each_rank"] is not None:
                 # Again: the hooks that move a batch have been called for the first one.
                 self._put_attributes_back(trainer, is_last=True)
-                resume_counters.repair_validation(trainer, self.loaded["validation"])
                 logged.restore_of_this_rank(trainer, self.loaded["each_rank"])
             gradients.put_back(trainer, self.loaded["gradients"])
             self.loaded = {}
@@ -160,10 +161,6 @@ class SafePoint(pl.Callback):
             self._save(trainer)
         if signum:
             self._leave(trainer, signum)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """End the restart."""
-        resume_counters.end_restart(trainer)
 
     def on_validation_start(self, *_: Any) -> None:
         """Measure how long it takes, and be ready to leave it."""
@@ -217,7 +214,6 @@ class SafePoint(pl.Callback):
             if self.is_end
             else gather(trainer, logged.of_this_rank(trainer), self.agreement.group),
             "gradients": gradients.waiting(trainer, self.agreement.group),
-            "validation": resume_counters.validation_counters(trainer),
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
             "attributes": self.attributes.keep(trainer, self.agreement.group),
         }
@@ -234,6 +230,10 @@ class SafePoint(pl.Callback):
             return
         check_format(checkpoint, trainer.ckpt_path)
         self.loaded = checkpoint["safe_point"]
+        trainer.fit_loop.setup_data()  # the loaders say how many batches make a step
+        before, now = self.loaded["batches_per_step"], int(trainer.accumulate_grad_batches)
+        resume_counters.repair_counters(checkpoint, before, now)
+        self.loaded["epoch_loop"] = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
         resume_states.repair_paths(trainer, checkpoint["callbacks"])
         resume_states.repair_current_scores(trainer, checkpoint["callbacks"])
         planned = self.loaded["num_steps_planned"]

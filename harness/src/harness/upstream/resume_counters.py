@@ -1,27 +1,20 @@
 """Reads and mends the counters of Lightning's loops when a run goes on from a checkpoint.
 
 The checkpoint is written between two steps, in ``on_train_batch_start``: a batch has been
-announced and not begun. Lightning 2.6 counts that batch twice after a resume, and a step too few in
-the logs; it holds a validation for done that has not run, and leaves ``ReduceLROnPlateau`` out at
-the end of the resumed epoch. ``harness/tests/checkpoints/test_resume.py`` fails where a repair is
-not needed any more.
+announced and not begun. Lightning 2.6 would take it for one that was trained, and leaves
+``ReduceLROnPlateau`` out at the end of the resumed epoch. So the counters are edited in the
+checkpoint, before Lightning loads them. ``harness/tests/checkpoints/test_resume.py`` fails where a
+repair is not needed any more.
 """
 
-from copy import deepcopy
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import CombinedLoader
 
 PRIVATE = {
-    "trainer:fit_loop": "_restarting",
     "harness.upstream.resume_counters:example()": "_mode",
-    "trainer:fit_loop.epoch_progress.current": "ready processed",
-    "trainer:fit_loop.epoch_loop": "_batches_that_stepped restarting total_batch_idx",
-    "trainer:fit_loop.epoch_loop.batch_progress": "is_last_batch",
-    "trainer:fit_loop.epoch_loop.batch_progress.total": "ready started processed completed",
-    "trainer:fit_loop.epoch_loop.batch_progress.current": "ready started processed completed",
-    "trainer:fit_loop.epoch_loop.val_loop.batch_progress": "state_dict load_state_dict",
+    "trainer:fit_loop.epoch_loop": "_batches_that_stepped on_load_checkpoint",
 }
 
 
@@ -35,45 +28,46 @@ def cycles(loaders: CombinedLoader) -> bool:
     return loaders._mode == "max_size_cycle"
 
 
-def repair_counters(trainer: pl.Trainer, batches_per_step_before: int) -> None:
-    """Make the counters what they were; call it in ``on_train_start``.
+def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
+    """Let a checkpoint say that the announced batch was not; call it in ``on_load_checkpoint``.
 
     Args:
-        trainer: has just loaded a checkpoint.
-        batches_per_step_before: ``trainer.accumulate_grad_batches`` of the run that wrote it.
-            Counters count batches, and other devices may need another number of them per step.
+        checkpoint: written between two steps.
+        before: ``trainer.accumulate_grad_batches`` of the run that wrote it. Counters count
+            batches, and other devices may need another number of them per step.
+        now: that of this run.
     """
-    loop = trainer.fit_loop.epoch_loop
-    progress = loop.batch_progress
-    counters: Any = (progress.total, progress.current)
-    for counter in counters:
-        assert counter.processed % batches_per_step_before == 0, "written inside of a step"
-        num_batches = counter.processed // batches_per_step_before * trainer.accumulate_grad_batches
-        # The announced batch was counted as ready, and would be counted again.
-        counter.ready = counter.started = counter.processed = counter.completed = num_batches
-    if loop.restarting:
-        progress.is_last_batch = False  # the saved value is that of the announced batch
-        # The loop adds one, as if the step had not been counted when the checkpoint was written.
-        loop._batches_that_stepped -= 1
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for counter in (progress["total"], progress["current"]):
+        assert counter["processed"] % before == 0, "written inside of a step"
+        num_batches = counter["processed"] // before * now
+        counter |= dict.fromkeys(("ready", "started", "processed", "completed"), num_batches)
+    progress["is_last_batch"] = False
 
 
-def validation_counters(trainer: pl.Trainer) -> dict[str, Any]:
-    """Where validation stands, to be kept with a checkpoint."""
-    return deepcopy(trainer.fit_loop.epoch_loop.val_loop.batch_progress.state_dict())
+def hold_plateaus(trainer: pl.Trainer) -> list[Any]:
+    """Let no ``ReduceLROnPlateau`` of steps be asked until ``end_restart``.
 
-
-def repair_validation(trainer: pl.Trainer, counters: dict[str, Any]) -> None:
-    """Undo that a validation was counted which has not run; call it in ``on_train_batch_start``."""
-    trainer.fit_loop.epoch_loop.val_loop.batch_progress.load_state_dict(counters)
-
-
-def end_restart(trainer: pl.Trainer) -> None:
-    """Treat the epoch as any other; call it in ``on_train_batch_end``.
-
-    Otherwise ``ReduceLROnPlateau`` is not asked at the end of the epoch in which a run was resumed.
-    The public ``restarting`` cannot be set to ``False`` where ``max_steps`` is given.
+    Where a validation came before the checkpoint, Lightning asks it once more before the first
+    batch.
     """
-    trainer.fit_loop._restarting = False
+    of_steps = [c for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
+    held = [config for config in of_steps if config.interval == "step"]
+    for config in held:
+        config.interval = "none"
+    return held
+
+
+def end_restart(trainer: pl.Trainer, held: list[Any], checkpoint_loop: dict[str, Any]) -> None:
+    """Treat the epoch as any other; call it in the first ``on_train_batch_start``.
+
+    Otherwise ``ReduceLROnPlateau`` is not asked at the end of the epoch in which a run was resumed,
+    and a step that comes after a validation is logged one too high.
+    """
+    for config in held:
+        config.interval = "step"
+    trainer.fit_loop.epoch_loop.on_load_checkpoint(checkpoint_loop)
+    trainer.fit_loop.on_iteration_done()
 
 
 def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int, int]:
@@ -101,7 +95,7 @@ def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
     batches = min(trainer.accumulate_grad_batches, int(min(num_batches, 2**62)) - batch_idx)
     if every is None or every == float("inf"):
         return batch_idx + batches >= num_batches
-    first = trainer.fit_loop.epoch_loop.total_batch_idx if every_epochs is None else batch_idx
+    first = trainer.fit_loop.total_batch_idx if every_epochs is None else batch_idx
     return any((first + i) % every == 0 for i in range(1, batches + 1))
 
 
