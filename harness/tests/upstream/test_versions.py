@@ -53,7 +53,7 @@ def test_version_without_a_needed_name_is_refused_by_it(
     trainer: pl.Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, "pytorch-lightning", "2.7.0")
-    for name in ["trainer:fit_loop._restarting", *NEEDED[:: len(NEEDED) // 6]]:
+    for name in ["trainer:fit_loop.epoch_loop._batches_that_stepped", *NEEDED[:: len(NEEDED) // 6]]:
         with pytest.MonkeyPatch.context() as patch:
             remove(name, trainer, patch)
             last = re.split("[.:]", name)[-1]

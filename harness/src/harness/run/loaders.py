@@ -2,7 +2,7 @@
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from harness.errors import UserError
 from harness.processes.launch import global_rank
 from harness.run.hints import described
-from harness.upstream.prediction_loaders import with_named_arguments
 
 log = logging.getLogger(__name__)
 
@@ -69,20 +68,14 @@ def choose_prediction_loader(
         )
     if not has_own and global_rank() == 0:
         log.warning("Predicting on the test loader: %s has no predict_dataloader.", name)
-    make = source.predict_dataloader if has_own else partial(test_loader, source)
-    # A partial, and no function defined here: spawned processes get it by pickle.
-    source.predict_dataloader = partial(prediction_loader, make)
+    if not has_own:  # a partial, and no function defined here: spawned processes get it by pickle
+        source.predict_dataloader = partial(test_loader, source)
 
 
 def test_loader(source: Any) -> Any:
     """The test loader of a module or a data module, whose data sets ``setup`` may make."""
     source.setup("test")
     return source.test_dataloader()
-
-
-def prediction_loader(make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, as Lightning can predict on it."""
-    return with_named_arguments(make())
 
 
 @contextmanager

@@ -22,9 +22,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torchmetrics import Metric
 
 PRIVATE = {
-    "torch.nn:Module()": "_non_persistent_buffers_set",
     "torch:Tensor()": "_version",
-    "harness.upstream.resume_states:example()": "total_steps _schedule_phases",
+    "harness.upstream.resume_states:example()": "_schedule_phases",
     "pytorch_lightning.trainer.call": "_call_lightning_module_hook",
 }
 
@@ -76,9 +75,10 @@ def begin_epoch(trainer: pl.Trainer, callbacks: list[pl.Callback]) -> None:
 
 def unsaved_buffers(module: nn.Module) -> Iterator[str]:
     """The names of buffers that no checkpoint holds: those that are not persistent."""
+    saved = nn.Module.state_dict(module)  # not an author's own, which may leave weights out
     for path, part in module.named_modules():
-        names = [name for name in part._non_persistent_buffers_set if not isinstance(part, Metric)]
-        yield from (f"{path}.{name}".removeprefix(".") for name in names)
+        names = [name for name, _ in part.named_buffers(path, recurse=False)]
+        yield from (name for name in names if name not in saved and not isinstance(part, Metric))
 
 
 def num_changes(tensor: Tensor) -> int:
