@@ -17,6 +17,7 @@ ALLOWED = {
     "_cpu": "the end of a strategy's name",
     "_step": "the end of a hook's name",
     "_dataloader": "as _step",
+    "_batches": "as _step, of a setting",
     "_Pickler": "Python's own pickle, in convert/, which imports nothing else of the harness",
     "_Unpickler": "as _Pickler",
 }
