@@ -20,7 +20,6 @@ import sys
 from collections.abc import Sequence
 
 from harness.errors import UserError
-from harness.names import program
 
 from .conversion import DTYPES, convert
 from .sources import jobs, printable
@@ -70,7 +69,7 @@ def _failure(error: Exception, files: str = "") -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        program("harness.convert"),
+        "python -m harness.convert" if sys.argv[0].endswith("__main__.py") else None,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -23,7 +23,8 @@ from harness.command.compose import compose_command
 from harness.errors import UserError
 
 TRIED = ("strategy", "trainer.strategy", "trainer.devices", "trainer.num_nodes")
-LIMITS = {"train": 3, "val": 5, "test": 5}  # batches; neither two nor three processes share five
+# Neither two nor three processes share five batches evenly.
+LIMITS = {"limit_train_batches": 3, "limit_val_batches": 5, "limit_test_batches": 5}
 TRAINER = {
     "check_val_every_n_epoch": 1,
     "enable_model_summary": "false",
@@ -126,10 +127,10 @@ class Runs:
     def _common(self, cfg: Any, typed: dict[str, str]) -> list[str]:
         trainer = TRAINER | {"accelerator": self.accelerator}
         trainer |= {"max_steps": self.num_steps, "max_epochs": self.num_steps}
-        for stage, limit in LIMITS.items():
-            if f"trainer.limit_{stage}_batches" not in typed:
-                windows = cfg.trainer.get("accumulate_grad_batches", 1) if stage == "train" else 1
-                trainer[f"limit_{stage}_batches"] = limit * windows
+        num_windows = cfg.trainer.get("accumulate_grad_batches", 1)
+        for name, limit in LIMITS.items():
+            if f"trainer.{name}" not in typed:
+                trainer[name] = limit * num_windows if name == "limit_train_batches" else limit
         plus = {key: "" if key in cfg.trainer else "+" for key in trainer}
         is_auto = OmegaConf.select(cfg, "data.num_workers") == "auto"
         return [
