@@ -1,20 +1,24 @@
 """What the first-batch check finds in every kind of module is what several processes make of it."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from harness.exact.first_batch_check import Finding, check_first_batch
 from harness.exact.global_batches import GlobalBatches
+from harness.run.tasks import close_process_group
 from tests.modules import data
 from tests.modules.classifiers import Classifier
 from tests.modules.kinds import KINDS, Kind
+from tests.strategy_runs import in_processes
 from tests.verdicts.table import read
 
 pytestmark = pytest.mark.filterwarnings("default")  # of what Lightning says of a small Trainer
@@ -56,8 +60,35 @@ def findings(
         enable_checkpointing=False,
         callbacks=[GlobalBatches(seed=0), checking],
     )
-    trainer.fit(module, datamodule=loaders or data.Data("Flowers"))
+    loaders = data.Data("Flowers") if loaders is None else loaders
+    trainer.fit(module, datamodule=loaders or None)
     return {one.kind: one for one in checking.found}
+
+
+def train(devices: int, path: Path) -> None:
+    """The weights that each of the declared losses comes to."""
+    weights = []
+    for _, loss in DECLARED.values():
+        torch.manual_seed(0)
+        module = Declared(loss)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=devices,
+            strategy="ddp" if devices > 1 else "auto",
+            max_epochs=2,
+            limit_val_batches=0,
+            precision="64-true",
+            use_distributed_sampler=False,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            callbacks=[GlobalBatches(seed=0)],
+        )
+        trainer.fit(module, data.DropsLast("Flowers"))
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    torch.save(weights, path)
+    close_process_group()
 
 
 def made(kind: Kind) -> tuple[pl.LightningModule, pl.LightningDataModule]:
@@ -144,6 +175,118 @@ def test_a_run_is_the_same_with_the_check_and_without() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
+def gathered(module: Any, x: Tensor, y: Tensor, sync_grads: bool = True) -> Tensor:
+    mine = module(x)
+    everyone = module.all_gather(mine, sync_grads=sync_grads).flatten(0, -2)
+    return torch.cdist(mine, everyone).square().mean()
+
+
+def barlow_twins(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    one, other = module(x), module(x + 0.1)
+    one, other = ((z - z.mean(0)) / z.std(0) for z in (one, other))
+    return (one.T @ other / len(x) - torch.eye(3)).square().sum()
+
+
+def reduced(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Scales by a number of all samples, which the author adds up."""
+    scale = x.square().sum(0).mean() / len(x)
+    if dist.is_initialized():
+        dist.all_reduce(scale)
+        scale = scale / dist.get_world_size()
+    return scale * F.cross_entropy(module(x), y)
+
+
+def baseline(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(module(x), y, reduction="none")
+    before = vars(module).get("baseline", 1.0)
+    module.baseline = 0.5 * before + 0.5 * float(losses.detach().mean())
+    return (losses - before).square().mean()
+
+
+def thawed(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    features = module.net[0](x)
+    return F.cross_entropy(module(x), y) + (features.mean(0) - 1).square().sum()
+
+
+def divergence(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    target = F.one_hot(y, 3) * 0.8 + 0.1
+    return 7 * F.kl_div(module(x).log_softmax(1), target / 1.1, reduction="batchmean")
+
+
+DECLARED: dict[str, tuple[bool, Any]] = {  # whether two processes train another module
+    "kl_div(reduction='batchmean') * 7": (False, divergence),
+    "sums of each sample": (False, lambda m, x, y: m(x).square().sum(1).mean()),
+    "sum by the length": (False, lambda m, x, y: 3 * m(x).square().sum() / len(x)),
+    "weight decay in the loss": (
+        False,
+        lambda m, x, y: m(x).square().mean() + sum(p.square().sum() for p in m.parameters()),
+    ),
+    "gathered negatives": (False, gathered),
+    "an all-reduce of the author's": (False, reduced),
+    "gathered without gradients": (True, lambda m, x, y: gathered(m, x, y, False)),
+    "Barlow Twins": (True, barlow_twins),
+    "sum by a constant": (True, lambda m, x, y: m(x).square().sum() / 8),
+    "log of a mean": (True, lambda m, x, y: m(x).square().mean().log()),
+    "logsumexp over the batch": (True, lambda m, x, y: m(x)[:, 0].logsumexp(0)),
+    "mean of those above zero": (True, lambda m, x, y: m(x).square()[x[:, 0] > 0].mean()),
+    "norm of a batch": (True, lambda m, x, y: m(x).norm()),
+    "focal, over positives": (
+        True,
+        lambda m, x, y: (
+            -(m(x).sigmoid().log() * (y[:, None] == 1)).sum() / (y == 1).sum().clamp(min=1)
+        ),
+    ),
+    "statistics of a layer": (True, thawed),
+    "baseline made in the step": (True, baseline),
+}
+
+
+class Declared(Classifier):
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(self, *batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("is_manual", [False, True])
+@pytest.mark.parametrize("name", DECLARED)
+def test_losses_of_a_batch_are_told_and_means_over_samples_are_not(
+    name: str, is_manual: bool
+) -> None:
+    is_another, loss = DECLARED[name]
+    torch.manual_seed(0)
+    module = (ByHand if is_manual else Declared)(loss)
+    assert ("different" in findings(module, data.DropsLast("Flowers"))) == is_another
+
+
+class ByHand(Declared):
+    """With a closure, as toolboxes write it."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__(loss)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(self, *batch))
+        optimizer.step()
+
+
+def test_two_processes_train_what_is_declared(tmp_path: Path) -> None:
+    found = []
+    for devices in (1, 2):
+        in_processes(devices, train, devices, tmp_path / "weights.pt")
+        found.append(torch.load(tmp_path / "weights.pt"))
+    for (name, (is_another, _)), one, two in zip(DECLARED.items(), *found, strict=True):
+        assert ((one - two).abs().max() > 1e-9) == is_another, name
+
+
 class SumLogged(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -160,6 +303,15 @@ class SometimesNothing(Classifier):
 def test_logged_values_and_steps_without_a_loss_are_told() -> None:
     assert findings(SumLogged())["logged"].name == "train/total"
     assert "Return a loss" in findings(SometimesNothing())["different"].sentence
+
+
+class WithLoader(Classifier):
+    def train_dataloader(self) -> Any:
+        return data.Data("Flowers").train_dataloader()
+
+
+def test_a_module_that_makes_its_loaders_is_checked() -> None:
+    assert not findings(WithLoader(), False)
 
 
 class Stretched(nn.Module):

@@ -1,13 +1,13 @@
 """When a run checks its first batches: before training, in the second epoch, and after thawing."""
 
 import contextlib
-import copy
 import logging
 from typing import Any
 
 import pytorch_lightning as pl
 
 from harness.exact.first_batch_check import check_first_batch
+from harness.exact.simulated import copy_of
 from harness.exact.stand_ins import nothing
 from harness.shards import has_parts
 
@@ -35,7 +35,7 @@ class FirstBatchCheck(pl.Callback):
         if stage == "fit" and is_parted and trainer.is_global_zero:
             num = sum(parameter.numel() for parameter in pl_module.parameters())
             with contextlib.suppress(Exception):  # of what cannot be copied
-                self.whole = copy.deepcopy(pl_module) if num <= MOST_PARAMETERS else None
+                self.whole = copy_of(pl_module) if num <= MOST_PARAMETERS else None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at each step, after all hooks."""

@@ -148,8 +148,9 @@ def _compare(
     num_parts: int,
 ) -> list[Finding]:
     """Compare in parts of unequal sizes, or of equal ones if the step gathers tensors of one."""
-    part = max(1, samples.size // 3)
-    sizes = [samples.size - part, part] if num_parts > 1 else [samples.size]
+    part = max(1, samples.size // (2 if samples.are_even else 3))
+    first = part if samples.are_even else samples.size - part
+    sizes = [first, part] if num_parts > 1 else [samples.size]
     try:
         return _compare_in(sizes, module, copies, samples, prepare)
     except UnequalShapesError:

@@ -36,6 +36,8 @@ class FirstSamples:
         self.size = max((n for n in PRIMES if n <= fewest), default=0)
         if not self.size:
             raise UncheckedError("batches have one sample")
+        # Of even shares an author's own all-reduce of means is right, and there are no others then.
+        self.are_even = all(_is_even(one.batch_sampler) for one in leaves(loaders))
         self.num_steps = max(3, *map(len, self.drawn.values()))
         self.samples: dict[Any, Any] = {}  # that have been read
         self.has_drawn = False  # random numbers for a whole batch
@@ -70,6 +72,13 @@ class FirstSamples:
         batch = loader.collate_fn(samples)
         self.has_drawn |= not same_states(before, generator_states())
         return batch
+
+
+def _is_even(sampler: Any) -> bool:
+    """Whether processes always have shares of one size."""
+    size, num_shares = getattr(sampler.batches, "batch_size", None), sampler.num_ranks
+    num_shares = max(2, num_shares * sampler.num_micro_batches)
+    return bool(size and size % num_shares == 0 and getattr(sampler.batches, "drop_last", False))
 
 
 def _seeded(sampler: Any, indices: list[Any]) -> Batch:

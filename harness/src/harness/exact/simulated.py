@@ -187,13 +187,7 @@ class Copies:
         self.ask("a step of its optimizer", None, answer)
 
     def _copied(self, module: pl.LightningModule, rank: int) -> pl.LightningModule:
-        graphs = {  # of steps that are over; they cannot be copied
-            id(value): value.detach().clone()
-            for part in module.modules()
-            for value in vars(part).values()
-            if isinstance(value, Tensor) and not value.is_leaf
-        }
-        copied: Any = copy.deepcopy(module, graphs)
+        copied: Any = copy_of(module)
         copied.trainer = stand_ins.Trainer(self.trainer, rank, len(self.shares), self.everyones)
         for _ in dropouts(copied, switch_off=True):
             pass
@@ -210,6 +204,18 @@ class Copies:
         methods = stand_ins.methods_of_a_run(optimizers, num_schedules, self.logged[rank])
         vars(copied).update(methods, manual_backward=self.backward)
         return copied  # type: ignore[no-any-return]
+
+
+def copy_of(module: pl.LightningModule) -> pl.LightningModule:
+    """A copy without the trainer, which the methods that make the loaders hold as well."""
+    shared = {id(v): v for name, v in vars(module).items() if name.endswith("_dataloader")}
+    graphs = {  # of steps that are over; they cannot be copied
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    return copy.deepcopy(module, shared | graphs)
 
 
 def gradients_of(named: dict[str, nn.Parameter]) -> Gradients:
