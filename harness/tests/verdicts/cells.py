@@ -109,7 +109,9 @@ def judge(end: End, of_one_process: Any) -> Cell:
     reference = of_one_process() if end.reference is None else end.reference
     apart = max(distances(end.values, reference).values())
     if apart <= SAME and not end.is_other:
-        is_told = end.reference is None and any(is_said(text, end.said) for text in DIFFERENT)
+        # The reference accumulates as well, so it cannot show that accumulating is different.
+        is_judged = end.reference is None and not is_said("than without:", end.said)
+        is_told = is_judged and any(is_said(text, end.said) for text in DIFFERENT)
         verdict = "false alarm" if is_told else "set" if end.settings else "equal"
         return Cell(verdict, end.said, apart)
     is_told = any(is_said(text, end.said) for text in TELLING)
