@@ -48,9 +48,11 @@ REMEDIES = {
     f"{QUOTIENT} under 'Any loss' in harness/docs/strategies.md.",
 }
 RANDOM = (
-    "{} draws random numbers in its steps ({}): each process or device draws its own, and the "
-    "weights are those of one process on average only."
+    "{} draws random numbers in its steps ({}): each process or device draws its own, so the "
+    "weights are not those of one process. {}"
 )
+# Dropout is switched off while steps are compared; other draws cannot be.
+NOT_COMPARED = "Its loss was not compared, as draws differ: is it a mean over samples?"
 UNEQUAL = (
     "A step of {} is not the same for every share of a batch: one comes to {} first, and processes "
     "would wait for each other for ever or combine what does not belong together.\nReturn a loss, "
@@ -107,7 +109,7 @@ def check_first_batch(
     on_gpu = torch.cuda.get_rng_state(module.device) if module.device.type == "cuda" else None
     dropped = next(dropouts(module, switch_off=False), None)
     if dropped and (num_parts > 1 or on_gpu is not None):  # a CPU's split calls draw one by one
-        found.append(Finding("random", RANDOM.format(name, dropped)))
+        found.append(Finding("random", RANDOM.format(name, dropped, "").rstrip()))
     try:
         with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself will warn
@@ -123,7 +125,7 @@ def check_first_batch(
                     if not is_exact:
                         raise
                     before.put_back()
-            found += [one for one in more if not (dropped and one.kind == "random")]
+            found = more if any(one.kind == "random" for one in more) else found + more
     except UserError:
         raise
     except Exception as error:  # of the author's step, outside of a run
@@ -168,7 +170,7 @@ def _compare_in(
     reordered = copies([size]).run(samples.batches(0, [size], in_reverse=True), 0)
     whole, parts = copies([size]), copies(sizes, prepare)
     limit, worst, remedies, odd = 0.0, (0.0, ""), set[str](), ""
-    random = [Finding("random", RANDOM.format(name, "which are not those of nn.Dropout"))]
+    random = [Finding("random", RANDOM.format(name, "not by nn.Dropout", NOT_COMPARED))]
     for step in range(samples.num_steps):
         expected = whole.run(samples.batches(step, [size]), step)
         if (has_drawn := whole.has_drawn or samples.has_drawn) and len(sizes) > 1:
