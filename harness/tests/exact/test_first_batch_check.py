@@ -1,5 +1,6 @@
 """What the first-batch check finds in every kind of module is what several processes make of it."""
 
+import random
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,30 @@ class SometimesNothing(Classifier):
 def test_logged_values_and_steps_without_a_loss_are_told() -> None:
     assert findings(SumLogged())["logged"].name == "train/total"
     assert "Return a loss" in findings(SometimesNothing())["different"].sentence
+
+
+class Drawing(Classifier):
+    """Draws in its step, like a diffusion or masked model."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        keep = torch.rand(x.shape, dtype=x.dtype) > 0.2
+        moved = x * keep + 0.1 * torch.randn_like(x) * torch.rand(len(x), 1, dtype=x.dtype)
+        return self.loss(F.cross_entropy(self(moved), y, reduction="none"), torch.randperm(len(y)))
+
+
+def test_a_step_that_draws_is_compared_with_the_same_draws_for_all_samples() -> None:
+    """Of what torch draws; a Python generator's draws are other ones in parts."""
+    found = findings(Drawing(lambda losses, order: losses[order].mean()))
+    assert {*found} == {"random"}
+    assert "not compared" not in found["random"].sentence
+    assert {*findings(Drawing(lambda losses, _: losses.mean().sqrt()))} == {"different", "random"}
+    found = findings(Drawing(lambda losses, _: losses.mean().sqrt() * random.random()))
+    assert "Its loss was not compared" in found["random"].sentence
 
 
 class WithLoader(Classifier):

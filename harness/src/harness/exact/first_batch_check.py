@@ -167,14 +167,18 @@ def _compare_in(
     prepare: Prepare,
 ) -> list[Finding]:
     name, size = type(module).__name__, sum(sizes)
+    copies = partial(copies, fixes_draws=len(sizes) > 1)
     reordered = copies([size]).run(samples.batches(0, [size], in_reverse=True), 0)
     whole, parts = copies([size]), copies(sizes, prepare)
     limit, worst, remedies, odd = 0.0, (0.0, ""), set[str](), ""
-    random = [Finding("random", RANDOM.format(name, "not by nn.Dropout", NOT_COMPARED))]
+    is_split, where = len(sizes) > 1, "not by nn.Dropout"
+    random = Finding("random", RANDOM.format(name, where, "").rstrip())
+    uncompared = [Finding("random", RANDOM.format(name, where, NOT_COMPARED))]
     for step in range(samples.num_steps):
         expected = whole.run(samples.batches(step, [size]), step)
-        if (has_drawn := whole.has_drawn or samples.has_drawn) and len(sizes) > 1:
-            return random
+        has_drawn = whole.has_drawn or samples.has_drawn
+        if is_split and (whole.has_unfixed or samples.has_unfixed):
+            return uncompared
         values = [gradient for gradients in expected for gradient in gradients.values()]
         if not all(bool(gradient.isfinite().all()) for gradient in values):
             raise UncheckedError("its gradients are not finite")
@@ -188,8 +192,8 @@ def _compare_in(
         found = difference(expected, combined)
         if found[0] <= limit:
             continue
-        if has_drawn:
-            return random
+        if has_drawn and not is_split:
+            return [random]
         is_kept = False
         if step and not remedies:  # the first step was right: copies without a past may be, too
             one = copies([size]).run(samples.batches(step, [size]), step)
@@ -199,13 +203,15 @@ def _compare_in(
         worst = worst if found[0] <= worst[0] else found
         if is_kept:
             break
+    drawn = [random] if has_drawn and is_split else []
     if worst[1]:
         remedy = remedies.pop() if len(remedies) == 1 else "whole"
         remedy = "split" if len(sizes) == 1 else remedy  # of dp: no other process has samples
-        return [Finding("different", _sentence(module, sizes, worst, remedy), *worst)]
+        return [Finding("different", _sentence(module, sizes, worst, remedy), *worst), *drawn]
     if not limit:
         raise UncheckedError("no optimizer has made a step")
-    return [Finding("logged", LOGGED.format(name, odd), name=odd)] if odd else []
+    logged = [Finding("logged", LOGGED.format(name, odd), name=odd)] if odd else []
+    return logged + drawn
 
 
 def _remedy(expected: Sequence[Gradients], parts: Copies, limit: float) -> str:

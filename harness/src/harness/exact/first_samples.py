@@ -11,6 +11,7 @@ from harness.data.batches import Batch, SeededBatch
 from harness.data.randomness import generator_states, same_states, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves
+from harness.upstream.fixed_draws import FixedDraws
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)  # no two parts hide the same fraction
 
@@ -41,6 +42,7 @@ class FirstSamples:
         self.num_steps = max(3, *map(len, self.drawn.values()))
         self.samples: dict[Any, Any] = {}  # that have been read
         self.has_drawn = False  # random numbers for a whole batch
+        self.has_unfixed = False  # and they are other ones in parts
 
     def batches(self, step: int, sizes: Sequence[int], in_reverse: bool = False) -> list[Any]:
         """The samples of a step, collated in parts of these sizes."""
@@ -69,8 +71,11 @@ class FirstSamples:
             samples = [self.samples[id(loader), index] for index in wanted]
         seed_generators(step)
         before = generator_states()
-        batch = loader.collate_fn(samples)
-        self.has_drawn |= not same_states(before, generator_states())
+        with FixedDraws() as draws:
+            batch = loader.collate_fn(samples)
+        after = generator_states()
+        self.has_drawn |= not same_states(before, after)
+        self.has_unfixed |= draws.has_missed or not same_states((*before[:2], after[2]), after)
         return batch
 
 

@@ -31,6 +31,7 @@ from harness.exact.gradients import Gradients
 from harness.exact.means import Means, use
 from harness.exact.seeded_steps import dropouts
 from harness.exact.sync_batch_norm import BATCH_NORMS
+from harness.upstream.fixed_draws import FixedDraws
 
 ENDED = "the end of its step"
 
@@ -51,6 +52,7 @@ class Copies:
         sizes: the samples that each copy gets.
         prepare: is given each copy, and its number of samples, such as to split its calls.
         is_exact: mixed precision is left out, for its rounding hides small differences.
+        fixes_draws: see ``FixedDraws``.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Copies:
         sizes: Sequence[int],
         prepare: Callable[[pl.LightningModule, int], object] = stand_ins.nothing,
         is_exact: bool = False,
+        fixes_draws: bool = False,
     ) -> None:
         self.trainer, self.sizes = module.trainer, sizes
         is_mixed = is_exact and isinstance(self.trainer.precision_plugin, MixedPrecision)
@@ -77,6 +80,8 @@ class Copies:
             prepare(copied, size)
         self.rank = 0  # whose step runs
         self.has_drawn = False  # random numbers, in any step
+        self.draws = FixedDraws() if fixes_draws else contextlib.nullcontext()
+        self.has_unfixed = False  # numbers that are other ones in parts
         self.own: list[Gradients] = []  # of each copy's loss alone, of the last backward pass
         self.steps: list[Gradients] = []  # what optimizers are asked to step with
 
@@ -111,7 +116,7 @@ class Copies:
                     asked.append(thread.resume(answers[self.rank]))
                     use(of_the_run)
                     before, states[self.rank] = states[self.rank], generator_states()
-                    self.has_drawn |= not same_states(before, states[self.rank])
+                    self._note_draws(before, states[self.rank])
                     contents[self.rank] = self.shared.contents()
                 kinds = list(dict.fromkeys(what for what, *_ in asked))
                 errors = [value for *_, value in asked if isinstance(value, Exception)]
@@ -125,7 +130,7 @@ class Copies:
 
     def _step(self, rank: int, batch: Any, number: int) -> None:
         copied = self.copies[rank]
-        with torch.enable_grad(), self.context():
+        with torch.enable_grad(), self.context(), self.draws:
             batch = transferred(copied, self.trainer, batch)
             takes = inspect.signature(copied.training_step).parameters
             result: Any = copied.training_step(*[batch, number][: len(takes)])
@@ -135,6 +140,12 @@ class Copies:
             self.note(self.named[rank])
             for parameter in self.named[rank].values():
                 parameter.grad = None
+
+    def _note_draws(self, before: Any, after: Any) -> None:
+        self.has_drawn |= not same_states(before, after)
+        of_python = same_states((*before[:2], after[2]), after)
+        is_fixed = isinstance(self.draws, FixedDraws) and not self.draws.has_missed and of_python
+        self.has_unfixed |= self.has_drawn and not is_fixed
 
     def ask(self, what: str, value: Any, answer: Callable[[list[Any]], list[Any]]) -> Any:
         """Wait until all copies ask for the same; ``answer`` has an answer for each of them."""
