@@ -3,7 +3,7 @@
 import random
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import pytorch_lightning as pl
@@ -328,6 +328,47 @@ def test_a_step_that_draws_is_compared_with_the_same_draws_for_all_samples() -> 
     assert {*findings(Drawing(lambda losses, _: losses.mean().sqrt()))} == {"different", "random"}
     found = findings(Drawing(lambda losses, _: losses.mean().sqrt() * random.random()))
     assert "Its loss was not compared" in found["random"].sentence
+
+
+STEPS = [0]  # of all modules
+
+
+class Counting(Classifier):
+    """Counts its steps where no copy of it has a number of its own."""
+
+    of_class: ClassVar = [0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = calls = [0]
+
+        def count(*_: Any) -> None:
+            calls[0] += 1
+
+        self.net.register_forward_hook(count)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        STEPS[0] += 1
+        self.of_class[0] += 1
+        return super().training_step(batch, batch_idx)
+
+
+def test_nothing_of_the_check_is_left_in_globals_classes_and_closures() -> None:
+    STEPS[0] = 0
+    module = Counting()
+    findings(module)
+    assert (STEPS, module.of_class, module.calls) == ([1], [1], [1])  # the step of the run
+
+
+class RankZeroWaits(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.global_rank == 0 and self.trainer.world_size > 1:
+            dist.barrier()
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_barrier_of_one_process_alone_is_told() -> None:
+    assert "wait for each other" in findings(RankZeroWaits())["different"].sentence
 
 
 class WithLoader(Classifier):

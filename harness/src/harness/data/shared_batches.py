@@ -217,25 +217,20 @@ class SharedBatchSampler(Sampler[Batch]):
     def _share(self, batch_idx: int) -> tuple[int, int, int]:
         """This process's (first, one-past-last) position in the epoch, and the global size."""
         step, micro = divmod(batch_idx, self.num_micro_batches)
-        start, *end = self.totals[step : step + 2]
-        size = end[0] - start if end else 0
+        is_there = step + 1 < len(self.totals)
+        start, end = self.totals[step : step + 2] if is_there else self.totals[-1:] * 2
+        size = end - start
         index = micro * self.num_ranks + self.rank
         low, high = bounds(size, index, self.num_micro_batches * self.num_ranks)
         return start + low, start + high, size
 
-    def checksums(self) -> list[int]:
-        """Checksums of the first batch, and of all that every process has drawn by now."""
-        last = self.num_in_rounds
-        if self.in_turn:  # a process without a batch in the last turn does not draw it
-            num_drawn = len(self.sums) - 1
-            last = max(num_drawn - num_drawn % self.num_ranks, min(num_drawn, self.num_ranks - 1))
-        return [*self.sums[1:2], self.sums[last]]
-
     def num_before(self, batch_idx: int) -> int:
         """Samples of all processes in the batches of an epoch before this one."""
         step, micro = divmod(batch_idx, self.num_micro_batches)
-        start, *end = self.totals[step : step + 2]
-        return start + (bounds(end[0] - start, micro, self.num_micro_batches)[0] if end else 0)
+        if step + 1 >= len(self.totals):  # behind the last one
+            return self.totals[-1]
+        start, end = self.totals[step : step + 2]
+        return start + bounds(end - start, micro, self.num_micro_batches)[0]
 
     def has_ended(self, batch_idx: int) -> bool:
         """Whether this loader gives nothing any more, while a longer one goes on beside it."""
@@ -250,6 +245,11 @@ class SharedBatchSampler(Sampler[Batch]):
         if self.num_ranks * self.num_micro_batches == 1:
             return 1.0
         low, high, size = self._share(batch_idx)
+        if not size:
+            raise UserError(
+                f"{self.name}: the loader gives more batches than its batch_sampler, and processes "
+                "cannot share them.\nLet it give one for each, or use one process."
+            )
         return (high - low) * self.num_ranks * self.num_micro_batches / size
 
     def is_filler(self, batch_idx: int) -> bool:

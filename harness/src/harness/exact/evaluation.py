@@ -76,7 +76,7 @@ class ExactEvaluation(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
     ) -> None:
         """Leave module, strategy and Lightning as they were."""
-        if vars(pl_module).get("log") is self.self_log:
+        if self.self_log is not None and vars(pl_module).get("log") is self.self_log:
             del vars(pl_module)["log"]
         before_reading(trainer)
         if self.gathering is not None:
@@ -229,8 +229,12 @@ def refuse_again(hook: str) -> None:
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
-    """The metrics that are part of a module."""
-    return [module for module in pl_module.modules() if isinstance(module, Metric)]
+    """The metrics that are part of a module, or in a dict or list of its own."""
+    held = [*pl_module.modules()]
+    for value in vars(pl_module).values():  # a plain dict or list of metrics is no module
+        held += value.values() if isinstance(value, dict) else ()
+        held += value if isinstance(value, (list, tuple)) else ()
+    return [one for one in held if isinstance(one, Metric)]
 
 
 def _of(trainer: pl.Trainer, end: Callable[[pl.Trainer], None]) -> Callable[[], None]:

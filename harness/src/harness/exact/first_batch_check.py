@@ -23,6 +23,7 @@ from harness.data.randomness import generator_states, restore_generators
 from harness.errors import UserError
 from harness.exact.first_samples import FirstSamples, UncheckedError
 from harness.exact.gradients import Gradients, coefficients, difference, odd_log, tolerance
+from harness.exact.in_child import in_child
 from harness.exact.means import ADVICE
 from harness.exact.seeded_steps import dropouts
 from harness.exact.simulated import Copies, UnequalError, UnequalShapesError
@@ -89,7 +90,10 @@ class Finding:
 def check_first_batch(
     module: pl.LightningModule, loaders: Any, num_parts: int = 2, prepare: Prepare = nothing
 ) -> list[Finding]:
-    """Compare steps with a few samples whole, and in parts.
+    """Compare steps with a few samples whole, and in parts, of which nothing is left here.
+
+    On a CPU it is done in a child of this process. A child has no GPU: there a module-level
+    variable, a closure or an attribute of a class that a step changes is changed by this as well.
 
     Args:
         module: belongs to a trainer that is about to train; it is left as it was.
@@ -104,6 +108,21 @@ def check_first_batch(
     Raises:
         UserError: by the module's step, as in the run.
     """
+    compare = partial(compare_first_batch, module, loaders, num_parts, prepare)
+    if module.device.type != "cpu":
+        return compare()
+    try:
+        return in_child(compare)  # type: ignore[no-any-return]
+    except UserError:
+        raise
+    except Exception as error:
+        return [Finding("unchecked", UNCHECKED.format(type(module).__name__, error))]
+
+
+def compare_first_batch(
+    module: pl.LightningModule, loaders: Any, num_parts: int, prepare: Prepare
+) -> list[Finding]:
+    """See ``check_first_batch``; in this process."""
     name, found = type(module).__name__, list[Finding]()
     before, states = Remembered(module), generator_states()
     on_gpu = torch.cuda.get_rng_state(module.device) if module.device.type == "cuda" else None

@@ -263,8 +263,13 @@ def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
         UserError: in every process.
     """
     several = [s for s in sharing if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
-    mine = [sampler.checksums() for sampler in several]
-    everyone = gather(trainer, mine) if several else []
+    if not several:
+        return
+    # Workers, which not every process needs to have, read ahead: as many batches are compared as
+    # all have drawn.
+    counts = zip(*gather(trainer, [len(s.sums) for s in several]), strict=True)
+    mine = [s.sums[min(drawn) - 1] for s, drawn in zip(several, counts, strict=True)]
+    everyone = gather(trainer, mine)
     for i, sampler in enumerate(several):
         if any(other[i] != mine[i] for other in everyone):
             raise UserError(

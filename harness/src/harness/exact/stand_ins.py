@@ -59,7 +59,7 @@ class Strategy:
         self.root_device, self.global_rank, self.world_size = device, rank, size
         self.everyones = everyones
         self.distributed_sampler_kwargs = {"num_replicas": size, "rank": rank}
-        self.barrier = nothing
+        self.barrier = lambda *_, **__: everyones(None)
 
     def reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
         """Add up, or average."""
@@ -152,7 +152,7 @@ def simulated_group(size: int, rank: Callable[[], int], everyones: Everyones) ->
         "get_rank": lambda *_, **__: rank(),
         "all_reduce": all_reduce,
         "all_gather": all_gather,
-        "barrier": nothing,
+        "barrier": lambda *_, **__: everyones(None),
     }
     world, dist.group.WORLD = dist.group.WORLD, None
     try:
