@@ -15,6 +15,7 @@ from torch.distributed import all_reduce
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness.errors import UserError
+from harness.exact import self_log
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
 from harness.run.tasks import close_process_group
@@ -69,6 +70,13 @@ class OneAlone(Logs):
             self.log("time", 1.0)
 
 
+class OfFirst(Logs):
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        if self.global_rank == 0:
+            self.log("first", batch[0].mean())
+
+
 def fit(module: pl.LightningModule, devices: int) -> pl.Trainer:
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -112,6 +120,21 @@ def refused(kind: type[Logs], said: str, ranks: tuple[int, ...]) -> None:
 def test_what_processes_would_wait_for_is_refused(tmp_path: Path) -> None:
     in_processes(2, refused, Reduces, "some of them have one batch less", (0,))
     in_processes(2, refused, OneAlone, "is each process's own (1, none)", (0, 1))
+
+
+def tells(folder: Path) -> None:
+    told = list[str]()
+    self_log.log.warning = lambda text, *args: told.append(text % args)  # type: ignore[method-assign]
+    fit(OfFirst(), 2)
+    is_told = any("first was logged for all batches of process 0" in line for line in told)
+    assert is_told == (os.environ["LOCAL_RANK"] == "0")
+    assert not any("rare" in line for line in told)
+    close_process_group()
+
+
+def test_a_value_of_the_first_process_alone_is_told(tmp_path: Path) -> None:
+    """And not one that only some batches have, which are all of one process."""
+    in_processes(2, tells, tmp_path)
 
 
 def test_a_copy_of_the_module_has_the_log_of_lightning() -> None:

@@ -46,9 +46,9 @@ class SelfLog:
         self.order: dict[str, None] = {}  # of both, as first logged
         self.batch: Any = None  # that runs
         self.num_samples: int | None = None  # of it in this process; 0 in a filler
-        self.batch_idx, self.dataloader_idx, self.num_steps = 0, 0, 0
-        self.is_training = False  # a training batch runs
-        self.is_split = False  # a global batch, between processes or accumulated parts
+        self.batch_idx = self.dataloader_idx = self.num_steps = 0
+        self.num_seen = 0  # samples of the running loader
+        self.is_training = self.is_split = False  # a training batch runs; it is a share
         self.told: set[str] = set()
 
     def __reduce__(self) -> Any:
@@ -59,6 +59,7 @@ class SelfLog:
         """Know what the values count that are logged from here on."""
         self.batch, self.num_samples = batch, num_samples
         self.batch_idx, self.dataloader_idx = place
+        self.num_seen = (self.num_seen if self.batch_idx else 0) + (num_samples or 0)
         self.is_training = bool(self.trainer.training)
         self.is_split = self.trainer.world_size * int(self.trainer.accumulate_grad_batches) > 1
 
@@ -210,8 +211,14 @@ class SelfLog:
             return
         everyone = gather(self.trainer, self._pending())
         self._log_what_others_have(everyone)
-        for key in named(everyone):
-            value = self.values[key]
+        for key, value in ((key, self.values[key]) for key in named(everyone)):
+            is_of_first = everyone[0].get(key, (0, 0))[1] == self.num_seen
+            if is_of_first and not any(key in one for one in everyone[1:]):
+                self._tell_once(
+                    value.how["name"],
+                    "%s was logged for all batches of process 0 and none of the others, and counts "
+                    "them alone. Log it in every process, or with rank_zero_only=True.",
+                )
             pairs = [one[key] for one in everyone if key in one]
             value.settle(quotient(value.op, *joined(value.op, pairs)))
 
