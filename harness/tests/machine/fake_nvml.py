@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from zlib import crc32
 
 GIB = 2**30
 
@@ -89,6 +90,8 @@ def write_fake(folder: Path, gpus: list[FakeGpu]) -> dict[str, str]:
         f"sys.path.append({str(Path(__file__).parents[2])!r})\n"
         "from tests.machine.fake_nvml import FakeGpu, FakeNvml\n"
         f"gpus = {[asdict(gpu) for gpu in gpus]!r}\n"
-        "sys.modules[__name__] = FakeNvml([FakeGpu(**gpu) for gpu in gpus])\n"
+        "fake = sys.modules[__name__] = FakeNvml([FakeGpu(**gpu) for gpu in gpus])\n"
+        # Locks are the machine's: another test that runs meanwhile has other GPUs.
+        f"fake.nvmlDeviceGetUUID = lambda i: f'GPU-{{i}}{{i}}ab-{crc32(bytes(folder)):x}'\n"
     )
     return {"PYTHONPATH": ":".join([str(folder), *filter(None, sys.path)])}
