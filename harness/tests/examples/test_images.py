@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.faults.fork_server import command
 from tests.faults.run_folder import leave_at
 from tests.images.made import CLASSES, words, write_images
-from tests.strategy_runs import SAME, farthest, outcome, run_of
+from tests.strategy_runs import farthest, outcome, run_of
 
 CONF = ROOT / "conf"
 
