@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.command import start
+from harness.command import main
 from tests.conftest import ROOT
 
 
 def refusal(*words: str, task: str = "train", conf: Path = ROOT / "conf") -> str:
     """The message with which a command ends."""
     with pytest.raises(SystemExit) as stop:
-        start.main(task, conf, [*words])
+        main.main(task, conf, [*words])
     return str(stop.value.code)

@@ -44,7 +44,7 @@ def test_garbage_collection_is_off_during_imports_and_then_as_before() -> None:
 
 
 def test_a_start_imports_no_torch_and_later_collections_leave_it_out() -> None:
-    code = "import harness, sys; from harness.command import start; print('torch' in sys.modules)"
+    code = "import harness, sys; from harness.command import main; print('torch' in sys.modules)"
     code += "; from harness import DataModule; import gc; print(gc.isenabled())"
     has_torch, is_on, num_frozen = command(
         "-c", f"{code}; print(gc.get_freeze_count())"

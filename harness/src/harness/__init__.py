@@ -42,7 +42,7 @@ from harness.upstream import lightning_name
 if TYPE_CHECKING:
     from harness.command.compose import compose
     from harness.command.from_python import Run, evaluate, load_run, predict, train
-    from harness.command.start import main
+    from harness.command.main import main
     from harness.data.batches import Batch, BatchedDataset
     from harness.data.datamodule import DataModule
     from harness.data.randomness import uniform
@@ -88,7 +88,7 @@ _MODULES = {
     "evaluate": "command.from_python",
     "is_logged": "exact.mean",
     "load_run": "command.from_python",
-    "main": "command.start",
+    "main": "command.main",
     "mean_over": "exact.means",
     "parameter_groups": "groups",
     "predict": "command.from_python",

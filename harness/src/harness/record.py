@@ -19,6 +19,7 @@ from harness.machine import nvml
 from harness.processes.leaving import AgreedExit
 
 FILE = "record.json"
+NEXT = ".next_config.yaml"  # with which a run goes on, once it trains again
 # Variables that decide how numbers are rounded, or how many threads add them up.
 ROUNDING = re.compile(
     "(OMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|CUBLAS|CUDNN)_.*|(NVIDIA|TORCH)_.*(TF32|CUBLAS|CUDNN).*"
@@ -50,14 +51,28 @@ def note_start(run_dir: Path, **facts: Any) -> None:
     note(run_dir, starts=[*before, last | facts])
 
 
+def begin(run_dir: Path) -> None:
+    """Add a start to a run's record: by which command, on which machine, from which code.
+
+    One that goes on has the config of this start from here on, and no results any more. Until then
+    it is as it was, so that a command which is refused changes nothing of it.
+    """
+    if (run_dir / NEXT).exists():
+        # In this order: who asks meanwhile finds no results of another config.
+        (run_dir / "results.json").unlink(missing_ok=True)
+        (run_dir / NEXT).replace(run_dir / "config.yaml")
+    begun = {"time": time.time(), **made_by(), **repository.note(run_dir)}
+    starts = [*read(run_dir).get("starts", []), begun]
+    note(run_dir, status=None, reason=None, commit=begun["commit"], starts=starts)
+
+
 @contextmanager
 def recording(run_dir: Path) -> Iterator[None]:
-    """Note what starts the block and how it ends; add its seconds to those of earlier starts."""
-    known = read(run_dir)
-    before, start = known.get("seconds", 0.0), time.monotonic()
-    begun = {"time": time.time(), **made_by(), **repository.note(run_dir)}
-    starts = [*known.get("starts", []), begun]
-    note(run_dir, status=None, reason=None, commit=begun["commit"], starts=starts)
+    """Note how the block ends, and add its seconds to those of earlier starts.
+
+    Nothing is noted where it ends before the run has begun: see ``begin``.
+    """
+    known, start = read(run_dir), time.monotonic()
     status, reason = "finished", None
     try:
         yield
@@ -65,8 +80,9 @@ def recording(run_dir: Path) -> Iterator[None]:
         status, reason = _ending(error)
         raise
     finally:
-        seconds = round(before + time.monotonic() - start, 1)
-        note(run_dir, status=status, reason=reason, seconds=seconds, ended=time.time())
+        if len(read(run_dir).get("starts", [])) > len(known.get("starts", [])):
+            seconds = round(known.get("seconds", 0.0) + time.monotonic() - start, 1)
+            note(run_dir, status=status, reason=reason, seconds=seconds, ended=time.time())
 
 
 def made_by() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.command import start as cli
+from harness.command import main as cli
 from harness.command import yaml_files
 from harness.processes import leaving, peers
 from harness.testing import command as typed

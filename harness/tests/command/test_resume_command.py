@@ -8,8 +8,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from harness.command import resume, run_folder
-from harness.command import start as cli
+from harness import record
+from harness.command import locked_folder, resume, run_folder, start
+from harness.command import main as cli
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from tests.faults.fork_server import command
@@ -18,7 +19,9 @@ from tests.refusals import refusal
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """All files but the lock, which names the last command that held it."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != run_folder.LOCK)
+    paths = (
+        path for path in folder.rglob("*") if path.is_file() and path.name != locked_folder.LOCK
+    )
     return {path: path.read_bytes() for path in paths}
 
 
@@ -180,17 +183,20 @@ def test_refused_command_leaves_the_run_as_it_was(
     monkeypatch.setattr(resume, "checkpoint", lambda *_: None)
 
     def refuse(task: str, cfg: DictConfig) -> None:
-        assert not (folder / "results.json").exists()
+        assert cfg.trainer.max_epochs == 50
         raise UserError("The data are others.")
 
-    monkeypatch.setattr(cli, "execute", refuse)
+    monkeypatch.setattr(start, "compute", refuse)
     words = ["trainer.max_epochs=50", f"resume={folder}"]
     with pytest.raises(UserError, match="others"):
-        cli.start(compose_command("train", words))
-    of_this_start = (run_folder.LOCK, run_folder.STARTS, *folder.glob("uncommitted_*"))
-    for name in of_this_start:
-        (folder / name).unlink()
+        start.start(compose_command("train", words))
+    (folder / locked_folder.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+    monkeypatch.setattr(start, "compute", lambda *_: record.begin(folder))  # as training begins
+    start.start(compose_command("train", words))
+    assert run_folder.load_config(folder).trainer.max_epochs == 50
+    assert not (folder / "results.json").exists()
 
 
 def test_key_that_the_default_config_lacks_needs_the_choice_that_has_it(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from harness.command import run_folder, start
+from harness.command import locked_folder, run_folder, start
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from harness.frozen_files import write_json
@@ -19,8 +19,8 @@ HOLDER = """
 import sys, time
 import threading
 from pathlib import Path
-from harness.command import run_folder
-with run_folder.locked(Path(sys.argv[1])):
+from harness.command import locked_folder, run_folder
+with locked_folder.locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
 """
@@ -46,13 +46,13 @@ def test_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
         assert holder.stdout.readline() == "locked\n"
         try:
             with pytest.raises(UserError, match=f"process {holder.pid} on ") as refused:
-                run_folder.locked(tmp_path).__enter__()
+                locked_folder.locked(tmp_path).__enter__()
             assert str(tmp_path) in str(refused.value)
         finally:
             holder.kill()
-    with run_folder.locked(tmp_path):  # it has died, and the lock with it
+    with locked_folder.locked(tmp_path):  # it has died, and the lock with it
         pass
-    with run_folder.locked(tmp_path):
+    with locked_folder.locked(tmp_path):
         pass
 
 
@@ -94,10 +94,10 @@ def test_commands_choose_a_run_one_after_another(tmp_path: Path) -> None:
     chosen: list[int] = []
 
     def choose() -> None:
-        with run_folder.choosing(tmp_path / "outputs"):
+        with locked_folder.choosing(tmp_path / "outputs"):
             chosen.append(len(chosen))
 
-    with run_folder.choosing(tmp_path / "outputs"):
+    with locked_folder.choosing(tmp_path / "outputs"):
         other = threading.Thread(target=choose)
         other.start()
         other.join(0.3)
@@ -108,7 +108,7 @@ def test_commands_choose_a_run_one_after_another(tmp_path: Path) -> None:
 
 def test_folder_whose_name_a_config_would_fill_in_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has \$\{ in its name"):
-        run_folder.make(tmp_path / "of ${USER}")
+        locked_folder.make(tmp_path / "of ${USER}")
     assert not list(tmp_path.iterdir())
 
 
@@ -122,13 +122,12 @@ def test_run_that_begins_is_nobody_elses_to_go_on_with(
     def start_another(*_: Any) -> None:
         others.append(command("train.py", *words))
 
-    monkeypatch.setattr(start, "execute_in", start_another)
+    monkeypatch.setattr(start, "compute_in", start_another)
     run_dir = start.start(compose_command("train", words, "conf"))
     assert others[0].returncode == 1
     assert f"The run in {run_dir} is alive" in others[0].stderr
     assert sorted(path.name for path in run_dir.iterdir()) == [
         ".lock",
-        ".starts",
         "config.yaml",
         "overrides.yaml",
     ]

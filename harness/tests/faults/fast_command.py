@@ -16,7 +16,7 @@ from typing import Any
 from lightning_fabric.strategies.launchers import subprocess_script as fabric_launcher
 from pytorch_lightning.strategies.launchers import subprocess_script as launcher
 
-from harness.command import start as cli
+from harness.command import main as cli
 from harness.run import tasks  # noqa: F401  # imports what a run needs
 from harness.sweeps import slots
 

@@ -12,7 +12,7 @@ from harness.processes.launcher import Launcher, first_of, launcher, tasks_per_n
 from harness.strategies.launchable import check_launcher
 
 TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "x", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4",
     "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "1",
 }  # fmt: skip
 SRUN = {
@@ -39,24 +39,28 @@ def told(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_torchrun_and_slurm_tell_is_read(told) -> None:
-    torchrun, srun = Launcher("torchrun", 3, 1, 4, 2, 2), Launcher("srun", 3, 1, 4, 2, 2)
-    inside = replace(torchrun, job="slurm_12")
+    again = Launcher("torchrun", 3, 1, 4, 2, 2, is_again=True)
+    torchrun, srun = replace(again, is_again=False), Launcher("srun", 3, 1, 4, 2, 2)
+    first = TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"}
+    made_up = "3a3dfbb1-21d6-4c01-9b8c-8ddc5e1b8b1e"  # by --standalone
     part = {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     for environment, expected in (
         ({}, Launcher()),
-        (TORCHRUN, torchrun),
+        (TORCHRUN, again),
+        (first, torchrun),
+        (first | {"TORCHELASTIC_RUN_ID": "a/b"}, replace(again, job="torchrun_a_b")),
+        (first | {"TORCHELASTIC_RUN_ID": made_up}, torchrun),
         (SRUN, replace(srun, job="slurm_12")),
         (SRUN | {"SLURM_STEP_ID": "1"}, replace(srun, job="slurm_12.1")),
         (BATCH, Launcher(job="slurm_12")),
         (BATCH | ARRAY, Launcher(job="slurm_10_2", task="2")),
-        (BATCH | {"SLURM_RESTART_COUNT": "2"}, Launcher(num_restarts=2, job="slurm_12")),
-        (SRUN | TORCHRUN, inside),
-        (SRUN | TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"}, replace(inside, num_torchruns=4)),
+        (BATCH | {"SLURM_RESTART_COUNT": "2"}, Launcher(is_again=True, job="slurm_12")),
+        (SRUN | TORCHRUN, replace(again, job="slurm_12")),
+        (SRUN | first, replace(torchrun, job="slurm_12", num_torchruns=4)),
         (part, Launcher("srun", 1, 0, 2, 2, 1, "slurm_1")),
     ):
         known = told(environment)
-        assert (known.agent is not None) == (known.name == "torchrun")
-        assert replace(known, agent=None) == expected, environment
+        assert known == expected, environment
         assert launch.global_rank() == expected.rank
 
 
@@ -144,9 +148,3 @@ def test_process_that_nobody_has_told_enough_is_refused(environment, says: str, 
     known = told(environment)
     with pytest.raises(UserError, match=says):
         check_launcher(OmegaConf.create(DDP | {"devices": 1, "accelerator": "cpu"}), known)
-
-
-def test_same_torchrun_is_the_same_agent(told) -> None:
-    first = told(TORCHRUN)
-    assert first.agent == launcher().agent
-    assert str(os.getppid()) in (first.agent or "")

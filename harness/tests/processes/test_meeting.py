@@ -98,10 +98,10 @@ def test_folder_that_one_does_not_see_is_told(
     meet: Meet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "SEE_SECONDS", 0.2)
-    for name in ("0", "1"):  # two folders that are copies but for when they were started
+    for name in ("0", "1"):  # two folders that are copies, of which one goes on
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("seed: 1")
-        (tmp_path / name / ".starts").write_text(name)
+        (tmp_path / name / ".next_config.yaml").write_text(f"devices: {name}")
     told = [str(error) for error in meet(lambda one, rank: one.see(tmp_path / str(rank)))]
     assert all("does not see" in text and "output_dir=" in text for text in told)
 
@@ -121,7 +121,7 @@ def test_failure_before_all_are_connected_ends_those_that_wait(
     leaving.connected.clear()
 
     def do(one: Meeting, rank: int) -> None:
-        one.watch(False, lambda: undone.append(rank))
+        one.watch(lambda: undone.append(rank))
         if rank == 1:
             raise UserError("No data here.")
 

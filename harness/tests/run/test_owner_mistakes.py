@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from harness.command import start
+from harness.command import main
 from harness.errors import UserError
 from harness.run import mistakes, tasks
 from tests.faults.fork_server import command
@@ -356,7 +356,7 @@ def test_everything_is_printed_on_request(
 ) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(mistakes, "of_owner", lambda error: pytest.fail("was asked"))
-    start.tell_of_owner(RuntimeError("mat1 and mat2"))
+    main.tell_of_owner(RuntimeError("mat1 and mat2"))
 
 
 def test_right_code_trains(owners: Callable[..., Path], mine: DictConfig) -> None:

@@ -7,6 +7,7 @@ run.results["test/accuracy"], run.model, run.table
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from harness import allowed
-from harness.command import run_folder
-from harness.command.compose import Command, compose_command
+from harness.command import locked_folder, run_folder, validate, which_run
+from harness.command.compose import Command, compose_command, explained
 from harness.command.start import start
 from harness.errors import UserError
-from harness.processes import leaving
+from harness.processes import launch, leaving
 from harness.quick_imports import quick_imports
 from harness.runs.reading import read_table
 from harness.strategies import launchable
@@ -138,16 +139,39 @@ def predict(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") 
 def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
     with _surviving():
         command = compose_command(task, overrides, conf)
-        return Run(start(command, _program(task, command)), command.conf)
+        starts_again = launchable.runs_program_again(command.cfg.trainer)
+        return Run((_start_program if starts_again else start)(command), command.conf)
 
 
-def _program(task: str, command: Command) -> list[str]:
-    """A command for what must not happen in the caller's process: processes that start again.
+def _start_program(command: Command) -> Path:
+    """Start a program for processes that start again, as this one is not made for that.
 
-    A notebook or a script of one's own is not made for that.
+    Raises:
+        UserError: if the program has failed; it has said why.
     """
-    again = launchable.runs_program_again(command.cfg.trainer)
-    return [sys.executable, "-m", "harness", task, f"conf={command.conf}"] if again else []
+    with explained(command.task, command.overrides, command.conf):
+        validate.check(command)
+    cfg = command.cfg
+    if command.task == "train":
+        cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
+    run_dir = which_run.find(command) if command.task == "train" else None
+    run_dir = run_dir or locked_folder.make(which_run.parent_of(command))
+    program = [sys.executable, "-m", "harness", command.task, f"conf={command.conf}"]
+    program += [*command.places, *command.overrides]
+    if status := _wait_for(subprocess.Popen(program, env=launch.job_environment(run_dir))):
+        locked_folder.remove_unused(run_dir)
+        raise UserError(f"The run in {run_dir} ended with exit status {status}.")
+    return run_dir
+
+
+def _wait_for(process: "subprocess.Popen[bytes]") -> int:
+    """The exit status of a process; Ctrl-C lets it finish its step and save."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
 
 
 @contextmanager

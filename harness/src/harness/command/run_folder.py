@@ -1,14 +1,8 @@
-"""The one folder of a run, shared by all its processes."""
+"""What the folder of a run holds: config, words, results, checkpoints. No torch."""
 
-import errno
-import fcntl
 import json
-import os
-import platform
-import shutil
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,101 +14,7 @@ from yaml import YAMLError
 
 from harness import frozen_files
 from harness.errors import UserError
-from harness.processes.launch import global_rank
-from harness.processes.launcher import launcher
-
-LOCK = ".lock"
-HELD = (errno.EAGAIN, errno.EACCES)  # by another process
-STARTS = ".starts"  # a line for each start by a launcher: when, and by whom
-LOCK_SECONDS = 120.0  # for which a network disk may keep the lock of a machine that has died
-
-
-def make(parent: Path, stem: str | None = None) -> Path:
-    """Make a run's folder; of runs that would have the same one, each gets its own.
-
-    Args:
-        parent: where runs of this kind go.
-        stem: its name, such as that of a job of Slurm's; by default the time.
-
-    Raises:
-        UserError: if the folder cannot be made.
-    """
-    if "${" in str(parent.absolute()):
-        raise UserError(
-            f"The run's folder below {parent.absolute()} has ${{ in its name, which a config takes "
-            "for another key.\nChoose another folder with output_dir=<folder>."
-        )
-    stem = stem or time.strftime("%Y-%m-%d_%H-%M-%S")
-    attempt = 1
-    with _making(parent):
-        parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            path = parent / (stem if attempt == 1 else f"{stem}_{attempt}")
-            with suppress(FileExistsError):
-                path.mkdir()
-                return path.resolve()
-            attempt += 1
-
-
-@contextmanager
-def choosing(parent: Path) -> Iterator[None]:
-    """Wait until no other command of this machine or disk chooses a run of a folder."""
-    with _making(parent):
-        parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems have no such locks
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
-
-
-@contextmanager
-def _making(parent: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"The run's folder below {parent} cannot be made: {error.strerror}.\n"
-            "Choose a folder that you may write to with output_dir=<folder>."
-        ) from error
-
-
-@contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
-    """Keep other commands from a run's folder; the system ends that with this process.
-
-    Of several processes the first one does it.
-
-    Raises:
-        UserError: if another command computes this run.
-    """
-    if global_rank() > 0:
-        yield
-        return
-    end = time.monotonic() + (LOCK_SECONDS if launcher().num_restarts else 0.0)
-    with (run_dir / LOCK).open("a+") as file:
-        while True:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in HELD and time.monotonic() < end:
-                    time.sleep(1.0)
-                    continue
-                if error.errno in HELD:
-                    file.seek(0)
-                    who = file.read().strip() or "a process"
-                    raise UserError(
-                        f"The run in {run_dir} is alive: {who} computes it.\n"
-                        "Let it end, or use resume=null to start another."
-                    ) from error
-                # Some network file systems have no locks.
-            break
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}\n")
-        file.flush()
-        yield
+from harness.record import NEXT
 
 
 def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:
@@ -139,13 +39,23 @@ def save_config(frozen: DictConfig, run_dir: Path) -> None:
     frozen_files.write_yaml(run_dir / "config.yaml", OmegaConf.to_yaml(frozen))
 
 
-def load_config(run_dir: Path) -> DictConfig:
+def save_next_config(frozen: DictConfig, run_dir: Path) -> None:
+    """Write the config with which a run will go on, once nothing has refused it."""
+    frozen_files.write_yaml(run_dir / NEXT, OmegaConf.to_yaml(frozen))
+
+
+def load_next_config(run_dir: Path) -> DictConfig:
+    """Read the config of a run that begins or goes on, in a process that its first one starts."""
+    return load_config(run_dir, NEXT if (run_dir / NEXT).exists() else "config.yaml")
+
+
+def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
     """Read a run's frozen ``config.yaml``, wherever its folder is now.
 
     Raises:
         UserError: if it is missing, damaged or edited.
     """
-    path = run_dir / "config.yaml"
+    path = run_dir / name
     try:
         frozen: Any = OmegaConf.create(frozen_files.read_yaml(path))
         missing = {"data", "model", "seed", "trainer"} - frozen.keys()
@@ -193,20 +103,6 @@ def as_typed(text: str) -> list[Any]:
     return words
 
 
-def note_start(run_dir: Path, launchers: Iterable[str]) -> None:
-    """Add to ``.starts`` who has started a run, or lets it go on."""
-    with (run_dir / STARTS).open("a") as file:
-        print(datetime.now(UTC).isoformat(), *sorted(launchers), file=file)
-
-
-def started_by(run_dir: Path) -> set[str]:
-    """The launchers that have started a run."""
-    with suppress(OSError, ValueError):
-        lines = (run_dir / STARTS).read_text().splitlines()
-        return {name for line in lines for name in line.split()[1:]}
-    return set()
-
-
 def results(run_dir: Path) -> dict[str, float]:
     """The last value of every metric; empty where the run has not finished.
 
@@ -232,13 +128,24 @@ def best_checkpoint(run_dir: Path) -> Path:
     raise UserError(f"The run in {run_dir} has no checkpoint, which would hold its weights.")
 
 
-def remove_unused(path: Path) -> None:
-    """Remove the folder of a run that was refused before it produced anything."""
-    if any((path / name).exists() for name in ("checkpoints", "metrics.csv", "results.json")):
-        return
-    shutil.rmtree(path, ignore_errors=True)  # a process that ends removes its lock at this time
-    if not any(path.parent.iterdir()):
-        path.parent.rmdir()
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return any((folder / name).exists() for name in ("config.yaml", "overrides.yaml"))
+
+
+def runs_in(parent: Path) -> list[Path]:
+    """The runs in a folder, in the order in which they were started."""
+    return sorted((path.parent.resolve() for path in parent.glob("*/overrides.yaml")), key=started)
+
+
+def started(run_dir: Path) -> float:
+    """When a run was started: as it has written itself, whatever the times of a copy's files."""
+    path = run_dir / "overrides.yaml"
+    with suppress(OSError, ValueError):
+        text = path.read_text()
+        if line := re.search(f"^{frozen_files.STARTED}(.+)$", text, re.MULTILINE):
+            return datetime.fromisoformat(line[1]).timestamp()
+    return path.stat().st_mtime
 
 
 def config_of_checkpoint(checkpoint: Path) -> Path:

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from harness import allowed, frozen_files
-from harness.command import run_folder, sweep_words, validate
+from harness.command import locked_folder, run_folder, sweep_words, validate
 from harness.command.compose import Command, as_hydra_reads, compose_command
 from harness.command.explain import refuse_other_meanings
 from harness.command.flags import MULTIRUN
@@ -73,11 +73,11 @@ def run(task: str, conf: Path, words: Sequence[str]) -> None:
     check(command, overrides)
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
     parent = Path(command.cfg.output_dir, "sweeps", name_of(command))
-    with run_folder.choosing(parent):
+    with locked_folder.writable(parent), locked_folder.choosing(parent):
         folder = sweep_words.found(parent, words) if wanted == "auto" else None
         folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
         folder = folder or made(parent, words, jobs, command)
-    with run_folder.locked(folder):
+    with locked_folder.locked(folder):
         drive(folder, command, overrides, words, program)
 
 
@@ -249,12 +249,12 @@ def made(
     parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]] | None, command: Command
 ) -> Path:
     """Make a sweep's folder; it is one when its words are written, the last of all."""
-    folder = run_folder.make(parent)
+    folder = locked_folder.make(parent)
     if jobs is None:
         try:
             study_of(folder, command)
         except UserError:
-            run_folder.remove_unused(folder)
+            locked_folder.remove_unused(folder)
             raise
     else:
         text = OmegaConf.to_yaml(OmegaConf.create([list(job) for job in jobs]))

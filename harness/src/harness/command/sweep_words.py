@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
-from harness.command import run_folder, which_run
+from harness.command import run_folder
 from harness.command.compose import explained
 from harness.errors import UserError
 
@@ -78,7 +78,7 @@ def found(parent: Path, words: Sequence[str]) -> Path | None:
     Raises:
         UserError: if there are others only.
     """
-    sweeps = which_run.runs_in(parent)
+    sweeps = run_folder.runs_in(parent)
     same = [folder for folder in sweeps if lasting(run_folder.load_words(folder)) == lasting(words)]
     if same:
         return same[-1]

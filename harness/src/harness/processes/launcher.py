@@ -2,11 +2,9 @@
 
 import os
 import re
-import socket
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from typing import Any
 
 from harness.errors import UserError
 
@@ -23,9 +21,9 @@ class Launcher:
         num_processes: of the run.
         num_here: of the run, on this machine.
         num_nodes: machines of the run.
-        job: of Slurm, with its task of an array and its step: the same when it is started again.
-        agent: this machine's torchrun, which may start its processes again.
-        num_restarts: how often Slurm has started this job before.
+        job: names what is the same when it is started again: Slurm's job, with its task of an array
+            and its step, or the ``--rdzv-id`` that a torchrun was given.
+        is_again: whether this start may be another one of the same run.
         task: this one's number in an array of Slurm's.
         num_torchruns: that srun has started with this process's; 1 where it has started none, and
             after a restart by torchrun, when some may be missing.
@@ -38,8 +36,7 @@ class Launcher:
     num_here: int = 1
     num_nodes: int = 1
     job: str | None = None
-    agent: str | None = None
-    num_restarts: int = 0
+    is_again: bool = False
     task: str | None = None
     num_torchruns: int = 1
 
@@ -65,10 +62,13 @@ class Launcher:
 def launcher() -> Launcher:
     """Read the environment of this process."""
     env = os.environ
-    job, restarts = _slurm_job(), _number("SLURM_RESTART_COUNT")
+    job, is_again = _slurm_job(), _number("SLURM_RESTART_COUNT") > 0
     num_tasks = _number("SLURM_STEP_NUM_TASKS", 1)
     task = env.get("SLURM_ARRAY_TASK_ID")
     if "TORCHELASTIC_RUN_ID" in env:
+        # A torchrun that loses a machine, or takes one in, counts no restart.
+        own = _torchrun_job() if job is None else None
+        was_restarted = _number("TORCHELASTIC_RESTART_COUNT") > 0
         return Launcher(
             name="torchrun",
             rank=_number("RANK"),
@@ -76,10 +76,9 @@ def launcher() -> Launcher:
             num_processes=_number("WORLD_SIZE", 1),
             num_here=_number("LOCAL_WORLD_SIZE", 1),
             num_nodes=_number("GROUP_WORLD_SIZE", 1),
-            job=job,
-            agent=_agent(),
-            num_torchruns=1 if _number("TORCHELASTIC_RESTART_COUNT") else num_tasks,
-            num_restarts=restarts,
+            job=job or own,
+            num_torchruns=1 if was_restarted else num_tasks,
+            is_again=is_again or was_restarted or own is not None,
             task=task,
         )
     if num_tasks > 1:
@@ -92,10 +91,23 @@ def launcher() -> Launcher:
             num_here=tasks[min(_number("SLURM_NODEID"), len(tasks) - 1)],
             num_nodes=len(tasks),
             job=job,
-            num_restarts=restarts,
+            is_again=is_again,
             task=task,
         )
-    return Launcher(job=job, num_restarts=restarts, task=task)
+    return Launcher(job=job, is_again=is_again, task=task)
+
+
+def known_of(trainer: Any) -> Launcher:
+    """Who has started this process; where a person has typed it on several machines, these.
+
+    Args:
+        trainer: settings of the Trainer, which have the number of machines.
+    """
+    known, num_nodes = launcher(), trainer.num_nodes
+    if known.name == "python" and num_nodes > 1:
+        rank = int(os.environ["NODE_RANK"])
+        return replace(known, rank=rank, num_processes=num_nodes, num_nodes=num_nodes)
+    return known
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -123,16 +135,13 @@ def _slurm_job() -> str | None:
     return f"slurm_{job}" + (f".{step}" if step.isdigit() and step != "0" else "")
 
 
-def _agent() -> str | None:
-    """The torchrun of this process, told from every other by its machine and its start."""
-    pid = os.getppid()
-    with suppress(OSError):
-        while True:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if b"TORCHELASTIC_RUN_ID=" not in Path(f"/proc/{pid}/environ").read_bytes():
-                return f"torchrun_{socket.gethostname()}_{pid}_{stat[19]}"
-            pid = int(stat[1])  # this one is a script between the two
-    return None
+def _torchrun_job() -> str | None:
+    """The ``--rdzv-id`` that a person has given; ``--standalone`` makes one up."""
+    name = os.environ["TORCHELASTIC_RUN_ID"]
+    is_given = name != "none" and not re.fullmatch(
+        r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name
+    )
+    return "torchrun_" + re.sub(r"[^\w.-]", "_", name) if is_given else None
 
 
 def _number(name: str, default: int = 0) -> int:

@@ -28,9 +28,6 @@ class Meeting:
         known: what the launcher has told.
         minutes: how long to wait for another one, at any moment.
 
-    Attributes:
-        launchers: of all processes, once they were compared: jobs of Slurm, and torchruns.
-
     Raises:
         UserError: if the place of rank 0 is not known, or nobody answers there.
     """
@@ -38,7 +35,6 @@ class Meeting:
     def __init__(self, known: Launcher, minutes: float) -> None:
         self.known = known
         self.is_alone = not known.is_one_of_several
-        self.launchers = {name for name in (known.job, known.agent) if name}
         if self.is_alone:
             return
         leaving.connected.clear()  # set by a run before, in this process
@@ -53,7 +49,7 @@ class Meeting:
         Raises:
             UserError: with each rank, its machine, and what differs.
         """
-        about = [socket.gethostname(), network(), mine, self.known.agent]
+        about = [socket.gethostname(), network(), mine]
         self.messages.set(f"about/{self.known.rank}", about)
         if self.known.rank > 0:
             self.messages.hear("compared")
@@ -61,11 +57,10 @@ class Meeting:
         ranks = range(self.known.num_processes)
         all_ = {rank: self.messages.hear(f"about/{rank}") for rank in ranks}
         check_names(all_)
-        self.launchers |= {agent for *_, agent in all_.values() if agent}
-        host, _, first, _ = all_[0]
+        host, _, first = all_[0]
         told = [
             f"Rank {rank} on {there} has {'; '.join(found)} (rank 0 on {host}).\n"
-            for rank, (there, _, theirs, _) in all_.items()
+            for rank, (there, _, theirs) in all_.items()
             if (found := differences(first, theirs))
         ]
         if told:
@@ -126,17 +121,13 @@ class Meeting:
                     self.messages.tell("failed", said)
             raise
 
-    def watch(self, leaves_store: bool, undo: Callable[[], None]) -> None:
+    def watch(self, undo: Callable[[], None]) -> None:
         """Until all are connected, end this process where another one has failed.
 
         Args:
-            leaves_store: whether this process only waits for a program, which takes the port.
             undo: called before the end.
         """
         if self.is_alone:
-            return
-        if leaves_store:
-            self.messages.close()
             return
         threading.Thread(target=self._watch, args=(undo,), name="meeting", daemon=True).start()
 
@@ -181,6 +172,6 @@ def _content(folder: Path) -> dict[str, str]:
     with suppress(OSError):
         os.listdir(folder)  # lets NFS look anew
         # Not the lock's file: to close it would give up this process's lock.
-        for name in ("config.yaml", ".starts"):
-            found[name] = (folder / name).read_text()
+        for path in folder.glob("*.yaml"):
+            found[path.name] = path.read_text()
     return found

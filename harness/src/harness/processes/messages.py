@@ -149,11 +149,6 @@ class Messages:
         """Leave a message for whoever asks for it."""
         _asked(lambda: self.store.set(f"{self.round}/{key}", json.dumps(value)))
 
-    def close(self) -> None:
-        """Leave the place to another program."""
-        self.round = ""
-        del self.store
-
     def tell(self, key: str, value: Any) -> None:
         """Send a message to all. The first process, which may have the store, waits for them."""
         self.set(key, value)

@@ -34,6 +34,8 @@ class Provenance(pl.Callback):
         """Note what computes, its code and packages, and which data train."""
         if not trainer.is_global_zero:
             return
+        if (self.run_dir / record.NEXT).exists():
+            record.begin(self.run_dir)  # it goes on, and nothing has refused that
         record.note_start(self.run_dir, **arithmetic(trainer), code=code_version.running())
         start = record.read(self.run_dir).get("starts", [{}])[-1]
         if reason := start.get("no_diff"):

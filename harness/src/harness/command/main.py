@@ -1,0 +1,117 @@
+"""Be a command: find out what this process was started for, and end with what a user can read.
+
+In: the words behind ``train.py``. Out: the exit status. Next: ``compose``, then ``start``; a rank
+that the first process of a run has started begins at ``start.compute``.
+Nothing here imports torch: ``--help``, ``--cfg job``, completion and mistakes answer at once.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from harness import allowed, record
+from harness.command import locked_folder, run_folder, sweep
+from harness.command.compose import compose_command
+from harness.command.flags import MULTIRUN, checked, let_hydra_answer
+from harness.command.start import compute, compute_in, start
+from harness.errors import TrainingError, UserError
+from harness.files import FULL
+from harness.processes import launch, leaving
+from harness.processes.leaving import AgreedExit, leave
+
+# Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
+TELL_SECONDS = 1.0
+
+
+def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
+    """Run ``train``, ``evaluate`` or ``predict`` with the command line's words.
+
+    Args:
+        task: one of the three.
+        conf: the folder of the config files.
+        arguments: the words; by default those behind the script's name.
+
+    Raises:
+        SystemExit: with a message where the command is a mistake.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    launch.follow_launcher()  # again, for a process that was forked after the imports
+    leaving.answer_signals()
+    job = launch.job_that_this_is()
+    try:
+        allowed.follow(conf)
+        enter(task, Path(conf).resolve(), words, job)
+    except AgreedExit as agreed:
+        leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
+    except TrainingError:
+        leave(1)  # it was logged where it was found; other processes may wait for this one
+    except UserError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        if job is not None and launch.global_rank() == 0:
+            record.note(job, status="failed", reason=str(error).partition("\n")[0])
+        tell_once(str(error))
+    except Exception as error:
+        tell_of_owner(error)
+        raise
+
+
+def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
+    """Do what this process was started for: as a rank of a run, as a job, or by a person.
+
+    Args:
+        task: of the command.
+        conf: the folder of the config files.
+        words: of the command.
+        job: the folder that a sweep has given to this job; without words a config is there.
+    """
+    if run_dir := launch.run_that_this_is_a_rank_of():
+        compute(task, run_folder.load_next_config(run_dir))
+        leaving.arm(0)  # all is done, and the first process may end earlier
+    elif job is not None and not words:
+        with locked_folder.locked(job):
+            compute_in(job, task, run_folder.load_config(job))
+    elif job is not None:
+        command = compose_command(task, words, conf)
+        command.sweep_dir = str(job)
+        start(command)
+    elif {*MULTIRUN} & {*checked(words)}:
+        sweep.run(task, conf, words)
+    elif any(word.startswith("-") for word in words):
+        let_hydra_answer(task, conf, words)
+    else:
+        start(compose_command(task, words, conf))
+
+
+def tell_of_owner(error: Exception) -> None:
+    """Exit with a few lines if the owner's code is to blame; another bug keeps its traceback."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        return
+    from harness.run import mistakes  # torch; what comes here has mostly imported it
+
+    if message := mistakes.of_owner(error):
+        # What has failed speaks again when it is closed: a device, and workers that never began.
+        tell_once(message, leaves_at_once="CUDA error" in message or "/dev/shm" in message)
+    if isinstance(error, OSError) and error.errno in FULL:
+        tell_once(f"{error.filename or 'A file'} was not written: {error.strerror}.\nFree space.")
+    # An error of the connection is what another process's failure looks like from here.
+    if launch.global_rank() and leaving.first_has_failed.wait(TELL_SECONDS):
+        leave(1)
+
+
+def tell_once(message: str, leaves_at_once: bool = False) -> NoReturn:
+    """Exit with a message; of several processes that find the same mistake the first one tells.
+
+    Its end ends the others, by torchrun or by the kernel. A process that lives on has found
+    something of its own.
+    """
+    if rank := launch.global_rank():
+        if leaving.first_has_failed.wait(TELL_SECONDS):
+            leave(1)
+        message = message if message.startswith("Rank ") else f"Rank {rank}: {message}"
+    if leaves_at_once:
+        print(message, file=sys.stderr)
+        leave(1)
+    sys.exit(message)
