@@ -32,30 +32,25 @@ class SeededStream(IterableDataset[Any]):
 
     def __init__(self, stream: IterableDataset[Any], seed: int, num_ranks: int, rank: int) -> None:
         self.stream, self.seed, self.num_ranks, self.rank = stream, seed, num_ranks, rank
-        self.current: Any = stream  # what is read, and knows its place
         self.epoch = 0
-        self.goes_on = False  # from a state that the stream has loaded
 
     def __getattr__(self, name: str) -> Any:
-        """What a module looks up at its data set, such as a vocabulary."""
-        if name in ("stream", "current"):  # not there while this object is unpickled
+        """What a ``worker_init_fn`` looks up at its data set."""
+        if name == "stream":  # not there while this object is unpickled
             raise AttributeError(name)
-        return getattr(self.current, name)
+        return getattr(self.stream, name)
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         num_workers, worker = (info.num_workers, info.id) if info else (1, 0)
         part = self.rank * num_workers + worker
-        if hasattr(self.stream, "read_part"):
-            # A copy, so that the next epoch takes a part of the whole again.
-            self.current = copy.copy(self.stream)
-            self.current.read_part(part, self.num_ranks * num_workers)
-        if self.goes_on:
-            yield from self.current
-            return
+        stream = self.stream
+        if hasattr(stream, "read_part"):
+            stream = copy.copy(stream)  # so that the next epoch takes a part of the whole again
+            stream.read_part(part, self.num_ranks * num_workers)
         # All begin alike, so that the same order of files in each of them can be told from parts.
         seed_generators(mix(self.seed, self.epoch))
-        samples = iter(self.current)
+        samples = iter(stream)
         yield from islice(samples, NUM_COMPARED)
         seed_generators(mix(self.seed, self.epoch, part))
         yield from samples
@@ -81,15 +76,11 @@ class Counting:
 def fingerprint(batch: Any) -> int:
     """Compute a checksum of a batch: of the first values of each tensor, and of all else."""
     try:
-        plain = apply_to_collection(batch, (torch.Tensor, np.ndarray), _first_values)
-        return zlib.crc32(pickle.dumps(plain))
+        return zlib.crc32(pickle.dumps(apply_to_collection(batch, torch.Tensor, _first_values)))
     except Exception:  # an object that cannot be pickled: it counts as unlike all others
         return random.SystemRandom().getrandbits(62)
 
 
-def _first_values(value: Any) -> bytes:
+def _first_values(value: torch.Tensor) -> Any:
     # torch's own pickles hold addresses.
-    if isinstance(value, torch.Tensor):
-        flat = value.detach().reshape(-1)[:NUM_VALUES].cpu().contiguous()
-        return flat.view(torch.uint8).numpy().tobytes()
-    return value.reshape(-1)[:NUM_VALUES].tobytes()  # type: ignore[no-any-return]
+    return value.detach().reshape(-1)[:NUM_VALUES].cpu().contiguous().view(torch.uint8).numpy()

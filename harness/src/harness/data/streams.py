@@ -8,39 +8,26 @@ Nobody can give a process its share of such data but the stream itself. The cont
   workers begin with the same samples, neither holds, and the run is refused.
 - *Randomness* comes from ``random``, ``numpy.random`` or ``torch``, which are seeded by
   (seed, epoch).
-- *State.* Where the loader, or a data set that is read without workers, has ``state_dict`` and
-  ``load_state_dict``, a run goes on from there; else it reads again what it has seen of the epoch,
-  and drops it.
+- *Resume.* A run that goes on reads again what it has seen of the epoch, and drops it.
 - *Uneven ends.* A process whose part has ended repeats its last batch with weight 0 until the
   others have ended as well.
 """
 
-import copy
 import logging
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from pytorch_lightning.utilities.data import extract_batch_size
 
-from harness.data.loading import Watched
-from harness.data.randomness import (
-    END,
-    generator_states,
-    kept_generators,
-    mix,
-    restore_generators,
-    seed_generators,
-)
+from harness.data.randomness import END, mix, seeded_iteration
 from harness.data.stream_parts import SeededStream, fingerprint
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
 
-# Batches between two states that are kept; what follows one is read again and dropped.
-SNAPSHOT_EVERY = 50
 NUM_NOTED = 4  # batches that may be read ahead of the running one
 
 
@@ -69,20 +56,14 @@ class SharedStream:
     def __init__(
         self, loader: Any, name: str, *, num_ranks: int, seed: int, batch_size: int | None = None
     ) -> None:
-        self.loader, self.name, self.num_ranks, self.seed = loader, name, num_ranks, seed
-        self.batch_size = batch_size
-        self.epoch = 0
+        self.loader, self.name, self.num_ranks = loader, name, num_ranks
+        self.seed, self.batch_size = seed, batch_size
+        self.epoch = self.running = 0
         self.start = (0, 0)  # the epoch and batch at which a run goes on
-        self.loaded: tuple[int, Any] | None = None
         self.expected: int | None = None  # a checksum of the batch at which a run goes on
+        self.noted: dict[int, Noted] = {}  # by number of the batch
         self.sampler = self.batch_sampler = self  # where Lightning announces the epoch
         self.group: Any = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self.running = self.epoch
-        self.noted: dict[int, Noted] = {}  # by number of the batch
-        self.snapshots: list[tuple[int, Any]] = []  # batches that were read, and the state then
 
     def __len__(self) -> int:
         if self.num_ranks > 1:
@@ -124,17 +105,10 @@ class SharedStream:
         """Whether it gives nothing any more; a stream ends for all loaders beside it."""
         return False
 
-    def state(self, epoch: int, num_batches: int) -> dict[str, Any]:
-        """What this process needs to go on behind so many batches of an epoch."""
-        if epoch != self.running:  # it has not begun
-            return {"num_ranks": self.num_ranks, "snapshot": None, "comes": None}
-        known = [snapshot for snapshot in self.snapshots if snapshot[0] <= num_batches]
-        comes = self.noted.get(num_batches)
-        return {
-            "num_ranks": self.num_ranks,
-            "snapshot": known[-1] if known else None,
-            "comes": comes.checksum if comes else None,
-        }
+    def state(self, epoch: int, num_batches: int) -> dict[str, int | None]:
+        """What tells whether this process goes on with the right batch of an epoch."""
+        comes = self.noted.get(num_batches) if epoch == self.running else None
+        return {"num_ranks": self.num_ranks, "comes": comes.checksum if comes else None}
 
     def load(self, states: list[dict[str, Any]], rank: int) -> None:
         """Take what the processes of the run that goes on have kept.
@@ -144,7 +118,7 @@ class SharedStream:
         """
         before = states[0]["num_ranks"]
         if before == self.num_ranks:
-            self.loaded, self.expected = states[rank]["snapshot"], states[rank]["comes"]
+            self.expected = states[rank]["comes"]
         elif self.start[1]:
             raise UserError(
                 f"{self.name} was read by {before} processes when the run was stopped inside of an "
@@ -153,13 +127,14 @@ class SharedStream:
             )
 
     def __iter__(self) -> Iterator[Any]:
-        self._begin()
+        self.running, self.noted = self.epoch, {}
         first = self.start[1] if self.epoch == self.start[0] else 0
-        items, begin = self._items(first)
-        last: tuple[int | None, Any] = (None, END)  # its number of samples, and the batch
-        beginnings: list[int] = []
-        for k in count(begin):
-            item = next(items)
+        self._announce_epoch()
+        items = seeded_iteration(self.loader, mix(self.seed, self.epoch))
+        batch: Any = END
+        num_samples: int | None = None
+        beginnings: set[int] = set()  # of all parts
+        for k, item in enumerate(chain(items, repeat(END))):
             if k < first:
                 if item is END:
                     raise UserError(
@@ -167,20 +142,19 @@ class SharedStream:
                         f"{first}: the data have changed.\nUse the data that the run began with."
                     )
                 continue
-            is_first = k - begin < max(1, getattr(self.loader, "num_workers", 0))
-            num_samples, begins, batch = self._counted(item, is_first)
-            sizes, all_begin = self._gather(num_samples, begins)
+            num_read, begins, read = self._counted(item, k)
+            sizes, all_begin = self._gather(num_read, begins)
             if not any(sizes):
                 self.before_move()  # of the last batch, which was read ahead
                 return
-            self._check_parts([b for b in all_begin if b], beginnings)
-            if batch is not END:
-                last = (num_samples if self.batch_size else None, batch)
-            if last[1] is END:
+            self._check_parts([one for one in all_begin if one], beginnings)
+            if read is not END:
+                num_samples, batch = num_read if self.batch_size else None, read
+            if batch is END:
                 raise UserError(f"{self.name} has no batch for one of {self.num_ranks} processes.")
             # The checksum is taken now, as a batch may be changed in place while it is moved.
-            weight = num_samples * self.num_ranks / sum(sizes)
-            self.noted[k] = Noted(last[0], weight, fingerprint(last[1]))
+            weight = num_read * self.num_ranks / sum(sizes)
+            self.noted[k] = Noted(num_samples, weight, fingerprint(batch))
             self.noted.pop(k - NUM_NOTED, None)
             if self.expected not in (None, self.noted[k].checksum):
                 log.warning(
@@ -191,58 +165,24 @@ class SharedStream:
                 )
             self.expected = None
             self.before_move()
-            yield last[1]
+            yield batch
 
-    def _items(self, first: int) -> tuple[Iterator[Any], int]:
-        """What the loader gives, then ``END`` for ever; and the number of the first item."""
-        # The object whose state leads to the stream's position; workers have copies of a data set.
-        holder = self.loader
-        if isinstance(holder, Watched):
-            holder = holder.dataset if holder.num_workers == 0 else None
-        if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
-            holder = None
-        snapshot, self.loaded = (self.loaded if first else None), None
+    def _announce_epoch(self) -> None:
         dataset = getattr(self.loader, "dataset", None)
         if isinstance(dataset, SeededStream):
-            dataset.epoch, dataset.goes_on = self.epoch, False
+            dataset.epoch = self.epoch
         if callable(announce := getattr(dataset, "set_epoch", None)):
             announce(self.epoch)
         if hasattr(self.loader, "current_epoch"):  # litdata's counts its own epochs
             self.loader.current_epoch = self.epoch
-        begin = 0
-        if snapshot and snapshot[0] <= first and holder is not None:
-            begin = snapshot[0]
-            holder.load_state_dict(snapshot[1])
-            if isinstance(dataset, SeededStream):
-                dataset.goes_on = True
-        return self._seeded(holder, begin), begin
 
-    def _seeded(self, holder: Any, begin: int) -> Iterator[Any]:
-        """Iterate with generators of its own, which are seeded anew at every snapshot."""
-        iterator: Any = None
-        own: Any = None
-        for k in count(begin):
-            with kept_generators():
-                if iterator is None or k % SNAPSHOT_EVERY == 0:
-                    seed_generators(mix(self.seed, self.epoch, k))
-                    if holder is not None and iterator is not None:
-                        state = copy.deepcopy(holder.state_dict())
-                        self.snapshots = [*self.snapshots[-1:], (k, state)]
-                else:
-                    restore_generators(own)
-                iterator = iter(self.loader) if iterator is None else iterator
-                item = next(iterator, END)
-                own = generator_states()
-            while item is END:
-                yield END
-            yield item
-
-    def _counted(self, item: Any, is_first: bool) -> tuple[int, int, Any]:
+    def _counted(self, item: Any, number: int) -> tuple[int, int, Any]:
         """The number of samples, a checksum of how a part begins or 0, and the batch."""
         if item is END:
             return 0, 0, END
         if self.batch_size:
             return item  # type: ignore[no-any-return]
+        is_first = number < max(1, getattr(self.loader, "num_workers", 0))
         begins = fingerprint(item) if is_first else 0
         try:
             return max(1, extract_batch_size(item)), begins, item  # 0 would be the end
@@ -260,23 +200,17 @@ class SharedStream:
         by_number: list[list[int]] = torch.stack(values).T.tolist()
         return by_number
 
-    def _check_parts(self, begin: list[int], before: list[int]) -> None:
+    def _check_parts(self, begin: list[int], before: set[int]) -> None:
         """Refuse a stream that gives the same to all: each sample would count several times."""
-        is_shared = len(set(begin)) == len(begin)
-        if is_shared and not set(begin) & set(before):
-            before += begin
-            return
-        who = "worker" if is_shared else "process"
-        said = f"{self.name} gives every {who} the same samples."
-        if not isinstance(self.loader, Watched):  # nobody else knows how it reads
+        num_expected = len(before) + len(begin)
+        before.update(begin)
+        if len(before) < num_expected:
             raise UserError(
-                f"{said}\nLet it give each process a part by torch.distributed.get_rank(), use a "
-                "plain DataLoader, or use one process."
+                f"{self.name} gives every process or worker the same samples.\n"
+                "Let its data set read its part,\n"
+                "    def read_part(self, part, num_parts):  # called in each process and worker\n"
+                "        self.files = self.files[part::num_parts]\n"
+                "without a split of its own by get_worker_info or rank; let a loader that is no "
+                "DataLoader split by torch.distributed.get_rank(); or use one process and "
+                "num_workers=0."
             )
-        raise UserError(
-            f"{said} Let the data set read its part:\n"
-            "    def read_part(self, part, num_parts):  # called in each process and worker\n"
-            "        self.files = self.files[part::num_parts]\n"
-            "and take out a split of its own by get_worker_info or rank, "
-            + ("or use num_workers=1." if is_shared else "or use one process.")
-        )
