@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import IterableDataset, get_worker_info
