@@ -5,6 +5,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from operator import length_hint
 from typing import Any
 
 from torch.utils.data import Sampler
@@ -117,10 +118,7 @@ class SharedBatchSampler(Sampler[Batch]):
 
     def settings(self) -> dict[str, Any]:
         """Return what the global batches depend on: a run that goes on must have the same."""
-        try:
-            size: int | None = len(getattr(self.batches, "sampler", self.batches))
-        except TypeError:
-            size = None
+        size = length_hint(getattr(self.batches, "sampler", self.batches))  # 0 if nobody knows
         settings = {"sampler": self.name, "num_samples": size, "seed": self.seed}
         for name in ("batch_size", "drop_last"):
             settings[name] = getattr(self.batches, name, None)
@@ -157,41 +155,35 @@ class SharedBatchSampler(Sampler[Batch]):
         # A round that was begun and left is drawn anew.
         del self.totals[self.num_in_rounds + 1 :], self.sums[self.num_in_rounds + 1 :]
         first = self.start[1] if self.running == self.start[0] else 0
-        # Beside a longer loader this one begins again within an epoch, also where it is resumed.
-        is_done = False
-        while not is_done:
-            for indices in self._drawn(self.num_rounds):
-                step = len(self.totals) - 2
-                is_done |= step >= first
+        while True:
+            for step, indices in enumerate(self._drawn(self.num_rounds), self.num_in_rounds):
                 for micro in range(self.num_micro_batches) if step >= first else ():
-                    low, high, _ = self._share(step * self.num_micro_batches + micro)
+                    low, high, _ = self._share(step * self.num_micro_batches + micro, self.rank)
                     start = self.totals[step]
                     yield indices[low - start : high - start] or indices[:1]
             num_before, self.num_in_rounds = self.num_in_rounds, len(self.totals) - 1
             self.num_rounds += 1
-            # It is empty, or at its end.
-            is_done |= self.num_in_rounds in (num_before, first) or not self.cycles
+            # A run may go on in a later round.
+            if self.num_in_rounds >= first or self.num_in_rounds == num_before or not self.cycles:
+                return
 
     def _turns(self) -> Iterator[list[Any]]:
         """This process's batches of an evaluation."""
         self._begin(self.epoch)
         drawn, num = self._drawn(0), self.num_ranks
-        batches = list(islice(drawn, num))
-        is_split = self.splits_last or len(batches) < num
-        while batches:
+        turn = list(islice(drawn, num))
+        is_split = self.splits_last or len(turn) < num
+        while turn:
             following = list(islice(drawn, num))
-            rest = [index for batch in following for index in batch]
-            if is_split and len(rest) < num:  # too few to be split: one more in some processes
-                batches = [batch + rest[i : i + 1] for i, batch in enumerate(batches)]
-                following = []
-            if len(batches) < num and is_split:
-                mine = [self._split([index for batch in batches for index in batch])]
-            else:
-                mine = batches[self.rank : self.rank + 1]
+            if is_split and sum(map(len, following)) < num:  # too few to be a turn of their own
+                turn, following = turn + following, []
+            mine = turn[self.rank : self.rank + 1]
+            if is_split and len(turn) != num:
+                mine = [self._split([index for batch in turn for index in batch])]
             for batch in mine:
                 self.sizes.append(len(batch))
                 yield batch
-            batches = following
+            turn = following
 
     def _split(self, indices: list[Any]) -> list[Any]:
         """This process's samples of an evaluation's last batches, which are fewer than processes.
@@ -214,23 +206,19 @@ class SharedBatchSampler(Sampler[Batch]):
         low, high = bounds(len(indices), self.rank, self.num_ranks)
         return indices[low:high]
 
-    def _share(self, batch_idx: int) -> tuple[int, int, int]:
-        """This process's (first, one-past-last) position in the epoch, and the global size."""
+    def _share(self, batch_idx: int, rank: int) -> tuple[int, int, int]:
+        """A process's (first, one-past-last) position in the epoch, and the global size."""
         step, micro = divmod(batch_idx, self.num_micro_batches)
-        is_there = step + 1 < len(self.totals)
-        start, end = self.totals[step : step + 2] if is_there else self.totals[-1:] * 2
-        size = end - start
-        index = micro * self.num_ranks + self.rank
-        low, high = bounds(size, index, self.num_micro_batches * self.num_ranks)
-        return start + low, start + high, size
+        if self.has_ended(batch_idx):
+            return self.totals[-1], self.totals[-1], 0
+        start, end = self.totals[step : step + 2]
+        num_shares = self.num_micro_batches * self.num_ranks
+        low, high = bounds(end - start, micro * self.num_ranks + rank, num_shares)
+        return start + low, start + high, end - start
 
     def num_before(self, batch_idx: int) -> int:
         """Samples of all processes in the batches of an epoch before this one."""
-        step, micro = divmod(batch_idx, self.num_micro_batches)
-        if step + 1 >= len(self.totals):  # behind the last one
-            return self.totals[-1]
-        start, end = self.totals[step : step + 2]
-        return start + bounds(end - start, micro, self.num_micro_batches)[0]
+        return self._share(batch_idx, 0)[0]
 
     def has_ended(self, batch_idx: int) -> bool:
         """Whether this loader gives nothing any more, while a longer one goes on beside it."""
@@ -244,7 +232,7 @@ class SharedBatchSampler(Sampler[Batch]):
         """
         if self.num_ranks * self.num_micro_batches == 1:
             return 1.0
-        low, high, size = self._share(batch_idx)
+        low, high, size = self._share(batch_idx, self.rank)
         if not size:
             raise UserError(
                 f"{self.name}: the loader gives more batches than its batch_sampler, and processes "
@@ -254,19 +242,15 @@ class SharedBatchSampler(Sampler[Batch]):
 
     def is_filler(self, batch_idx: int) -> bool:
         """Whether this process's share is empty, and it reads another's sample in its place."""
-        if self.in_turn or self.has_ended(batch_idx):
-            return False
-        low, high, _ = self._share(batch_idx)
-        return low == high
+        low, high, size = self._share(batch_idx, self.rank)
+        return not self.in_turn and size > 0 and low == high
 
     def num_samples_in(self, batch_idx: int) -> int | None:
         """Samples in this process's batch, a filler's as well; ``None`` where it has ended."""
         if self.in_turn:
             return self.sizes[batch_idx] if batch_idx < len(self.sizes) else None
-        if self.has_ended(batch_idx):
-            return None
-        low, high, _ = self._share(batch_idx)
-        return max(1, high - low)
+        low, high, size = self._share(batch_idx, self.rank)
+        return max(1, high - low) if size else None
 
 
 def few(batches: Iterator[Sequence[Any]]) -> list[Sequence[Any]]:

@@ -43,7 +43,7 @@ class SeededStream(IterableDataset[Any]):
         info = get_worker_info()
         num_workers, worker = (info.num_workers, info.id) if info else (1, 0)
         part = self.rank * num_workers + worker
-        stream = self.stream
+        stream: Any = self.stream
         if hasattr(stream, "read_part"):
             stream = copy.copy(stream)  # so that the next epoch takes a part of the whole again
             stream.read_part(part, self.num_ranks * num_workers)
