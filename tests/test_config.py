@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.data.facts import fill_in
 from harness.errors import UserError
-from harness.run.making import make
+from harness.run.build import make
 from harness.run.targets import check_targets
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from harness.command.compose import compose
-from harness.run import tasks as run
+from harness.run import build as run
 
 BATCH_SIZE, LR = 128, 1e-3
 CONF = contest.ROOT / "conf"

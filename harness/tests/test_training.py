@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.run import tasks as run
+from harness.run import train as run
 from harness.testing import command as typed
 from tests.conftest import slow
 from tests.faults.fork_server import command

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 
 from harness.checkpoints import lookup
 from harness.processes.leaving import AgreedExit
-from harness.run import tasks as run
+from harness.run import train as run
 
 
 class SignalInLastValidation(pl.Callback):

@@ -13,7 +13,7 @@ from harness.checkpoints import lookup, safe_point
 from harness.checkpoints.reading import read
 from harness.command.compose import compose
 from harness.errors import UserError
-from harness.run.tasks import load_model
+from harness.run.train import load_model
 from harness.upstream.resume_counters import position_in
 from tests.checkpoints import author
 from tests.conftest import slow

@@ -17,7 +17,7 @@ from harness import mean_over, sum_over
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.means import ADVICE
-from harness.run.tasks import close_process_group
+from harness.run.train import close_process_group
 from tests.conftest import LIBRARY
 from tests.strategy_runs import in_processes
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from harness.exact.first_batch_check import Finding, check_first_batch
 from harness.exact.global_batches import GlobalBatches
-from harness.run.tasks import close_process_group
+from harness.run.train import close_process_group
 from tests.modules import data
 from tests.modules.classifiers import Classifier
 from tests.modules.kinds import KINDS, Kind

@@ -18,7 +18,7 @@ from harness.errors import UserError
 from harness.exact import self_log
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
-from harness.run.tasks import close_process_group
+from harness.run.train import close_process_group
 from tests.strategy_runs import in_processes
 
 

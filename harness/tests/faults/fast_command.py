@@ -17,7 +17,7 @@ from lightning_fabric.strategies.launchers import subprocess_script as fabric_la
 from pytorch_lightning.strategies.launchers import subprocess_script as launcher
 
 from harness.command import main as cli
-from harness.run import tasks  # noqa: F401  # imports what a run needs
+from harness.run import train  # noqa: F401  # imports what a run needs
 from harness.sweeps import slots
 
 

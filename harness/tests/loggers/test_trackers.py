@@ -15,7 +15,7 @@ from harness import train
 from harness.command import run_folder
 from harness.command.compose import compose_command
 from harness.knobs import trackers
-from harness.run.making import make
+from harness.run.build import make
 from tests.conftest import ROOT
 from tests.faults.fork_server import command
 

@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.command import main
 from harness.errors import UserError
-from harness.run import mistakes, tasks
+from harness.run import mistakes
+from harness.run import train as run
 from tests.faults.fork_server import command
 
 # A module and its data, as an owner writes them; each mistake is a change of this text.
@@ -207,7 +208,7 @@ def train(mine: DictConfig, **settings: object) -> str:
     for key, value in settings.items():
         cfg.merge_with({key: value})
     try:
-        tasks.train(cfg)
+        run.train(cfg)
     except UserError as error:
         return str(error)
     except Exception as error:

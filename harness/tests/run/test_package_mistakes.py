@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from harness.exact.seeded_steps import SeededSteps
-from harness.run import mistakes, tasks
+from harness.run import mistakes, train
 
 PACKAGE = """
 from torch import nn
@@ -56,7 +56,7 @@ def test_line_of_the_package_is_named_and_a_bug_of_the_harness_keeps_its_traceba
     ):
         cfg.callbacks, cfg.model = {}, {"_target_": f"public.models.{model}"}
         with pytest.raises((KeyError, RuntimeError)) as raised:
-            tasks.train(cfg)
+            train.train(cfg)
         message = mistakes.of_owner(raised.value)
         if not says:
             assert message is None

@@ -9,7 +9,7 @@ START = """
 import sys
 from harness.upstream import late_imports
 late_imports.import_torchmetrics()
-from harness.run import tasks
+from harness.run import train
 late = [name for name in late_imports.ASKED if name in sys.modules]
 assert not late, late
 """

@@ -10,7 +10,7 @@ from torch import nn
 
 from harness.checkpoints.lookup import by_step
 from harness.errors import TrainingError
-from harness.run import tasks as run
+from harness.run import train as run
 from harness.watch.non_finite import NonFinite, first_bad_weight
 from tests.faults.fork_server import command
 from tests.watch.test_replicas import DDP, SHORT, disturb

@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
 from harness.loggers.prediction_table import PredictionTable
-from harness.run.tasks import close_process_group
+from harness.run.train import close_process_group
 from tests.workers.user_code import UserData, UserModule
 
 

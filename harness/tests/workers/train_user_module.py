@@ -6,7 +6,7 @@ import torch
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
-from harness.run.tasks import close_process_group
+from harness.run.train import close_process_group
 from tests.workers.user_code import UserData, UserModule
 
 

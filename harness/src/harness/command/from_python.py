@@ -81,9 +81,9 @@ class Run:
             from harness.upstream import late_imports
 
             late_imports.import_torchmetrics()
-            from harness.run import tasks
+            from harness.run.train import load_model
 
-        return tasks.load_model(self.config, run_folder.best_checkpoint(self.folder))
+        return load_model(self.config, run_folder.best_checkpoint(self.folder))
 
     @property
     def checkpoint(self) -> Path:

@@ -100,7 +100,7 @@ def compute(task: str, frozen: DictConfig) -> None:
         from harness.upstream import late_imports
 
         late_imports.import_torchmetrics()
-        from harness.run import tasks  # torch and Lightning; seconds
+        from harness.run import train  # torch and Lightning; seconds
 
     early.wait()
-    getattr(tasks, task)(cfg)
+    getattr(train, task)(cfg)

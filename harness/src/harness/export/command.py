@@ -19,7 +19,7 @@ from harness.errors import UserError
 from harness.export.calls import inside, observed, quiet
 from harness.export.files import METHOD, WRITERS, Network, difference, traced
 from harness.files import replacing
-from harness.run.making import made_data, make
+from harness.run.build import made_data, make
 from harness.run.mistakes import user_errors
 from harness.run.provenance import tell_changes
 from harness.run.targets import check_targets

@@ -17,9 +17,9 @@ from harness.command import gpus, validate
 from harness.command.compose import compose_command
 from harness.data.datamodule import DataModule
 from harness.errors import UserError
+from harness.run import build as run
 from harness.run import log_file as run_log
-from harness.run import tasks as run
-from harness.run.making import make
+from harness.run.build import make
 from harness.run.mistakes import user_errors
 from harness.strategies.launchable import device_indices, num_processes, strategy_name
 

@@ -1,20 +1,56 @@
-"""What a run has reached, in plain values."""
+"""Write what a run has reached: results.json, its record, the loggers' page of settings.
 
+In: the Trainer and the metrics of fit and test. Next: ``summary`` shows them.
+"""
+
+import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
+from pytorch_lightning.loggers import TensorBoardLogger
 
-from harness.frozen_files import read_yaml
+from harness import record
+from harness.frozen_files import read_yaml, write_json
+from harness.run import loaders, summary
 from harness.watch.objective import DEFAULT
 from harness.watch.throughput import Throughput
 
 # In results.json where the best checkpoint was lost: what was tested are the last weights.
-LAST_WEIGHTS = "tested_last_weights"
+LAST_WEIGHTS = summary.LAST_WEIGHTS
 log = logging.getLogger(__name__)
+
+
+def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
+    """Write the results, in the first process."""
+    if trainer.is_global_zero:
+        for name in (name for name, value in metrics.items() if not math.isfinite(value)):
+            log.warning("%s is %s.", name, metrics[name])
+        log_hyperparameters(trainer, cfg, metrics)
+        write_json(Path(cfg.run_dir, "results.json"), json.dumps(metrics, indent=2) + "\n")
+        has_test = not loaders.no_test(
+            trainer.lightning_module, getattr(trainer, "datamodule", None)
+        )
+        seen = speed(trainer)
+        early = early_stop(trainer)
+        record.note(Path(cfg.run_dir), **seen, **best_of(trainer), **early)
+        summary.show_end(Path(cfg.run_dir), metrics, seen | early, has_test)
+
+
+def log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
+    """Fill TensorBoard's page of hyper-parameters: what the run was made of and what it reached."""
+    shown = OmegaConf.masked_copy(cfg, ["tags", "notes", "seed", "data", "model", "trainer"])
+    settings: Any = OmegaConf.to_container(shown)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            # Names of their own: a learning curve must not get a point of the final value.
+            reached = {f"final/{k}": v for k, v in metrics.items() if k.startswith("test/")}
+            logger.log_hyperparams(settings, reached or {"final/epoch": trainer.current_epoch})
+            logger.finalize("success")
 
 
 def chosen_objective(cfg: DictConfig) -> str | None:

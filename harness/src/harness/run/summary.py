@@ -20,9 +20,10 @@ from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
 from harness.init.weights import Started
 from harness.places import shown
-from harness.run.results import LAST_WEIGHTS
 
 log = logging.getLogger(__name__)
+# In results.json where the best checkpoint was lost: what was tested are the last weights.
+LAST_WEIGHTS = "tested_last_weights"
 
 
 @rank_zero_only
