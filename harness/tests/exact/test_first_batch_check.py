@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+from harness.exact import first_batch_check
 from harness.exact.first_batch_check import Finding, check_first_batch
 from harness.exact.global_batches import GlobalBatches
 from harness.run.train import close_process_group
@@ -353,11 +354,36 @@ class Counting(Classifier):
         return super().training_step(batch, batch_idx)
 
 
-def test_nothing_of_the_check_is_left_in_globals_classes_and_closures() -> None:
-    STEPS[0] = 0
+@pytest.mark.parametrize("has_child", [True, False])
+def test_nothing_of_the_check_is_left_in_globals_classes_and_closures(
+    has_child: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU there is no child."""
+    if not has_child:
+        monkeypatch.setattr(first_batch_check, "in_child", lambda compare: compare())
+    STEPS[0] = Counting.of_class[0] = 0
     module = Counting()
     findings(module)
     assert (STEPS, module.of_class, module.calls) == ([1], [1], [1])  # the step of the run
+
+
+class Collecting(Classifier):
+    """Reads in its step what a hook has collected, and its loss is a mean over samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kept: list[Tensor] = []
+        self.collected = lambda: kept
+        self.net.register_forward_hook(lambda _, __, output: kept.append(output))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.collected().clear()
+        loss = super().training_step(batch, batch_idx)
+        return loss + self.collected()[0].square().mean()
+
+
+def test_a_hook_that_collects_in_a_closure_is_right() -> None:
+    assert findings(Collecting()) == {}
 
 
 class RankZeroWaits(Classifier):

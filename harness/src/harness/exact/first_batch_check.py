@@ -11,7 +11,7 @@ nodes as well. Evaluations are not compared: a process has whole batches there, 
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from harness.data.randomness import generator_states, restore_generators
 from harness.errors import UserError
 from harness.exact.first_samples import FirstSamples, UncheckedError
-from harness.exact.gradients import Gradients, coefficients, difference, odd_log, tolerance
+from harness.exact.gradients import difference, odd_log, tolerance
 from harness.exact.in_child import in_child
 from harness.exact.means import ADVICE
 from harness.exact.seeded_steps import dropouts
@@ -32,21 +32,17 @@ from harness.shards import has_parts
 
 log = logging.getLogger(__name__)
 Prepare = Callable[[pl.LightningModule, int], object]
-MEAN, SUM, QUOTIENT, GATHERED = ADVICE.values()
 REMEDIES = {
-    "mean": "Its loss is a mean over something else than samples: return "
-    f"{MEAN}, from harness, with what it is a mean over. See 'Any loss' in "
-    "harness/docs/strategies.md.",
-    "sum": "Its loss is a sum over samples: divide it by their number, or return "
-    f"{SUM}, from harness.",
     "state": "What a step keeps for the next ones (a bank, a running mean) is of each process's "
-    f"samples: keep what all have, {GATHERED}, or use strategy=dp or ddp2.",
+    f"samples: keep what all have, {ADVICE['a comparison of samples']}, or use strategy=dp or "
+    "ddp2.",
     "split": "A call that is split must treat each sample by itself: name another one in "
     "trainer.strategy.modules, what is no batch in trainer.strategy.whole_inputs, or use "
     "strategy=ddp.",
-    "whole": "It looks at the batch as a whole: use strategy=dp or ddp2, or gather what is "
-    f"compared, {GATHERED}. Or it has terms that are no means over samples: see {MEAN} and "
-    f"{QUOTIENT} under 'Any loss' in harness/docs/strategies.md.",
+    "loss": "What its loss may have, and what is written for it: "
+    + "; ".join(f"{kind}: {written}" for kind, written in ADVICE.items())
+    + ". What looks at a whole batch is right under strategy=dp and ddp2. See 'Any loss' in "
+    "harness/docs/strategies.md.",
 }
 RANDOM = (
     "{} draws random numbers in its steps ({}): each process or device draws its own, so the "
@@ -92,8 +88,8 @@ def check_first_batch(
 ) -> list[Finding]:
     """Compare steps with a few samples whole, and in parts, of which nothing is left here.
 
-    On a CPU it is done in a child of this process. A child has no GPU: there a module-level
-    variable, a closure or an attribute of a class that a step changes is changed by this as well.
+    On a CPU it is done in a child of this process. A child has no GPU: there what copies share
+    with the module is put back afterwards, as ``Remembered`` says.
 
     Args:
         module: belongs to a trainer that is about to train; it is left as it was.
@@ -189,7 +185,7 @@ def _compare_in(
     copies = partial(copies, fixes_draws=len(sizes) > 1)
     reordered = copies([size]).run(samples.batches(0, [size], in_reverse=True), 0)
     whole, parts = copies([size]), copies(sizes, prepare)
-    limit, worst, remedies, odd = 0.0, (0.0, ""), set[str](), ""
+    limit, worst, odd, remedy = 0.0, (0.0, ""), "", "loss" if len(sizes) > 1 else "split"
     is_split, where = len(sizes) > 1, "not by nn.Dropout"
     random = Finding("random", RANDOM.format(name, where, "").rstrip())
     uncompared = [Finding("random", RANDOM.format(name, where, NOT_COMPARED))]
@@ -213,38 +209,20 @@ def _compare_in(
             continue
         if has_drawn and not is_split:
             return [random]
-        is_kept = False
-        if step and not remedies:  # the first step was right: copies without a past may be, too
+        if step and is_split and not worst[1]:  # the first step was right: without a past, too?
             one = copies([size]).run(samples.batches(step, [size]), step)
             other = copies(sizes, prepare).run(samples.batches(step, sizes), step)
-            is_kept = difference(one, other)[0] <= limit
-        remedies.add("state" if is_kept else _remedy(expected, parts, limit))
+            remedy = "state" if difference(one, other)[0] <= limit else remedy
         worst = worst if found[0] <= worst[0] else found
-        if is_kept:
+        if remedy == "state":
             break
     drawn = [random] if has_drawn and is_split else []
     if worst[1]:
-        remedy = remedies.pop() if len(remedies) == 1 else "whole"
-        remedy = "split" if len(sizes) == 1 else remedy  # of dp: no other process has samples
         return [Finding("different", _sentence(module, sizes, worst, remedy), *worst), *drawn]
     if not limit:
         raise UncheckedError("no optimizer has made a step")
     logged = [Finding("logged", LOGGED.format(name, odd), name=odd)] if odd else []
     return logged + drawn
-
-
-def _remedy(expected: Sequence[Gradients], parts: Copies, limit: float) -> str:
-    """What the parts' own gradients tell of the loss."""
-    if len(parts.own) == 1:
-        return "split"
-    if len(expected) != 1 or not parts.own:
-        return "whole"
-    factors, left = coefficients(expected[0], parts.own)
-    weights = [factor * share for factor, share in zip(factors, parts.shares, strict=True)]
-    near = 10 * limit
-    if left < near and all(abs(weight - 1) < near for weight in weights):
-        return "sum"
-    return "mean" if left < near and abs(sum(weights) - 1) < near < min(weights) else "whole"
 
 
 def _sentence(

@@ -8,6 +8,7 @@ from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from harness.data.batches import Batch, SeededBatch
+from harness.data.loading import Watched
 from harness.data.randomness import generator_states, same_states, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import leaves
@@ -98,5 +99,8 @@ def _drawn(loader: Any) -> list[Any]:
     sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(sampler, SharedBatchSampler):
         raise UncheckedError("its batches come from a stream")
+    own = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
+    if any("__iter__" in vars(kind) for kind in own if kind is not Watched):
+        raise UncheckedError("its loader's __iter__ makes the batches")
     most = max(map(len, sampler.first), default=0)
     return [batch for batch in sampler.first if len(batch) == most]

@@ -40,17 +40,6 @@ def tolerance(gradients: Sequence[Tensor], precision: str, noise: float) -> floa
     return max(floor, 8 * noise) if noise <= most else floor
 
 
-def coefficients(expected: Gradients, parts: Sequence[Gradients]) -> tuple[list[float], float]:
-    """By which factors the parts' own gradients add up to the expected one, and what is left."""
-
-    def flat(gradients: Gradients) -> Tensor:
-        return torch.cat([gradients[name].flatten().double().cpu() for name in expected])
-
-    target, columns = flat(expected), torch.stack([flat(own) for own in parts], 1)
-    solved = torch.linalg.lstsq(columns.T @ columns, columns.T @ target).solution
-    return solved.tolist(), float((columns @ solved - target).norm() / target.norm())
-
-
 def odd_log(
     whole: dict[str, Any], parts: Sequence[dict[str, Any]], sizes: Sequence[int], limit: float
 ) -> str:

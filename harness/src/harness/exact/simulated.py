@@ -82,7 +82,6 @@ class Copies:
         self.has_drawn = False  # random numbers, in any step
         self.draws = FixedDraws() if fixes_draws else contextlib.nullcontext()
         self.has_unfixed = False  # numbers that are other ones in parts
-        self.own: list[Gradients] = []  # of each copy's loss alone, of the last backward pass
         self.steps: list[Gradients] = []  # what optimizers are asked to step with
 
     def run(self, batches: Sequence[Any], number: int) -> list[Gradients]:
@@ -91,7 +90,7 @@ class Copies:
         Raises:
             UnequalError: one copy steps or gathers where another does not.
         """
-        self.steps, self.own = [], []
+        self.steps = []
         self.shared.put_back()
         means = [
             Means(copied.trainer, partial(share.__mul__, len(self.shares)))
@@ -178,7 +177,6 @@ class Copies:
                     parameter.grad = None
             terms = [loss * share for loss, share in zip(losses, self.shares, strict=True)]
             torch.stack(terms).sum().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
-            self.own = [gradients_of(named) for named in self.named]
             for name in self.named[0]:
                 new = [named[name].grad for named in self.named]
                 for named, grads in zip(self.named, before, strict=True):

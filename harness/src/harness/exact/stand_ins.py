@@ -7,6 +7,7 @@ real process hears of it. Whatever combines processes asks ``everyones`` for wha
 import contextlib
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 
 Everyones = Callable[[Any], list[Any]]  # what all copies have, of what this one has
 PLAIN = (bool, int, float, str)
+CONTAINERS = (list, dict, set)
+MOST_ELEMENTS = 1000  # of a variable of a file or a class; a larger one is a table that is read
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -163,16 +166,27 @@ def simulated_group(size: int, rank: Callable[[], int], everyones: Everyones) ->
 
 
 class Remembered:
-    """What copies share with a module: containers that its hooks hold, attributes of classes."""
+    """What copies share with a module, to be put back.
+
+    Containers that are its attributes or that its hooks close over; numbers, texts and small
+    containers that are attributes of its classes, or variables of the files that define these.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.parts = [(part, dict(vars(part))) for part in module.modules()]
-        held = {id(v): v for _, attributes in self.parts for v in attributes.values()}
-        self.containers = [v for v in held.values() if type(v) in (list, dict, set)]
-        self.classes = [
-            (owner, {k: v for k, v in vars(owner).items() if type(v) in PLAIN and k[:2] != "__"})
-            for owner in {type(part) for part, _ in self.parts}
+        attributes = [value for _, held in self.parts for value in held.values()]
+        hooks = [hook for value in attributes if isinstance(value, dict) for hook in value.values()]
+        cells = [cell for hook in hooks for cell in getattr(hook, "__closure__", None) or ()]
+        classes = {type(part) for part, _ in self.parts}
+        owners = [*classes, *{sys.modules[kind.__module__] for kind in classes}]
+        own = [(o, {k: v for k, v in vars(o).items() if k[:2] != "__"}) for o in owners]
+        self.owners = [
+            (owner, {k: v for k, v in values.items() if type(v) in PLAIN}) for owner, values in own
         ]
+        shared = [v for _, of_one in own for v in of_one.values() if type(v) in CONTAINERS]
+        shared = [value for value in shared if len(value) <= MOST_ELEMENTS]
+        shared += [*attributes, *(cell.cell_contents for cell in cells)]
+        self.containers = list({id(v): v for v in shared if type(v) in CONTAINERS}.values())
         self.gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
         self.first = self.contents()
 
@@ -195,7 +209,7 @@ class Remembered:
         for part, attributes in self.parts:
             vars(part).clear()
             vars(part).update(attributes)
-        for owner, numbers in self.classes:
+        for owner, numbers in self.owners:
             for name in [n for n, number in numbers.items() if vars(owner).get(n) is not number]:
                 setattr(owner, name, numbers[name])
         for parameter, gradient in self.gradients:
