@@ -1,22 +1,20 @@
 import logging
+import sys
 from abc import abstractmethod
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
 
-from harness.data.batch_size import check_batch_size
 from harness.data.batches import BatchedDataset
 from harness.data.loading import collated, processes, rebuilt
-from harness.data.measuring import Endless, candidates, knee, measure_briefly
+from harness.data.measuring import best, candidates, measure
 from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
 from harness.processes.launch import global_rank
 
 log = logging.getLogger(__name__)
-# The split that a function of the Trainer reads; test and predict read the split of their name.
-SPLITS = {"fit": "train", "validate": "val"}
 
 
 def tell(line: str) -> None:
@@ -102,65 +100,28 @@ class DataModule(pl.LightningDataModule):
         """The data set of ``split``, built at its first use."""
         if split not in self.datasets:
             found = self.datasets[split] = self.make_dataset(split)
-            if isinstance(found, IterableDataset):
-                return found
-            if not hasattr(found, "__len__"):
+            is_stream = isinstance(found, IterableDataset)
+            if not is_stream and not hasattr(found, "__len__"):
                 raise UserError(
                     f"{type(self).__name__}.make_dataset({split!r}) returned "
                     f"{type(found).__name__}; it must return a data set that has a length, or an "
                     "IterableDataset."
                 )
-            if len(found) == 0:
+            if not is_stream and len(found) == 0:  # type: ignore[arg-type]  # it has a length
                 raise UserError(f"The {split} data set of {type(self).__name__} has no samples.")
         return self.datasets[split]
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled batches of all processes, of which the harness gives each its share."""
-        trainer, dataset = self.trainer, self.dataset("train")
-        assert trainer is not None
-        if isinstance(dataset, IterableDataset):
-            return self._loader(dataset, self.batch_size, drop_last=self.drop_last)
-        num_ranks = processes(trainer)[0]
-        num_micro_batches = self._num_micro_batches(num_ranks)
-        # Lightning takes a step after this many batches.
-        trainer.accumulate_grad_batches = num_micro_batches
-        check_batch_size(self.batch_size, num_ranks, num_micro_batches)
-        num_samples = len(dataset)  # type: ignore[arg-type]  # it has a length
-        if self.drop_last and num_samples < self.batch_size:
-            raise UserError(
-                f"data.batch_size={self.batch_size} with drop_last leaves none of the {num_samples}"
-                " training samples.\nUse a smaller data.batch_size or data.drop_last=false."
-            )
-        # Overfitting means the same few batches again and again.
-        shuffle = not trainer.overfit_batches  # type: ignore[attr-defined]  # set untyped
-        return self._loader(dataset, self.batch_size, shuffle=shuffle, drop_last=self.drop_last)
-
-    def collate(self, samples: list[Any]) -> Any:
-        """Make a batch of samples; override it for samples of different sizes."""
-        return default_collate(samples)
-
-    def _num_micro_batches(self, num_ranks: int) -> int:
-        """Batches per optimizer step of each process: as asked for, or more where fewer fit."""
         trainer = self.trainer
         assert trainer is not None
-        num_asked = trainer.accumulate_grad_batches
-        if self.max_samples_per_device is None:
-            return num_asked
-        per_device = -(-self.batch_size // self._num_devices(num_ranks))
-        num_needed = -(-per_device // self.max_samples_per_device)
-        if num_needed > 1 and not trainer.lightning_module.automatic_optimization:
-            raise UserError(
-                f"data.max_samples_per_device={self.max_samples_per_device} splits a step, which a "
-                "module with manual optimisation must do itself.\n"
-                "Leave it out, or use a smaller data.batch_size."
-            )
-        return max(num_asked, num_needed)
-
-    def _num_devices(self, num_ranks: int) -> int:
-        """Devices that share a batch; under dp and ddp2 a process drives several."""
-        assert self.trainer is not None
-        all_devices = self.trainer.num_devices * self.trainer.num_nodes
-        return num_ranks * max(1, all_devices // num_ranks)
+        if isinstance(self.dataset("train"), IterableDataset):
+            return self._loader("train", self.batch_size, drop_last=self.drop_last)
+        # Lightning takes a step after this many batches.
+        trainer.accumulate_grad_batches = self._num_micro_batches(trainer)
+        # Overfitting means the same few batches again and again.
+        shuffle = not trainer.overfit_batches  # type: ignore[attr-defined]  # set untyped
+        return self._loader("train", self.batch_size, shuffle=shuffle, drop_last=self.drop_last)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Every sample once."""
@@ -174,60 +135,68 @@ class DataModule(pl.LightningDataModule):
         """Every sample once."""
         return self._evaluation_loader("predict")
 
-    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        # The same under every strategy: what looks at a whole batch sees what one process would.
-        batch_size = min(self.batch_size, self.max_samples_per_device or self.batch_size)
-        return self._loader(self.dataset(split), batch_size)
-
-    def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
-        """One process's share of batches, without end, for measurements; needs no trainer."""
-        dataset = self.dataset(split)
-        loader = self._loader(
-            dataset, max(1, self.batch_size // num_ranks), num_workers, shuffle=True
-        )
-        is_batched = isinstance(dataset, BatchedDataset)
-        endless = SharedBatchSampler(
-            Endless(loader.batch_sampler),  # type: ignore[arg-type]  # it has one
-            f"{type(self).__name__}.{split}_dataloader",
-            dataset=None if is_batched else dataset,
-            seed=self.seed,
-        )
-        return rebuilt(loader, dataset, batch_sampler=endless, collate_fn=loader.collate_fn)
+    def collate(self, samples: list[Any]) -> Any:
+        """Make a batch of samples; override it for samples of different sizes."""
+        return default_collate(samples)
 
     def choose_workers(self, split: str, num_ranks: int, num_nodes: int) -> int:
         """Measure and say how many workers serve one of so many processes; needs no trainer."""
         numbers = candidates(max(1, usable_cores() * num_nodes // num_ranks))
-        found = measure_briefly(lambda n: self.endless_loader(n, split, num_ranks), numbers)
-        chosen = knee(found)
-        speeds = ", ".join(f"{m.num_workers}: {1 / m.seconds_per_batch:.3g}" for m in found)
-        line = f"data.num_workers=auto chose {chosen} (batches per second with {speeds})"
-        log.info("%s", line)
-        print(line, flush=True)
+        found = measure(lambda number: self.endless_loader(number, split, num_ranks), numbers)
+        chosen = best(found)
+        speeds = ", ".join(f"{number}: {1 / seconds:.3g}" for number, seconds in found.items())
+        tell(f"data.num_workers=auto chose {chosen} (batches per second with {speeds})")
         return chosen
 
-    def _workers_of_run(self) -> int:
+    def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
+        """One process's share of batches, without end, for measurements; needs no trainer."""
+        dataset = self.dataset(split)
+        endless = RandomSampler(dataset, replacement=True, num_samples=2**62)  # type: ignore[arg-type]
+        size = max(1, self.batch_size // num_ranks)
+        loader = self._loader(split, size, num_workers, sampler=endless)
+        batches: Any = loader.batch_sampler
+        shared = SharedBatchSampler(batches, f"data of {split}", dataset=dataset, seed=self.seed)
+        return rebuilt(loader, dataset, batch_sampler=shared, collate_fn=loader.collate_fn)
+
+    def _num_micro_batches(self, trainer: pl.Trainer) -> int:
+        """Batches per optimizer step of each process: as asked for, or more where fewer fit."""
+        num_asked = trainer.accumulate_grad_batches
+        if self.max_samples_per_device is None:
+            return num_asked
+        # Under dp and ddp2 a process drives several devices.
+        num_devices = max(processes(trainer)[0], trainer.num_devices * trainer.num_nodes)
+        per_device = -(-self.batch_size // num_devices)
+        num_needed = -(-per_device // self.max_samples_per_device)
+        if num_needed > 1 and not trainer.lightning_module.automatic_optimization:
+            raise UserError(
+                f"data.max_samples_per_device={self.max_samples_per_device} splits a step, which a "
+                "module with manual optimisation must do itself.\n"
+                "Leave it out, or use a smaller data.batch_size."
+            )
+        return max(num_asked, num_needed)
+
+    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
+        # The same under every strategy: what looks at a whole batch sees what one process would.
+        return self._loader(split, min(self.batch_size, self.max_samples_per_device or sys.maxsize))
+
+    def _workers_of_run(self, split: str) -> int:
         """Let the first process measure, with its share of the cores, while the others wait."""
-        trainer = self.trainer
+        trainer, chosen = self.trainer, 0
         assert trainer is not None
-        chosen = 0
         if trainer.is_global_zero:
-            function = trainer.state.fn.value  # type: ignore[union-attr]
-            split = SPLITS.get(function, function)
-            chosen = self.choose_workers(split, processes(self.trainer)[0], trainer.num_nodes)
+            split = "train" if trainer.state.fn == "fit" else split
+            chosen = self.choose_workers(split, processes(trainer)[0], trainer.num_nodes)
         return int(trainer.strategy.broadcast(chosen))
 
     def _loader(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int,
-        num_workers: int | None = None,
-        **batches: Any,
+        self, split: str, batch_size: int, num_workers: int | None = None, **batches: Any
     ) -> DataLoader[Any]:
         """An ordinary loader; the harness gives each process its share of what it reads."""
+        dataset = self.dataset(split)
         if num_workers is None:
             if self.num_workers == "auto":
                 is_stream = isinstance(dataset, IterableDataset)
-                self.num_workers = 0 if is_stream else self._workers_of_run()
+                self.num_workers = 0 if is_stream else self._workers_of_run(split)
             num_workers = self.num_workers
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return DataLoader(

@@ -60,19 +60,21 @@ def known(run_dir: Path) -> dict[str, Any]:
     return found
 
 
-def filled(node: Any, data: Any, facts: dict[str, Any], key: str) -> tuple[Any, dict[str, Any]]:
-    """A config with its ``from_data`` settings filled in, and these by their names.
+def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str, Any]:
+    """Fill in what a config takes from the data, in place.
 
     Args:
-        node: a resolved config of the model or of callbacks.
-        data: the data module; ``None`` where the model has the loaders, or where ``facts`` do.
-        facts: what is known beside its attributes.
-        key: of ``node``, for messages.
+        cfg: a resolved config of a command.
+        data: the data module, or ``None``.
+        run_dir: of the training, whose facts count where the data module knows none.
+
+    Returns:
+        What is to be kept with the run.
 
     Raises:
         UserError: if the data does not have what is asked for.
     """
-    taken: dict[str, Any] = {}
+    facts = dict(data.facts) if isinstance(data, DataModule) else known(run_dir) if run_dir else {}
 
     def fill(value: Any, place: str) -> Any:
         if isinstance(value, dict):
@@ -87,27 +89,11 @@ def filled(node: Any, data: Any, facts: dict[str, Any], key: str) -> tuple[Any, 
         if found is None:
             kind = "There is no data module" if data is None else f"{type(data).__name__} has none"
             raise UserError(f"{place}={value}: {kind}. Set it: {place}=<value>.")
-        taken[name] = found
+        facts[name] = found
         return found
 
-    whole = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    return OmegaConf.create(fill(whole, key)), taken
-
-
-def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str, Any]:
-    """Fill in what a config takes from the data, in place.
-
-    Args:
-        cfg: a resolved config of a command.
-        data: the data module, or ``None``.
-        run_dir: of the training, whose facts count where the data module knows none.
-
-    Returns:
-        What is to be kept with the run.
-    """
-    facts = dict(data.facts) if isinstance(data, DataModule) else known(run_dir) if run_dir else {}
+    plain: Any = OmegaConf.to_container(cfg, resolve=True)
     for key in ("model", "callbacks"):
-        if cfg.get(key) is not None:
-            cfg[key], taken = filled(cfg[key], data, facts, key)
-            facts |= taken
+        if plain.get(key) is not None:
+            cfg[key] = fill(plain[key], key)
     return facts

@@ -94,18 +94,18 @@ def seeded_iteration(items: Iterable[T], seed: int, draws_once: bool = False) ->
     with kept_generators():
         seed_generators(seed)
         iterator, own = iter(items), generator_states()
-    is_first = True
+    is_drawn = False
     while True:
-        if is_first or not draws_once:
+        if is_drawn:
+            item = next(iterator, END)
+        else:
             with kept_generators():
                 restore_generators(own)
                 item = next(iterator, END)
                 own = generator_states()
-        else:
-            item = next(iterator, END)
         if item is END:
             return
-        is_first = False
+        is_drawn = draws_once
         yield item  # type: ignore[misc]  # END is gone
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from harness.data.batches import Batch, SeededBatch, bounds
+from harness.data.batches import Batch, BatchedDataset, SeededBatch, bounds
 from harness.data.randomness import generators_in, mix, reseed, seeded_iteration
 from harness.errors import UserError
 
@@ -33,8 +33,8 @@ class SharedBatchSampler(Sampler[Batch]):
     Args:
         batches: gives lists of indices, or of whatever the data set is read by.
         name: what a message calls it.
-        dataset: what is read; its own generators are seeded for each sample. Without it nothing
-            is, as a ``BatchedDataset`` needs it.
+        dataset: what is read; generators, also its own, are seeded for each sample, unless it is a
+            ``BatchedDataset``.
         num_ranks: processes that share the batches.
         rank: which of them this one is.
         num_micro_batches: batches that a process accumulates per optimizer step.
@@ -63,7 +63,8 @@ class SharedBatchSampler(Sampler[Batch]):
         cycles: bool = True,
     ) -> None:
         self.batches: Any = batches
-        self.name, self.dataset, self.limit = name, dataset, limit
+        self.name, self.limit = name, limit
+        self.dataset = None if isinstance(dataset, BatchedDataset) else dataset
         self.num_ranks, self.rank, self.num_micro_batches = num_ranks, rank, num_micro_batches
         self.seed, self.in_turn, self.is_fixed = seed, in_turn, is_fixed or in_turn
         self.splits_last, self.cycles = splits_last, cycles

@@ -21,16 +21,13 @@ from torch.utils.data import (
 )
 
 from harness.data.batch_size import check_batch_size
-from harness.data.batches import BatchedDataset, bounds
+from harness.data.batches import bounds
 from harness.data.loading import Watched, processes, rebuilt
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.stream_parts import Counting, SeededStream
 from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.upstream.resume_counters import cycles
-
-LIMITS = {"val": "limit_val_batches", "test": "limit_test_batches"}
-LIMITS |= {"predict": "limit_predict_batches"}
 
 
 def leaves(loaders: Any) -> list[Any]:
@@ -55,97 +52,99 @@ def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -
     """
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
     begins_again = not isinstance(loaders, CombinedLoader) or cycles(loaders)
-    combined.flattened = [
-        _share_one(loader, trainer, split, name, seed, begins_again)
-        for loader in combined.flattened
-    ]
+    shared = []
+    for loader in combined.flattened:
+        if isinstance(loader, (Watched, SharedStream)):
+            pass
+        elif not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            # Lightning refuses what cannot be iterated, with the method's name.
+            if hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"):
+                loader = _share_stream(loader, trainer, split, name, seed)
+        else:
+            loader = _share_one(loader, trainer, split, name, seed, begins_again)
+        shared.append(loader)
+    combined.flattened = shared
     return combined if isinstance(loaders, CombinedLoader) else combined.iterables
 
 
 def _share_one(
     loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int, begins_again: bool
-) -> Any:
-    if isinstance(loader, (Watched, SharedStream)):
-        return loader
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        return loader  # Lightning refuses it with the method's name
+) -> Watched:
+    """Rebuild a loader whose data set has a length."""
     num_ranks, rank = processes(trainer)
-    num_micro_batches = int(trainer.accumulate_grad_batches) if split == "train" else 1
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        if num_micro_batches > 1:
-            raise UserError(
-                f"trainer.accumulate_grad_batches={num_micro_batches} splits batches, and {name} "
-                "is a stream, whose batches come as they are.\nLeave it out, and use smaller "
-                "batches."
-            )
-        return share_stream(loader, name, num_ranks, rank, seed)
-    batches: Any = loader.batch_sampler
-    collate: Any = loader.collate_fn
+    is_training = split == "train"
+    num_micro_batches = int(trainer.accumulate_grad_batches) if is_training else 1
+    batches, collate = loader.batch_sampler, loader.collate_fn
     if batches is None:  # the data set gives batches that are made
         batches, collate = BatchSampler(loader.sampler, 1, False), partial(_only, collate)
-        if split == "train" and num_ranks * num_micro_batches > 1:
+        if is_training and num_ranks * num_micro_batches > 1:
             raise UserError(
                 f"{name} has batch_size=None: batches that the data set has made cannot be shared "
                 "by processes.\nGive the DataLoader a batch_size, or use one process."
             )
-    sampler = getattr(batches, "sampler", None)
+    sampler: Any = getattr(batches, "sampler", None)
     if isinstance(sampler, DistributedSampler):  # the harness shares the batches instead
-        dataset: Any = loader.dataset
-        one = RandomSampler(dataset) if sampler.shuffle else SequentialSampler(dataset)
+        data: Any = loader.dataset
+        one = RandomSampler(data) if sampler.shuffle else SequentialSampler(data)
         batches = BatchSampler(one, batches.batch_size, batches.drop_last)
-    kind = f"{name} ({type(sampler if type(batches) is BatchSampler else batches).__name__})"
-    common: dict[str, Any] = {"num_ranks": num_ranks, "rank": rank, "seed": seed}
-    common["dataset"] = None if isinstance(loader.dataset, BatchedDataset) else loader.dataset
-    if split == "train":
-        if type(batches) is BatchSampler:
-            named = name + " with batch_size={size}"
-            check_batch_size(batches.batch_size, num_ranks, num_micro_batches, named)
-        common |= {"num_micro_batches": num_micro_batches, "cycles": begins_again}
-        common["is_fixed"] = bool(trainer.overfit_batches)  # type: ignore[attr-defined]  # set untyped
-    else:
-        common |= {"in_turn": True, "limit": _limit(trainer, split, batches)}
+    is_stock = type(batches) is BatchSampler
+    if is_training and is_stock:
+        named = name + " with batch_size={size}"
+        check_batch_size(batches.batch_size, num_ranks, num_micro_batches, named)
+    is_fixed = bool(trainer.overfit_batches)  # type: ignore[attr-defined]  # set untyped
+    shared = SharedBatchSampler(
+        batches,
+        f"{name} ({type(sampler if is_stock else batches).__name__})",
+        dataset=loader.dataset,
+        num_ranks=num_ranks,
+        rank=rank,
+        num_micro_batches=num_micro_batches,
+        seed=seed,
+        in_turn=not is_training,
         # Its forward is collective, so that all processes must have as many batches.
-        common["splits_last"] = getattr(trainer.strategy, "strategy_name", "") == "fsdp"
-    shared = SharedBatchSampler(batches, kind, **common)
+        splits_last=getattr(trainer.strategy, "strategy_name", "") == "fsdp",
+        limit=None if is_training else _limit(trainer, split, batches),
+        is_fixed=is_fixed,
+        cycles=begins_again,
+    )
     made = rebuilt(loader, loader.dataset, batch_sampler=shared, collate_fn=collate)
-    if not trainer.overfit_batches:  # type: ignore[attr-defined]  # Lightning looks for a fixed order then
+    if not is_fixed:  # Lightning looks for a fixed order then
         vars(made)["sampler"] = loader.sampler  # to be read; torch forbids to set it
     return made
 
 
-def share_stream(loader: Any, name: str, num_ranks: int, rank: int, seed: int) -> SharedStream:
-    """Let processes read a loader that iterates by itself, or whose data set does.
-
-    Args:
-        loader: no ``DataLoader`` with a sampler.
-        name: of the method that made it, for messages.
-        num_ranks: processes that read it.
-        rank: which of them this one is.
-        seed: the run's seed.
-    """
-    how: dict[str, Any] = {"num_ranks": num_ranks, "seed": seed}
+def _share_stream(
+    loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int
+) -> SharedStream:
+    """Let processes read a loader that iterates by itself, or whose data set does."""
+    num_ranks, rank = processes(trainer)
+    if split == "train" and trainer.accumulate_grad_batches > 1:
+        raise UserError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} splits batches, "
+            f"and {name} is a stream, whose batches come as they are.\n"
+            "Leave it out, and use smaller batches."
+        )
+    size = None
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        shared = SharedStream(loader, f"{name} ({type(loader).__name__})", **how)
+        name = f"{name} ({type(loader).__name__})"
     else:
-        name = f"{name} ({type(loader.dataset).__name__})"
-        stream = SeededStream(loader.dataset, seed, num_ranks, rank)  # type: ignore[arg-type]
+        name, size = f"{name} ({type(loader.dataset).__name__})", loader.batch_size
         batches: dict[str, Any] = {"batch_size": None, "collate_fn": loader.collate_fn}
-        if loader.batch_size is not None:
-            check_batch_size(loader.batch_size, num_ranks, name=name + " with batch_size={size}")
-            low, high = bounds(loader.batch_size, rank, num_ranks)
+        if size is not None:
+            check_batch_size(size, num_ranks, name=name + " with batch_size={size}")
+            low, high = bounds(size, rank, num_ranks)
             batches = {"batch_size": high - low, "drop_last": loader.drop_last}
             batches["collate_fn"] = Counting(loader.collate_fn)
-            how["batch_size"] = loader.batch_size
-        shared = SharedStream(rebuilt(loader, stream, **batches), name, **how)
+        stream: Any = SeededStream(loader.dataset, seed, num_ranks, rank)  # type: ignore[arg-type]
+        loader = rebuilt(loader, stream, **batches)
     if num_ranks > 1 and rank == 0:
-        size = shared.batch_size
         print(
-            f"{shared.name} is a stream: each of {num_ranks} processes reads what it gives to it. "
+            f"{name} is a stream: each of {num_ranks} processes reads what it gives to it. "
             f"A step takes {f'{size} samples' if size else f'{num_ranks} of its batches'} in sum, "
             "others than one process would take.",
             flush=True,
         )
-    return shared
+    return SharedStream(loader, name, num_ranks=num_ranks, seed=seed, batch_size=size)
 
 
 def _limit(trainer: pl.Trainer, split: str, batches: Any) -> int | None:
@@ -155,14 +154,16 @@ def _limit(trainer: pl.Trainer, split: str, batches: Any) -> int | None:
         UserError: if several processes are to evaluate a fraction, which Lightning would take of
             each one's batches.
     """
-    limit = getattr(trainer, LIMITS[split])
-    if isinstance(limit, float) and limit not in (0.0, 1.0) and processes(trainer)[0] > 1:
+    limit = getattr(trainer, f"limit_{split}_batches")
+    if isinstance(limit, int):
+        return limit
+    if limit not in (0.0, 1.0) and processes(trainer)[0] > 1:
         raise UserError(
-            f"trainer.{LIMITS[split]}={limit} is a fraction, which several processes cannot take "
-            "exactly.\n"
-            f"Use a number of batches: trainer.{LIMITS[split]}={int(len(batches) * limit)}"
+            f"trainer.limit_{split}_batches={limit} is a fraction, which several processes cannot "
+            "take exactly.\nUse a number of batches: "
+            f"trainer.limit_{split}_batches={int(len(batches) * limit)}"
         )
-    return None if isinstance(limit, float) else limit
+    return None
 
 
 def _only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
