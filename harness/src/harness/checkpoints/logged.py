@@ -8,7 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from harness.exact.self_log import SelfLog, named
+from harness.exact.self_log import LoggedMetric, SelfLog
 from harness.upstream.logged_values import (
     copied,
     in_hook,
@@ -40,14 +40,15 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
     module, logs = trainer.lightning_module, log_of(trainer)
     metrics = {n: m for n, m in metrics_in(module) if m.update_called}
     paths = {id(metric): name for name, metric in metrics.items()}
-    logged = {
-        key: how | {"path": paths.get(id(metric))} for key, (how, metric) in logs.metrics.items()
-    }
-    logged |= {k: copied(v.state()) for k, v in logs.values.items() if v.is_logged}
+    logged = {}
+    for key, one in logs.logged.items():
+        if isinstance(one, LoggedMetric):
+            logged[key] = one.how | {"path": paths.get(id(one.metric))}
+        elif one.is_logged:
+            logged[key] = copied(one.state())
     return {
         "metrics": {name: metric_counts(metric) for name, metric in metrics.items()},
-        "logged": {key: logged[key] for key in logs.order if key in logged},
-        "num_steps": logs.num_steps,
+        "logged": logged,
     }
 
 
@@ -61,14 +62,13 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     is_same_number = len(ranks) == trainer.world_size
     mine, *others = [ranks[trainer.global_rank]] if is_same_number else ranks
     takes_all = is_same_number or trainer.global_rank == 0
-    logs.num_steps = max(rank["num_steps"] for rank in ranks)
     for name, metric in metrics_in(module) if takes_all else ():
         if name in mine["metrics"]:
             restore_metric(metric, mine["metrics"][name], device)
             for other in others:
                 if name in other["metrics"]:
                     metric.merge_state(copied(other["metrics"][name]["state"], device))
-    for key in named(rank["logged"] for rank in (mine, *others)):
+    for key in dict.fromkeys(key for rank in (mine, *others) for key in rank["logged"]):
         states = [rank["logged"][key] for rank in (mine, *others) if key in rank["logged"]]
         if "path" in (how := states[0]):
             if how["path"] is not None:

@@ -1,74 +1,50 @@
-import inspect
+"""The callback that makes values of several processes those of one, and gives each hook its turn.
+
+In: each batch that begins, with what is known of its share. ``SelfLog`` is told its samples,
+``Gathering`` whether other processes have a batch as well, ``CollectedLists`` how long lists were.
+Out: at the end of a loader or epoch they combine the processes, before Lightning and the module's
+own hook read. What that hook logs must be the same in every process.
+"""
+
 import logging
-from collections.abc import Callable
 from math import isclose
+from traceback import walk_stack
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torchmetrics import Metric
 
 from harness.data.sharing import leaves
 from harness.errors import UserError
-from harness.exact.collected import CollectedLists
-from harness.exact.gathering import Gathering
+from harness.exact.gathering import CollectedLists, Gathering
 from harness.exact.global_batches import Shares, check_same_batches, shares_of
 from harness.exact.self_log import SelfLog
 from harness.processes.agreement import gather
-from harness.upstream.logged_values import NoCollectives, before_reading
+from harness.upstream.logged_values import LoggedValue, NoCollectives, before_reading, joined
 
 log = logging.getLogger(__name__)
-LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")
-
-
-def evaluated(trainer: pl.Trainer) -> Any:
-    """The loaders of the evaluation that runs."""
-    return trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-
-
-def shares_running(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | None:
-    """What is known of the loader whose batches are running."""
-    loaders = evaluated(trainer) if trainer.evaluating else trainer.train_dataloader
-    if (only := shares_of(loaders)) is not None:  # one loader, without a look at collections
-        return only
-    found = leaves(loaders)
-    return shares_of(found[dataloader_idx]) if dataloader_idx < len(found) else None
-
-
-def is_filler(trainer: pl.Trainer, batch_idx: int = 0, dataloader_idx: int = 0) -> bool:
-    """Whether the batch is there only because every process must take part in every step."""
-    sharing = shares_running(trainer, dataloader_idx)
-    return sharing is not None and sharing.is_filler(batch_idx)
+LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # which know what they gather
 
 
 class ExactEvaluation(pl.Callback):
-    """Make what several processes log and evaluate equal to what one process would.
-
-    - What a step logs is the value of all samples: see ``SelfLog``.
-    - An evaluation's steps wait for nobody: see ``Gathering``.
-    - Lists that a module collects are gathered before the hook at the end: see ``CollectedLists``.
-    - What that hook logs must be the same in every process.
-    - Metrics forget what a training step has added that this process has no sample of.
-    """
+    """Make what several processes log and evaluate equal to what one process would."""
 
     def __init__(self) -> None:
         self.self_log: SelfLog | None = None
         self.gathering: Gathering | None = None  # of several processes
-        self.collected: CollectedLists | None = None
-        self.kept: list[tuple[Metric, dict[str, Any]]] = []  # states before a filler
-        self.has_gathered = False
-        self.counted: dict[str, Any] = {}  # numbers of the module that the steps have changed
-        self.told: set[str] = set()
-        self.group: Any = None  # of the processes, for what is on the host
+        self.collected: CollectedLists | None = None  # while they evaluate
+        self.has_gathered = False  # lists of the module hold what all processes have collected
+        self.before: list[tuple[Metric, dict[str, Any]]] = []  # metrics' states before a filler
+        self.warned: set[str] = set()
+        self.host_group: Any = None  # of the processes; what is collected need not fit a GPU
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Stand in for ``self.log``."""
         self.self_log = SelfLog(trainer, pl_module)
         vars(pl_module)["log"] = self.self_log
-        ends = (self._end_batch, self._end_loader, self._end_epoch)
-        before_reading(trainer, *(_of(trainer, end) for end in ends))
+        before_reading(trainer, self._end_batch, self._end_loader, self._end_epoch)
         if trainer.world_size > 1:
             self.gathering = Gathering(trainer)
 
@@ -93,7 +69,7 @@ class ExactEvaluation(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Count samples; before a filler, remember the states of all metrics."""
+        """Say what the batch is; before a filler, remember what all metrics have counted."""
         sharing = shares_running(trainer, dataloader_idx)
         is_filler = sharing is not None and sharing.is_filler(batch_idx)
         num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
@@ -104,33 +80,33 @@ class ExactEvaluation(pl.Callback):
         if self.collected is not None:
             self.collected.begin_batch(batch_idx, dataloader_idx)
         if is_filler:
-            self.kept = [
-                (metric, {name: _copy(value) for name, value in metric.metric_state.items()})
-                for metric in metrics_of(pl_module)
-            ]
+            for metric in metrics_of(pl_module):
+                states = metric.metric_state.items()
+                copies = {k: [*v] if isinstance(v, list) else v.clone() for k, v in states}
+                self.before.append((metric, copies))
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
-    def _end_batch(self, trainer: pl.Trainer) -> None:
-        for metric, states in self.kept:
-            for name, before in states.items():
-                setattr(metric, name, _without_rows(getattr(metric, name), before))
-        self.kept = []
-        assert self.self_log is not None
-        self.self_log.end_batch()
-
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """What is gathered from here on is gathered as it is."""
+        """End the batch for ``self.all_gather``."""
         if self.gathering is not None:
             self.gathering.end_batch()
 
     on_validation_batch_end = on_test_batch_end = on_train_batch_end
 
+    def _end_batch(self, trainer: pl.Trainer) -> None:
+        for metric, states in self.before:
+            for name, state in states.items():
+                setattr(metric, name, state)
+        self.before = []
+        assert self.self_log is not None
+        self.self_log.end_batch()
+
     def _end_loader(self, trainer: pl.Trainer) -> None:
         assert self.self_log is not None
         self.self_log.combine()
-        if trainer.world_size > 1 and not trainer.training:
-            _even_out(trainer, metrics_of(trainer.lightning_module))
+        if trainer.world_size > 1:
+            even_out(trainer, metrics_of(trainer.lightning_module))
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the module's lists."""
@@ -145,24 +121,17 @@ class ExactEvaluation(pl.Callback):
             return
         sharing = map(shares_of, leaves(evaluated(trainer)))
         check_same_batches(trainer, [one for one in sharing if one is not None])
-        self.group = self.group or dist.new_group(backend="gloo")
-        self.has_gathered = collected.gather(trainer, self.group)
-        self.counted = collected.counted()
+        self.host_group = self.host_group or dist.new_group(backend="gloo")
+        self.has_gathered = collected.gather(trainer, self.host_group)
         if not self.has_gathered:
             return
-        hook = _hook(trainer)
-        self.gathering.is_whole = True  # the hook must not gather once more
-        if self.counted:
-            self.gathering.refusal = (
-                f"{hook} calls self.all_gather, but lists of the module already hold "
-                "what all processes have collected, and its numbers one process's counts.\n"
-                "Append what is counted to a list as well, and leave self.all_gather out."
-            )
+        self.gathering.has_whole = True
+        hook = "on_test_epoch_end" if trainer.testing else "on_validation_epoch_end"
         original = getattr(pl_module, hook)
 
         def guarded() -> None:
             del vars(pl_module)[hook]
-            with NoCollectives(lambda: refuse_again(hook)):
+            with NoCollectives(lambda: refuse_gathering_again(hook)):
                 original()
 
         vars(pl_module)[hook] = guarded
@@ -170,58 +139,74 @@ class ExactEvaluation(pl.Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def _end_epoch(self, trainer: pl.Trainer) -> None:
-        """Refuse values of one process's samples.
+        assert self.self_log is not None
+        for logged, values in self.self_log.values_at_end():
+            self._settle(trainer, logged, values)
+        if self.gathering is not None:
+            self.gathering.has_whole = False
+        self.has_gathered = False
+
+    def _settle(self, trainer: pl.Trainer, logged: LoggedValue, values: list[float | None]) -> None:
+        """Let what a hook at an epoch's end has logged be one value.
 
         Raises:
-            UserError: if the hook at the end has logged what is not the same in every process.
+            UserError: if each process has evaluated its own.
         """
-        if self.gathering is not None:
-            self.gathering.is_whole, self.gathering.refusal = False, ""
-        assert self.self_log is not None
-        self.self_log.combine_at_end(self._refuse)
-        self.has_gathered, self.counted = False, {}
-
-    def _refuse(self, name: str, hook: str, values: list[float | None], added: Any) -> None:
-        """Look at a value that a hook at the end of an epoch has logged in each process."""
-        if added:
-            if added == "sum" and self.has_gathered:
+        name, hook = logged.how["name"], logged.how["fx"]
+        numbers = [value for value in values if value is not None]
+        is_everywhere = len(numbers) == len(values)
+        if logged.how.get("sync_dist") and logged.op != "mean" and is_everywhere:
+            if logged.op == "sum" and self.has_gathered:
                 raise UserError(
                     f"{name}, logged in {hook}, is summed over the processes (sync_dist=True), and "
                     "the lists of the module already hold what all of them have collected.\n"
                     "Leave sync_dist=True out, or log it in the step."
                 )
+            total, _ = joined(logged.op, [(number, 1.0) for number in numbers])
+            logged.complete_epoch(total)
             return
-        counts = [float(n) for n in self.counted.values() if _is_one(n)]
-        known = [value for value in values if value is not None]
-        is_same = all(isclose(v, known[0], rel_tol=1e-6) or v != v for v in known)
-        is_count = known[0] in counts and any(known)  # equal by chance, of other samples
-        if is_same and not is_count and len(known) == len(values):
+        logged.complete_epoch(numbers[0])
+        if is_everywhere and all(isclose(n, numbers[0], rel_tol=1e-6) or n != n for n in numbers):
             return
-        said = (
-            f"{name}, logged in {hook}, is each process's own ("
-            + ", ".join("none" if v is None else f"{v:.6g}" for v in values)
-            + ")"
-        )
+        listed = ", ".join("none" if value is None else f"{value:.6g}" for value in values)
+        said = f"{name}, logged in {hook}, is each process's own ({listed})"
         rank_zero = "If it is process 0's own, such as a time: self.log(..., rank_zero_only=True)."
-        assert self.self_log is not None
-        if self.self_log.trainer.training:
-            if name not in self.told and self.self_log.trainer.is_global_zero:
-                log.warning("%s: the log has process 0's.\nLog it in the step. %s", said, rank_zero)
-            self.told.add(name)
-            return
-        raise UserError(
-            f"{said}: each has counted its own samples.\n"
-            "Log it in the step, log a torchmetrics metric, or append what it is "
-            f"computed from to a list of the module (self.outputs), which is gathered. {rank_zero}"
-        )
+        if not trainer.training:
+            raise UserError(
+                f"{said}: each has counted its own samples.\n"
+                "Log it in the step, log a torchmetrics metric, or append what it is "
+                f"computed from to a list of the module (self.outputs), which is gathered. "
+                f"{rank_zero}"
+            )
+        if name not in self.warned and trainer.is_global_zero:
+            log.warning("%s: the log has process 0's.\nLog it in the step. %s", said, rank_zero)
+        self.warned.add(name)
 
 
-def refuse_again(hook: str) -> None:
-    """Refuse an author's own collective operation where lists hold everything already."""
-    frame: Any = inspect.currentframe()
-    while frame.f_globals["__name__"].partition(".")[0] in ("harness", "torch"):
-        frame = frame.f_back
-    if frame.f_globals["__name__"].partition(".")[0] not in LIBRARIES:
+def evaluated(trainer: pl.Trainer) -> Any:
+    """The loaders of the evaluation that runs."""
+    return trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+
+
+def shares_running(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | None:
+    """What is known of the loader whose batches are running."""
+    loaders = evaluated(trainer) if trainer.evaluating else trainer.train_dataloader
+    if (only := shares_of(loaders)) is not None:  # one loader, without a look at collections
+        return only
+    singles = leaves(loaders)
+    return shares_of(singles[dataloader_idx]) if dataloader_idx < len(singles) else None
+
+
+def is_filler(trainer: pl.Trainer, batch_idx: int = 0, dataloader_idx: int = 0) -> bool:
+    """Whether the batch is there only because every process must take part in every step."""
+    sharing = shares_running(trainer, dataloader_idx)
+    return sharing is not None and sharing.is_filler(batch_idx)
+
+
+def refuse_gathering_again(hook: str) -> None:
+    """Refuse a collective that the author has begun, not one of the libraries."""
+    packages = (frame.f_globals["__name__"].partition(".")[0] for frame, _ in walk_stack(None))
+    if next(name for name in packages if name not in ("harness", "torch")) not in LIBRARIES:
         raise UserError(
             f"{hook} calls torch.distributed, and the lists of the module already hold what all "
             "processes have collected.\nLeave it out, or use self.all_gather, which knows."
@@ -237,39 +222,14 @@ def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
     return [one for one in held if isinstance(one, Metric)]
 
 
-def _of(trainer: pl.Trainer, end: Callable[[pl.Trainer], None]) -> Callable[[], None]:
-    return lambda: end(trainer)
+def even_out(trainer: pl.Trainer, metrics: list[Metric]) -> None:
+    """Append empty tensors to lists of metrics where a process has had a batch less.
 
-
-def _hook(trainer: pl.Trainer) -> str:
-    return "on_test_epoch_end" if trainer.testing else "on_validation_epoch_end"
-
-
-def _is_one(value: Any) -> bool:
-    return not isinstance(value, Tensor) or value.numel() == 1
-
-
-def _copy(state: Any) -> Any:
-    return list(state) if isinstance(state, list) else state.clone()
-
-
-def _without_rows(now: Any, before: Any) -> Any:
-    """A state without what was added to it; of a list's tensors their number stays."""
-    is_list = isinstance(now, list)
-    return before + [_empty(tensor) for tensor in now[len(before) :]] if is_list else before
-
-
-def _even_out(trainer: pl.Trainer, metrics: list[Metric]) -> None:
-    """Let lists be of one length in all processes, of which some have had a batch less.
-
-    Some metrics gather the tensors of their lists one by one.
+    Some metrics, of retrieval for example, gather the tensors of their lists one by one.
     """
-    lists = [s for metric in metrics for s in metric.metric_state.values() if isinstance(s, list)]
+    states = (state for metric in metrics for state in metric.metric_state.values())
+    lists = [state for state in states if isinstance(state, list)]
     lengths_of_all = gather(trainer, [*map(len, lists)]) if lists else []
     for state, lengths in zip(lists, zip(*lengths_of_all, strict=True), strict=True):
         last = state[-1] if state else torch.zeros(0, device=trainer.strategy.root_device)
-        state += [_empty(last)] * (max(lengths) - len(state))
-
-
-def _empty(tensor: Tensor) -> Tensor:
-    return tensor.new_zeros(0, *tensor.shape[1:])
+        state += [last.new_zeros(0, *last.shape[1:])] * (max(lengths) - len(state))

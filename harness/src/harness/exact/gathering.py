@@ -1,10 +1,18 @@
-"""What a module gathers over processes by itself: right, or refused in a sentence."""
+"""What a module gathers over processes in an evaluation: right without waiting, or refused.
 
+In: ``self.all_gather``, an author's own collectives, and lists that the steps append to. An
+evaluation's step has a batch that one process would have, and some processes have one batch less.
+So nothing is sent within a step, and lists are gathered at the end, before the module reads them.
+"""
+
+import pickle
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch.distributed as dist
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,16 +22,15 @@ from harness.exact.global_batches import Shares, shares_of
 from harness.processes.agreement import gather
 from harness.upstream.logged_values import NoCollectives
 
-METHODS = ("all_gather", "validation_step", "test_step")
+METHODS = ("all_gather", "validation_step", "test_step")  # of a strategy, replaced during a run
+FRAMEWORK = set(vars(pl.LightningModule()))  # attributes that are not the author's
+
+Path = tuple[str, Any]  # an attribute, and the key in it where it is a dict of lists
+Part = tuple[tuple[int, int], list[Any]]  # loader and batch; what the batch has appended
 
 
 class Gathering:
     """Stand between a module and its strategy's ``all_gather`` and evaluation steps.
-
-    A step of an evaluation has a batch that one process would have, so its tensors stay as they
-    are. Elsewhere shapes are compared first where they may differ: gloo ends the process over
-    unequal ones or joins garbage, and NCCL waits. In the last turn of an evaluation, in which some
-    processes have no batch, a collective operation would wait for them.
 
     Args:
         trainer: of several processes.
@@ -31,12 +38,11 @@ class Gathering:
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self.trainer = trainer
-        self.batch_idx: int | None = None  # of the training batch that runs
-        self.is_whole = False  # this process has what all of them together would gather
-        self.is_alone = False  # others have no batch in this turn
-        self.refusal = ""  # of any call
+        self.batch_idx: int | None = None  # of the running training batch
+        self.has_whole = False  # this process has what all of them together would gather
+        self.is_alone = False  # other processes have no batch in this turn
         self.original, *steps = (getattr(trainer.strategy, name) for name in METHODS)
-        replaced = [self, *(partial(self.step, step) for step in steps)]
+        replaced = [self.all_gather, *(partial(self._step, step) for step in steps)]
         vars(trainer.strategy).update(zip(METHODS, replaced, strict=True))
 
     def remove(self) -> None:
@@ -45,39 +51,46 @@ class Gathering:
             vars(self.trainer.strategy).pop(name, None)
 
     def begin_batch(self, sharing: Shares | None, batch_idx: int, dataloader_idx: int) -> None:
-        """Know which batch runs."""
+        """Note which batch runs."""
         is_training = bool(self.trainer.training)
         self.batch_idx = batch_idx if is_training else None
-        self.is_whole = self.is_alone = False
+        self.has_whole = self.is_alone = False
         if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.in_turn:
             is_last = len(sharing.totals) <= (batch_idx + 1) * sharing.num_ranks  # and not full
             is_split = is_last and (sharing.splits_last or batch_idx == 0)
-            self.is_whole, self.is_alone = not is_split, is_last and not is_split
+            self.has_whole, self.is_alone = not is_split, is_last and not is_split
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             # DDP sends the first process's buffers in each forward; in an evaluation they stay.
             model.require_forward_param_sync = is_training or batch_idx + dataloader_idx == 0
 
     def end_batch(self) -> None:
-        """What is gathered from here on is gathered as it is."""
-        self.is_whole, self.batch_idx = False, None
+        """Gather again what is gathered after a batch."""
+        self.has_whole, self.batch_idx = False, None
 
-    def step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate a batch; where others have none, nothing may be sent."""
+    def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_alone:
             return original(*args, **kwargs)
-        with NoCollectives(partial(refuse, self.trainer)):
+        with NoCollectives(self._refuse_collective):
             return original(*args, **kwargs)
 
-    def __call__(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
+    def _refuse_collective(self) -> None:
+        kind = "test" if self.trainer.testing else "validation"
+        raise UserError(
+            f"{kind}_step waits for other processes, by torch.distributed or a metric with "
+            "dist_sync_on_step=True, and some of them have one batch less.\n"
+            "Leave it to the harness: log the value, append to a list of the module, or use "
+            "self.all_gather, which gives a step its own whole batch."
+        )
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
 
         Raises:
-            UserError: in every process, if the shapes differ.
+            UserError: in every process, if the shapes differ: gloo would join garbage or end the
+                process, and NCCL would wait.
         """
-        if self.refusal:
-            raise UserError(self.refusal)
-        if self.is_whole:
+        if self.has_whole:
             return tensor
         if not self._is_even() and group in (None, dist.group.WORLD):
             shapes = gather(self.trainer, tuple(tensor.shape))
@@ -92,18 +105,85 @@ class Gathering:
         return self.original(tensor, group=group, sync_grads=sync_grads)
 
     def _is_even(self) -> bool:
-        """Whether the shares of the running batch are of one size."""
+        """Whether the running training batch has shares of one size, so that no shape is sent."""
         # Of several loaders the shares may differ in size, each in its own way.
         only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
         return isinstance(only, SharedBatchSampler) and only.weight(self.batch_idx or 0) == 1.0
 
 
-def refuse(trainer: pl.Trainer) -> None:
-    """Say that processes have unequal numbers of batches."""
-    kind = "test" if trainer.testing else "validation"
-    raise UserError(
-        f"{kind}_step waits for other processes, by torch.distributed or a metric with "
-        "dist_sync_on_step=True, and some of them have one batch less.\n"
-        "Leave it to the harness: log the value, append to a list of the module, or use "
-        "self.all_gather, which gives a step its own whole batch."
-    )
+class OnDevice(NamedTuple):
+    """A tensor, on the host, that goes back to the module's device."""
+
+    tensor: Tensor
+
+
+class CollectedLists:
+    """Gather what evaluation steps append to lists of the module, in the order of one process.
+
+    Lightning's way to look at all outputs is a list that the steps fill and
+    ``on_validation_epoch_end`` reads. Lists in attributes, and in dicts there, are gathered before
+    that hook; what was in them before the evaluation stays.
+    """
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self.module = module
+        self.places: list[tuple[int, int]] = []  # loader and batch, of each step
+        self.lengths: list[dict[Path, int]] = []  # of all lists, before each step
+
+    def begin_batch(self, batch_idx: int, dataloader_idx: int) -> None:
+        """Note what the batches before have appended."""
+        self.places.append((dataloader_idx, batch_idx))
+        self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
+
+    def gather(self, trainer: pl.Trainer, group: Any) -> bool:
+        """Fill the lists with what all processes have collected; whether there was anything."""
+        lists = dict(lists_of(self.module))
+        packed = {path: self._packed(path, values) for path, values in lists.items()}
+        everyone = gather(trainer, {k: parts for k, parts in packed.items() if parts != b""}, group)
+        # An author may clear a list within the evaluation, or keep what cannot leave a process.
+        paths = [
+            path
+            for path in dict.fromkeys(path for one in everyone for path in one)
+            if path in lists and all(one.get(path, b"") is not None for one in everyone)
+        ]
+        for path in paths:
+            parts: list[Part] = []
+            for one in everyone:
+                parts += pickle.loads(one[path]) if path in one else []
+            parts.sort(key=lambda part: part[0])  # by loader and turn; in each by rank
+            merged = [element for _, elements in parts for element in elements]
+            start = self.lengths[0].get(path, 0)
+            device = self.module.device
+            lists[path][start:] = apply_to_collection(
+                merged, OnDevice, lambda moved, to=device: moved.tensor.to(to)
+            )
+        return bool(paths)
+
+    def _packed(self, path: Path, values: list[Any]) -> bytes | None:
+        """What the steps have appended; ``None`` where a list was cleared or cannot be sent."""
+        marks = [lengths.get(path, 0) for lengths in self.lengths] + [len(values)]
+        steps = zip(self.places, marks, marks[1:], strict=False)
+        parts = [(place, values[low:high]) for place, low, high in steps if low < high]
+        if marks != sorted(marks):
+            return None
+        try:
+            return pickle.dumps(apply_to_collection(parts, Tensor, _movable)) if parts else b""
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return None
+
+
+def lists_of(module: pl.LightningModule) -> Iterator[tuple[Path, list[Any]]]:
+    """The lists that are attributes of a module, and those in dicts that are."""
+    for name, value in vars(module).items():
+        if name in FRAMEWORK:
+            continue
+        if type(value) is list:
+            yield (name, None), value
+        elif isinstance(value, dict):
+            yield from (((name, key), item) for key, item in value.items() if type(item) is list)
+
+
+def _movable(tensor: Tensor) -> Any:
+    tensor = tensor.detach()
+    # A view would take its whole storage with it.
+    return tensor.clone() if tensor.device.type == "cpu" else OnDevice(tensor.cpu())

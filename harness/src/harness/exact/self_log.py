@@ -1,10 +1,16 @@
-"""``self.log`` whose values are those of all samples, whoever had them."""
+"""Replaces ``self.log``, so that its values are those of all samples, whichever process had them.
 
+In: what a module logs in a hook. Each number becomes a ``LoggedValue``, which Lightning keeps as it
+keeps a torchmetrics metric. Out: rows and epochs of all processes and accumulated batches. Nothing
+is sent when something is logged: ``ExactEvaluation`` calls ``end_batch``, ``combine`` and
+``values_at_end`` before Lightning reads. Next: ``checkpoints/logged.py`` saves it in mid-epoch.
+"""
+
+import inspect
 import logging
-from collections.abc import Iterable
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -14,89 +20,92 @@ from torchmetrics import Metric
 
 from harness.processes.agreement import gather
 from harness.upstream import logged_values
-from harness.upstream.logged_values import LoggedValue, in_hook, joined
+from harness.upstream.logged_values import LoggedValue, Number, joined
 
 log = logging.getLogger(__name__)
 # The parameters of LightningModule.log behind its value, for what is given by position.
-NAMES: tuple[str, ...] = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
-NAMES += ("enable_graph", "sync_dist", "sync_dist_group", "add_dataloader_idx", "batch_size")
-PASSED: tuple[str, ...] = ("name", "prog_bar", "logger", "on_step", "on_epoch")  # to Lightning
-PASSED += ("add_dataloader_idx", "rank_zero_only")
+POSITIONAL = [*inspect.signature(pl.LightningModule.log).parameters][3:]
+PASSED = {"prog_bar", "logger", "on_step", "on_epoch", "sync_dist"}
+PASSED |= {"add_dataloader_idx", "rank_zero_only"}
 FLOATS = (torch.float32, torch.float64)
 
 
-class SelfLog:
-    """Stand in for ``log`` of a module, and hand a ``LoggedValue`` to Lightning for each number.
+class LoggedMetric(NamedTuple):
+    """A torchmetrics metric that was logged."""
 
-    A value counts by the samples of this process's batch, or by the author's ``batch_size``. What
-    an epoch's steps have logged is combined once, at its end; a row of a training step where
-    somebody reads it: over processes, and over the batches that are accumulated. In between
-    nothing is sent, so a step of an evaluation waits for nobody. What some processes alone have
-    logged in a step is logged by the others as well, with weight 0.
+    how: dict[str, Any]
+    metric: Metric
+
+
+class SelfLog:
+    """Stand in for ``log`` of a module.
+
+    A value counts by the samples of this process's batch, or by the author's ``batch_size``.
+    Epochs are combined once, at their end, and a training step's values only where somebody reads
+    them. What some processes alone have logged is then logged by the others too, with weight 0.
 
     Args:
         trainer: of the run.
-        module: whose ``log`` this is, as an attribute.
+        module: whose attribute ``log`` this is.
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.trainer, self.module = trainer, module
-        self.values: dict[str, LoggedValue] = {}
-        self.metrics: dict[str, tuple[dict[str, Any], Metric]] = {}
-        self.order: dict[str, None] = {}  # of both, as first logged
-        self.batch: Any = None  # that runs
-        self.num_samples: int | None = None  # of it in this process; 0 in a filler
-        self.batch_idx = self.dataloader_idx = self.num_steps = 0
+        self.logged: dict[str, LoggedValue | LoggedMetric] = {}  # in the order of Lightning's
+        self.batch: Any = None  # the running one
+        self.num_samples: int | None = None  # in it; 0 in a filler, None where nobody has counted
+        self.batch_idx = self.dataloader_idx = 0
         self.num_seen = 0  # samples of the running loader
-        self.is_training = self.is_split = False  # a training batch runs; it is a share
-        self.told: set[str] = set()
+        self.step: int | None = None  # of the epoch, while a training batch runs
+        self.is_split = False  # a step's samples are shared by processes or accumulated batches
+        self.warned: set[str] = set()
 
     def __reduce__(self) -> Any:
-        # A copy of the module has Lightning's own method.
-        return partial, (type(self.module).log, self.module)
+        return partial, (type(self.module).log, self.module)  # a copy has Lightning's own method
 
-    def begin_batch(self, batch: Any, num_samples: int | None, *place: int) -> None:
-        """Know what the values count that are logged from here on."""
+    def begin_batch(
+        self, batch: Any, num_samples: int | None, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """Note which batch the values belong to that are logged from here on."""
         self.batch, self.num_samples = batch, num_samples
-        self.batch_idx, self.dataloader_idx = place
-        self.num_seen = (self.num_seen if self.batch_idx else 0) + (num_samples or 0)
-        self.is_training = bool(self.trainer.training)
-        self.is_split = self.trainer.world_size * int(self.trainer.accumulate_grad_batches) > 1
+        self.batch_idx, self.dataloader_idx = batch_idx, dataloader_idx
+        self.num_seen = (self.num_seen if batch_idx else 0) + (num_samples or 0)
+        num_batches = int(self.trainer.accumulate_grad_batches)
+        self.step = batch_idx // num_batches if self.trainer.training else None
+        self.is_split = self.trainer.world_size * num_batches > 1
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, name: str, value: Any, *args: Any, **given: Any) -> None:
+    def __call__(self, name: str, value: Any, *args: Any, **how: Any) -> None:
         """Log a value, as ``LightningModule.log`` does."""
-        given |= zip(NAMES, args, strict=False)
-        hook = logged_values.running_hook(self.module)
-        op = given.get("reduce_fx", "mean")
-        op = (op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
-        op = "mean" if op == "avg" else op
-        is_one = isinstance(value, Tensor) and value.numel() == 1
-        is_number = is_one or isinstance(value, Real)
+        how |= zip(POSITIONAL, args, strict=False)
+        hook, op = logged_values.running_hook(self.module), operation(how)
+        is_number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
         if hook is None or op not in logged_values.START or not is_number:
             if isinstance(value, Metric):
-                self._note_metric(name, value, hook, given)
-            type(self.module).log(self.module, name, value, **given)  # or what Lightning refuses
+                self._note_metric(name, value, hook, how)
+            type(self.module).log(self.module, name, value, **how)  # or what Lightning refuses
             return
-        loader = self.dataloader_idx if given.get("add_dataloader_idx", True) else None
-        logged = self.values.get(key := f"{hook}.{name}.{loader}")
-        if logged is None or logged.op != op:
-            how = {k: given.get(k) for k in (*PASSED, "sync_dist") if k in given}
-            logged = self.made(key, how | {"name": name, "fx": hook, "op": op})
-        on_step, on_epoch = given.get("on_step"), given.get("on_epoch")
-        is_of_epoch = on_epoch or (on_epoch is None and not self.is_training)
+        loader = self.dataloader_idx if how.get("add_dataloader_idx", True) else None
+        key = f"{hook}.{name}.{loader}"
+        logged = self.logged.get(key)
+        passed = {"name": name, "reduce_fx": op} | {k: how[k] for k in how if k in PASSED}
+        if not isinstance(logged, LoggedValue):
+            logged = self.made(key, passed | {"fx": hook})
+        on_step, on_epoch = how.get("on_step"), how.get("on_epoch")
+        is_of_epoch = on_epoch or (on_epoch is None and self.step is None)
+        weight: Number = 1
         if self.num_samples == 0:
             value, weight = logged.zero + torch.nan, 0
         else:
             value = self._as_sum(value, logged)
-            is_weighted = op == "mean" and (is_of_epoch or self.is_split)
-            weight = self._weight(given.get("batch_size")) if is_weighted else 1
-            if is_of_epoch and (isinstance(weight, Tensor) or weight):
-                logged.update(value, weight)
+            if op == "mean" and (is_of_epoch or self.is_split):
+                weight = self._weight(how.get("batch_size"))
+        if is_of_epoch:
+            logged.update(value, weight)
+            logged.is_pending = True
         if on_step is not False:
-            self._note_step(logged, value, weight, on_step)
-        logged.is_pending |= is_of_epoch
-        self._hand_over(logged)
+            self._note_step(logged, value, weight, bool(on_step))
+        self._hand_over(logged, passed)
 
     def made(self, key: str, how: dict[str, Any]) -> LoggedValue:
         """Begin to accumulate a value."""
@@ -104,197 +113,172 @@ class SelfLog:
         dtype = torch.get_default_dtype()
         dtype = dtype if dtype in FLOATS else torch.float32
         zero = torch.zeros((), dtype=dtype, device=self.module.device)
-        self.order[key] = None
-        logged = self.values[key] = LoggedValue(how, zero)
-        logged.is_of_training = bool(self.trainer.training)
-        logged.passed = {name: how[name] for name in PASSED if name in how}
-        logged.passed["metric_attribute"] = how["name"]
+        logged = self.logged[key] = LoggedValue(how, zero, bool(self.trainer.training))
         return logged
 
     def _as_sum(self, value: Any, logged: LoggedValue) -> Tensor:
         if not isinstance(value, Tensor):
             return torch.full_like(logged.zero, value)
         value = value.detach().reshape(())
-        is_as_sum = value.dtype in FLOATS and value.device == logged.zero.device
+        is_as_sum = value.dtype in FLOATS and value.device == logged.device
         return value if is_as_sum else value.to(logged.zero)  # type: ignore[no-any-return]
 
-    def _weight(self, given: Any) -> Any:
+    def _weight(self, given: Any) -> Number:
         if given is not None:
-            return given.detach() if isinstance(given, Tensor) else given
+            return given.detach().reshape(()) if isinstance(given, Tensor) else given
         if self.num_samples is None:
             self.num_samples = 1 if self.batch is None else extract_batch_size(self.batch)
         return self.num_samples
 
-    def _note_step(self, logged: LoggedValue, value: Tensor, weight: Any, wanted: Any) -> None:
-        if self.is_training:
-            logged.note_step(value.clone(), weight, (self.num_steps, self.batch_idx))
-        elif wanted and self.trainer.world_size > 1:
-            self._tell_once(
+    def _note_step(
+        self, logged: LoggedValue, value: Tensor, weight: Number, is_asked_for: bool
+    ) -> None:
+        if self.step is not None:
+            logged.note_step(value.clone(), weight, self.step, self.batch_idx)
+        elif is_asked_for and self.trainer.world_size > 1:
+            self._warn_once(
                 logged.how["name"],
                 "%s is logged with on_step=True in an evaluation: under several processes it has "
                 "the epoch's value and no rows of single steps.",
             )
-        elif wanted:
-            logged.note_step(value.clone(), weight, (0, 0))
+        elif is_asked_for:
+            logged.note_step(value.clone(), weight, 0, 0)
 
     def hand_over(self, logged: LoggedValue) -> None:
-        """Have Lightning know a value, as its hook would."""
-        with in_hook(self.module, logged.how["fx"]):
-            self._hand_over(logged)
+        """Let Lightning have a value, as if its hook had logged it now."""
+        with logged_values.in_hook(self.module, logged.how["fx"]):
+            self._hand_over(logged, {k: v for k, v in logged.how.items() if k != "fx"})
 
-    def _hand_over(self, logged: LoggedValue) -> None:
+    def _hand_over(self, logged: LoggedValue, passed: dict[str, Any]) -> None:
         logged.is_logged = True
-        type(self.module).log(self.module, value=logged, batch_size=1, **logged.passed)
+        # With the name of an attribute Lightning does not look for the metric in the module.
+        passed = passed | {"metric_attribute": passed["name"], "batch_size": 1}
+        type(self.module).log(self.module, value=logged, **passed)
 
     def _note_metric(
         self, name: str, metric: Metric, hook: str | None, given: dict[str, Any]
     ) -> None:
         how = {k: v for k, v in given.items() if isinstance(v, (bool, str))}
-        self.order[key := f"{hook}.{name}"] = None
-        self.metrics[key] = (how | {"name": name, "fx": hook}, metric)
-        wanted = given.get("on_step", self.is_training or None)
-        if wanted and self.is_split and not metric.dist_sync_on_step:
-            self._tell_once(
+        self.logged[f"{hook}.{name}"] = LoggedMetric(how | {"name": name, "fx": hook}, metric)
+        is_at_steps = given.get("on_step", self.step is not None)
+        if is_at_steps and self.is_split and not metric.dist_sync_on_step:
+            self._warn_once(
                 name,
                 "%s, a metric, is logged at steps: there it counts a part of the batch alone, "
                 "one process's and the last that is accumulated. Over an epoch it counts all.",
             )
 
-    def _tell_once(self, name: str, sentence: str) -> None:
-        if name not in self.told and self.trainer.is_global_zero:
+    def _warn_once(self, name: str, sentence: str) -> None:
+        if name not in self.warned and self.trainer.is_global_zero:
             log.warning(sentence, name)
-        self.told.add(name)
+        self.warned.add(name)
 
     def end_batch(self) -> None:
-        """After a batch and its hooks: let a row that is read have the whole batch's values."""
-        trainer, self.batch, self.num_samples = self.trainer, None, None
-        if not self.is_training:
-            return
-        self.is_training = False
-        every = int(trainer.accumulate_grad_batches)
-        is_step = (self.batch_idx + 1) % every == 0 or trainer.is_last_batch
-        if self.is_split and is_step and self._is_read():
-            self._complete_rows()
-        self.num_steps += is_step
-
-    def _is_read(self) -> bool:
+        """After a batch and its hooks, let a row that is read have the whole step's values."""
         trainer: Any = self.trainer
-        plateau = any(
+        is_training = self.step is not None
+        self.batch = self.num_samples = self.step = None
+        if not (is_training and self.is_split):
+            return
+        is_row = logged_values.row_is_due(trainer) or trainer.fast_dev_run
+        is_read = is_row or any(  # by a scheduler
             c.reduce_on_plateau and c.interval == "step" for c in trainer.lr_scheduler_configs
         )
-        is_row = logged_values.row_is_due(trainer) or trainer.fast_dev_run
-        return plateau or trainer.is_last_batch or is_row
+        is_step = (self.batch_idx + 1) % int(trainer.accumulate_grad_batches) == 0
+        if trainer.is_last_batch or (is_step and is_read):
+            self._complete_rows()
 
     def _complete_rows(self) -> None:
-        mine = {k: v for k, v in self.values.items() if v.parts and not is_own(v)}
-        parts = [part for value in mine.values() for part in value.parts]
-        numbers = iter(as_floats(number for part in parts for number in part))
-        pairs = {}
-        for key, value in mine.items():
-            of_one = [(next(numbers), next(numbers)) for _ in value.parts]
-            of_one = [(v * w if value.op == "mean" else v, w) for w, v in of_one if w]
-            pairs[key] = (value.place[0], *joined(value.op, of_one))
-        everyone = gather(self.trainer, pairs)
-        self._log_what_others_have(everyone)
-        for key in named(everyone):
-            value, found = self.values[key], [one[key] for one in everyone if key in one]
-            latest = max(step for step, *_ in found)
-            total, weight = joined(value.op, [(t, w) for step, t, w in found if step == latest])
-            row = logged_values.last_value(value)
-            if weight and row is not None:
-                row.fill_(quotient(value.op, total, weight))
-            value.parts = []
+        values = {key: value for key, value in self._values().items() if value.shares}
+        shares = [share for value in values.values() for share in value.shares]
+        numbers = iter(self._numbers([number for share in shares for number in share]))
+        mine = {}
+        for key, value in values.items():
+            pairs = [(next(numbers), next(numbers)) for _ in value.shares]
+            if value.op == "mean":
+                pairs = [(number * weight, weight) for number, weight in pairs]
+            mine[key] = (value.step, *joined(value.op, pairs))
+        for value, found in self._gather(mine):
+            latest = max(one[0] for one in found if one)  # some may have logged it earlier
+            total, weight = joined(value.op, [one[1:] for one in found if one and one[0] == latest])
+            value.complete_step(quotient(value.op, total, weight) if weight else None)
 
     def combine(self) -> None:
         """Let the values of an epoch's steps, or of a loader's, be those of all processes."""
         if self.trainer.world_size == 1:
             return
-        everyone = gather(self.trainer, self._pending())
-        self._log_what_others_have(everyone)
-        for key, value in ((key, self.values[key]) for key in named(everyone)):
-            is_of_first = everyone[0].get(key, (0, 0))[1] == self.num_seen
-            if is_of_first and not any(key in one for one in everyone[1:]):
-                self._tell_once(
+        mine = {key: (*pair, pair[1] == self.num_seen) for key, pair in self._pending().items()}
+        for value, found in self._gather(mine):
+            if found[0] and found[0][2] and not any(found[1:]):
+                self._warn_once(
                     value.how["name"],
                     "%s was logged for all batches of process 0 and none of the others, and counts "
                     "them alone. Log it in every process, or with rank_zero_only=True.",
                 )
-            pairs = [one[key] for one in everyone if key in one]
-            value.settle(quotient(value.op, *joined(value.op, pairs)))
+            total, weight = joined(value.op, [one[:2] for one in found if one])
+            value.complete_epoch(quotient(value.op, total, weight))
 
-    def combine_at_end(self, refuse: Any) -> None:
-        """Look at what the hooks at an epoch's end have logged, which must be the same everywhere.
-
-        Args:
-            refuse: is called with the name, hook, values by process, and whether they are added.
-        """
+    def values_at_end(self) -> list[tuple[LoggedValue, list[float | None]]]:
+        """Return what the hooks at an epoch's end have logged, and the value of each process."""
         if self.trainer.world_size == 1:
-            return
-        mine = {
-            key: (self.values[key].how, quotient(self.values[key].op, *pair))
-            for key, pair in self._pending().items()
+            return []
+        values = self._values()
+        mine = {k: (quotient(values[k].op, *pair),) for k, pair in self._pending().items()}
+        return [
+            (value, [one[0] if one else None for one in found])
+            for value, found in self._gather(mine)
+        ]
+
+    def _values(self) -> dict[str, LoggedValue]:
+        """Return what is not one process's own by its author's word."""
+        return {
+            key: value
+            for key, value in self.logged.items()
+            if isinstance(value, LoggedValue) and not value.how.get("rank_zero_only")
         }
-        everyone = gather(self.trainer, mine)
-        for key in named(everyone):
-            how = next(one[key][0] for one in everyone if key in one)
-            values = [one[key][1] if key in one else None for one in everyone]
-            is_combined = how.get("sync_dist") and how["op"] != "mean" and None not in values
-            refuse(how["name"], how["fx"], values, is_combined and how["op"])
-            if key in self.values:
-                pairs = [(value, 1.0) for value in values if value is not None]
-                total, _ = joined(how["op"], pairs)
-                self.values[key].settle(total if is_combined else mine[key][1])
 
     def _pending(self) -> dict[str, tuple[float, float]]:
+        is_training = bool(self.trainer.training)
         mine = {
-            key: value
-            for key, value in self.values.items()
-            if value.is_pending and not is_own(value)
-            if value.is_of_training == bool(self.trainer.training)
+            k: v for k, v in self._values().items() if v.is_pending and v.is_training == is_training
         }
-        numbers = iter(as_floats(n for v in mine.values() for n in (v.total, v.weight)))
+        numbers = iter(self._numbers([n for v in mine.values() for n in (v.total, v.weight)]))
         return {key: (next(numbers), next(numbers)) for key in mine}
 
-    def _log_what_others_have(self, everyone: list[dict[str, Any]]) -> None:
-        lacking = [key for key in named(everyone) if any(key not in one for one in everyone)]
-        if not lacking:
-            return
-        known = {key: self.values[key].how for key in lacking if key in self.values}
-        others = gather(self.trainer, known)
-        for key in lacking:
-            if key not in self.values or not self.values[key].is_logged:
-                how = next(one[key] for one in others if key in one)
-                self.log_nothing(key, how)
+    def _numbers(self, values: list[Number]) -> list[float]:
+        """Return numbers of the device, for which it is waited once."""
+        made = [torch.as_tensor(v, dtype=torch.float64, device=self.module.device) for v in values]
+        return torch.stack(made).tolist() if made else []
 
-    def log_nothing(self, key: str, how: dict[str, Any]) -> None:
-        """Have Lightning know a value that this process has not logged."""
-        logged = self.values[key] if key in self.values else self.made(key, how)
-        has_row = self.trainer.training and how.get("on_step") is not False
-        if has_row and logged_values.last_value(logged) is None:
-            logged.note_step(torch.full_like(logged.zero, torch.nan), 0, (self.num_steps, -1))
-        self.hand_over(logged)
+    def _gather(self, mine: dict[str, tuple[Any, ...]]) -> list[tuple[LoggedValue, list[Any]]]:
+        """Return, by value, what each process has; what only others have is logged here, too."""
+        values = self._values()
+        everyone = gather(
+            self.trainer, {k: (values[k].how, numbers) for k, numbers in mine.items()}
+        )
+        result = []
+        for key in dict.fromkeys(key for one in everyone for key in one):
+            found = [one[key][1] if key in one else None for one in everyone]
+            value = values.get(key)
+            if value is None or not value.is_logged:
+                how = next(one[key][0] for one in everyone if key in one)
+                value = value or self.made(key, how)
+                if self.trainer.training and how.get("on_step") is not False:
+                    value.begin_row()
+                self.hand_over(value)
+            result.append((value, found))
+        return result
 
 
-def is_own(value: LoggedValue) -> bool:
-    """Whether a value is that of one process, as its author says."""
-    return bool(value.how.get("rank_zero_only"))
+def operation(how: dict[str, Any]) -> str:
+    """Return the name of ``reduce_fx``, of which Lightning takes a text or a function."""
+    op = how.get("reduce_fx", "mean")
+    op = (op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
+    return "mean" if op == "avg" else op
 
 
 def quotient(op: str, total: float, weight: float) -> float:
-    """The value of a total and a weight."""
+    """Return the value of a total and its weight."""
     if op != "mean":
         return total
     return total / weight if weight else torch.nan
-
-
-def named(everyone: Iterable[dict[str, Any]]) -> list[str]:
-    """All keys that some process has, in one order."""
-    return list(dict.fromkeys(key for one in everyone for key in one))
-
-
-def as_floats(numbers: Iterable[Any]) -> list[float]:
-    """Numbers, some of them scalars on a device, for which it is waited once."""
-    numbers = list(numbers)
-    tensors = [n.detach().reshape(()).double() for n in numbers if isinstance(n, Tensor)]
-    known = iter(torch.stack(tensors).tolist() if tensors else [])
-    return [next(known) if isinstance(n, Tensor) else float(n) for n in numbers]

@@ -1,9 +1,10 @@
-"""What ``self.log`` hands to Lightning in place of a number: a metric of ours.
+"""Hands Lightning a metric of ours in place of each number that ``self.log`` is given.
 
-Lightning keeps what it is given in a result collection that cannot be reached from outside; a
-metric that is logged stays ours. So its value can be that of all processes and of all accumulated
-batches, and its sums can be saved in the middle of an epoch and put back. Lightning tells nobody
-when it begins to compute, and reads what a metric's last call gave from a private attribute.
+Lightning keeps numbers in a result collection that cannot be reached from outside, and adds a
+collective to each training step where a row shall be of all processes. A metric stays ours: its
+value can be set when it is read, and its sums can be saved in the middle of an epoch. Lightning
+tells nobody when it begins to read, and reads a step's value from a private attribute. Next:
+``exact/self_log.py`` decides what the values are; ``checkpoints/logged.py`` saves them.
 
 Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9; ``harness/tests/exact/test_self_log.py`` compares
 the values.
@@ -12,6 +13,7 @@ the values.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -32,123 +34,122 @@ Number = Tensor | float
 
 
 class LoggedValue(Metric):
-    """Accumulate what a hook logs under one name, over an epoch and over the parts of a step.
+    """Accumulate what a hook logs under one name, over an epoch and over the shares of a step.
 
     Args:
-        how: arguments of ``self.log``, its hook as ``fx``, and ``reduce_fx`` as the text ``op``.
+        how: arguments of ``self.log``, with its hook as ``fx`` and ``reduce_fx`` as a text.
         zero: a scalar of the type and on the device of the sums.
+        is_training: it belongs to a training epoch, not to an evaluation.
     """
 
-    def __init__(self, how: dict[str, Any], zero: Tensor) -> None:
+    def __init__(self, how: dict[str, Any], zero: Tensor, is_training: bool) -> None:
         super().__init__()
-        self.how, self.op = how, str(how["op"])
-        self.passed: dict[str, Any] = {}  # on to Lightning
-        self.is_of_training = True
-        self.zero = zero
-        # Without torchmetrics' wrappers of these: ``SelfLog`` combines the processes.
+        self.how, self.op, self.zero, self.is_training = how, how["reduce_fx"], zero, is_training
+        # torchmetrics' wrappers of these would combine the processes, which ``SelfLog`` does.
         del vars(self)["update"], vars(self)["compute"]
         self.reset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # nn.Module looks for parameters and modules
+        object.__setattr__(self, name, value)  # saves the checks of nn.Module, at every step
 
     @property
     def device(self) -> torch.device:
-        """Where the sums are."""
+        """The device of the sums."""
         return self.zero.device
 
-    def to(self, device: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-        """Move the sums."""
-        for name, value in list(vars(self).items()):
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
+    def to(self, *_: Any, **__: Any) -> Any:
+        """Return itself: the sums are made on the module's device; Lightning asks at every step."""
         return self
 
     def reset(self) -> None:
-        """Forget the epoch; Lightning calls it at its end."""
+        """Forget the epoch; Lightning calls it at the epoch's end."""
         self.total: Tensor = self.zero + START[self.op]
         self.weight: Number = 0
-        self.whole: float | None = None  # the value of all processes, once it is known
-        self.computed: Tensor | None = None  # what Lightning was given
-        self.parts: list[tuple[Number, Tensor]] = []  # of the last step: weight and value
-        self.place = (-1, -1)  # of them: step, and batch in the epoch
-        self._forward_cache: Any = None  # the value of the step, which Lightning reads
-        self.is_logged = self.is_pending = False  # in this epoch; and not yet combined
+        self.computed: Tensor | None = None  # what Lightning has read
+        self.step = self.batch_idx = -1  # the last step in which it was logged, and its last batch
+        self.shares: list[tuple[Tensor, Number]] = []  # that step's values and weights
+        self._forward_cache: Any = None  # that step's value, which Lightning reads
+        self.is_logged = False  # in this epoch
+        self.is_pending = False  # processes are not combined yet
 
     def update(self, value: Tensor, weight: Number) -> None:
         """Add a value to the epoch's."""
-        if self.op == "mean":
-            added = value * weight
-            if isinstance(weight, Tensor):
-                added = added.where(weight > 0, 0.0)  # a mean of nothing is NaN
-            self.total = self.total + added
-        elif self.op == "sum":
-            self.total = self.total + value
-        else:
+        if isinstance(weight, Tensor):
+            value = value.where(weight > 0, 0.0)  # a mean over nothing is NaN
+        elif not weight:
+            return
+        if self.op in ("max", "min"):
             self.total = (torch.maximum if self.op == "max" else torch.minimum)(self.total, value)
+        else:
+            self.total = self.total + (value * weight if self.op == "mean" else value)
         self.weight = self.weight + weight
 
-    def note_step(self, value: Tensor, weight: Number, place: tuple[int, int]) -> None:
-        """Let a value be that of the running step, or one of its parts."""
-        if place[0] != self.place[0]:
-            self.parts = []
-        elif place == self.place:
-            self.parts.pop()  # logged twice in a batch: the last one counts
-        self.place, self._forward_cache = place, value
-        self.parts.append((weight, value))
+    def note_step(self, value: Tensor, weight: Number, step: int, batch_idx: int) -> None:
+        """Set the running step's value, of which a batch may be a share."""
+        if step != self.step:
+            self.shares = []
+        elif batch_idx == self.batch_idx:
+            self.shares.pop()  # logged twice in a batch: the last one counts
+        self.step, self.batch_idx, self._forward_cache = step, batch_idx, value
+        self.shares.append((value, weight))
 
-    def settle(self, value: float) -> None:
-        """Have the value of all processes, wherever Lightning may have put this one's."""
-        self.whole, self.is_pending = value, False
+    def begin_row(self) -> None:
+        """Have a value for Lightning, to be completed by those of other processes."""
+        if self._forward_cache is None:
+            self._forward_cache = self.zero + torch.nan
+
+    def complete_step(self, value: float | None) -> None:
+        """Set the value of all shares of the last step, if there is one."""
+        if value is not None and self._forward_cache is not None:
+            self._forward_cache.fill_(value)
+        self.shares = []
+
+    def complete_epoch(self, value: float) -> None:
+        """Set the value of all processes, also where Lightning has read this one's."""
+        self.total, self.weight, self.is_pending = self.zero + value, 1, False
         if self.computed is not None:
             self.computed.fill_(value)
 
+    def compute(self) -> Tensor:
+        """Return the epoch's value."""
+        self.computed = self.total / self.weight if self.op == "mean" else self.total.clone()
+        return self.computed
+
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        names = ("how", "total", "weight", "parts", "is_pending")
-        kept = {name: getattr(self, name) for name in names}
-        return kept | {"row": self._forward_cache, "place": list(self.place)}
+        """Return what a checkpoint keeps."""
+        names = ("how", "total", "weight", "step", "batch_idx", "shares", "is_pending")
+        return {name: getattr(self, name) for name in names} | {"row": self._forward_cache}
 
     def restore(self, states: list[dict[str, Any]], takes_all: bool) -> None:
-        """Have counted what one or several processes had, or nothing but the last row."""
-        first, *others = states
-        latest = max(state["place"] for state in states)
-        self.place, self._forward_cache = tuple(latest), first["row"]
+        """Take what one or several processes have counted, or only the last row."""
+        self._forward_cache = states[0]["row"]
         self.is_pending = any(state["is_pending"] for state in states)
-        if takes_all:
-            self.total, self.weight = first["total"], first["weight"]
-            for other in others:
-                weight = other["weight"]  # a mean's total is multiplied already
-                if self.op in ("mean", "sum"):
-                    self.total = self.total + other["total"]
-                    self.weight = self.weight + weight
-                else:
-                    self.update(other["total"], weight)
-            ended = [state for state in states if state["place"][0] == latest[0]]
-            self.parts = [tuple(part) for state in ended for part in state["parts"]]
-
-    def compute(self) -> Tensor:
-        """The epoch's value."""
-        self.computed = self.total / self.weight if self.op == "mean" else self.total.clone()
-        if self.whole is not None:
-            self.computed.fill_(self.whole)
-        return self.computed
+        self.step, self.batch_idx = max((state["step"], state["batch_idx"]) for state in states)
+        if not takes_all:
+            return
+        pairs = [(float(state["total"]), float(state["weight"])) for state in states]
+        total, self.weight = joined(self.op, pairs)
+        self.total = self.zero + (total if self.weight else START[self.op])
+        latest = [state["shares"] for state in states if state["step"] == self.step]
+        self.shares = [tuple(share) for shares in latest for share in shares]
 
 
 def joined(op: str, pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """The total and weight of several, each a total and a weight; 0 means that it has no value."""
-    pairs = [pair for pair in pairs if pair[1]]
-    totals = [total for total, _ in pairs]
+    """Combine totals, each with a weight; one of weight 0 has no value.
+
+    A mean's total is the sum of the values times their weights.
+    """
+    totals = [total for total, weight in pairs if weight]
     if op in ("max", "min") and totals:
-        largest = max(totals) if op == "max" else min(totals)
-        total = math.nan if any(map(math.isnan, totals)) else largest
+        # Python's own would lose a NaN.
+        total = float(getattr(torch.tensor(totals, dtype=torch.float64), f"a{op}")())
     else:
         total = sum(totals)
     return total, sum(weight for _, weight in pairs)
 
 
 def running_hook(module: pl.LightningModule) -> str | None:
-    """The hook in which something is logged."""
+    """Return the name of the hook in which something is logged."""
     return module._current_fx_name
 
 
@@ -162,27 +163,27 @@ def in_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
         module._current_fx_name = before
 
 
-def before_reading(trainer: pl.Trainer, *functions: Callable[[], None]) -> None:
-    """Call functions before Lightning reads what was logged, or forget them if none are given.
+def before_reading(trainer: pl.Trainer, *functions: Callable[[pl.Trainer], None]) -> None:
+    """Call functions before Lightning reads what was logged; without any, do so no more.
 
     Args:
-        trainer: whose Lightning it is.
+        trainer: whose Lightning it is, and what the functions are given.
         functions: called at a batch's end, when the values of an epoch's steps (or of a loader of
             an evaluation) are complete, and after the hooks at an epoch's end.
     """
     connector: Any = trainer._logger_connector
     for name in SEAMS:
         vars(connector).pop(name, None)
+
     for name, function in zip(SEAMS, functions, strict=False):
-        vars(connector)[name] = _before(function, getattr(connector, name))
+        vars(connector)[name] = partial(_both, trainer, function, getattr(connector, name))
 
 
-def _before(function: Callable[[], None], original: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        function()
-        original()
-
-    return both
+def _both(
+    trainer: pl.Trainer, function: Callable[[pl.Trainer], None], original: Callable[[], None]
+) -> None:
+    function(trainer)
+    original()
 
 
 def row_is_due(trainer: pl.Trainer) -> bool:
@@ -191,10 +192,7 @@ def row_is_due(trainer: pl.Trainer) -> bool:
 
 
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Call a function before each collective operation of ``torch.distributed``.
-
-    It sees all of them, however they are imported and whoever calls them.
-    """
+    """Call a function before each collective of ``torch.distributed``, whoever begins it."""
 
     def __init__(self, refuse: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
@@ -205,11 +203,6 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of t
         if func.namespace.strip("_").startswith("c10d"):
             self.refuse()
         return func(*args, **(kwargs or {}))
-
-
-def last_value(metric: Metric) -> Any:
-    """What a metric's last call gave."""
-    return metric._forward_cache
 
 
 def copied(value: Any, device: torch.device | str = "cpu") -> Any:
