@@ -106,7 +106,8 @@ class LoggedValue(Metric):
 
     def complete_epoch(self, value: float) -> None:
         """Set the value of all processes, also where Lightning has read this one's."""
-        self.total, self.weight, self.is_pending = self.zero + value, 1, False
+        self.total, self.weight = torch.full_like(self.total, value), 1
+        self.is_pending = False
         if self.computed is not None:
             self.computed.fill_(value)
 
@@ -127,9 +128,12 @@ class LoggedValue(Metric):
         self.step, self.batch_idx = max((state["step"], state["batch_idx"]) for state in states)
         if not takes_all:
             return
-        pairs = [(float(state["total"]), float(state["weight"])) for state in states]
-        total, self.weight = joined(self.op, pairs)
-        self.total = self.zero + (total if self.weight else START[self.op])
+        self.total, self.weight = states[0]["total"], states[0]["weight"]
+        if len(states) > 1:
+            pairs = [(float(state["total"]), float(state["weight"])) for state in states]
+            total, self.weight = joined(self.op, pairs)
+            if self.weight:
+                self.total = torch.full_like(self.total, total)
         latest = [state["shares"] for state in states if state["step"] == self.step]
         self.shares = [tuple(share) for shares in latest for share in shares]
 
