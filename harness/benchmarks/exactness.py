@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
 from harness import mean_over
-from harness.data.batches import Batch, SeededBatch
-from harness.data.randomness import kept_generators, uniform
+from harness.data.batches import Batch
+from harness.data.randomness import preserved_generators, uniform
 from harness.data.shared_batches import SharedBatchSampler
 from harness.exact.global_batches import GlobalBatches
 
@@ -31,7 +31,7 @@ NUM_SAMPLES, BATCH_SIZE, STEP_SECONDS = 60_000, 128, 0.010
 NUM_STEPS = -(-NUM_SAMPLES // BATCH_SIZE)
 INDICES = Batch(list(range(BATCH_SIZE)), epoch=1)
 SAMPLES = TensorDataset(torch.randn(BATCH_SIZE, 1, 28, 28), torch.zeros(BATCH_SIZE))
-SEEDED = SeededBatch(list(INDICES), epoch=1, seed=1)
+SEEDED = Batch(list(INDICES), epoch=1, seed=1)
 RANGE = range(NUM_SAMPLES)
 BATCHES = BatchSampler(RandomSampler(RANGE), BATCH_SIZE, drop_last=False)
 GLOBAL = SharedBatchSampler(BATCHES, "epoch", num_ranks=2, rank=1)
@@ -59,7 +59,7 @@ def backward(weigh: bool, declare: bool = False) -> None:
 
 def read(seeded: bool) -> None:
     for _ in range(NUM_STEPS // 20):
-        with kept_generators() if seeded else nullcontext():
+        with preserved_generators() if seeded else nullcontext():
             indices = SEEDED if seeded else INDICES
             torch.utils.data.default_collate([SAMPLES[index] for index in indices])
 

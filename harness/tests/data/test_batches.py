@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from harness.data.batches import Batch, BatchedDataset
-from harness.data.loading import rebuilt
+from harness.data.loaders import rebuilt
 from harness.data.shared_batches import SharedBatchSampler
 
 

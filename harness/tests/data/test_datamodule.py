@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, random_split
 
 from harness.data.datamodule import DataModule
-from harness.data.sharing import share
+from harness.data.loaders import share
 from harness.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")

@@ -36,7 +36,7 @@ def test_each_sample_is_tested_in_exactly_one_fold():
     [
         ({"num_samples": 2}, "2 samples cannot be split"),
         ({"val_fraction": 0.0}, r"data.val_fraction=0.0 must be a share"),
-        ({"test_fraction": 0.9}, "leave nothing to train on"),
+        ({"test_fraction": 0.9}, "cannot be split into 10 to validate, 90"),
         ({"fold": 5}, r"data.fold=5 must be from 0 to 4"),
         ({"classes": np.array([0] * 98 + [1] * 2)}, r"class 1 \(2\): each class needs 3"),
         (

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.data import measuring
+from harness.data import datamodule
 from harness.data.batches import BatchedDataset
-from harness.data.datamodule import DataModule
-from harness.data.measuring import best, measure, seconds_per_batch
+from harness.data.datamodule import DataModule, best
 from tests.faults.fork_server import command
 
 
@@ -52,17 +51,23 @@ def test_the_best_is_the_least_number_that_is_as_fast_as_any() -> None:
 
 
 @pytest.mark.parametrize("receiving_seconds", [0.0, 1.0])
-def test_no_more_workers_are_started_than_help(monkeypatch, receiving_seconds: float) -> None:
+def test_no_more_workers_are_started_than_help(
+    monkeypatch, capsys, receiving_seconds: float
+) -> None:
     """And none for a data set that is fast: fewer than 1 ms, even on busy cores."""
-    monkeypatch.setattr(measuring, "RECEIVING_SECONDS", receiving_seconds)
     speeds = iter([0.04, 0.04, 0.02, 0.019])
-    monkeypatch.setattr(measuring, "seconds_per_batch", lambda _: next(speeds))
-    found = measure(lambda n: Data(0.0).endless_loader(n, "train"), [0, 1, 2, 4, 8, 16])
-    assert list(found) == ([0] if receiving_seconds else [0, 1, 2, 4])
+    monkeypatch.setattr(datamodule, "RECEIVING_SECONDS", receiving_seconds)
+    monkeypatch.setattr(datamodule, "usable_cores", lambda: 16)
+    monkeypatch.setattr(DataModule, "seconds_per_batch", lambda *_: next(speeds))
+    chosen = Data(0.0).choose_workers("train", num_ranks=1, num_nodes=1)
+    assert chosen == (0 if receiving_seconds else 2)
+    assert len([*speeds]) == (3 if receiving_seconds else 0)
+    said = capsys.readouterr().out
+    assert f"data.num_workers=auto chose {chosen} (batches per second with 0: 25" in said
 
 
 def test_measuring_leaves_the_generators_as_they_were(monkeypatch) -> None:
-    monkeypatch.setattr(measuring, "SECONDS_EACH", 0.1)
+    monkeypatch.setattr(datamodule, "MEASURED_SECONDS", 0.1)
 
     def draw() -> tuple[float, ...]:
         return random.random(), float(np.random.rand()), float(torch.rand(()))
@@ -71,16 +76,8 @@ def test_measuring_leaves_the_generators_as_they_were(monkeypatch) -> None:
     expected = draw()
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     for num_workers in (0, 1):
-        seconds_per_batch(Data(0.0).endless_loader(num_workers, "train"))
+        assert Data(0.001).seconds_per_batch("train", num_workers) > 0
     assert draw() == expected
-
-
-def test_auto_chooses_by_measuring_and_says_so(monkeypatch, capsys) -> None:
-    found = measured(40, 40, 20)
-    monkeypatch.setattr("harness.data.datamodule.measure", lambda *_: found)
-    assert Data(100.0).choose_workers("val", num_ranks=1, num_nodes=1) == 2
-    said = "data.num_workers=auto chose 2 (batches per second with 0: 25, 1: 25, 2: 50)"
-    assert said in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,40 +1,70 @@
 """A stream that is shared; how every kind of loader ends is in tests/verdicts."""
 
-import copy
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from harness.data.stream_parts import fingerprint
+from harness.data.loaders import share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
+from tests.loaders.test_shared_batches import trainer_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
 
 
-def test_a_batch_without_an_element_is_not_the_end_of_a_stream() -> None:
-    batches = [{"inputs": torch.zeros(0, 3)}, {"inputs": torch.ones(2, 3)}]
-    assert len(list(SharedStream(batches, "batches", num_ranks=1, seed=0))) == 2
+class Numbers(IterableDataset[int]):
+    """Numbers from 0, with a start that a ``worker_init_fn`` may choose."""
+
+    start = 0
+
+    def __iter__(self) -> Any:
+        yield from range(self.start, 6)
 
 
-def test_a_batch_that_is_changed_in_place_is_still_known() -> None:
-    """An augmentation may do so while the batch is moved, before a checkpoint is written."""
-    batches = [{"inputs": torch.ones(2)}, {"inputs": torch.zeros(2)}]
-    stream = SharedStream(copy.deepcopy(batches), "batches", num_ranks=1, seed=0)
-    for batch in stream:
-        batch["inputs"] = batch["inputs"] + 1
-    for number, batch in enumerate(batches):
-        assert stream.state(0, number)["comes"] == fingerprint(batch)
+class Parts(Numbers):
+    """Leaves out what others read."""
+
+    def read_part(self, part: int, num_parts: int) -> None:
+        self.part, self.num_parts = part, num_parts
+
+    def __iter__(self) -> Any:
+        yield from range(self.part, 12, self.num_parts)
 
 
-def test_workers_that_read_the_same_are_refused() -> None:
-    """Each of their first batches says how its part begins."""
-    batches = [(2, 7, "of a worker"), (2, 7, "of another one")]
-    stream = SharedStream(batches, "batches", num_ranks=1, seed=0, batch_size=2)
-    with pytest.raises(UserError, match="gives every process or worker the same samples"):
-        list(stream)
+def begin_at_three(worker_id: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.start = 3  # type: ignore[attr-defined]
+
+
+def read(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in share(loader, trainer_of(1, 0), "train", "mine", seed=0)]
+
+
+def test_processes_and_workers_read_their_parts() -> None:
+    loader = DataLoader(Parts(), 4, num_workers=2)
+    assert read(loader) == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10], [9, 11]]
+    stream = share(DataLoader(Parts(), 4), trainer_of(2, 1), "train", "mine", seed=0)
+    assert [batch.tolist() for _, batch in stream.loader] == [[1, 3], [5, 7], [9, 11]]
+
+
+def test_a_stream_without_parts_is_refused_for_several_processes() -> None:
+    for loader in (DataLoader(Numbers(), 2), [torch.ones(2)]):
+        with pytest.raises(UserError, match="each of 2 processes would read all of it"):
+            share(loader, trainer_of(2, 0), "train", "mine", seed=0)
+
+
+def test_workers_that_may_read_the_same_are_told_of(capsys) -> None:
+    """Their author's ``worker_init_fn`` finds the stream itself."""
+    loader = DataLoader(Numbers(), 3, num_workers=2, worker_init_fn=begin_at_three)
+    assert read(loader) == [[3, 4, 5]] * 2
+    assert "does it split itself between 2 workers?" in capsys.readouterr().out
 
 
 def test_a_stream_that_ends_before_the_place_to_go_on_is_refused() -> None:
-    stream = SharedStream([torch.ones(2)] * 3, "batches", num_ranks=1, seed=0)
+    stream = SharedStream([torch.ones(2)] * 3, "batches")
     stream.start_at(0, 4)
     with pytest.raises(UserError, match="ended after 3 batches"):
         list(stream)

@@ -179,6 +179,9 @@ class StreamWithState(IterableDataset[Any]):
     def __init__(self) -> None:
         self.place = 0
 
+    def read_part(self, part: int, num_parts: int) -> None:
+        """Do nothing: it splits itself."""
+
     def __iter__(self) -> Iterator[Any]:
         samples, info = Numbers(), get_worker_info()
         rank, num_ranks = 0, 1

@@ -7,7 +7,7 @@ def check_batch_size(
     batch_size: int,
     num_processes: int,
     num_micro_batches: int = 1,
-    name: str = "data.batch_size={size}",
+    setting: str = "data.batch_size",
 ) -> None:
     """Refuse a global batch that leaves a process without a sample.
 
@@ -15,13 +15,13 @@ def check_batch_size(
         batch_size: samples of a step.
         num_processes: share it.
         num_micro_batches: batches that each of them accumulates.
-        name: what is told of it.
+        setting: where the user has set it.
     """
     least = num_processes * num_micro_batches
     if batch_size < least:
         each = f" with {num_micro_batches} batches each per step" if num_micro_batches > 1 else ""
         raise UserError(
-            f"{name.format(size=batch_size)} cannot be shared by {num_processes} processes{each}: "
+            f"{setting}={batch_size} cannot be shared by {num_processes} processes{each}: "
             "it counts the samples of one optimizer step over all of them.\n"
-            f"Use {name.format(size=least)} or more."
+            f"Use {setting}={least} or more."
         )

@@ -1,4 +1,4 @@
-"""The indices of one batch, and data sets that read whole batches."""
+"""The indices of one batch, which seed what reads them, and data sets that read whole batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -7,72 +7,68 @@ from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
-from harness.data.randomness import generators_in, mix, number_of, reseed, seed_generators
+from harness.data.randomness import generators_in, mix, reseed, sample_number, seed_generators
 
 
 class Batch(list[Any]):
-    """Indices of one batch, with the epoch they belong to.
+    """Indices of one batch, with the epoch they belong to; ``Dataset.__getitems__`` gets it whole.
 
-    It reaches ``Dataset.__getitems__`` as it is, in whichever worker, so that an augmentation
-    can depend on (seed, epoch, sample) and on nothing else.
-    """
-
-    def __init__(self, indices: Sequence[Any], epoch: int = 0) -> None:
-        super().__init__(indices)
-        self.epoch = epoch
-
-    def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[Any, ...]]:
-        return Batch, (self[:], self.epoch)
-
-
-class SeededBatch(Batch):
-    """A batch that seeds all generators as torch takes each index to read its sample.
-
-    torch reads ``[dataset[i] for i in batch]``: what ``__getitem__`` draws then depends on (seed,
-    epoch, sample) alone, in whichever worker of whichever process. What a ``__getitems__`` draws
-    for a whole batch depends on the batch's first sample, and what collating draws on its last.
+    With a seed it seeds all generators as torch takes each index, in ``[dataset[i] for i in
+    batch]``: what ``__getitem__`` draws depends on (seed, epoch, sample) alone, in whichever worker
+    of whichever process. What a ``__getitems__`` draws depends on the first sample, and what
+    collating draws on the last.
 
     Args:
         indices: what the data set is read by.
-        epoch: decides, with the seed and the sample, what is drawn.
-        seed: of the run.
-        generators: objects of the data set's own that are seeded as well.
+        epoch: the epoch.
+        seed: the run's seed; ``None`` for a ``BatchedDataset``, which draws by ``uniform``.
+        generators: objects that the data set draws from, which are seeded as well.
     """
 
     def __init__(
-        self, indices: Sequence[Any], epoch: int, seed: int, generators: Sequence[Any] = ()
+        self,
+        indices: Sequence[Any],
+        epoch: int = 0,
+        seed: int | None = None,
+        generators: Sequence[Any] = (),
     ) -> None:
-        super().__init__(indices, epoch)
-        self.seed, self.generators = seed, generators
+        super().__init__(indices)
+        self.epoch, self.seed, self.generators = epoch, seed, generators
 
-    def begin(self) -> "SeededBatch":
-        """Seed for the first sample, in the process that reads the batch, before it is read."""
-        self._seed_for(self[0])
+    def begin(self) -> "Batch":
+        """Seed for the first sample, in the process that is about to read the batch."""
+        if self.seed is not None:
+            self._seed_for(self[0])
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        for index in super().__iter__():
+        indices = super().__iter__()
+        return indices if self.seed is None else self._seeding(indices)
+
+    def _seeding(self, indices: Iterator[Any]) -> Iterator[Any]:
+        for index in indices:
             self._seed_for(index)
             yield index
 
     def _seed_for(self, index: Any) -> None:
-        seed = mix(self.seed, self.epoch, index if type(index) is int else number_of(index))
+        assert self.seed is not None
+        seed = mix(self.seed, self.epoch, index if type(index) is int else sample_number(index))
         seed_generators(seed)
         for generator in self.generators:
             reseed(generator, seed)
 
     def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[Any, ...]]:
-        return in_worker, (self[:], self.epoch, self.seed)
+        return _in_worker, (self[:], self.epoch, self.seed)
 
 
-def in_worker(indices: list[Any], epoch: int, seed: int) -> SeededBatch:
-    """Make a batch of the one that the training process has sent to this worker."""
-    return SeededBatch(indices, epoch, seed, _generators_of_worker()).begin()
+def _in_worker(indices: list[Any], epoch: int, seed: int | None) -> Batch:
+    """Make a batch again, in the worker that it was sent to."""
+    return Batch(indices, epoch, seed, () if seed is None else _worker_generators()).begin()
 
 
 @lru_cache
-def _generators_of_worker() -> list[Any]:
-    """The generators of this worker's copy of the data set, which is the same for all batches."""
+def _worker_generators() -> list[Any]:
+    """Find the generators of this worker's copy of the data set, once for all batches."""
     info = get_worker_info()
     return generators_in(info.dataset) if info else []
 
@@ -94,7 +90,7 @@ class BatchedDataset(Dataset[Any], ABC):
 
 
 def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
-    """First and one-past-last position of share ``index`` of ``num_shares`` balanced shares.
+    """Return the first and one-past-last position of one of several balanced shares.
 
     The sizes of the shares differ by one at most.
     """

@@ -1,7 +1,7 @@
 """Files and folders that are made once, whichever process comes first, and whole or not at all.
 
-What is kept has its name only when it is complete. A lock, which the system releases when its
-process ends, lets one process make it while the others wait.
+A file of the cache has its name only when it is complete. A lock, which the system releases when
+its process ends, lets one process make it while the others wait.
 """
 
 import errno
@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,26 @@ from harness.errors import UserError
 from harness.files import FULL, PART, sync
 
 
-def identity(path: str | Path) -> list[Any]:
-    """What tells a file from an older one of the same name, without reading it.
+def file_signature(path: str | Path) -> list[Any]:
+    """Return what tells a file from an older one of the same name, without reading it.
 
-    Also from one that was copied over it with its time, which the time of the change tells.
+    The time of the change tells it also from one that was copied over it with its time.
     """
     status = os.stat(path)
     return [os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def hashed(identity: list[Any]) -> str:
-    """A name for what counts."""
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+def hashed(parts: list[Any]) -> str:
+    """Make a file name of everything that a cached file depends on."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def kept(path: Path, write: Callable[[Path], object]) -> Path:
-    """A file or folder of the cache, made by one process and once.
+def cached(path: Path, create: Callable[[Path], object]) -> Path:
+    """Return a file or folder of the cache, made by one process and once.
 
     Args:
         path: what it is called when it is complete.
-        write: makes it at the path that it is given.
+        create: makes it at the path that it is given.
 
     Raises:
         UserError: if the cache cannot be written, or has no room.
@@ -47,15 +47,18 @@ def kept(path: Path, write: Callable[[Path], object]) -> Path:
         return path
     part = path.with_name(path.name + PART)
     try:
-        with locked(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_name(f".{path.name}.lock").open("w") as lock:
+            with suppress(OSError):  # some network file systems have no such locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                remove(part)  # of a process that was killed
+                _remove(part)  # of a process that was killed
                 try:
-                    write(part)
+                    create(part)
                     os.replace(part, path)
                     sync(path.parent)
                 finally:
-                    remove(part)
+                    _remove(part)
     except OSError as error:
         about = "has no room" if error.errno in FULL else f"cannot be written: {error.strerror}"
         if error.errno == errno.EEXIST:
@@ -66,18 +69,7 @@ def kept(path: Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait until no other process holds the lock of a path, then hold it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as file:
-        with suppress(OSError):  # some network file systems have no such locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -1,20 +1,36 @@
+"""The owner's data sets in, ordinary loaders out; ``loaders.share`` takes these over next."""
+
 import logging
 import sys
+import time
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    default_collate,
+)
 
 from harness.data.batches import BatchedDataset
-from harness.data.loading import collated, processes, rebuilt
-from harness.data.measuring import best, candidates, measure
+from harness.data.loaders import processes
+from harness.data.randomness import preserved_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
 from harness.processes.launch import global_rank
 
 log = logging.getLogger(__name__)
+
+# A batch that is read in fewer seconds costs a step no more than receiving it from a worker.
+RECEIVING_SECONDS = 0.001
+MEASURED_SECONDS = 0.5  # for each number of workers
+EQUALLY_FAST = 0.9  # of the fastest number's batches per second
 
 
 def tell(line: str) -> None:
@@ -67,26 +83,19 @@ class DataModule(pl.LightningDataModule):
         self.augment = augment
         self.seed = seed
         self.datasets: dict[str, Dataset[Any]] = {}
-        self._facts: dict[str, Any] | None = None
 
     def learn(self) -> dict[str, Any]:
-        """What is to be known before a model is built: sizes, names of classes, scales.
+        """Return what a model needs to know before it is built: sizes, names of classes, scales.
 
         Values are plain, as JSON has them. A run keeps them, and its checkpoints are used with
         what its training has learnt. Settings such as ``from_data.num_classes`` take them.
         """
         return {}
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, Any]:
-        """What ``learn`` has found, here or as the run was trained."""
-        if self._facts is None:
-            self._facts = self.learn()
-        return self._facts
-
-    @facts.setter
-    def facts(self, facts: dict[str, Any]) -> None:
-        self._facts = facts
+        """What ``learn`` has returned, here or when the run was trained, which sets it."""
+        return self.learn()
 
     @abstractmethod
     def make_dataset(self, split: str) -> Dataset[Any]:
@@ -97,69 +106,57 @@ class DataModule(pl.LightningDataModule):
         """
 
     def dataset(self, split: str) -> Dataset[Any]:
-        """The data set of ``split``, built at its first use."""
+        """Return the data set of ``split``, built at its first use."""
         if split not in self.datasets:
-            found = self.datasets[split] = self.make_dataset(split)
-            is_stream = isinstance(found, IterableDataset)
-            if not is_stream and not hasattr(found, "__len__"):
-                raise UserError(
-                    f"{type(self).__name__}.make_dataset({split!r}) returned "
-                    f"{type(found).__name__}; it must return a data set that has a length, or an "
-                    "IterableDataset."
-                )
-            if not is_stream and len(found) == 0:  # type: ignore[arg-type]  # it has a length
-                raise UserError(f"The {split} data set of {type(self).__name__} has no samples.")
+            dataset: Any = self.make_dataset(split)
+            self.datasets[split] = dataset
+            if not isinstance(dataset, IterableDataset):
+                if not hasattr(dataset, "__len__"):
+                    raise UserError(
+                        f"{type(self).__name__}.make_dataset({split!r}) returned "
+                        f"{type(dataset).__name__}; it must return a data set that has a length, "
+                        "or an IterableDataset."
+                    )
+                if len(dataset) == 0:
+                    name = type(self).__name__
+                    raise UserError(f"The {split} data set of {name} has no samples.")
         return self.datasets[split]
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled batches of all processes, of which the harness gives each its share."""
+        """Make shuffled batches of all processes, of which the harness gives each its share."""
         trainer = self.trainer
         assert trainer is not None
-        if isinstance(self.dataset("train"), IterableDataset):
-            return self._loader("train", self.batch_size, drop_last=self.drop_last)
-        # Lightning takes a step after this many batches.
-        trainer.accumulate_grad_batches = self._num_micro_batches(trainer)
-        # Overfitting means the same few batches again and again.
-        shuffle = not trainer.overfit_batches  # type: ignore[attr-defined]  # set untyped
-        return self._loader("train", self.batch_size, shuffle=shuffle, drop_last=self.drop_last)
+        how = {"batch_size": self.batch_size, "drop_last": self.drop_last}
+        if not isinstance(self.dataset("train"), IterableDataset):
+            # Lightning takes a step after this many batches.
+            trainer.accumulate_grad_batches = self._num_micro_batches(trainer)
+            # Overfitting means the same few batches again and again.
+            how["shuffle"] = not trainer.overfit_batches  # type: ignore[attr-defined]  # untyped
+        return self._loader("train", **how)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Every sample once."""
+        """Give every sample once."""
         return self._evaluation_loader("val")
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Every sample once."""
+        """Give every sample once."""
         return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """Every sample once."""
+        """Give every sample once."""
         return self._evaluation_loader("predict")
 
     def collate(self, samples: list[Any]) -> Any:
         """Make a batch of samples; override it for samples of different sizes."""
         return default_collate(samples)
 
-    def choose_workers(self, split: str, num_ranks: int, num_nodes: int) -> int:
-        """Measure and say how many workers serve one of so many processes; needs no trainer."""
-        numbers = candidates(max(1, usable_cores() * num_nodes // num_ranks))
-        found = measure(lambda number: self.endless_loader(number, split, num_ranks), numbers)
-        chosen = best(found)
-        speeds = ", ".join(f"{number}: {1 / seconds:.3g}" for number, seconds in found.items())
-        tell(f"data.num_workers=auto chose {chosen} (batches per second with {speeds})")
-        return chosen
-
-    def endless_loader(self, num_workers: int, split: str, num_ranks: int = 1) -> DataLoader[Any]:
-        """One process's share of batches, without end, for measurements; needs no trainer."""
-        dataset = self.dataset(split)
-        endless = RandomSampler(dataset, replacement=True, num_samples=2**62)  # type: ignore[arg-type]
-        size = max(1, self.batch_size // num_ranks)
-        loader = self._loader(split, size, num_workers, sampler=endless)
-        batches: Any = loader.batch_sampler
-        shared = SharedBatchSampler(batches, f"data of {split}", dataset=dataset, seed=self.seed)
-        return rebuilt(loader, dataset, batch_sampler=shared, collate_fn=loader.collate_fn)
+    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
+        # The same under every strategy: what looks at a whole batch sees what one process would.
+        size = min(self.batch_size, self.max_samples_per_device or sys.maxsize)
+        return self._loader(split, batch_size=size)
 
     def _num_micro_batches(self, trainer: pl.Trainer) -> int:
-        """Batches per optimizer step of each process: as asked for, or more where fewer fit."""
+        """Return the batches per step of each process: as asked for, or more where fewer fit."""
         num_asked = trainer.accumulate_grad_batches
         if self.max_samples_per_device is None:
             return num_asked
@@ -175,38 +172,86 @@ class DataModule(pl.LightningDataModule):
             )
         return max(num_asked, num_needed)
 
-    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        # The same under every strategy: what looks at a whole batch sees what one process would.
-        return self._loader(split, min(self.batch_size, self.max_samples_per_device or sys.maxsize))
-
-    def _workers_of_run(self, split: str) -> int:
-        """Let the first process measure, with its share of the cores, while the others wait."""
-        trainer, chosen = self.trainer, 0
-        assert trainer is not None
-        if trainer.is_global_zero:
-            split = "train" if trainer.state.fn == "fit" else split
-            chosen = self.choose_workers(split, processes(trainer)[0], trainer.num_nodes)
-        return int(trainer.strategy.broadcast(chosen))
-
     def _loader(
-        self, split: str, batch_size: int, num_workers: int | None = None, **batches: Any
+        self, split: str, num_workers: int | None = None, **batches: Any
     ) -> DataLoader[Any]:
-        """An ordinary loader; the harness gives each process its share of what it reads."""
-        dataset = self.dataset(split)
-        if num_workers is None:
-            if self.num_workers == "auto":
-                is_stream = isinstance(dataset, IterableDataset)
-                self.num_workers = 0 if is_stream else self._workers_of_run(split)
-            num_workers = self.num_workers
-        on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        """Make an ordinary loader; the harness gives each process its share of what it reads."""
+        dataset, trainer = self.dataset(split), self.trainer
+        if num_workers is None and self.num_workers == "auto":
+            assert trainer is not None
+            self.num_workers = 0
+            if not isinstance(dataset, IterableDataset):
+                if trainer.is_global_zero:  # the others wait
+                    self.num_workers = self.choose_workers(
+                        "train" if trainer.state.fn == "fit" else split,
+                        processes(trainer)[0],
+                        trainer.num_nodes,
+                    )
+                self.num_workers = int(trainer.strategy.broadcast(self.num_workers))
+        number = int(self.num_workers if num_workers is None else num_workers)
+        on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             dataset,
-            batch_size=batch_size,
-            num_workers=num_workers,
+            num_workers=number,
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
-            persistent_workers=num_workers > 0 and self.persistent_workers,
-            prefetch_factor=self.prefetch_factor if num_workers else None,
-            # A BatchedDataset returns collated batches.
-            collate_fn=collated if isinstance(dataset, BatchedDataset) else self.collate,
+            persistent_workers=number > 0 and self.persistent_workers,
+            prefetch_factor=self.prefetch_factor if number else None,
+            collate_fn=as_it_is if isinstance(dataset, BatchedDataset) else self.collate,
             **batches,
         )
+
+    def choose_workers(self, split: str, num_ranks: int, num_nodes: int) -> int:
+        """Measure with how many workers one of so many processes reads fastest, and say so.
+
+        It tries 0, 1, 2, 4, … up to the cores of a process, as long as more of them help.
+        """
+        num_cores = max(1, usable_cores() * num_nodes // num_ranks)
+        seconds: dict[int, float] = {}
+        for number in [0, *(2**k for k in range(num_cores.bit_length()))]:
+            seconds[number] = self.seconds_per_batch(split, number, num_ranks)
+            is_fast_alone = number == 0 and seconds[0] < RECEIVING_SECONDS
+            if is_fast_alone or (number > 1 and best(seconds) != number):
+                break
+        chosen = best(seconds)
+        speeds = ", ".join(f"{number}: {1 / each:.3g}" for number, each in seconds.items())
+        tell(f"data.num_workers=auto chose {chosen} (batches per second with {speeds})")
+        return chosen
+
+    def seconds_per_batch(self, split: str, num_workers: int, num_ranks: int = 1) -> float:
+        """Read one process's share of batches for a while, once its workers are all busy."""
+        dataset: Any = self.dataset(split)
+        endless = RandomSampler(dataset, replacement=True, num_samples=2**62)
+        batches = BatchSampler(endless, max(1, self.batch_size // num_ranks), False)
+        shared = SharedBatchSampler(batches, f"data of {split}", dataset=dataset, seed=self.seed)
+        loader = self._loader(split, num_workers, batch_sampler=shared)
+        # Workers read at the same time, so batches are counted by one of each.
+        turn = max(1, num_workers)
+        with preserved_generators():
+            iterator = iter(loader)
+            for _ in range(turn * self.prefetch_factor):  # read ahead while workers started
+                next(iterator)
+            start, num_turns = time.perf_counter(), 0
+            while num_turns < 3 or time.perf_counter() - start < MEASURED_SECONDS:
+                for _ in range(turn):
+                    next(iterator)
+                num_turns += 1
+            return (time.perf_counter() - start) / (num_turns * turn)
+
+
+def best(seconds: dict[int, float]) -> int:
+    """Choose the least number of workers that is as fast as any, by seconds per batch.
+
+    None at all where that is faster; one worker is worth as much as none that is as fast, for it
+    reads beside the step.
+    """
+    if seconds[0] < RECEIVING_SECONDS or len(seconds) == 1:
+        return 0
+    fastest = min(each for number, each in seconds.items() if number)
+    if seconds[0] < EQUALLY_FAST * fastest:
+        return 0
+    return next(n for n, each in seconds.items() if n and each * EQUALLY_FAST <= fastest)
+
+
+def as_it_is(batch: Any) -> Any:
+    """Return a batch that a ``BatchedDataset`` has collated."""
+    return batch

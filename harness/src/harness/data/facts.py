@@ -17,9 +17,22 @@ from harness.data.datamodule import DataModule
 from harness.errors import UserError
 
 FILE = "data.json"
-OF_SPLIT = ("split_seed", "val_fraction", "test_fraction", "fold", "num_folds")
+PREFIX = "from_data."
+SPLIT_SETTINGS = ("split_seed", "val_fraction", "test_fraction", "fold", "num_folds")
 log = logging.getLogger(__name__)
-TAKEN = "from_data."
+
+
+def known(run_dir: Path) -> dict[str, Any]:
+    """Read the facts of a run; empty where it has none.
+
+    Raises:
+        UserError: if they were damaged or edited.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(frozen_files.read_json(run_dir / FILE))
+    except FileNotFoundError:
+        return {}
+    return facts
 
 
 def hand_over(data: Any, run_dir: Path) -> None:
@@ -29,13 +42,8 @@ def hand_over(data: Any, run_dir: Path) -> None:
 
 
 def tell_other_split(cfg: DictConfig, trained: Any) -> None:
-    """Warn where an evaluation splits its data otherwise than the training did.
-
-    Args:
-        cfg: of the evaluation.
-        trained: the config of the run.
-    """
-    for name in OF_SPLIT:
+    """Warn if an evaluation splits its data otherwise than the training, whose config is given."""
+    for name in SPLIT_SETTINGS:
         before, now = (OmegaConf.select(node, f"data.{name}") for node in (trained, cfg))
         if before != now:
             log.warning(
@@ -47,29 +55,16 @@ def tell_other_split(cfg: DictConfig, trained: Any) -> None:
             )
 
 
-def known(run_dir: Path) -> dict[str, Any]:
-    """The facts of a run; empty where it has none.
-
-    Raises:
-        UserError: if they were damaged or edited.
-    """
-    try:
-        found: dict[str, Any] = json.loads(frozen_files.read_json(run_dir / FILE))
-    except FileNotFoundError:
-        return {}
-    return found
-
-
 def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str, Any]:
     """Fill in what a config takes from the data, in place.
 
     Args:
         cfg: a resolved config of a command.
         data: the data module, or ``None``.
-        run_dir: of the training, whose facts count where the data module knows none.
+        run_dir: of the training, whose facts count where there is no ``DataModule``.
 
     Returns:
-        What is to be kept with the run.
+        The facts, to be stored with the run.
 
     Raises:
         UserError: if the data does not have what is asked for.
@@ -81,16 +76,15 @@ def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str
             return {name: fill(child, f"{place}.{name}") for name, child in value.items()}
         if isinstance(value, list):
             return [fill(child, f"{place}[{i}]") for i, child in enumerate(value)]
-        if not (isinstance(value, str) and value.startswith(TAKEN)):
+        if not (isinstance(value, str) and value.startswith(PREFIX)):
             return value
-        name = value.removeprefix(TAKEN)
-        found: Any = facts[name] if name in facts else getattr(data, name, None)
-        found = found.tolist() if hasattr(found, "tolist") else found  # of NumPy or torch
-        if found is None:
+        name = value.removeprefix(PREFIX)
+        fact: Any = facts[name] if name in facts else getattr(data, name, None)
+        if fact is None:
             kind = "There is no data module" if data is None else f"{type(data).__name__} has none"
             raise UserError(f"{place}={value}: {kind}. Set it: {place}=<value>.")
-        facts[name] = found
-        return found
+        facts[name] = fact.tolist() if hasattr(fact, "tolist") else fact  # of NumPy or torch
+        return facts[name]
 
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     for key in ("model", "callbacks"):

@@ -1,4 +1,8 @@
-"""Random numbers that are a function of what they are for, not of when they are drawn."""
+"""Random numbers that depend on (seed, epoch, sample), and not on when they are drawn.
+
+``uniform`` serves data sets that read whole batches. For anything else the generators of Python,
+NumPy and torch are seeded before each use, and are given back as they were.
+"""
 
 import hashlib
 import operator
@@ -7,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +20,8 @@ import torch
 
 T = TypeVar("T")
 GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
-END = object()  # what an iterator gives when nothing is left
+WITHOUT_GENERATORS = (torch.Tensor, np.ndarray, type, ModuleType, str, int, float)
+END = object()  # stands for the item behind an iterator's last one
 
 
 def mix(*numbers: int) -> int:
@@ -55,27 +61,27 @@ def seed_generators(seed: int) -> None:
 
 
 def generator_states() -> tuple[Any, ...]:
-    """The states of the generators of ``random``, ``numpy.random`` and ``torch`` on the CPU."""
+    """Read the states of the generators that ``seed_generators`` seeds."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
 def restore_generators(states: tuple[Any, ...]) -> None:
-    """Put back what ``generator_states`` has taken."""
+    """Set the states that ``generator_states`` has read."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
 
 
 def same_states(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    """Whether no generator has drawn between two calls of ``generator_states``."""
+    """Compare two results of ``generator_states``: equal if nothing was drawn in between."""
     (_, key, *rest), (_, other, *others) = a[1], b[1]
     is_same = a[0] == b[0] and rest == others and bool(np.array_equal(key, other))
     return is_same and torch.equal(a[2], b[2])
 
 
 @contextmanager
-def kept_generators() -> Iterator[None]:
-    """Restore the generators afterwards: without workers, dropout draws from the same ones."""
+def preserved_generators() -> Iterator[None]:
+    """Restore the generators afterwards: dropout, for one, draws from the same ones."""
     states = generator_states()
     try:
         yield
@@ -84,29 +90,28 @@ def kept_generators() -> Iterator[None]:
 
 
 def seeded_iteration(items: Iterable[T], seed: int, draws_once: bool = False) -> Iterator[T]:
-    """Iterate with generators of its own, as if nothing else drew from them meanwhile.
+    """Iterate with generators of its own, as if nothing else drew from them in between.
 
     Args:
         items: draws from ``random``, ``numpy.random`` or ``torch`` while it is iterated.
-        seed: with which its generators begin.
-        draws_once: it draws for its first item only, and the others cost nothing then.
+        seed: the seed of its generators.
+        draws_once: it draws before its first item only, so that the others cost nothing.
     """
-    with kept_generators():
+    with preserved_generators():
         seed_generators(seed)
-        iterator, own = iter(items), generator_states()
-    is_drawn = False
+        iterator, states = iter(items), generator_states()
+    item: Any = None
     while True:
-        if is_drawn:
+        if draws_once and item is not None:
             item = next(iterator, END)
         else:
-            with kept_generators():
-                restore_generators(own)
+            with preserved_generators():
+                restore_generators(states)
                 item = next(iterator, END)
-                own = generator_states()
+                states = generator_states()
         if item is END:
             return
-        is_drawn = draws_once
-        yield item  # type: ignore[misc]  # END is gone
+        yield item
 
 
 def reseed(generator: Any, seed: int) -> None:
@@ -121,36 +126,32 @@ def reseed(generator: Any, seed: int) -> None:
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
 
 
-def number_of(key: Any) -> int:
-    """Return a number for what a sampler names a sample by: an integer of any kind, or a text."""
+def sample_number(index: Any) -> int:
+    """Return a number for whatever a sampler names a sample by: an integer of any kind, a text."""
     try:
-        return operator.index(key)
+        return operator.index(index)
     except TypeError:
-        return zlib.crc32(repr(key).encode())
+        return zlib.crc32(repr(index).encode())
 
 
 def generators_in(owner: Any) -> list[Any]:
-    """The generator objects that a data set, or a transform of it, holds.
+    """Find the generator objects that a data set, or a transform of it, holds.
 
-    Args:
-        owner: any object; what its attributes, lists and dicts hold is looked at, up to 1,000.
+    Of lists and dicts it looks at the first ten items: transforms, or some of many samples.
     """
-    found, queue = list[Any](), [owner]
-    seen: set[int] = set()
-    for value in queue:
-        if id(value) in seen or isinstance(
-            value, (torch.Tensor, np.ndarray, type, str, int, float)
-        ):
+    found, queue, seen = list[Any](), [owner], set[int]()
+    for value in queue:  # which grows meanwhile
+        if id(value) in seen or isinstance(value, WITHOUT_GENERATORS):
             continue
         seen.add(id(value))
-        held: Any = ()
         if isinstance(value, GENERATORS):
             found.append(value)
+        elif len(queue) > 1000:
+            continue
         elif isinstance(value, (list, tuple)):
-            held = value[:10]  # transforms, or the first of many samples
+            queue += value[:10]
         elif isinstance(value, dict):
-            held = list(value.values())[:10]
+            queue += [*value.values()][:10]
         elif hasattr(value, "__dict__"):
-            held = vars(value).values()
-        queue += [] if len(queue) > 1000 else held
+            queue += vars(value).values()
     return found

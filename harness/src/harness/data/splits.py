@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import UserError
-from harness.names import few
 
 
 def split_positions(
@@ -40,9 +39,16 @@ def split_positions(
             samples to be in all of them.
     """
     if fold is not None:
-        _check_fold(fold, num_folds, num_samples)
+        if not 2 <= num_folds <= num_samples or not 0 <= fold < num_folds:
+            raise UserError(
+                f"data.fold={fold} must be from 0 to {num_folds - 1}, and data.num_folds="
+                f"{num_folds} from 2 to {num_samples}, the number of samples.\n"
+                "Use data.fold=null to draw one test split instead."
+            )
         test_fraction = 1 / num_folds
-    _check_fractions(val_fraction, test_fraction, "" if fold is None else f" (data.fold={fold})")
+    for name, value in (("val", val_fraction), ("test", test_fraction)):
+        if not isinstance(value, (int, float)) or not 0 < value < 1:
+            raise UserError(f"data.{name}_fraction={value} must be a share above 0 and below 1.")
     num_val = max(1, round(val_fraction * num_samples))
     num_test = max(1, round(test_fraction * num_samples))
     if num_val + num_test >= num_samples:
@@ -52,9 +58,19 @@ def split_positions(
             "data.test_fraction."
         )
     if classes is not None:
-        _check_classes(
-            classes, class_names, num_val, num_test, num_folds if fold is not None else 3
-        )
+        values, counts = np.unique(classes, return_counts=True)
+        num_needed, rarest = 3 if fold is None else num_folds, int(counts.argmin())
+        if counts[rarest] < num_needed:
+            name = class_names[values[rarest]] if class_names else values[rarest]
+            raise UserError(
+                f"Too few samples of class {name} ({counts[rarest]}): each class needs "
+                f"{num_needed} to be split.\nAdd samples, or leave this class out."
+            )
+        if min(num_val, num_test) < len(values):
+            raise UserError(
+                f"{len(values)} classes cannot all be in {num_val} samples to validate and "
+                f"{num_test} to test.\nUse larger data.val_fraction and data.test_fraction."
+            )
 
     # It takes a second to import, and only what splits needs it.
     from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
@@ -68,58 +84,6 @@ def split_positions(
         kind = KFold if classes is None else StratifiedKFold
         folds = kind(num_folds, shuffle=True, random_state=seed)
         rest, test = list(folds.split(everything, classes))[fold]
-    train, val = train_test_split(
-        rest,
-        test_size=num_val,
-        stratify=None if classes is None else classes[rest],
-        random_state=seed,
-    )
+    stratify = None if classes is None else classes[rest]
+    train, val = train_test_split(rest, test_size=num_val, stratify=stratify, random_state=seed)
     return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
-
-
-def _check_fold(fold: int, num_folds: int, num_samples: int) -> None:
-    if not isinstance(num_folds, int) or not 2 <= num_folds <= num_samples:
-        raise UserError(
-            f"data.num_folds={num_folds} must be from 2 to {num_samples}, the number of samples."
-        )
-    if not isinstance(fold, int) or not 0 <= fold < num_folds:
-        raise UserError(
-            f"data.fold={fold} must be from 0 to {num_folds - 1}: data.num_folds={num_folds}.\n"
-            "Use data.fold=null to draw one test split instead."
-        )
-
-
-def _check_fractions(val_fraction: float, test_fraction: float, of: str) -> None:
-    for name, value in (("val", val_fraction), ("test", test_fraction)):
-        if not isinstance(value, (int, float)) or not 0 < value < 1:
-            raise UserError(f"data.{name}_fraction={value} must be a share above 0 and below 1.")
-    if val_fraction + test_fraction >= 1:
-        raise UserError(
-            f"data.val_fraction={val_fraction} and the test's share of {test_fraction:g}{of} leave "
-            "nothing to train on.\nTheir sum must be below 1."
-        )
-
-
-def _check_classes(
-    classes: NDArray[Any],
-    class_names: Sequence[str] | None,
-    num_val: int,
-    num_test: int,
-    num_needed: int,
-) -> None:
-    """Refuse classes that cannot be in every split, which would train or test without them."""
-    values, counts = np.unique(classes, return_counts=True)
-    if scarce := [
-        f"{class_names[value] if class_names else value} ({count})"
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True)
-        if count < num_needed
-    ]:
-        raise UserError(
-            f"Too few samples of class {few(scarce)}: each class needs {num_needed} to be split.\n"
-            "Add samples, or leave these classes out."
-        )
-    if min(num_val, num_test) < len(values):
-        raise UserError(
-            f"{len(values)} classes cannot all be in {num_val} samples to validate and {num_test} "
-            "to test.\nUse larger data.val_fraction and data.test_fraction."
-        )

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torchmetrics import Metric
 
-from harness.data.sharing import leaves
+from harness.data.loaders import leaves
 from harness.errors import UserError
 from harness.exact.gathering import CollectedLists, Gathering
 from harness.exact.global_batches import Shares, check_same_batches, shares_of

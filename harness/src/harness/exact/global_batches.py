@@ -9,10 +9,9 @@ from torch.optim import Optimizer
 
 from harness.data.checksum import checksum
 from harness.data.datamodule import DataModule
-from harness.data.loading import Watched
-from harness.data.randomness import kept_generators, mix, seed_generators
+from harness.data.loaders import leaves, share
+from harness.data.randomness import mix, preserved_generators, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
-from harness.data.sharing import leaves, share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.exact import means
@@ -21,8 +20,8 @@ from harness.processes.agreement import gather
 from harness.upstream.resume_counters import position_in
 
 log = logging.getLogger(__name__)
-SPLITS = ("train", "val", "test", "predict")
 Shares = SharedBatchSampler | SharedStream
+SPLITS = ("train", "val", "test", "predict")
 
 
 class GlobalBatches(pl.Callback):
@@ -46,7 +45,6 @@ class GlobalBatches(pl.Callback):
         self.sharing: list[Shares] = []  # of the loaders that train
         self.checksums: list[int | None] = []  # of their data, in the first process
         self.weight = 1.0
-        self.next_batch = 0
         self.batches_per_step = 1
         self.has_trained = False
         self.means: means.Means | None = None
@@ -80,18 +78,15 @@ class GlobalBatches(pl.Callback):
         for sharing in self.sharing:
             sharing.start_at(*self.start)
         for sharing, saved in zip(self.sharing, self.loaded, strict=False):
+            sharing.start_at(*self.start, checksum=saved["sum"])
             now = sharing.settings()
             for name, before in saved["settings"].items():
                 if now.get(name) != before:
                     raise UserError(
                         f"The checkpoint's run had {name}={before}, and now it is "
                         f"{now.get(name)}: the batches would be others.\n"
-                        "Use the data that the run began with."
+                        "Go on with what the run began with."
                     )
-            if isinstance(sharing, SharedBatchSampler) and saved["sum"] is not None:
-                sharing.expected = {self.start[1]: saved["sum"]}
-            if isinstance(sharing, SharedStream):
-                sharing.load(saved["ranks"], self.rank)
         before = [one["data"] for one in self.loaded]
         if any(
             one and now and one != now for one, now in zip(before, self.checksums, strict=False)
@@ -102,25 +97,6 @@ class GlobalBatches(pl.Callback):
                 "use resume=null to start another run."
             )
         self.loaded = []
-
-    def seed_moving(self, trainer: pl.Trainer, loaders: Any) -> None:
-        """Seed what draws while a batch is moved to its device, if anything does.
-
-        That is before the step begins, whose generators are seeded by ``SeededSteps``.
-        """
-        hooks = ("on_before_batch_transfer", "on_after_batch_transfer")
-        owners = [trainer.lightning_module, getattr(trainer, "datamodule", None)]
-        if not any(is_overridden(hook, owner) for hook in hooks for owner in owners if owner):
-            return
-        self.next_batch = self.start[1] * trainer.accumulate_grad_batches
-
-        def seed() -> None:
-            here = (trainer.current_epoch, self.next_batch, trainer.global_rank)
-            seed_generators(mix(self.seed, *here, 1))
-
-        for loader in leaves(loaders):
-            if isinstance(loader, (Watched, SharedStream)):
-                loader.before_move = seed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let losses say what they are means over."""
@@ -136,17 +112,13 @@ class GlobalBatches(pl.Callback):
         """See ``on_train_end``."""
         self.on_train_end(trainer)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count the epoch's batches."""
-        self.next_batch = 0
-
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Look up how much this process's share counts."""
         if not self.has_trained and (said := sees_shares_alone(trainer, pl_module)):
             log.warning("%s", said)  # now that hooks have chosen what trains
-        self.has_trained, self.next_batch = True, batch_idx + 1
+        self.has_trained = True
         if len(self.sharing) == 1:
             self.weight = self.sharing[0].weight(batch_idx)
         elif self.sharing:
@@ -205,13 +177,8 @@ class GlobalBatches(pl.Callback):
         saved: list[dict[str, Any]] = []
         epoch, step = position_in(checkpoint, self.batches_per_step)
         for sharing, checksum_now in zip(self.sharing, self.checksums, strict=True):
-            entry: dict[str, Any] = {"settings": sharing.settings(), "data": checksum_now}
-            if isinstance(sharing, SharedBatchSampler):
-                is_drawn = sharing.running == epoch and len(sharing.sums) > step + 1
-                entry["sum"] = sharing.sums[step + 1] if is_drawn else None
-            if isinstance(sharing, SharedStream):
-                entry["ranks"] = gather(trainer, sharing.state(epoch, step))
-            saved.append(entry)
+            entry = {"settings": sharing.settings(), "data": checksum_now}
+            saved.append(entry | {"sum": sharing.checksum_at(epoch, step)})
         checkpoint["loaders"] = saved
 
     def on_load_checkpoint(
@@ -222,7 +189,7 @@ class GlobalBatches(pl.Callback):
             return
         here = trainer.accumulate_grad_batches
         batches_per_step = checkpoint.get("safe_point", {}).get("batches_per_step", here)
-        self.start, self.rank = position_in(checkpoint, batches_per_step), trainer.global_rank
+        self.start = position_in(checkpoint, batches_per_step)
         self.loaded = checkpoint.get("loaders", [])
         if self.sharing and self.start != (0, 0):
             raise UserError(
@@ -238,7 +205,9 @@ def shared_loaders(
     """Make the loaders of a split, and take them over."""
     every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]  # set untyped
     epoch = trainer.current_epoch // every * every if every else 0  # at which they are made
-    with kept_generators():  # a split that is drawn here is the same in all processes and splits
+    with (
+        preserved_generators()
+    ):  # a split that is drawn here is the same in all processes and splits
         seed_generators(mix(callback.seed, epoch))
         made = make()
     if made is None:
@@ -246,7 +215,6 @@ def shared_loaders(
     loaders = share(made, trainer, split, name, seed)
     if split == "train":
         callback.begin(trainer, loaders)
-        callback.seed_moving(trainer, loaders)
     return loaders
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from harness.data.loading import processes
+from harness.data.loaders import processes
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)

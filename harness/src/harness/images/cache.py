@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.data.caching import hashed, kept
+from harness.data.caching import cached, hashed
 from harness.errors import UserError
 from harness.files import sync, write_durably
 from harness.images.finding import Files
@@ -58,7 +58,7 @@ def packed(
         print(
             f"Other packings, to remove by hand: {', '.join(map(_with_size, others))}", flush=True
         )
-    kept(home, lambda part: _make(files, part, settings))
+    cached(home, lambda part: _make(files, part, settings))
     index = json.loads((home / INDEX).read_text())
     unreadable = {int(row): text for row, text in index["unreadable"].items()}
     checksums = json.loads((home / CHECKSUMS).read_text())

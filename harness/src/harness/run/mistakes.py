@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError
 
 from harness.allowed import targets
-from harness.data.sharing import leaves
+from harness.data.loaders import leaves
 from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
 from harness.places import Place, Raised, definition, is_harness, raised

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness import code_version, record
 from harness.data.checksum import checksum
-from harness.data.sharing import leaves
+from harness.data.loaders import leaves
 from harness.exact.global_batches import GlobalBatches
 from harness.processes.launch import global_rank
 

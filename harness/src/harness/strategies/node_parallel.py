@@ -14,7 +14,7 @@ import torch
 from pytorch_lightning.strategies import ParallelStrategy
 from torch import Tensor, nn
 
-from harness.data.sharing import leaves
+from harness.data.loaders import leaves
 from harness.errors import UserError
 from harness.names import as_names
 

@@ -142,7 +142,7 @@ class Arrays(SplitRows):
         return inputs
 
     def _shape_in_training(self) -> list[int] | None:
-        shape = (self._facts or {}).get("input_shape")
+        shape = vars(self).get("facts", {}).get("input_shape")
         return None if shape is None else list(shape)
 
     def check_labels(self, split: str, targets: NDArray[Any]) -> None:

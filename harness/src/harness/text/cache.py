@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.data.caching import hashed, identity, kept
+from harness.data.caching import cached, file_signature, hashed
 from harness.errors import UserError
 from harness.files import sync
 from harness.text.reading import Source, pieces
@@ -68,14 +68,14 @@ def tokens_of(source: Source, tokenizer: Tokenizer, unit: str, cache_dir: str | 
     Raises:
         UserError: if the text or the cache cannot be read or written.
     """
-    counts = [VERSION, *identity(source.path), source.start, source.end, unit]
+    counts = [VERSION, *file_signature(source.path), source.start, source.end, unit]
     folder = Path(cache_dir, f"text_{hashed([*counts, tokenizer.identity, sys.byteorder])}")
 
     def write(part: Path) -> None:
         part.mkdir()
         _write(part, source, tokenizer, unit)
 
-    return Tokens(kept(folder, write))
+    return Tokens(cached(folder, write))
 
 
 def _write(folder: Path, source: Source, tokenizer: Tokenizer, unit: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.data.batches import BatchedDataset
-from harness.data.caching import hashed, kept
+from harness.data.caching import cached, hashed
 from harness.data.checksum import checksum
 from harness.data.datamodule import DataModule, tell
 from harness.data.splits import split_positions
@@ -162,7 +162,7 @@ class Text(DataModule):
         if self.file is not None:
             return whole("data.file", self.file)
         name = f"sentences_{hashed([NUM_SENTENCES, SENTENCES_SEED])}.txt"
-        made = kept(
+        made = cached(
             self.cache_dir / name,
             lambda path: write_durably(path, sentences(NUM_SENTENCES, SENTENCES_SEED).encode()),
         )

@@ -10,8 +10,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from harness.data.loading import Watched
-from harness.data.measuring import RECEIVING_SECONDS
+from harness.data.datamodule import RECEIVING_SECONDS
+from harness.data.loaders import SharedLoader
 from harness.data.shared_batches import SharedBatchSampler
 from harness.loggers.metrics_table import MetricsTable
 from harness.machine.limits import usable_cores
@@ -95,7 +95,7 @@ class Throughput(pl.Callback):
         loader = trainer.train_dataloader
         sampler = getattr(loader, "batch_sampler", None)
         self.is_watching = False
-        if not isinstance(loader, Watched) or not isinstance(sampler, SharedBatchSampler):
+        if not isinstance(loader, SharedLoader) or not isinstance(sampler, SharedBatchSampler):
             return  # a stream, or several loaders at once
         self.is_watching = True
         loader.when_asked, loader.when_there = self._asked, self._there

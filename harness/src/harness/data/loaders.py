@@ -1,0 +1,275 @@
+"""Loaders of anybody's making, rebuilt so that their batches mean the same under any strategy.
+
+``DataLoader(batch_size=32)`` gives 32 samples per optimizer step over all processes, whoever has
+made it. Each loader with a sampler is made again, of its own class, with a ``SharedBatchSampler``
+around its batch sampler; ``loader.sampler`` stays the author's. Anything else is a stream.
+"""
+
+import atexit
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytorch_lightning as pl
+from lightning_fabric.utilities.seed import pl_worker_init_function
+from pytorch_lightning.core.hooks import DataHooks
+from pytorch_lightning.utilities import CombinedLoader
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from harness.data.batch_size import check_batch_size
+from harness.data.randomness import END, mix, preserved_generators, seed_generators
+from harness.data.shared_batches import SharedBatchSampler
+from harness.data.streams import SharedStream, StreamPart
+from harness.errors import UserError
+from harness.processes.leaving import follow_as_worker
+from harness.processes.peers import close_inherited
+from harness.processes.signals import end_workers, ignore_signals
+from harness.upstream.resume_counters import cycles
+from harness.upstream.worker_queues import end_where_nothing_is_sent
+
+atexit.register(end_workers)  # after the imports above, and so before their own ends
+
+
+def start_worker(worker_id: int, then: Callable[[int], object] | None = None) -> None:
+    """Prepare a data worker: it is seeded as by Lightning, and ends only with its process.
+
+    Args:
+        worker_id: its number.
+        then: the ``worker_init_fn`` of the loader's owner.
+    """
+    pl_worker_init_function(worker_id)
+    follow_as_worker()
+    ignore_signals()
+    close_inherited()
+    end_where_nothing_is_sent(os._exit)
+    if then is not None:
+        then(worker_id)
+
+
+def processes(trainer: pl.Trainer | None) -> tuple[int, int]:
+    """Return how many processes share a batch, and the rank of this one."""
+    kwargs = getattr(getattr(trainer, "strategy", None), "distributed_sampler_kwargs", None) or {}
+    return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
+
+
+class SharedLoader(DataLoader[Any]):
+    """A mixin for rebuilt loaders, which looks after the random numbers around each batch.
+
+    Without workers reading seeds the generators that a step draws from as well, so they are
+    restored. ``Throughput`` sets ``when_asked`` and ``when_there``, also while it iterates.
+    """
+
+    when_asked: Callable[[], object] = staticmethod(lambda: None)
+    when_there: Callable[[], object] = staticmethod(lambda: None)
+    seeds_transfer = False  # seed what a hook draws while the batch is moved to its device
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # A subclass may have other arguments; ``rebuilt`` copies what it has made of them.
+        DataLoader.__init__(self, *args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # This is no generator: workers must start when the iterator is made, as in DataLoader.
+        return self._watched(super().__iter__())
+
+    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        sampler: Any = getattr(self, "batch_sampler", None)
+        if not isinstance(sampler, SharedBatchSampler):  # a stream, or Lightning's for predictions
+            yield from batches
+            return
+        is_seeding = self.num_workers == 0 and sampler.dataset is not None
+        epoch, first = sampler.epoch, sampler.start[1] * sampler.num_micro_batches
+        for number in count(first if epoch == sampler.start[0] else 0):
+            self.when_asked()
+            with preserved_generators() if is_seeding else nullcontext():
+                batch = next(batches, END)
+            if self.seeds_transfer:
+                seed_generators(mix(sampler.seed, epoch, number, sampler.rank, 1))
+            if batch is END:
+                return
+            if not sampler.is_read:
+                raise UserError(
+                    f"{sampler.name}: {type(self).__name__} does not read its batch_sampler, so "
+                    "processes cannot share its batches.\nLet its __iter__ use super().__iter__(), "
+                    "or return an iterable that is no DataLoader."
+                )
+            self.when_there()
+            yield batch
+
+
+def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoader:
+    """Make a loader of the same class and settings as another one, with batches of its own."""
+    kind, num_workers = type(loader), loader.num_workers
+    if kind.__module__.startswith("torchdata."):  # it keeps states, which a run has anyway
+        kind = DataLoader
+    bases = (SharedLoader,) if kind is DataLoader else (SharedLoader, kind)
+    made: SharedLoader = type(kind.__name__, bases, {})(
+        dataset=dataset,
+        num_workers=num_workers,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor if num_workers else None,
+        # Workers of a stream begin anew, as those of a run that goes on do.
+        persistent_workers=loader.persistent_workers and not isinstance(dataset, IterableDataset),
+        multiprocessing_context=loader.multiprocessing_context,
+        worker_init_fn=partial(start_worker, then=loader.worker_init_fn) if num_workers else None,
+        **batches,
+    )
+    for name, value in vars(loader).items():
+        vars(made).setdefault(name, value)  # of its own class
+    return made
+
+
+def leaves(loaders: Any) -> list[Any]:
+    """List the single loaders of what a ``*_dataloader`` method may return."""
+    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
+    return list(combined.flattened)
+
+
+def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -> Any:
+    """Replace each loader of a collection by one that gives this process its share.
+
+    Args:
+        loaders: a loader, or a collection of them, as Lightning takes it.
+        trainer: knows the processes, and what is accumulated.
+        split: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+        name: of the method that made them, for messages.
+        seed: decides the order, and what is drawn for a sample.
+
+    Raises:
+        UserError: where a process would have no share.
+    """
+    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
+    begins_again = not isinstance(loaders, CombinedLoader) or cycles(loaders)
+    owners = (trainer.lightning_module, getattr(trainer, "datamodule", None))
+    hooks = ("on_before_batch_transfer", "on_after_batch_transfer")
+    has_hook = any(is_overridden(hook, owner, DataHooks) for owner in owners for hook in hooks)
+    shared = []
+    for loader in combined.flattened:
+        if isinstance(loader, (SharedLoader, SharedStream)):
+            pass
+        elif isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            loader = _share_batches(loader, trainer, split, name, seed, begins_again)
+            loader.seeds_transfer = has_hook and split == "train"
+        elif hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"):
+            loader = _share_stream(loader, trainer, split, name, seed)
+            loader.seeds_transfer = has_hook and split == "train"
+        shared.append(loader)  # Lightning refuses what cannot be iterated, with the method's name
+    combined.flattened = shared
+    return combined if isinstance(loaders, CombinedLoader) else combined.iterables
+
+
+def _share_batches(
+    loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int, begins_again: bool
+) -> SharedLoader:
+    """Rebuild a loader whose data set has a length."""
+    num_ranks, rank = processes(trainer)
+    is_training = split == "train"
+    num_micro_batches = int(trainer.accumulate_grad_batches) if is_training else 1
+    batches, collate = loader.batch_sampler, loader.collate_fn
+    if batches is None:  # the data set gives whole batches
+        batches, collate = BatchSampler(loader.sampler, 1, False), partial(_only, collate)
+        if is_training and num_ranks * num_micro_batches > 1:
+            raise UserError(
+                f"{name} has batch_size=None: batches that the data set has made cannot be shared "
+                "by processes.\nGive the DataLoader a batch_size, or use one process."
+            )
+    sampler: Any = getattr(batches, "sampler", None)
+    if isinstance(sampler, DistributedSampler):  # the harness shares the batches instead
+        data: Any = loader.dataset
+        one = RandomSampler(data) if sampler.shuffle else SequentialSampler(data)
+        batches = BatchSampler(one, batches.batch_size, batches.drop_last)
+    is_stock = type(batches) is BatchSampler
+    if is_training and is_stock:
+        setting = f"{name} with batch_size"
+        check_batch_size(batches.batch_size, num_ranks, num_micro_batches, setting)
+    limit = None if is_training else getattr(trainer, f"limit_{split}_batches")
+    if limit not in (None, 0.0, 1.0) and not isinstance(limit, int) and num_ranks > 1:
+        raise UserError(  # Lightning would take it of each process's batches
+            f"trainer.limit_{split}_batches={limit} is a fraction, which several processes cannot "
+            "take exactly.\nUse a number of batches: "
+            f"trainer.limit_{split}_batches={int(len(batches) * limit)}"
+        )
+    is_fixed = bool(trainer.overfit_batches)  # type: ignore[attr-defined]  # set untyped
+    shared = SharedBatchSampler(
+        batches,
+        f"{name} ({type(sampler if is_stock else batches).__name__})",
+        dataset=loader.dataset,
+        num_ranks=num_ranks,
+        rank=rank,
+        num_micro_batches=num_micro_batches,
+        seed=seed,
+        in_turn=not is_training,
+        # fsdp's forward is collective, so all processes must have as many batches.
+        splits_last=getattr(trainer.strategy, "strategy_name", "") == "fsdp",
+        limit=limit if isinstance(limit, int) else None,
+        is_fixed=is_fixed,
+        cycles=begins_again,
+        reads_here=loader.num_workers == 0,
+    )
+    made = rebuilt(loader, loader.dataset, batch_sampler=shared, collate_fn=collate)
+    if not is_fixed:  # Lightning looks for a fixed order then
+        vars(made)["sampler"] = loader.sampler  # to be read; torch forbids to set it
+    return made
+
+
+def _only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
+    return collate(samples[0])
+
+
+def _share_stream(
+    loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int
+) -> SharedStream:
+    """Let processes read a loader that iterates by itself, or whose data set does.
+
+    Raises:
+        UserError: if several processes would read it, and it does not take its part.
+    """
+    num_ranks, rank = processes(trainer)
+    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    data = getattr(loader, "dataset", loader)
+    name = f"{name} ({type(data if is_plain else loader).__name__})"
+    if split == "train" and trainer.accumulate_grad_batches > 1:
+        raise UserError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} splits batches, "
+            f"and {name} is a stream, whose batches come as they are.\n"
+            "Leave it out, and use smaller batches."
+        )
+    owner = data if hasattr(data, "read_part") else loader
+    takes_part = hasattr(owner, "read_part")
+    if num_ranks > 1 and not takes_part:
+        raise UserError(
+            f"{name} is a stream, and each of {num_ranks} processes would read all of it.\n"
+            "Give its data set `def read_part(self, part, num_parts)`, which chooses what each "
+            "process and worker reads (and does nothing where the stream splits itself), or use "
+            "one process."
+        )
+    num_workers, size = getattr(loader, "num_workers", 0), loader.batch_size if is_plain else None
+    if num_ranks > 1 and rank == 0:
+        takes = f"{size} samples" if size else f"{num_ranks} of its batches"
+        print(
+            f"{name} is a stream: each of {num_ranks} processes reads what it gives to it. "
+            f"A step takes {takes} in sum, others than one process would take.",
+            flush=True,
+        )
+    elif num_workers > 1 and not takes_part:
+        print(f"{name} is a stream: does it split itself between {num_workers} workers?")
+    if is_plain:
+        if size is not None:
+            check_batch_size(size, num_ranks, setting=f"{name} with batch_size")
+        part = StreamPart(data, seed, num_ranks, rank)
+        loader = rebuilt(loader, part, **part.batches(loader))
+    elif takes_part:
+        owner.read_part(rank, num_ranks)
+    return SharedStream(loader, name, num_ranks, rank, seed, size)
