@@ -52,8 +52,8 @@ FAULTS = {
     ),
     "an evaluation counts the sample of an empty share": Fault(
         "exact/evaluation.py",
-        "is_filler = sharing is not None and sharing.is_filler(batch_idx)",
-        "is_filler = False",
+        "return sharing is not None and sharing.is_filler(batch_idx)",
+        "return False",
         "test_same_experiment.py exact",
     ),
     "a resumed epoch begins one step late": Fault(

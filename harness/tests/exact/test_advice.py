@@ -167,7 +167,6 @@ def test_every_advice_is_tried() -> None:
     tried = "".join(ADVISED)
     known = {
         "mean_over(masked, num_masked)": "mean_over(loss, number)",
-        "mean_over(loss, weight)": "mean_over(loss, number)",
         "all_gather(y).flatten()": "of labels: see compared()",
         "all_gather(x).flatten(0, -2)": "of a buffer, without gradients",
     }

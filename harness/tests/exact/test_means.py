@@ -132,11 +132,11 @@ def test_a_loss_that_the_weight_0_takes_away_is_told_once(caplog) -> None:
     mean_over(torch.zeros(()), 0)
     mean_over(torch.full((), torch.nan), 0)
     mean_over(torch.ones(()), 1)
-    process.tell()
+    process.warn_of_lost()
     assert not caplog.records
     for _ in range(2):
         mean_over(torch.ones(()), 0)
-        process.tell()
+        process.warn_of_lost()
     (record,) = caplog.records
     assert "return sum_over(sum, number)" in record.getMessage()
 

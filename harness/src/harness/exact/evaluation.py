@@ -1,31 +1,33 @@
 """The callback that makes values of several processes those of one, and gives each hook its turn.
 
-In: each batch that begins, with what is known of its share. ``SelfLog`` is told its samples,
-``Gathering`` whether other processes have a batch as well, ``CollectedLists`` how long lists were.
-Out: at the end of a loader or epoch they combine the processes, before Lightning and the module's
-own hook read. What that hook logs must be the same in every process.
+In: each batch that begins, with what is known of its share. Out: at the end of a loader or epoch
+``SelfLog`` and ``Gathering`` combine the processes, before Lightning and the module's own hook
+read. What that hook logs must be the same in every process.
 """
 
 import logging
-from math import isclose
-from traceback import walk_stack
+from math import isclose, isnan
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from torchmetrics import Metric
 
 from harness.data.loaders import leaves
 from harness.errors import UserError
-from harness.exact.gathering import CollectedLists, Gathering
+from harness.exact.gathering import Gathering
 from harness.exact.global_batches import Shares, check_same_batches, shares_of
 from harness.exact.self_log import SelfLog
 from harness.processes.agreement import gather
-from harness.upstream.logged_values import LoggedValue, NoCollectives, before_reading, joined
+from harness.upstream.logged_values import (
+    LoggedValue,
+    Pair,
+    before_reading,
+    joined,
+    quotient,
+)
 
 log = logging.getLogger(__name__)
-LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # which know what they gather
 
 
 class ExactEvaluation(pl.Callback):
@@ -34,19 +36,16 @@ class ExactEvaluation(pl.Callback):
     def __init__(self) -> None:
         self.self_log: SelfLog | None = None
         self.gathering: Gathering | None = None  # of several processes
-        self.collected: CollectedLists | None = None  # while they evaluate
-        self.has_gathered = False  # lists of the module hold what all processes have collected
         self.before: list[tuple[Metric, dict[str, Any]]] = []  # metrics' states before a filler
         self.warned: set[str] = set()
-        self.host_group: Any = None  # of the processes; what is collected need not fit a GPU
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Stand in for ``self.log``."""
+        """Stand in for ``self.log``, and for what gathers."""
         self.self_log = SelfLog(trainer, pl_module)
         vars(pl_module)["log"] = self.self_log
         before_reading(trainer, self._end_batch, self._end_loader, self._end_epoch)
         if trainer.world_size > 1:
-            self.gathering = Gathering(trainer)
+            self.gathering = Gathering(trainer, pl_module)
 
     def teardown(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
@@ -71,19 +70,17 @@ class ExactEvaluation(pl.Callback):
     ) -> None:
         """Say what the batch is; before a filler, remember what all metrics have counted."""
         sharing = shares_running(trainer, dataloader_idx)
-        is_filler = sharing is not None and sharing.is_filler(batch_idx)
         num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
-        assert self.self_log is not None
-        self.self_log.begin_batch(batch, 0 if is_filler else num_samples, batch_idx, dataloader_idx)
-        if self.gathering is not None:
-            self.gathering.begin_batch(sharing, batch_idx, dataloader_idx)
-        if self.collected is not None:
-            self.collected.begin_batch(batch_idx, dataloader_idx)
-        if is_filler:
+        if is_filler(trainer, batch_idx, dataloader_idx):
+            num_samples = 0
             for metric in metrics_of(pl_module):
                 states = metric.metric_state.items()
                 copies = {k: [*v] if isinstance(v, list) else v.clone() for k, v in states}
                 self.before.append((metric, copies))
+        assert self.self_log is not None
+        self.self_log.begin_batch(batch, num_samples, batch_idx, dataloader_idx)
+        if self.gathering is not None:
+            self.gathering.begin_batch(sharing, batch_idx, dataloader_idx)
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
@@ -110,72 +107,61 @@ class ExactEvaluation(pl.Callback):
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the module's lists."""
-        self.collected = CollectedLists(pl_module) if trainer.world_size > 1 else None
+        if self.gathering is not None:
+            self.gathering.begin_evaluation()
 
     on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather what the module has collected, before its own hook reads it."""
-        collected, self.collected = self.collected, None
-        if collected is None or self.gathering is None:
-            return
-        sharing = map(shares_of, leaves(evaluated(trainer)))
-        check_same_batches(trainer, [one for one in sharing if one is not None])
-        self.host_group = self.host_group or dist.new_group(backend="gloo")
-        self.has_gathered = collected.gather(trainer, self.host_group)
-        if not self.has_gathered:
-            return
-        self.gathering.has_whole = True
-        hook = "on_test_epoch_end" if trainer.testing else "on_validation_epoch_end"
-        original = getattr(pl_module, hook)
-
-        def guarded() -> None:
-            del vars(pl_module)[hook]
-            with NoCollectives(lambda: refuse_gathering_again(hook)):
-                original()
-
-        vars(pl_module)[hook] = guarded
+        if self.gathering is not None:
+            sharing = map(shares_of, leaves(evaluated(trainer)))
+            check_same_batches(trainer, [one for one in sharing if one is not None])
+            self.gathering.gather_lists()
 
     on_test_epoch_end = on_validation_epoch_end
 
     def _end_epoch(self, trainer: pl.Trainer) -> None:
         assert self.self_log is not None
-        for logged, values in self.self_log.values_at_end():
-            self._settle(trainer, logged, values)
+        for logged, found in self.self_log.of_all_processes():
+            self._settle(trainer, logged, found)
         if self.gathering is not None:
             self.gathering.has_whole = False
-        self.has_gathered = False
 
-    def _settle(self, trainer: pl.Trainer, logged: LoggedValue, values: list[float | None]) -> None:
-        """Let what a hook at an epoch's end has logged be one value.
+    def _settle(self, trainer: pl.Trainer, logged: LoggedValue, found: list[Pair | None]) -> None:
+        """Let what a hook at an epoch's end has logged in each process be one value.
 
         Raises:
             UserError: if each process has evaluated its own.
         """
-        name, hook = logged.how["name"], logged.how["fx"]
-        numbers = [value for value in values if value is not None]
-        is_everywhere = len(numbers) == len(values)
-        if logged.how.get("sync_dist") and logged.op != "mean" and is_everywhere:
-            if logged.op == "sum" and self.has_gathered:
+        name, hook, op = (logged.how[key] for key in ("name", "fx", "reduce_fx"))
+        pairs = [pair for pair in found if pair]
+        is_everywhere = len(pairs) == len(found)
+        if logged.how.get("sync_dist") and op != "mean" and is_everywhere:
+            assert self.gathering is not None
+            if op == "sum" and self.gathering.has_whole:
                 raise UserError(
                     f"{name}, logged in {hook}, is summed over the processes (sync_dist=True), and "
                     "the lists of the module already hold what all of them have collected.\n"
                     "Leave sync_dist=True out, or log it in the step."
                 )
-            total, _ = joined(logged.op, [(number, 1.0) for number in numbers])
-            logged.complete_epoch(total)
+            logged.complete_epoch(joined(op, pairs))
             return
-        logged.complete_epoch(numbers[0])
-        if is_everywhere and all(isclose(n, numbers[0], rel_tol=1e-6) or n != n for n in numbers):
+        logged.complete_epoch(pairs[0])
+        first, *others = (quotient(op, pair) for pair in pairs)
+        if is_everywhere and all(
+            isclose(first, other, rel_tol=1e-6) or (isnan(first) and isnan(other))
+            for other in others
+        ):
             return
-        listed = ", ".join("none" if value is None else f"{value:.6g}" for value in values)
-        said = f"{name}, logged in {hook}, is each process's own ({listed})"
+        values = ", ".join(f"{quotient(op, pair):.6g}" if pair else "none" for pair in found)
+        said = f"{name}, logged in {hook}, is each process's own ({values})"
         rank_zero = "If it is process 0's own, such as a time: self.log(..., rank_zero_only=True)."
         if not trainer.training:
             raise UserError(
                 f"{said}: each has counted its own samples.\n"
                 "Log it in the step, log a torchmetrics metric, or append what it is "
-                f"computed from to a list of the module (self.outputs), which is gathered. "
+                "computed from to a list of the module (self.outputs), which is gathered. "
                 f"{rank_zero}"
             )
         if name not in self.warned and trainer.is_global_zero:
@@ -197,20 +183,10 @@ def shares_running(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | Non
     return shares_of(singles[dataloader_idx]) if dataloader_idx < len(singles) else None
 
 
-def is_filler(trainer: pl.Trainer, batch_idx: int = 0, dataloader_idx: int = 0) -> bool:
+def is_filler(trainer: pl.Trainer, batch_idx: int, dataloader_idx: int = 0) -> bool:
     """Whether the batch is there only because every process must take part in every step."""
     sharing = shares_running(trainer, dataloader_idx)
     return sharing is not None and sharing.is_filler(batch_idx)
-
-
-def refuse_gathering_again(hook: str) -> None:
-    """Refuse a collective that the author has begun, not one of the libraries."""
-    packages = (frame.f_globals["__name__"].partition(".")[0] for frame, _ in walk_stack(None))
-    if next(name for name in packages if name not in ("harness", "torch")) not in LIBRARIES:
-        raise UserError(
-            f"{hook} calls torch.distributed, and the lists of the module already hold what all "
-            "processes have collected.\nLeave it out, or use self.all_gather, which knows."
-        )
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:

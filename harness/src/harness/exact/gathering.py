@@ -8,6 +8,7 @@ So nothing is sent within a step, and lists are gathered at the end, before the 
 import pickle
 from collections.abc import Iterator
 from functools import partial
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -23,6 +24,7 @@ from harness.processes.agreement import gather
 from harness.upstream.logged_values import NoCollectives
 
 METHODS = ("all_gather", "validation_step", "test_step")  # of a strategy, replaced during a run
+LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # know what they gather
 FRAMEWORK = set(vars(pl.LightningModule()))  # attributes that are not the author's
 
 Path = tuple[str, Any]  # an attribute, and the key in it where it is a dict of lists
@@ -34,10 +36,13 @@ class Gathering:
 
     Args:
         trainer: of several processes.
+        module: that is trained and evaluated.
     """
 
-    def __init__(self, trainer: pl.Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.trainer, self.module = trainer, module
+        self.lists: CollectedLists | None = None  # while it is evaluated
+        self.host_group: Any = None  # of the processes; what is collected need not fit a GPU
         self.batch_idx: int | None = None  # of the running training batch
         self.has_whole = False  # this process has what all of them together would gather
         self.is_alone = False  # other processes have no batch in this turn
@@ -52,6 +57,8 @@ class Gathering:
 
     def begin_batch(self, sharing: Shares | None, batch_idx: int, dataloader_idx: int) -> None:
         """Note which batch runs."""
+        if self.lists is not None:
+            self.lists.begin_batch(batch_idx, dataloader_idx)
         is_training = bool(self.trainer.training)
         self.batch_idx = batch_idx if is_training else None
         self.has_whole = self.is_alone = False
@@ -68,20 +75,35 @@ class Gathering:
         """Gather again what is gathered after a batch."""
         self.has_whole, self.batch_idx = False, None
 
+    def begin_evaluation(self) -> None:
+        """Look at the module's lists."""
+        self.lists = CollectedLists(self.module)
+
+    def gather_lists(self) -> None:
+        """Gather what the module has collected, and let its hook at the end gather nothing."""
+        assert self.lists is not None
+        self.host_group = self.host_group or dist.new_group(backend="gloo")
+        self.has_whole = self.lists.gather(self.trainer, self.host_group)
+        self.lists = None
+        if not self.has_whole:
+            return
+        hook = "on_test_epoch_end" if self.trainer.testing else "on_validation_epoch_end"
+        original = getattr(self.module, hook)
+
+        def guarded() -> None:
+            del vars(self.module)[hook]
+            with NoCollectives(partial(refuse_gathering_again, hook)):
+                original()
+
+        vars(self.module)[hook] = guarded
+
     def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_alone:
             return original(*args, **kwargs)
-        with NoCollectives(self._refuse_collective):
+        with NoCollectives(
+            partial(refuse_collective, "test" if self.trainer.testing else "validation")
+        ):
             return original(*args, **kwargs)
-
-    def _refuse_collective(self) -> None:
-        kind = "test" if self.trainer.testing else "validation"
-        raise UserError(
-            f"{kind}_step waits for other processes, by torch.distributed or a metric with "
-            "dist_sync_on_step=True, and some of them have one batch less.\n"
-            "Leave it to the harness: log the value, append to a list of the module, or use "
-            "self.all_gather, which gives a step its own whole batch."
-        )
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
@@ -109,6 +131,26 @@ class Gathering:
         # Of several loaders the shares may differ in size, each in its own way.
         only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
         return isinstance(only, SharedBatchSampler) and only.weight(self.batch_idx or 0) == 1.0
+
+
+def refuse_collective(kind: str) -> None:
+    """Refuse what a step would send to processes that have no batch."""
+    raise UserError(
+        f"{kind}_step waits for other processes, by torch.distributed or a metric with "
+        "dist_sync_on_step=True, and some of them have one batch less.\n"
+        "Leave it to the harness: log the value, append to a list of the module, or use "
+        "self.all_gather, which gives a step its own whole batch."
+    )
+
+
+def refuse_gathering_again(hook: str) -> None:
+    """Refuse a collective that the author has begun, not one of the libraries."""
+    packages = (frame.f_globals["__name__"].partition(".")[0] for frame, _ in walk_stack(None))
+    if next(name for name in packages if name not in ("harness", "torch")) not in LIBRARIES:
+        raise UserError(
+            f"{hook} calls torch.distributed, and the lists of the module already hold what all "
+            "processes have collected.\nLeave it out, or use self.all_gather, which knows."
+        )
 
 
 class OnDevice(NamedTuple):

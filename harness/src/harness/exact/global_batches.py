@@ -157,7 +157,7 @@ class GlobalBatches(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse samplers that have drawn other batches in another process."""
         assert self.means is not None
-        self.means.tell()
+        self.means.warn_of_lost()
         if trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
 

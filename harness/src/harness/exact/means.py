@@ -1,8 +1,9 @@
-"""Let a loss say what it is a mean over, or divided by, where that is not the samples of a batch.
+"""``mean_over`` and ``sum_over``: a loss says what it is divided by, if not by the batch's samples.
 
-Each process multiplies the gradient of its term by its own weight and divides it by the weight of
-all processes. Batches that are accumulated for one step divide by a number of the first one: their
-gradients are corrected as a whole before the optimizer's step, when the weight of all is known.
+In: a loss of this process's share and its number of tokens, objects or weights. Out: a loss with
+the whole batch's value, whose gradient counts by that number. Batches that are accumulated for one
+step divide by a number of the first one; ``Means.correct`` corrects their gradients as a whole
+before the optimizer's step, when the number of all is known. Next: ``GlobalBatches`` calls it.
 """
 
 import logging
@@ -35,9 +36,9 @@ _count: Count | None = None  # while a run trains
 
 
 def use(count: Count | None) -> Count | None:
-    """Let ``mean_over(loss, weight)`` call ``count(loss, weight, None)``, or do nothing.
+    """Let losses call ``count(loss, weight, at_least)``, or none; return what they called before.
 
-    ``sum_over`` calls it with ``at_least`` as the last argument. Returns what was called before.
+    ``at_least`` is ``None`` for ``mean_over``.
     """
     global _count
     before, _count = _count, count
@@ -47,8 +48,8 @@ def use(count: Count | None) -> Count | None:
 def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
     """Say that a loss, or a term of it, is a mean over tokens, nodes or weights, not over samples.
 
-    Without it the shares of a batch are averaged by their numbers of samples. With it the gradient
-    is that of the mean over the whole batch, however processes and accumulated batches share it::
+    The gradient is that of the mean over the whole batch, however processes and accumulated batches
+    share it; without this, shares are averaged by their numbers of samples::
 
         num_tokens = (labels != -100).sum()
         loss = mean_over(F.cross_entropy(logits, labels, ignore_index=-100), num_tokens)
@@ -57,12 +58,11 @@ def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
 
     Call it in every training step of every process, also for a share that has no token at all: such
     a loss counts as 0. A mean that divides by ``mask.sum()`` needs ``.clamp(min=1)`` for that.
-    Outside of a run's training it does nothing. A sum over more than what it is divided by, such as
-    a detector's over all pixels by the number of objects, is no mean: see ``sum_over``.
+    Outside of a run's training it does nothing.
 
     Args:
         loss: a mean, with one element.
-        weight: what it is a mean over, in this process's share: a number of tokens or nodes, or the
+        weight: what it is a mean over in this process's share: a number of tokens or nodes, or the
             sum of the weights of ``torch.nn.functional.cross_entropy(weight=...)``.
 
     Returns:
@@ -79,14 +79,10 @@ def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
 def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0) -> Tensor:
     """Divide a sum by a number, both of the whole batch, however processes share it.
 
-    For a loss that is not a mean over what it is divided by: a detector's sum over all pixels,
-    divided by the number of objects, of which a share of the batch may have none::
-
-        return sum_over(focal.sum(), num_objects)
-
-    Without a number it is the sum itself: ``sum_over(loss.sum() / 128)`` is the whole batch's sum
-    by 128. Call it in every training step of every process. Outside of a run's training it divides
-    what it is given.
+    For a loss that is no mean over what it is divided by, such as a detector's sum over all pixels
+    by the number of objects, of which a share may have none: ``sum_over(focal.sum(), number)``.
+    Without a number it is the whole batch's sum. Call it in every training step of every process.
+    Outside of a run's training it divides what it is given.
 
     Args:
         total: the sum over this process's share, with one element.
@@ -94,8 +90,7 @@ def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0)
         at_least: what is divided by where the whole batch has less.
 
     Returns:
-        ``total / max(number, at_least)`` of all processes, to return, to log, or to use in a larger
-        loss.
+        ``total / max(number, at_least)`` of all processes, to use as that of ``mean_over``.
 
     Raises:
         UserError: as ``mean_over``; or if ``at_least`` is not above 0.
@@ -106,7 +101,7 @@ def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0)
 
 
 def quotient(loss: Tensor, number: Tensor | float, at_least: float | None) -> Tensor:
-    """What both give outside of a run's training."""
+    """Return what both give outside of a run's training."""
     if at_least is None:
         return loss
     return (loss / torch.as_tensor(number, device=loss.device).clamp(min=at_least)).to(loss.dtype)
@@ -128,7 +123,7 @@ class Means:
         self.has_terms: bool | None = None
         self.first = self.total = torch.zeros(())
         self.at_least = 0.0
-        self.lost: Tensor | float = 0.0  # losses that were given the weight 0, until it is told
+        self.lost: Tensor | float = 0.0  # losses, not 0, that were given the weight 0
 
     def count(self, loss: Tensor, weight: Tensor | float, at_least: float | None = None) -> Tensor:
         """See ``mean_over``; with ``at_least`` see ``sum_over``."""
@@ -163,16 +158,15 @@ class Means:
         # With the value of the whole batch a function of it has the whole's derivative.
         return term + (whole - term).detach()
 
-    def tell(self) -> None:
-        """Warn, once, of a loss that was no mean, and counted as 0 where its weight was 0."""
+    def warn_of_lost(self) -> None:
+        """Warn, once, of a loss that counted as 0 because its weight was 0."""
         if self.lost > 0:
             self.lost = -math.inf
             if self.trainer.is_global_zero:
                 log.warning(
                     "mean_over was given a loss that is not 0 and the weight 0: a mean over "
-                    "nothing counts as 0. A sum that is divided by another number than it has "
-                    "terms, as of all pixels by that of objects, is no mean: return "
-                    "sum_over(sum, number), from harness."
+                    "nothing counts as 0. For a sum that is divided by another number than it has "
+                    "terms, return sum_over(sum, number), from harness."
                 )
 
     def check(self, loss: Tensor) -> None:

@@ -20,7 +20,7 @@ from torchmetrics import Metric
 
 from harness.processes.agreement import gather
 from harness.upstream import logged_values
-from harness.upstream.logged_values import LoggedValue, Number, joined
+from harness.upstream.logged_values import LoggedValue, Number, Pair, joined
 
 log = logging.getLogger(__name__)
 # The parameters of LightningModule.log behind its value, for what is given by position.
@@ -197,37 +197,33 @@ class SelfLog:
             pairs = [(next(numbers), next(numbers)) for _ in value.shares]
             if value.op == "mean":
                 pairs = [(number * weight, weight) for number, weight in pairs]
-            mine[key] = (value.step, *joined(value.op, pairs))
+            mine[key] = (value.step, joined(value.op, pairs))
         for value, found in self._gather(mine):
-            latest = max(one[0] for one in found if one)  # some may have logged it earlier
-            total, weight = joined(value.op, [one[1:] for one in found if one and one[0] == latest])
-            value.complete_step(quotient(value.op, total, weight) if weight else None)
+            latest = max(step for step, _ in filter(None, found))  # some logged it earlier alone
+            pairs = [pair for step, pair in filter(None, found) if step == latest]
+            value.complete_step(joined(value.op, pairs))
+
+    def of_all_processes(self) -> list[tuple[LoggedValue, list[Pair | None]]]:
+        """Return each value of an epoch that was not combined yet, and what each process has."""
+        if self.trainer.world_size == 1:
+            return []
+        is_training = bool(self.trainer.training)
+        mine = {
+            k: v for k, v in self._values().items() if v.is_pending and v.is_training == is_training
+        }
+        numbers = iter(self._numbers([n for v in mine.values() for n in (v.total, v.weight)]))
+        return self._gather({key: (next(numbers), next(numbers)) for key in mine})
 
     def combine(self) -> None:
         """Let the values of an epoch's steps, or of a loader's, be those of all processes."""
-        if self.trainer.world_size == 1:
-            return
-        mine = {key: (*pair, pair[1] == self.num_seen) for key, pair in self._pending().items()}
-        for value, found in self._gather(mine):
-            if found[0] and found[0][2] and not any(found[1:]):
+        for value, found in self.of_all_processes():
+            value.complete_epoch(joined(value.op, [pair for pair in found if pair]))
+            if found[0] and found[0][1] == self.num_seen and not any(found[1:]):
                 self._warn_once(
                     value.how["name"],
                     "%s was logged for all batches of process 0 and none of the others, and counts "
                     "them alone. Log it in every process, or with rank_zero_only=True.",
                 )
-            total, weight = joined(value.op, [one[:2] for one in found if one])
-            value.complete_epoch(quotient(value.op, total, weight))
-
-    def values_at_end(self) -> list[tuple[LoggedValue, list[float | None]]]:
-        """Return what the hooks at an epoch's end have logged, and the value of each process."""
-        if self.trainer.world_size == 1:
-            return []
-        values = self._values()
-        mine = {k: (quotient(values[k].op, *pair),) for k, pair in self._pending().items()}
-        return [
-            (value, [one[0] if one else None for one in found])
-            for value, found in self._gather(mine)
-        ]
 
     def _values(self) -> dict[str, LoggedValue]:
         """Return what is not one process's own by its author's word."""
@@ -237,20 +233,12 @@ class SelfLog:
             if isinstance(value, LoggedValue) and not value.how.get("rank_zero_only")
         }
 
-    def _pending(self) -> dict[str, tuple[float, float]]:
-        is_training = bool(self.trainer.training)
-        mine = {
-            k: v for k, v in self._values().items() if v.is_pending and v.is_training == is_training
-        }
-        numbers = iter(self._numbers([n for v in mine.values() for n in (v.total, v.weight)]))
-        return {key: (next(numbers), next(numbers)) for key in mine}
-
     def _numbers(self, values: list[Number]) -> list[float]:
         """Return numbers of the device, for which it is waited once."""
         made = [torch.as_tensor(v, dtype=torch.float64, device=self.module.device) for v in values]
         return torch.stack(made).tolist() if made else []
 
-    def _gather(self, mine: dict[str, tuple[Any, ...]]) -> list[tuple[LoggedValue, list[Any]]]:
+    def _gather(self, mine: dict[str, Any]) -> list[tuple[LoggedValue, list[Any]]]:
         """Return, by value, what each process has; what only others have is logged here, too."""
         values = self._values()
         everyone = gather(
@@ -275,10 +263,3 @@ def operation(how: dict[str, Any]) -> str:
     op = how.get("reduce_fx", "mean")
     op = (op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
     return "mean" if op == "avg" else op
-
-
-def quotient(op: str, total: float, weight: float) -> float:
-    """Return the value of a total and its weight."""
-    if op != "mean":
-        return total
-    return total / weight if weight else torch.nan

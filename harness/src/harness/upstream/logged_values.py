@@ -31,6 +31,7 @@ PRIVATE = {
 SEAMS = ("on_batch_end", "epoch_end_reached", "on_epoch_end")
 START = {"mean": 0.0, "sum": 0.0, "max": -math.inf, "min": math.inf}
 Number = Tensor | float
+Pair = tuple[float, float]  # total, of a mean's values times their weights, and weight; 0: no value
 
 
 class LoggedValue(Metric):
@@ -98,18 +99,18 @@ class LoggedValue(Metric):
         if self._forward_cache is None:
             self._forward_cache = self.zero + torch.nan
 
-    def complete_step(self, value: float | None) -> None:
-        """Set the value of all shares of the last step, if there is one."""
-        if value is not None and self._forward_cache is not None:
-            self._forward_cache.fill_(value)
+    def complete_step(self, pair: Pair) -> None:
+        """Set the value of all shares of the last step."""
+        if pair[1] and self._forward_cache is not None:
+            self._forward_cache.fill_(quotient(self.op, pair))
         self.shares = []
 
-    def complete_epoch(self, value: float) -> None:
+    def complete_epoch(self, pair: Pair) -> None:
         """Set the value of all processes, also where Lightning has read this one's."""
-        self.total, self.weight = torch.full_like(self.total, value), 1
+        self.total, self.weight = torch.full_like(self.total, quotient(self.op, pair)), 1
         self.is_pending = False
         if self.computed is not None:
-            self.computed.fill_(value)
+            self.computed.copy_(self.total)
 
     def compute(self) -> Tensor:
         """Return the epoch's value."""
@@ -138,11 +139,8 @@ class LoggedValue(Metric):
         self.shares = [tuple(share) for shares in latest for share in shares]
 
 
-def joined(op: str, pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Combine totals, each with a weight; one of weight 0 has no value.
-
-    A mean's total is the sum of the values times their weights.
-    """
+def joined(op: str, pairs: list[Pair]) -> Pair:
+    """Combine what several have."""
     totals = [total for total, weight in pairs if weight]
     if op in ("max", "min") and totals:
         # Python's own would lose a NaN.
@@ -150,6 +148,13 @@ def joined(op: str, pairs: list[tuple[float, float]]) -> tuple[float, float]:
     else:
         total = sum(totals)
     return total, sum(weight for _, weight in pairs)
+
+
+def quotient(op: str, pair: Pair) -> float:
+    """Return the value of a total and its weight."""
+    if op != "mean":
+        return pair[0]
+    return pair[0] / pair[1] if pair[1] else math.nan
 
 
 def running_hook(module: pl.LightningModule) -> str | None:
