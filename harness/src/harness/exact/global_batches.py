@@ -1,3 +1,10 @@
+"""The callback that lets every sample of a global batch count alike, under any strategy.
+
+In: what a ``*_dataloader`` method returns, and the position of a checkpoint. Out: loaders that give
+each process its share from there on, and gradients that are weighted by the share. Next:
+``data/`` shares the batches, ``means.py`` weighs losses that are no means over samples.
+"""
+
 import logging
 from functools import partial
 from typing import Any
@@ -25,14 +32,11 @@ SPLITS = ("train", "val", "test", "predict")
 
 
 class GlobalBatches(pl.Callback):
-    """Make batches mean the same under every strategy, whoever has made the loaders.
+    """Take over loaders where they are made, and weigh the gradients of uneven shares.
 
-    Loaders are taken over where they are made, and begin where the run was stopped. And every
-    sample of a global batch has the same say in the gradient: processes, and batches accumulated
-    for one step, are averaged with equal weights; where they hold shares of unequal size, as in an
-    epoch's last batch, each share's gradient is multiplied by ``SharedBatchSampler.weight``. Losses
-    and logged values stay as they are. A loss that is no mean over samples says so by
-    ``mean_over``.
+    Strategies average processes, and batches accumulated for one step, with equal weights. Where
+    these hold shares of unequal size, as in an epoch's last batch, each share's gradient is
+    multiplied by ``SharedBatchSampler.weight``. Losses and logged values stay as they are.
 
     Args:
         seed: decides, with the epoch, what samplers draw.
@@ -225,21 +229,20 @@ def shares_of(loader: Any) -> Shares | None:
 
 
 def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
-    """Refuse samplers that draw other batches in other processes, which would then share nothing.
+    """Refuse samplers that draw other batches in each process, which would then share nothing.
 
     Raises:
         UserError: in every process.
     """
-    several = [s for s in sharing if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
-    if not several:
+    samplers = [s for s in sharing if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
+    if not samplers:
         return
     # Workers, which not every process needs to have, read ahead: as many batches are compared as
     # all have drawn.
-    counts = zip(*gather(trainer, [len(s.sums) for s in several]), strict=True)
-    mine = [s.sums[min(drawn) - 1] for s, drawn in zip(several, counts, strict=True)]
-    everyone = gather(trainer, mine)
-    for i, sampler in enumerate(several):
-        if any(other[i] != mine[i] for other in everyone):
+    counts = zip(*gather(trainer, [len(s.sums) for s in samplers]), strict=True)
+    mine = [s.sums[min(drawn) - 1] for s, drawn in zip(samplers, counts, strict=True)]
+    for sampler, sums in zip(samplers, zip(*gather(trainer, mine), strict=True), strict=True):
+        if len({*sums}) > 1:
             raise UserError(
                 f"{sampler.name} draws other batches in each process, which would share "
                 "nothing.\nLet it draw from torch's, NumPy's or Python's generator, and the "

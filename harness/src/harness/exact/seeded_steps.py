@@ -1,3 +1,9 @@
+"""The callback that seeds each batch, and the search for what drops units.
+
+Out: draws that are a function of the run's seed and the batch's place alone, so that a run which
+goes on, or another number of processes in an evaluation, draws the same with nothing to save.
+"""
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +18,10 @@ DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class SeededSteps(pl.Callback):
-    """Seed each training batch's generators by (seed, epoch, batch, rank).
+    """Seed a training batch by (seed, epoch, batch, rank), and an evaluation's by its place.
 
-    Dropout then draws the same in a run that was stopped and goes on, with nothing to save; and
-    neither validation nor logging can disturb it. An evaluation's batches are seeded by their
-    place in the whole loader, which several processes evaluate in turn. About 20 microseconds a
-    batch.
+    That place is in the whole loader, whose batches several processes evaluate in turn. Neither
+    validation nor logging can then disturb the training. About 20 microseconds a batch.
 
     Args:
         seed: the run's seed.
@@ -32,12 +36,13 @@ class SeededSteps(pl.Callback):
         """Seed Python, NumPy, torch, and this process's devices."""
         self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
 
-    def _start_evaluation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Seed what is drawn before the first batch."""
         self._seed_evaluation(trainer, pl_module)
 
-    on_validation_start = on_test_start = on_predict_start = _start_evaluation
+    on_test_start = on_predict_start = on_validation_start
 
-    def _start_batch(
+    def on_validation_batch_start(
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
@@ -45,16 +50,16 @@ class SeededSteps(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        """Seed as one process would for this batch."""
         place = batch_idx * trainer.world_size + trainer.global_rank
         self._seed_evaluation(trainer, pl_module, dataloader_idx, place)
 
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _start_batch
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     def _seed_evaluation(
         self, trainer: pl.Trainer, module: pl.LightningModule, *place: int
     ) -> None:
-        # A test draws the same at the end of a training and afterwards; and what no batch of
-        # training draws.
+        # No epoch is -1. A test draws the same after a training as later on.
         self._seed(module, -1, trainer.global_step * trainer.validating, *place)
 
     def _seed(self, module: pl.LightningModule, *numbers: int) -> None:
