@@ -144,27 +144,6 @@ def test_packages_that_the_owner_requires_may_be_named_and_others_are_refused_at
     assert "tiger_like" not in sys.modules
 
 
-def test_what_hydra_would_call_itself_is_refused() -> None:
-    handler = {"handlers": {"h": {"()": "torch.hub.load", "repo_or_dir": "."}}}
-    for settings, key in (
-        ({"job_logging": handler}, "hydra.job_logging.handlers.h.(): torch.hub.load"),
-        ({"hydra_logging": handler}, "hydra.hydra_logging.handlers.h.(): torch.hub.load"),
-        ({"job_logging": {"x": "ext://evil.run"}}, "hydra.job_logging.x: evil.run"),
-        (
-            {"sweeper": {"params": {"seed": {"_target_": "torch.hub.load"}}}},
-            "hydra.sweeper.params.seed._target_: torch.hub.load",
-        ),
-        (
-            {"callbacks": {"a": {"_target_": "${notes}"}}},
-            "hydra.callbacks.a._target_: ${notes}",
-        ),
-        ({"launcher": {"_target_": "os.system"}}, "hydra.launcher._target_: os.system"),
-    ):
-        with pytest.raises(UserError) as refused:
-            allowed.check_hydra(OmegaConf.create(settings))
-        assert str(refused.value).startswith(f"{key} is not allowed")
-
-
 def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
     """In a line, with a status that is not 0, and with no folder of a run."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef run(): ...\n")
@@ -176,9 +155,6 @@ def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path:
         "callbacks.mine._target_: evil.run is not allowed. If you trust it, "
         "write in conf/rules.yaml: allowed: [small, evil]"
     )
-    result = command("train.py", *stranger(tmp_path, "hydra: {job_logging: {x: ext://evil.run}}\n"))
-    assert result.stderr.startswith("hydra.job_logging.x: evil.run is not allowed")
-    assert result.returncode == 1
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
 
@@ -204,7 +180,7 @@ def test_no_experiment_and_no_word_adds_to_the_rules(tmp_path: Path) -> None:
 def test_a_strangers_run_is_refused(finished_run: Path, tmp_path: Path) -> None:
     """Whose folder has a config of its own."""
     shutil.copytree(finished_run / "checkpoints", tmp_path / "checkpoints", symlinks=True)
-    text = (finished_run / "config.yaml").read_text().rpartition("# ")[0]
+    text = (finished_run / "config.yaml").read_text().partition("\n")[2]
     text = text.replace("small.models.MLP", "os.getcwd")
     frozen_files.write_yaml(tmp_path / "config.yaml", text)
     with pytest.raises(UserError, match=r"os\.getcwd is not allowed"):
@@ -247,20 +223,18 @@ def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
         "allowed: [project": "is no YAML",
         "may_chnage: [seed]": "there is no rule may_chnage. Did you mean may_change?",
         "may_change: objective": "may_change: objective must be a list",
-        "choices: {mode: min}": "choices.mode: min must be a list",
-        "choices: {mine: min}": "choices: mine: min must be a list",
-        "choices: {mine: []}": "choices: mine: [] must be a list",
-        "whole_numbers: {data: 3}": "whole_numbers.data: 3 must be keys",
-        "whole_numbers: {seed: x}": "whole_numbers: seed: x must be a whole number",
+        "takes: [mode]": "takes: ['mode'] must be keys with a list each",
+        "takes: {mode: min}": "takes: mode: min must be a list",
+        "takes: {mine: []}": "takes: mine: [] must be a list",
     }.items():
         (tmp_path / "rules.yaml").write_text(text)
         with pytest.raises(UserError, match=r"rules\.yaml") as refused:
             followed(tmp_path)
         assert said in str(refused.value)
-    (tmp_path / "rules.yaml").write_text("may_change: [mine]\nwhole_numbers: {data: {mine: 3}}")
+    (tmp_path / "rules.yaml").write_text("may_change: [mine]\ntakes: {data.mine: [3..]}")
     rules = config_files.rules(tmp_path)
     assert {"mine", "notes"} <= {*rules["may_change"]}
-    assert (rules["whole_numbers"]["data"]["mine"], rules["whole_numbers"]["seed"]) == (3, 0)
+    assert (rules["takes"]["data.mine"], rules["takes"]["mode"]) == (["3.."], ["min", "max"])
 
 
 def test_nothing_else_of_the_harness_builds_from_a_config() -> None:

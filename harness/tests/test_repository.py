@@ -17,7 +17,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (project / "notebooks").mkdir(parents=True)
     (project / "net.py").write_text("WIDTH = 1\n")
     (project / "mask.bin").write_bytes(bytes(range(256)))
-    (project / ".gitignore").write_text("secret.yaml\n")
+    (project / ".gitignore").write_text("secret.py\n")
     for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "first")):
         subprocess.run([*GIT, *words], cwd=project, check=True)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
@@ -41,14 +41,11 @@ def test_a_diff_with_new_sources_makes_the_code_again(project: Path, tmp_path: P
     subprocess.run(["git", "config", "color.diff", "always"], cwd=project, check=True)
     (project / "net.py").write_text("WIDTH = 2\n")
     (project / "mask.bin").write_bytes(bytes(reversed(range(256))))
-    (project / "conf").mkdir()
-    new = {"new*.py": "NEW = 1", "conf/é.yaml": "width: 3\n", "empty.py": ""}
+    new = {"new*.py": "NEW = 1", "é.py": "WIDTH = 3\n", "empty.py": ""}
     for name, text in new.items():
         (project / name).write_text(text)
-    (project / "secret.yaml").touch()
-    (project / "run").mkdir()
-    for name in ("config.yaml", "overrides.yaml"):  # of a run whose folder git does not ignore
-        (project / "run" / name).touch()
+    (project / "secret.py").touch()
+    (project / "new.csv").touch()
     index = (project / ".git" / "index").read_bytes()
     noted = repository.note(tmp_path)
     assert (project / ".git" / "index").read_bytes() == index
@@ -57,8 +54,8 @@ def test_a_diff_with_new_sources_makes_the_code_again(project: Path, tmp_path: P
     subprocess.run(["git", "apply", tmp_path / noted["diff"]], cwd=again, check=True)
     for name in (*new, "net.py", "mask.bin"):
         assert (again / name).read_bytes() == (project / name).read_bytes()
-    assert not (again / "secret.yaml").exists()
-    assert not (again / "run").exists()
+    assert not (again / "secret.py").exists()
+    assert not (again / "new.csv").exists()
     assert repository.note(tmp_path) == noted
     assert len([*tmp_path.glob("*.diff")]) == 1  # starts with equal changes share it
 

@@ -9,24 +9,21 @@ no sandbox: what is allowed does with its arguments what it does. Imports no tor
 """
 
 import inspect
-import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import hydra.utils
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 
 from harness.errors import UserError
 from harness.places import shown
@@ -35,7 +32,7 @@ RULES = "rules.yaml"
 VARIABLE = "YAML_ALLOWED"  # more names, with commas, for one process and those that it starts
 NAME = re.compile(r"\w+(\.\w+)*")
 # First words that need no look at the metadata of packages, which takes half a second.
-KNOWN = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
+USUAL = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
 KINDS = {  # base classes of what an experiment consists of, by the module that has them
     "torch.nn": ["Module"],  # also of torchmetrics.Metric and LightningModule
     "torch.optim": ["Optimizer"],
@@ -50,8 +47,6 @@ KINDS = {  # base classes of what an experiment consists of, by the module that 
 FUNCTIONS = ("torch.nn.functional", "torch.nn.init")  # modules whose own functions may be called
 EXACT = ("timm.create_model", "datetime.timedelta")  # timedelta: of Timer, and of time-outs
 PIPES = "torch.utils.data.datapipes."  # data sets of torch that unpickle files, call and write
-HYDRAS_OWN = "hydra._internal.core_plugins."
-STREAMS = {"logging.StreamHandler", "logging.FileHandler", "sys.stdout", "sys.stderr"}
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
 _rules = Path("conf", RULES)
@@ -85,12 +80,12 @@ def owners_rules(conf: str | Path) -> dict[str, Any]:
     """
     path = Path(conf, RULES)
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+        rules = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
     except yaml.YAMLError as error:
         raise UserError(f"{shown(path)} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict | None):
+    if not isinstance(rules, dict | None):
         raise UserError(f"{shown(path)} must hold keys, such as allowed: [my_package].")
-    return found or {}
+    return rules or {}
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -115,27 +110,27 @@ def check(cfg: Any) -> None:
     for key, node in targets(cfg):
         name = str(node["_target_"])
         word = name.partition(".")[0]
-        if word in KNOWN or name in EXACT or _is_owners(name) or word in _required_modules():
+        if word in USUAL or name in EXACT or _is_owners(name) or word in _required_modules():
             continue
         if word in sys.modules or find_spec(word) is not None:  # else the import reports it
             is_standard = word in sys.stdlib_module_names  # too much to trust as a whole
             refused[f"{key}._target_: {name}".lstrip(".")] = name if is_standard else word
     if refused:
-        raise UserError(_refusal(*refused, names=refused.values()))
+        raise UserError(_refusal(refused))
 
 
-def check_object(key: str, name: str, found: Any) -> None:
+def check_object(key: str, name: str, target: Any) -> None:
     """Take the second look: whether the object that a name leads to may be called.
 
     Raises:
         UserError: with what it is, and the line that allows it.
     """
-    module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    module, path = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     real = f"{module}.{path}" if isinstance(module, str) and isinstance(path, str) else name
-    if name in (*EXACT, *_own) or real in _own or _may_be_built(found, str(module)):
+    if name in (*EXACT, *_own) or real in _own or _may_be_built(target, str(module)):
         return
     what = f"{key}._target_: {name}".lstrip(".")
-    raise UserError(_refusal(what if real == name else f"{what} is {real}, and", names=[real]))
+    raise UserError(_refusal({what if real == name else f"{what} is {real}, and": real}))
 
 
 def instantiate(node: Any, **given: Any) -> Any:
@@ -152,47 +147,19 @@ def instantiate(node: Any, **given: Any) -> Any:
     return hydra.utils.instantiate(node, **given)
 
 
-def check_hydra(settings: Any) -> None:
-    """Refuse what Hydra itself would call: callbacks, plugins of others, handlers of logs.
-
-    Raises:
-        UserError: with the key.
-    """
-    whole: Any = OmegaConf.to_container(settings)  # unresolved: parts of it come later
-    called = [(f"hydra.{key}._target_", str(node["_target_"])) for key, node in targets(whole)]
-    for key in ("job_logging", "hydra_logging"):
-        called += _handlers(whole.get(key), f"hydra.{key}")
-    for key, name in called:
-        if not name.startswith(HYDRAS_OWN):
-            raise UserError(f"{key}: {name} is not allowed: Hydra calls only what is its own.")
-
-
-def _handlers(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """What ``logging.config`` would import and call, besides the usual streams and files."""
-    if isinstance(node, (list, tuple)):
-        node = dict(enumerate(node))
-    for name, value in node.items() if isinstance(node, dict) else ():
-        called = str(value).removeprefix("ext://")
-        if (name in ("()", "class") or called != str(value)) and called not in STREAMS:
-            yield f"{key}.{name}", called
-        yield from _handlers(value, f"{key}.{name}")
-
-
-def _may_be_built(found: Any, module: str) -> bool:
-    if inspect.isclass(found):
+def _may_be_built(target: Any, module: str) -> bool:
+    if inspect.isclass(target):
         # A subclass has imported the module of its base.
         homes = [(sys.modules[home], names) for home, names in KINDS.items() if home in sys.modules]
         bases = tuple(getattr(home, name) for home, names in homes for name in names)
-        is_pipe = module.startswith(PIPES)
-        return _is_owners(module) or (issubclass(found, bases) and not is_pipe)
-    if inspect.isroutine(found):
-        known = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
-        is_there = any(one is found for names in known for one in names.values())
-        # Those written in C belong to no module, or to torch itself.
-        if is_there and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
+        return _is_owners(module) or (issubclass(target, bases) and not module.startswith(PIPES))
+    if inspect.isroutine(target) and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
+        # Functions written in C belong to no module, or to torch itself.
+        functions = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
+        if any(one is target for module_vars in functions for one in module_vars.values()):
             return True
     # No method: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
-    is_method = "." in getattr(found, "__qualname__", ".")
+    is_method = "." in getattr(target, "__qualname__", ".")
     return not is_method and (_is_owners(module) or module.startswith(f"{__package__}.knobs."))
 
 
@@ -202,35 +169,31 @@ def _is_owners(name: str) -> bool:
 
 @cache
 def _required_modules() -> set[str]:
-    """Top-level modules of packages that the owner's and the harness require, with extras."""
+    """Top-level modules of packages that the owner's and the harness require, with extras.
+
+    The owner's packages are those that hold the allowed names, and those installed from folders.
+    """
     modules = metadata.packages_distributions()
-    own = {name.partition(".")[0] for name in (__package__, *_own)}
-    owners = {one for name in own for one in modules.get(name, ())} | _installed_folders(own)
+    words = {name.partition(".")[0] for name in (__package__, *_own)}
+    owners = {one for word in words for one in modules.get(word, ())}
+    owners |= {d.name for d in metadata.distributions() if '"dir_info"' in _origin(d)}
     lines = [line for owner in owners for line in metadata.requires(owner) or ()]
     required = {_normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
     return {name for name, of in modules.items() if not required.isdisjoint(map(_normalized, of))}
 
 
-def _installed_folders(own: Iterable[str]) -> set[str]:
-    """The distributions of some modules that are installed as folders, and list no modules."""
-    specs = [find_spec(name) for name in own]
-    files = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
-    found = set()
-    for one in metadata.distributions():
-        url = json.loads(one.read_text("direct_url.json") or "{}").get("url", "")
-        folder = Path(url2pathname(urlsplit(url).path))
-        if url.startswith("file:") and any(file.is_relative_to(folder) for file in files):
-            found.add(one.name)
-    return found
+def _origin(distribution: metadata.Distribution) -> str:
+    return distribution.read_text("direct_url.json") or ""
 
 
 def _normalized(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def _refusal(*named: str, names: Iterable[str]) -> str:
-    names = dict.fromkeys(names)
-    are, them = ("is", "it") if len(named) == 1 else ("are", "them")
+def _refusal(refused: dict[str, str]) -> str:
+    """Say how to allow names, of which each has its place in the config."""
+    names = dict.fromkeys(refused.values())
+    are, them = ("is", "it") if len(refused) == 1 else ("are", "them")
     way = f"If you trust {them},"
     modules = metadata.packages_distributions()
     if all(name in modules for name in names):  # packages that pip has installed
@@ -239,8 +202,7 @@ def _refusal(*named: str, names: Iterable[str]) -> str:
             f"Add {packages} to requirements.txt and type pip install -e . , "
             f"or, if you trust all of {them},"
         )
-    line = ", ".join([*_own, *names])
     return (
-        f"{' and '.join(named)} {are} not allowed. {way} write in "
-        f"{shown(_rules)}: allowed: [{line}]"
+        f"{' and '.join(refused)} {are} not allowed. {way} write in "
+        f"{shown(_rules)}: allowed: [{', '.join([*_own, *names])}]"
     )

@@ -1,6 +1,5 @@
 """The sources and packages that a run computes with: checksums and versions. No torch."""
 
-import json
 import platform
 import re
 import sys
@@ -18,7 +17,6 @@ from harness.places import HARNESS, is_owners
 
 ALWAYS = ("torch", "pytorch_lightning", "torchmetrics", "numpy")
 LIBRARIES = re.compile(f"(?:site|dist)-packages|{re.escape(sysconfig.get_path('stdlib'))}")
-DISTRIBUTION = re.compile(r"(.+)-(.+)\.dist-info")
 NUM_SHOWN = 6  # files and versions of one message
 
 
@@ -32,50 +30,44 @@ def sources() -> dict[str, int]:
 
     The harness counts whole: which of its modules are imported depends on the command.
     """
-    found = {}
+    checksums = {"harness": 0}
     for key, module in list(sys.modules.items()):
         file = getattr(module, "__dict__", {}).get("__file__")
         if not isinstance(file, str) or LIBRARIES.search(file):
-            continue  # said without asking the file system, as of thousands
+            continue  # decided without the file system, as most of thousands are
         if key != "__mp_main__" and key.partition(".")[0] != "harness" and is_owners(file):
             path = Path(file)
             stem = path.stem if key == "__main__" else key.replace(".", "/")
-            with suppress(OSError):  # gone since
-                name = stem + ("/__init__" if path.stem == "__init__" else "") + path.suffix
-                found[name] = zlib.crc32(path.read_bytes())
-    ours = 0
+            name = stem + ("/__init__" if path.stem == "__init__" else "") + path.suffix
+            with suppress(OSError):  # deleted since
+                checksums[name] = zlib.crc32(path.read_bytes())
     for path in sorted(HARNESS.rglob("*.py")):
-        ours = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), ours))
-    return found | {"harness": ours}
+        named = zlib.crc32(path.name.encode(), checksums["harness"])
+        checksums["harness"] = zlib.crc32(path.read_bytes(), named)
+    return checksums
 
 
 def packages() -> dict[str, str]:
-    """Versions of Python and of installed packages, but for those that are folders here.
+    """Versions of Python and of installed packages, by the names of their folders.
 
-    The names of their folders say it: to open each of them would take a tenth of a second.
+    To open the metadata of each would take a tenth of a second.
     """
-    found: dict[str, str] = {}
-    for folder in map(Path, sys.path):
-        for path in folder.glob("*.dist-info") if folder.is_dir() else []:
-            match, origin = DISTRIBUTION.fullmatch(path.name), path / "direct_url.json"
-            source: dict[str, Any] = {}
-            with suppress(OSError, ValueError):
-                source = json.loads(origin.read_bytes()) if origin.is_file() else {}
-            if match and "dir_info" not in source:
-                found.setdefault(match[1].replace("_", "-").lower(), match[2])  # as is imported
-    return {"Python": platform.python_version(), **dict(sorted(found.items()))}
+    folders = [path for place in reversed(sys.path) for path in Path(place).glob("*-*.dist-info")]
+    pairs = [folder.name.removesuffix(".dist-info").split("-", 1) for folder in folders]
+    versions = {name.replace("_", "-").lower(): version for name, version in pairs}
+    return {"Python": platform.python_version(), **dict(sorted(versions.items()))}
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of Python and of packages, by the names that are imported."""
-    found = {"Python": platform.python_version()}
+    versions = {"Python": platform.python_version()}
     for name in sorted(set(names) - sys.stdlib_module_names):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # installed by another name, or not at all
             if version := getattr(sys.modules.get(name), "__version__", None):
-                found[name] = str(version)
-    return found
+                versions[name] = str(version)
+    return versions
 
 
 def changes(run_dir: Path) -> str | None:
@@ -88,24 +80,22 @@ def changes(run_dir: Path) -> str | None:
     if not starts:
         return None
     before, now = starts[-1]["code"], running()
-    known = now["sources"]
-    changed = [n for n, checksum in before["sources"].items() if known.get(n, checksum) != checksum]
+    today = now["sources"]  # without those that this command does not import
+    changed = [name for name, crc in before["sources"].items() if today.get(name, crc) != crc]
     changed += versions(before["packages"], now["packages"])
-    if not changed:
-        return None
-    commit = str(starts[-1].get("commit") or "")[:10]
-    diff = starts[-1].get("diff")
+    commit, diff = str(starts[-1].get("commit") or "")[:10], starts[-1].get("diff")
     by = f" by commit {commit}{f' and {diff}' if diff else ''}" if commit else ""
-    return f"The code has changed since the run was trained{by}: {few(changed, NUM_SHOWN)}."
+    told = f"The code has changed since the run was trained{by}: {few(changed, NUM_SHOWN)}."
+    return told if changed else None
 
 
 def versions(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Packages whose versions differ, the telling ones first; builds, as "+cpu", do not count."""
-    telling = [name.replace("_", "-") for name in ("Python", *ALWAYS)]
+    """Packages whose versions differ, the main ones first; builds, as "+cpu", do not count."""
+    main = [name.replace("_", "-") for name in ("Python", *ALWAYS)]
     differing = [
         name
         for name, version in before.items()
         if now.get(name, "").partition("+")[0] != version.partition("+")[0]
     ]
-    differing.sort(key=lambda name: telling.index(name) if name in telling else len(telling))
+    differing.sort(key=lambda name: main.index(name) if name in main else len(main))
     return [f"{name} {before[name]} -> {now.get(name, 'not installed')}" for name in differing]

@@ -19,11 +19,8 @@ def replacing(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
     """Open a new file beside `path` that takes its name, durably, if the whole block succeeds.
 
     The file is synced before it is renamed and its folder afterwards, so that `path` has the old
-    contents or the new ones. If the block raises, nothing is left.
-
-    Raises:
-        FileExistsError: the path exists at the end of the block, and `is_forced` is False.
-        OSError: the disk is full, or the system refuses to write.
+    contents or the new ones. If the block raises, nothing is left. Without `is_forced` a path that
+    exists at the end of the block raises a FileExistsError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PART}")
@@ -51,13 +48,10 @@ def _rename_if_new(part: Path, path: Path) -> None:
         os.link(part, path)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links: an empty file takes the name first
-        path.open("xb").close()
-        try:
-            os.replace(part, path)
-        except BaseException:
-            path.unlink()
-            raise
+    except OSError:  # a file system without links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(part, path)
     else:
         part.unlink()
 

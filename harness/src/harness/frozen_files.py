@@ -10,18 +10,17 @@ from harness.errors import UserError
 from harness.files import write_durably
 
 FIRST = "# Frozen with the run. crc32 of the lines below: {:08x}\n"
-LAST = "# Frozen with the run. This is the last line.\n"
 STARTED = "# started "  # begins a line of overrides.yaml
 
 
 def write_yaml(path: Path, text: str) -> None:
-    """Write YAML between two comments, the first of which has a checksum."""
-    below = text.encode() + LAST.encode()
-    write_durably(path, FIRST.format(zlib.crc32(below)).encode() + below)
+    """Write YAML below a comment that has its checksum."""
+    data = text.encode()
+    write_durably(path, FIRST.format(zlib.crc32(data)).encode() + data)
 
 
 def read_yaml(path: Path) -> str:
-    """What ``write_yaml`` has written.
+    """Read what ``write_yaml`` has written.
 
     Raises:
         UserError: if it is not what was written.
@@ -41,20 +40,20 @@ def read_yaml(path: Path) -> str:
 def write_json(path: Path, text: str) -> None:
     """Write JSON, which has no comments, with its checksum in a hidden file beside it."""
     data = text.encode()
-    # In this order: what is there afterwards has its checksum, whenever the power goes.
+    # In this order, a file that exists has its checksum whenever the power fails.
     path.unlink(missing_ok=True)
-    write_durably(checksum_of(path), f"{zlib.crc32(data):08x}\n".encode())
+    write_durably(_checksum_of(path), f"{zlib.crc32(data):08x}\n".encode())
     write_durably(path, data)
 
 
 def read_json(path: Path) -> bytes:
-    """What ``write_json`` has written; a file without a checksum is read as it is.
+    """Read what ``write_json`` has written; a file without a checksum is read as it is.
 
     Raises:
         UserError: if it is not what was written.
         OSError: if it cannot be read.
     """
-    data, checksum = path.read_bytes(), checksum_of(path)
+    data, checksum = path.read_bytes(), _checksum_of(path)
     if checksum.exists() and checksum.read_bytes() != f"{zlib.crc32(data):08x}\n".encode():
         raise UserError(
             f"{path} is not what the run has written: it was damaged, or edited.\n"
@@ -63,6 +62,5 @@ def read_json(path: Path) -> bytes:
     return data
 
 
-def checksum_of(path: Path) -> Path:
-    """Where the checksum of a file of JSON is."""
+def _checksum_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.crc32")

@@ -1,4 +1,4 @@
-"""Dotted names of settings and of a module's parts, and lists of them in a sentence."""
+"""Names of settings and of a module's parts, and how they stand in a sentence or a command."""
 
 import difflib
 import sys
@@ -23,7 +23,7 @@ def is_below(name: str, parts: Iterable[str]) -> bool:
 
 
 def few(items: Iterable[object], most: int = 5) -> str:
-    """The first of many, and how many more there are."""
+    """List the first of many items, and how many more there are."""
     texts = [*map(str, items)]
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
@@ -38,6 +38,12 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
 def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
     """Names as a YAML file gives them: a list, or one by itself."""
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def typed(value: Any) -> str:
+    """A value as a person types it in a command."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else text[:60]
 
 
 def program(module: str) -> str:

@@ -28,13 +28,12 @@ ROUNDING = re.compile(
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """What was noted; empty where nothing was, or what was is damaged."""
-    with suppress(OSError, ValueError):
-        found = json.loads((run_dir / FILE).read_bytes())
-        starts = found.get("starts", []) if isinstance(found, dict) else None
-        is_list = isinstance(starts, list) and all(isinstance(one, dict) for one in starts)
-        if is_list and isinstance(found.get("seconds", 0), (int, float)):
-            return dict(found)
+    """Read a run's record; empty where nothing was noted, or the file is damaged."""
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        noted: dict[str, Any] = json.loads((run_dir / FILE).read_bytes())
+        is_whole = all(isinstance(start, dict) for start in noted.get("starts", []))
+        if is_whole and isinstance(noted.get("seconds", 0), (int, float)):
+            return noted
     return {}
 
 
@@ -46,7 +45,7 @@ def note(run_dir: Path, **facts: Any) -> None:
 
 
 def note_start(run_dir: Path, **facts: Any) -> None:
-    """Add plain values to what is known of a run's latest start."""
+    """Add plain values to the latest start of a run."""
     *before, last = read(run_dir).get("starts") or [{}]
     note(run_dir, starts=[*before, last | facts])
 
@@ -61,9 +60,9 @@ def begin(run_dir: Path) -> None:
         # In this order: who asks meanwhile finds no results of another config.
         (run_dir / "results.json").unlink(missing_ok=True)
         (run_dir / NEXT).replace(run_dir / "config.yaml")
-    begun = {"time": time.time(), **made_by(), **repository.note(run_dir)}
-    starts = [*read(run_dir).get("starts", []), begun]
-    note(run_dir, status=None, reason=None, commit=begun["commit"], starts=starts)
+    start = {"time": time.time(), **_made_by(), **repository.note(run_dir)}
+    starts = [*read(run_dir).get("starts", []), start]
+    note(run_dir, status=None, reason=None, commit=start["commit"], starts=starts)
 
 
 @contextmanager
@@ -72,7 +71,7 @@ def recording(run_dir: Path) -> Iterator[None]:
 
     Nothing is noted where it ends before the run has begun: see ``begin``.
     """
-    known, start = read(run_dir), time.monotonic()
+    before, start = read(run_dir), time.monotonic()
     status, reason = "finished", None
     try:
         yield
@@ -80,36 +79,30 @@ def recording(run_dir: Path) -> Iterator[None]:
         status, reason = _ending(error)
         raise
     finally:
-        if len(read(run_dir).get("starts", [])) > len(known.get("starts", [])):
-            seconds = round(known.get("seconds", 0.0) + time.monotonic() - start, 1)
+        if len(read(run_dir).get("starts", [])) > len(before.get("starts", [])):
+            seconds = round(before.get("seconds", 0.0) + time.monotonic() - start, 1)
             note(run_dir, status=status, reason=reason, seconds=seconds, ended=time.time())
 
 
-def made_by() -> dict[str, Any]:
+def _made_by() -> dict[str, Any]:
     """The command and the machine of this process."""
-    try:
+    gpus, processor = [], platform.processor()
+    with suppress(nvml.NoDriverError):
         gpus = [gpu.name for gpu in nvml.gpus()]
-    except nvml.NoDriverError:
-        gpus = []
+    with suppress(OSError):  # Linux alone has the CPU's name, which decides between kernels
+        cpus = Path("/proc/cpuinfo").read_text(errors="replace")
+        processor = next(iter(re.findall(r"^model name\s*: (.+)$", cpus, re.M)), processor)
     return {
         "command": shlex.join(sys.orig_argv),
         "started_in": os.getcwd(),
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "processor": processor(),
+        "processor": processor,
         "num_cpus": os.cpu_count(),
         "gpus": gpus,
         "environment": {name: os.environ[name] for name in os.environ if ROUNDING.fullmatch(name)},
     }
-
-
-def processor() -> str:
-    """The name of the CPU, which decides between kernels; Linux alone has it in a file."""
-    with suppress(OSError, ValueError):
-        if found := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M):
-            return found[1]
-    return platform.processor()
 
 
 def _ending(error: BaseException) -> tuple[str, str]:
@@ -117,7 +110,6 @@ def _ending(error: BaseException) -> tuple[str, str]:
         return "stopped", f"by signal {int(error.code or 128) - 128}"
     if isinstance(error, KeyboardInterrupt):
         return "stopped", "by Ctrl-C"
-    if isinstance(error, (TrainingError, UserError)):
-        return "failed", str(error).partition("\n")[0]
-    text = str(error).strip().partition("\n")[0]
-    return "failed", f"{type(error).__name__}: {text}"
+    line = str(error).strip().partition("\n")[0]
+    is_told = isinstance(error, (TrainingError, UserError))
+    return "failed", line if is_told else f"{type(error).__name__}: {line}"

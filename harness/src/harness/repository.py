@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,10 +13,9 @@ from harness.files import write_durably
 
 MOST_GIT_SECONDS = 5  # on a slow disk no diff is kept
 MOST_DIFF_BYTES = 2**24
-UNTRACKED = ("*.py", "*.yaml")  # sources that git does not know yet, unless it ignores them
 # Spelled out, as a person's settings of `git diff` may be such that nothing applies it.
-OPTIONS = (
-    *("--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"),
+DIFF = (
+    *("diff", "HEAD", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty"),
 )
 
@@ -30,46 +28,36 @@ def note(run_dir: Path) -> dict[str, Any]:
         name, or ``None`` where all is committed; ``no_diff``, why there is none where not.
     """
     try:
-        found = git("rev-parse", "--show-toplevel", "HEAD", "--git-path", "index")
+        answer = git("rev-parse", "--show-toplevel", "HEAD", "--git-path", "index")
     except UserError:
         return {"commit": None}
-    top, commit, index = os.fsdecode(found).splitlines()
+    top, commit, index = os.fsdecode(answer).splitlines()
     noted: dict[str, Any] = {"commit": commit, "repository": top, "diff": None}
     try:
         diff = _diff(top, Path(index).absolute())
-    except UserError as error:
-        return noted | {"no_diff": str(error)}
-    if len(diff) > MOST_DIFF_BYTES:
-        return noted | {"no_diff": f"it is larger than {MOST_DIFF_BYTES >> 20} MiB"}
-    if diff:
-        # Starts of one run with equal changes share a file.
-        noted["diff"] = f"uncommitted_{zlib.crc32(diff):08x}.diff"
-        try:
-            write_durably(run_dir / noted["diff"], diff)
-        except OSError as error:  # a full disk costs the run nothing
-            return noted | {"diff": None, "no_diff": str(error.strerror)}
+        if len(diff) > MOST_DIFF_BYTES:
+            return noted | {"no_diff": f"it is larger than {MOST_DIFF_BYTES >> 20} MiB"}
+        if diff:  # starts of one run with equal changes share a file
+            name = f"uncommitted_{zlib.crc32(diff):08x}.diff"
+            write_durably(run_dir / name, diff)
+            noted["diff"] = name
+    except (UserError, OSError) as error:  # a full disk costs the run nothing
+        noted["no_diff"] = str(getattr(error, "strerror", error))
     return noted
 
 
 def _diff(top: str, index: Path) -> bytes:
-    """What differs from the commit, with sources that git does not know yet."""
-    listed = git("ls-files", "-z", "--others", "--exclude-standard", "--", *UNTRACKED, folder=top)
-    names = [
-        name
-        for name in listed.split(b"\0")
-        if name and not Path(top, os.fsdecode(name)).with_name("overrides.yaml").exists()  # a run's
-    ]
-    if not names:
-        return git("diff", "HEAD", *OPTIONS, folder=top)
+    """What differs from the commit, with new Python files that git does not ignore."""
+    names = git("ls-files", "-z", "--others", "--exclude-standard", "--", "*.py", folder=top)
     # The diff shows new files once an index has them: a copy of the owner's, which stays as it is.
     with TemporaryDirectory() as folder:
         copy = Path(folder, "index")
-        with suppress(OSError):
-            shutil.copy2(index, copy)  # with its time, by which git sees quick edits
+        shutil.copy2(index, copy)  # with its time, by which git sees quick edits
         own = {"GIT_INDEX_FILE": str(copy)}
         add = ("--literal-pathspecs", "add", "-N", "--pathspec-from-file=-", "--pathspec-file-nul")
-        git(*add, folder=top, environment=own, given=b"\0".join(names))
-        return git("diff", "HEAD", *OPTIONS, folder=top, environment=own)
+        if names:
+            git(*add, folder=top, environment=own, given=names)
+        return git(*DIFF, folder=top, environment=own)
 
 
 def git(
@@ -93,8 +81,6 @@ def git(
             timeout=seconds,
             check=True,
         ).stdout
-    except subprocess.CalledProcessError as error:
-        said = os.fsdecode(error.stderr).strip()
-        raise UserError(f"git {words[0]} failed in {folder}: {said}") from error
     except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(f"git {words[0]} failed in {folder}: {error}") from error
+        reason = os.fsdecode(getattr(error, "stderr", None) or str(error)).strip()
+        raise UserError(f"git {words[0]} failed in {folder}: {reason}") from error

@@ -65,7 +65,7 @@ def test_mistakes_are_raised_and_leave_nothing(tmp_path: Path) -> None:
         train(*words, "trainer.max_epoch=2")
     with pytest.raises(UserError, match=r"there is no train\.yaml"):
         compose("train", conf=tmp_path)
-    with pytest.raises(UserError, match="from the command line"):
+    with pytest.raises(UserError, match=r"sweeps are python train\.py -m"):
         train(*words, "hydra.mode=MULTIRUN")
     with pytest.raises(UserError, match="is not the config of a run"):
         load_run(tmp_path)

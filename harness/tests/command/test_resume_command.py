@@ -9,8 +9,8 @@ import torch
 from omegaconf import DictConfig
 
 from harness import record
-from harness.command import locked_folder, resume, run_folder, start
 from harness.command import main as cli
+from harness.command import resume, run_folder, start, which_run
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from tests.faults.fork_server import command
@@ -19,9 +19,7 @@ from tests.refusals import refusal
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """All files but the lock, which names the last command that held it."""
-    paths = (
-        path for path in folder.rglob("*") if path.is_file() and path.name != locked_folder.LOCK
-    )
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != which_run.LOCK)
     return {path: path.read_bytes() for path in paths}
 
 
@@ -190,7 +188,7 @@ def test_refused_command_leaves_the_run_as_it_was(
     words = ["trainer.max_epochs=50", f"resume={folder}"]
     with pytest.raises(UserError, match="others"):
         start.start(compose_command("train", words))
-    (folder / locked_folder.LOCK).unlink()
+    (folder / which_run.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
     monkeypatch.setattr(start, "compute", lambda *_: record.begin(folder))  # as training begins

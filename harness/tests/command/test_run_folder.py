@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from harness.command import locked_folder, run_folder, start
+from harness.command import run_folder, start, validate, which_run
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from harness.frozen_files import write_json
@@ -19,8 +19,8 @@ HOLDER = """
 import sys, time
 import threading
 from pathlib import Path
-from harness.command import locked_folder, run_folder
-with locked_folder.locked(Path(sys.argv[1])):
+from harness.command import which_run
+with which_run.locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
 """
@@ -46,13 +46,13 @@ def test_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
         assert holder.stdout.readline() == "locked\n"
         try:
             with pytest.raises(UserError, match=f"process {holder.pid} on ") as refused:
-                locked_folder.locked(tmp_path).__enter__()
+                which_run.locked(tmp_path).__enter__()
             assert str(tmp_path) in str(refused.value)
         finally:
             holder.kill()
-    with locked_folder.locked(tmp_path):  # it has died, and the lock with it
+    with which_run.locked(tmp_path):  # it has died, and the lock with it
         pass
-    with locked_folder.locked(tmp_path):
+    with which_run.locked(tmp_path):
         pass
 
 
@@ -94,10 +94,10 @@ def test_commands_choose_a_run_one_after_another(tmp_path: Path) -> None:
     chosen: list[int] = []
 
     def choose() -> None:
-        with locked_folder.choosing(tmp_path / "outputs"):
+        with which_run.choosing(tmp_path / "outputs"):
             chosen.append(len(chosen))
 
-    with locked_folder.choosing(tmp_path / "outputs"):
+    with which_run.choosing(tmp_path / "outputs"):
         other = threading.Thread(target=choose)
         other.start()
         other.join(0.3)
@@ -107,9 +107,9 @@ def test_commands_choose_a_run_one_after_another(tmp_path: Path) -> None:
 
 
 def test_folder_whose_name_a_config_would_fill_in_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has \$\{ in its name"):
-        locked_folder.make(tmp_path / "of ${USER}")
-    assert not list(tmp_path.iterdir())
+    words = [rf"output_dir='{tmp_path}/of \${{USER}}'"]
+    with pytest.raises(UserError, match=r"without \$\{ in its path"):
+        validate.check(compose_command("train", words))
 
 
 def test_run_that_begins_is_nobody_elses_to_go_on_with(

@@ -93,7 +93,7 @@ def test_one_word_a_dict_and_an_experiment_name_keys(weights: Path, tmp_path: Pa
     (folder / "wrong.yaml").write_text(f"{head}init:\n  pth: {weights}\n")
     place = f"hydra.searchpath=[file://{tmp_path}/conf]"
     assert compose("train", [place, "experiment=good"]).init.path == str(weights)
-    with pytest.raises(UserError, match=r"short.yaml:4: init has keys. Write init: {path: "):
+    with pytest.raises(UserError, match=r"short.yaml:4: there are no keys below init"):
         compose("train", [place, "experiment=short", "init.strict=false"])
     with pytest.raises(UserError, match=r"nothing reads init.pth. Did you mean init.path\?"):
         compose("train", [place, "experiment=wrong"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.command import gpus, run_folder
+from harness.command import run_folder, validate
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from harness.machine import choice, locks, num_gpus, nvml
@@ -219,10 +219,10 @@ def test_choice_that_each_process_would_make_is_refused(machine, monkeypatch) ->
             for name, value in variables.items():
                 patch.setenv(name, value)
             if num == 1:
-                gpus.check(cfg)
+                validate.check_gpus(cfg)
                 continue
             with pytest.raises(UserError, match=f"{num} were started on this machine"):
-                gpus.check(cfg)
+                validate.check_gpus(cfg)
 
 
 def test_every_command_can_choose(tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ MISTAKES = {
     "-m sweep=optuna seed=1": "sweep=optuna has nothing to choose",
     f"-m sweep=optuna {RATE} sweep.retry_failed=true": "Add sweep.num_trials=<more>",
     f"-m sweep=optuna {RATE} sweep.num_trials=0": "must be a whole number, 1 or more",
-    "-m seed=1,2 hydra/launcher=slurm": "an array of jobs is one: see harness/docs/cluster.md",
-    "-m seed=1,2 hydra/sweeper=optuna": "sweeps are run by the harness",
-    "-m seed=1,2 hydra.callbacks.a._target_=x": "write a callback of Lightning",
+    "-m seed=1,2 hydra/launcher=slurm": "under Slurm see harness/docs/cluster.md",
+    "-m seed=1,2 hydra/sweeper=optuna": "sweeps are python train.py -m",
+    "-m seed=1,2 hydra.callbacks.a._target_=x": "callbacks are Lightning's",
     "-m seed=1,2 --cfg job": "Leave out one",
     "seed=1 sweep.num_parallel=2": "train.py -m sweep.num_parallel=2",
 }

@@ -42,7 +42,7 @@ def test_objective_without_its_direction_is_refused(tmp_path: Path) -> None:
     """The classifier says max: the worst loss would be kept as the best, without a word."""
     for word, message in (
         ("objective=val/f1", "objective=val/f1: add mode=min or mode=max"),
-        ("mode=most", "mode=most: use min or max"),
+        ("mode=most", "mode=most must be min or max"),
     ):
         with pytest.raises(UserError, match=message):
             validate.check(compose_command("train", [word]))

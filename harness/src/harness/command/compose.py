@@ -1,27 +1,39 @@
-"""From typed words to one composed config: for the command line, for tests and for notebooks."""
+"""Compose a command's words into one config.
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+In: ``train``, ``evaluate`` or ``predict``, words, and the folder ``conf``. Out: a ``Command``.
+Next: ``validate`` checks it. Tests and notebooks call ``compose``, which returns the config alone.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from harness import allowed
 from harness.command import config_files, run_folder
-from harness.command.explain import explain, refuse_hydras_own, refuse_other_meanings
-from harness.command.hydra_calls import hydra_compose
-from harness.command.yaml_files import check_experiments, explain_syntax
+from harness.command.config_files import hydra_compose
+from harness.command.explain import OLD_NAMES, check_experiments, explained, old_name
 from harness.errors import UserError
 
-NO_CHOICE = ("experiment=null", "debug=null")  # Hydra takes null in files alone
-TRACKERS = {"wandb", "mlflow"}  # files of conf/logger that are beside others
+TRACKERS = {"wandb", "mlflow"}  # files of conf/logger that are added to the default one
+NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
+# Settings of Hydra's own runs, and what they are where nobody has set them.
+HYDRAS_RUNS = {
+    "callbacks": {},
+    "mode": None,
+    "job_logging": NO_LOGGING,
+    "hydra_logging": NO_LOGGING,
+    "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
+    "sweeper": {
+        "_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+        "max_batch_size": None,
+        "params": None,
+    },
+}
 
 
 @dataclass
@@ -31,15 +43,14 @@ class Command:
     Attributes:
         task: ``train``, ``evaluate`` or ``predict``.
         cfg: what its config files and its words make together.
-        overrides: the words, as they were typed, but for Hydra's own.
+        overrides: the words, as they were typed.
         conf: the folder of the config files.
-        places: words before them, of further folders of config files.
+        places: words that add further folders of config files.
         choices: the file that was chosen of each group.
-        rules: what is checked, and what may change in a run that goes on; see ``config_files``.
+        rules: see ``config_files.rules``.
         is_sweep: whether it stands for many runs.
         sweep: settings of the sweep, which are no part of its runs.
-        sweep_dir: the folder that a sweep has given to this job, which goes on in it and keeps it;
-            ``None`` outside of sweeps.
+        sweep_dir: the folder that a sweep has given to this job; ``None`` outside of sweeps.
     """
 
     task: str
@@ -54,7 +65,7 @@ class Command:
     sweep_dir: str | None = None
 
     def composed_with(self, overrides: Sequence[str]) -> DictConfig:
-        """The config that other words make, with the same files within reach."""
+        """The config that other words make, from the same files."""
         return hydra_compose(self.task, [*self.places, *overrides], self.conf)
 
 
@@ -74,124 +85,106 @@ def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf")
 
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
     """Compose a command; see ``compose``."""
-    conf, words = Path(conf).resolve(), list(overrides)
+    conf = Path(conf).resolve()
     if not (conf / "train.yaml").is_file():
         raise UserError(f"conf={conf}: there is no train.yaml. Give the folder of the configs.")
     allowed.follow(conf)
-    refuse_other_meanings(words)
-    words = as_hydra_reads(task, words)
-    if task != "train":
-        words = with_training_config(words)
+    words = as_hydra_reads(task, overrides, conf)
     with explained(task, words, conf):
-        check_experiments(task, words, conf)
-    with explained(task, words, conf):
+        if task == "train":  # no other command has experiments
+            check_experiments(words, conf)
         cfg = hydra_compose(task, words, conf, with_hydra=True)
-    allowed.check_hydra(cfg.hydra)
-    refuse_hydras_own(cfg.hydra)
+    settings = cfg.hydra
+    for name, default in HYDRAS_RUNS.items():
+        if settings[name] != default:
+            raise UserError(unused(f"hydra.{name} in a YAML file"))
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
-    return from_hydra(task, cfg, conf, words)
-
-
-@contextmanager
-def explained(task: str, overrides: list[str], conf: Path) -> Iterator[None]:
-    """Say in a line or two what Hydra, OmegaConf or YAML refuse of a command."""
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(explain(error, task, overrides, conf)) from error
-    except yaml.YAMLError as error:
-        raise UserError(explain_syntax(error)) from error
-
-
-def from_hydra(task: str, cfg: DictConfig, conf: Path, words: Sequence[str]) -> Command:
-    """A command from its config and from what Hydra knows of it besides."""
-    known: Any = HydraConfig.get()
+    typed: Any = OmegaConf.to_container(settings.overrides.task)  # ${...} stays as it was typed
     with open_dict(cfg):
-        cfg.pop("hydra", None)
+        del cfg["hydra"]
         sweep: Any = OmegaConf.to_container(cfg.pop("sweep", OmegaConf.create()), resolve=True)
         if "data" not in cfg and "~data" not in words:  # `override /data: null` in an experiment
             cfg.data = None
-    typed: Any = OmegaConf.to_container(known.overrides.task)  # ${...} stays as it was typed
+    if task == "train":
+        cfg.name = str(cfg.name or settings.runtime.choices.get("experiment") or "default")
     return Command(
         task=task,
         cfg=cfg,
         overrides=typed,
         conf=conf,
         places=[word for word in words if word.startswith("hydra.searchpath=")],
-        choices=dict(known.runtime.choices),
+        choices=dict(settings.runtime.choices),
         rules=config_files.rules(conf),
         sweep=sweep,
     )
 
 
-def as_hydra_reads(task: str, words: Sequence[str]) -> list[str]:
-    """Words of a command as Hydra takes them: the short ones that it has no notion of, in full.
+def unused(setting: str) -> str:
+    """Say what to use in place of a setting of Hydra's own runs."""
+    return (
+        f"{setting} has no use here, where no run is a job of Hydra's. Folders are output_dir= and "
+        "name=,\ncallbacks are Lightning's, sweeps are python train.py -m <words>; under Slurm see "
+        "harness/docs/cluster.md."
+    )
 
-    ``experiment=null`` is what there is without the word. ``data=null`` chooses a file, which is
-    all that Hydra takes for a group; ``init=<path>`` sets the path below ``init``;
-    ``logger=wandb`` is beside the loggers of ``logger=default``.
+
+def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
+    """Write in full what has a short form here and another meaning, or none, for Hydra.
+
+    Raises:
+        UserError: for words that Hydra takes and no command of ours uses.
     """
-    words = [_beside_default(word) for word in words]
-    if task != "train":  # elsewhere the data is no group, and nothing begins
-        return words
-    words = [word for word in words if word not in NO_CHOICE]
-    return [_init_path("data=none" if word == "data=null" else word) for word in words]
-
-
-def _beside_default(word: str) -> str:
-    key, _, value = word.partition("=")
-    names = [name.strip() for name in value.strip("[]").split(",")]
-    is_one_choice = value.startswith("[") or len(names) == 1
-    if key != "logger" or not is_one_choice or not TRACKERS.issuperset(names):
-        return word
-    return f"logger=[{','.join(['default', *names])}]"
-
-
-def _init_path(word: str) -> str:
-    key, _, value = word.partition("=")
-    if key not in ("init", "init.path") or value.startswith("{"):
-        return word
-    is_plain = value[:1] in ("'", '"') or not any(sign in value for sign in "= ()[]{}:")
-    return f"init.path={value}" if is_plain else f"init.path={in_quotes(value)}"
-
-
-def in_quotes(value: str) -> str:
-    """A value with signs that have a meaning for Hydra, such as ``=`` in a file's name."""
-    return "'{}'".format(value.replace("'", "\\'"))
-
-
-def with_training_config(overrides: list[str]) -> list[str]:
-    """Let the next composition have the settings of the run that wrote the command's checkpoint."""
-    words, checkpoint = [], None
-    for word in overrides:
-        key, _, value = word.partition("=")
-        if key == "checkpoint":
-            is_quoted = value[:1] in ("'", '"') and value[-1:] == value[:1]
-            checkpoint = value[1:-1] if is_quoted else value
-            # Hydra wants quotes around names like epoch=3.ckpt.
-            word = f"checkpoint={in_quotes(checkpoint)}"
+    groups = config_files.groups(conf)
+    words = []
+    for word in typed:
+        key, equals, value = word.partition("=")
+        name = key.lstrip("+~")
+        if name.startswith(("hydra.", "hydra/")) and name != "hydra.searchpath":
+            raise UserError(unused(word))
+        if name in OLD_NAMES and value[:1] in [*"-[0123456789"]:
+            raise UserError(old_name(name))  # Hydra would look for a file of gpus=2
+        if task == "train" and word in ("experiment=null", "debug=null"):
+            continue
+        if task == "train" and word == "data=null":
+            word = "data=none"
+        elif key == "logger" and TRACKERS.issuperset(names := value.strip("[]").split(",")):
+            if len(names) == 1 or value.startswith("["):
+                word = f"logger=[{','.join(['default', *names])}]"
+        elif key in ("init", "init.path") and task == "train" and not value.startswith("{"):
+            is_plain = value[:1] in ("'", '"') or not any(sign in value for sign in "= ()[]{}:")
+            word = f"init.path={value if is_plain else in_quotes(value)}"
+        elif key == "checkpoint" and task != "train" and value[:1] not in ("'", '"'):
+            word = f"checkpoint={in_quotes(value)}"
+        elif equals and key in groups and (value == "null" or value.isdigit()):
+            word = f"{key}='{value}'"  # a file of that name, which Hydra says does not exist
         words.append(word)
-    file = run_folder.config_of_checkpoint(Path(checkpoint)) if checkpoint else None
-    store_training_config(file)
+    if task != "train":
+        store_training_config(words)
     return words
 
 
-def store_training_config(file: Path | None) -> None:
-    """Give Hydra, as config ``run``, what a run has trained on: see conf/evaluate.yaml.
+def in_quotes(value: str) -> str:
+    """Quote a value with signs that have a meaning for Hydra, such as ``=`` in a file's name."""
+    return "'{}'".format(value.replace("'", "\\'"))
 
-    Devices, loggers and the Trainer's settings are those of the new command, but for the
-    precision, for what else rounds, and for what a test that takes gradients needs. Without a
-    file, everything stays empty.
+
+def store_training_config(words: Sequence[str] = ()) -> None:
+    """Give Hydra, as config ``run``, the settings of the run whose checkpoint the words name.
+
+    conf/evaluate.yaml includes it. Devices, loggers and the Trainer's settings are those of the new
+    command, but for the precision and for what a test that takes gradients needs.
     """
     node: dict[str, Any] = {"data": {}, "model": {}, "callbacks": {}}
-    if file is not None:
-        saved = run_folder.load_config(file.parent)  # keeps ${run_dir}, which will be another one
-        whole: Any = OmegaConf.to_container(saved)
-        kept = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
-        node = {key: whole[key] for key in kept if key in whole}
-        needed = {"precision", "inference_mode"} & saved.trainer.keys()
-        node["trainer"] = {key: saved.trainer[key] for key in needed}
+    values = [word.partition("=")[2] for word in words if word.startswith("checkpoint=")]
+    if values and values[-1].strip("'\""):
+        checkpoint = Path(values[-1].strip("'\"").replace("\\'", "'"))
+        saved = run_folder.load_config(run_folder.config_of_checkpoint(checkpoint).parent)
+        whole: Any = OmegaConf.to_container(saved)  # ${run_dir} in it is that of the new command
+        keys = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
+        node = {key: whole[key] for key in keys if key in whole}
+        needed = {"precision", "inference_mode"} & whole["trainer"].keys()
+        node["trainer"] = {key: whole["trainer"][key] for key in needed}
     ConfigStore.instance().store(name="run", node=node, package="_global_")
 
 
-store_training_config(None)
+store_training_config()

@@ -1,47 +1,69 @@
-"""Where a command's config files lie: in the owner's folder, and then in the harness's own."""
+"""The config files within a command's reach: in the owner's folder, and in the harness's own.
 
-from collections.abc import Iterator
+In: the folder ``conf`` and words. Out: what Hydra composes of them, the groups and their files, and
+the rules that a command is checked by. A file of the owner's wins over the harness's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hydra
 import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
 
 import harness
 from harness.allowed import RULES, owners_rules
 from harness.errors import UserError
-from harness.names import did_you_mean, flat
+from harness.machine import num_gpus
+from harness.names import did_you_mean
 from harness.places import shown
+from harness.processes.launcher import launcher
 
 OWN = Path(harness.__path__[0], "conf").resolve()
 DEFAULT_RULES = Path(harness.__path__[0], "command", "default_rules.yaml")
 
 
 class HarnessConfigFiles(SearchPathPlugin):
-    """Let Hydra find the harness's config files behind the owner's, whose files of a name win."""
+    """Let Hydra search the harness's folder after the owner's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the folder, as Hydra asks every plugin of this kind."""
         search_path.append("harness", f"file://{OWN}")
 
 
-def register() -> None:
-    """Make Hydra search the harness's folder, in this process."""
-    Plugins.instance().register(HarnessConfigFiles)
+def num_started_or(default: Any) -> Any:
+    """The processes that a launcher has started on this machine, or else the default."""
+    started = launcher()
+    return default if started.name == "python" else started.num_here
 
 
-def folders(conf: Path) -> list[Path]:
-    """The folders in the order in which they are searched."""
-    return [conf, OWN]
+RESOLVERS: dict[str, Callable[..., Any]] = {  # ${num_nodes:} and others in YAML files
+    "num_gpus_or": lambda default: num_gpus() or default,
+    "num_nodes": lambda: launcher().num_nodes,
+    "num_started_or": num_started_or,
+}
+Plugins.instance().register(HarnessConfigFiles)
+for _name, _resolver in RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _resolver, replace=True)
+
+
+def hydra_compose(
+    task: str, words: Sequence[str], conf: Path, with_hydra: bool = False
+) -> DictConfig:
+    """Let Hydra compose the config that a command's words make."""
+    with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+        return hydra.compose(task, list(words), return_hydra_config=with_hydra)
 
 
 def groups(conf: Path) -> set[str]:
-    """The choices that a command has: the folders of config files, also inside of one another."""
+    """The groups of config files, such as ``model`` and ``model/scheduler``."""
     return {
         path.relative_to(folder).as_posix()
-        for folder in folders(conf)
+        for folder in (conf, OWN)
         for path in folder.rglob("*")
         if path.is_dir()
     }
@@ -49,49 +71,35 @@ def groups(conf: Path) -> set[str]:
 
 def choices(conf: Path, group: str) -> list[str]:
     """The names of a group's files."""
-    return sorted(
-        {path.stem for folder in folders(conf) for path in folder.glob(f"{group}/*.yaml")}
-    )
+    return sorted({path.stem for folder in (conf, OWN) for path in folder.glob(f"{group}/*.yaml")})
 
 
 def files(conf: Path) -> Iterator[Path]:
     """Every config file."""
-    for folder in folders(conf):
+    for folder in (conf, OWN):
         yield from folder.rglob("*.yaml")
 
 
 def rules(conf: Path) -> dict[str, Any]:
-    """The harness's rules with those of the owner's ``rules.yaml``, whose lists are added.
+    """Read the harness's rules, and add those of the owner's ``rules.yaml``.
 
     Raises:
-        UserError: if a rule has no meaning.
+        UserError: if a rule is unknown, or of another kind than the harness's.
     """
-    found: dict[str, Any] = yaml.safe_load(DEFAULT_RULES.read_text(encoding="utf-8"))
+    merged: dict[str, Any] = yaml.safe_load(DEFAULT_RULES.read_text(encoding="utf-8"))
     place = shown(conf / RULES)
-    for name, value in owners_rules(conf).items():
+    for name, own in owners_rules(conf).items():
         if name == "allowed":
             continue  # harness.allowed has read them
-        if name not in found:
-            hint = did_you_mean(str(name), list(found))
+        if name not in merged:
+            hint = did_you_mean(str(name), list(merged))
             raise UserError(f"{place}: there is no rule {name}.{hint}")
-        found[name] = _added(found[name], value, f"{place}: {name}")
-    for name, kind, what in (("whole_numbers", int, "a whole number"), ("choices", list, "a list")):
-        for key, value in flat(found[name]).items():
-            if not isinstance(value, kind) or isinstance(value, bool) or value == []:
-                raise UserError(f"{place}: {name}: {key}: {value} must be {what}.")
-    return found
-
-
-def _added(default: Any, own: Any, place: str) -> Any:
-    """One value on top of another: lists follow each other, mappings are merged."""
-    if isinstance(default, list) and isinstance(own, list):
-        return [*default, *own]
-    if isinstance(default, dict) and isinstance(own, dict):
-        both = default.keys() & own.keys()
-        added = {key: _added(default[key], own[key], f"{place}.{key}") for key in both}
-        return default | own | added
-    if isinstance(default, list | dict):
-        raise UserError(
-            f"{place}: {own} must be {'a list' if isinstance(default, list) else 'keys'}."
-        )
-    return own
+        default = merged[name]
+        if type(own) is not type(default):
+            kind = "a list" if isinstance(default, list) else "keys with a list each"
+            raise UserError(f"{place}: {name}: {own} must be {kind}.")
+        merged[name] = default | own if isinstance(default, dict) else default + own
+    for key, kinds in merged["takes"].items():
+        if not isinstance(kinds, list) or not kinds:
+            raise UserError(f"{place}: takes: {key}: {kinds} must be a list, such as [1..].")
+    return merged

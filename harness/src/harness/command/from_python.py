@@ -1,5 +1,7 @@
 """Train, evaluate and predict from a notebook or a script, in the same run folders.
 
+In: words, as of a command. Out: a ``Run``. Next: ``compose`` and ``start``, as for a command.
+
 from harness import train
 run = train("model=mlp", "trainer.max_epochs=3")
 run.results["test/accuracy"], run.model, run.table
@@ -20,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from harness import allowed
-from harness.command import locked_folder, run_folder, validate, which_run
-from harness.command.compose import Command, compose_command, explained
+from harness.command import run_folder, validate, which_run
+from harness.command.compose import Command, compose_command
 from harness.command.start import start
 from harness.errors import UserError
 from harness.processes import launch, leaving
@@ -83,28 +85,16 @@ class Run:
             late_imports.import_torchmetrics()
             from harness.run.train import load_model
 
-        return load_model(self.config, run_folder.best_checkpoint(self.folder))
+        return load_model(self.config, self.checkpoint)
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint that was tested: the best one.
-
-        Raises:
-            UserError: if the run has none.
-        """
+        """The checkpoint that was tested: the best one; a UserError if the run has none."""
         return run_folder.best_checkpoint(self.folder)
 
 
 def load_run(folder: str | Path, conf: str | Path = "conf") -> Run:
-    """A run from its folder, finished or not.
-
-    Args:
-        folder: of the run.
-        conf: the folder of the config files.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Read a run from its folder, finished or not; a UserError if there is none."""
     run = Run(Path(folder).resolve(), Path(conf).resolve())
     _ = run.config
     return run
@@ -144,34 +134,27 @@ def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
 
 
 def _start_program(command: Command) -> Path:
-    """Start a program for processes that start again, as this one is not made for that.
+    """Start a program whose processes Lightning may start again; this one is a notebook's.
 
     Raises:
         UserError: if the program has failed; it has said why.
     """
-    with explained(command.task, command.overrides, command.conf):
-        validate.check(command)
-    cfg = command.cfg
-    if command.task == "train":
-        cfg.name = str(cfg.name or command.choices.get("experiment") or "default")
+    validate.check(command)
     run_dir = which_run.find(command) if command.task == "train" else None
-    run_dir = run_dir or locked_folder.make(which_run.parent_of(command))
-    program = [sys.executable, "-m", "harness", command.task, f"conf={command.conf}"]
-    program += [*command.places, *command.overrides]
-    if status := _wait_for(subprocess.Popen(program, env=launch.job_environment(run_dir))):
-        locked_folder.remove_unused(run_dir)
-        raise UserError(f"The run in {run_dir} ended with exit status {status}.")
-    return run_dir
-
-
-def _wait_for(process: "subprocess.Popen[bytes]") -> int:
-    """The exit status of a process; Ctrl-C lets it finish its step and save."""
+    run_dir = run_dir or which_run.make(which_run.parent_of(command))
+    words = [f"conf={command.conf}", *command.places, *command.overrides]
+    program = [sys.executable, "-m", "harness", command.task, *words]
+    process = subprocess.Popen(program, env=launch.job_environment(run_dir))
     try:
-        return process.wait()
+        status = process.wait()
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)  # it finishes its step and saves
         process.wait()
         raise
+    if status:
+        which_run.remove_unused(run_dir)
+        raise UserError(f"The run in {run_dir} ended with exit status {status}.")
+    return run_dir
 
 
 @contextmanager

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import hydra
+
 from harness import allowed, record
-from harness.command import locked_folder, run_folder, sweep
-from harness.command.compose import compose_command
-from harness.command.flags import MULTIRUN, checked, let_hydra_answer
+from harness.command import run_folder, sweep, which_run
+from harness.command.compose import as_hydra_reads, compose_command
+from harness.command.explain import nearest
 from harness.command.start import compute, compute_in, start
 from harness.errors import TrainingError, UserError
 from harness.files import FULL
@@ -23,6 +25,9 @@ from harness.processes.leaving import AgreedExit, leave
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
 TELL_SECONDS = 1.0
+COMPLETION = {"-sc", "--shell-completion"}
+SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"} | COMPLETION
+FLAGS = SHOWING | {"-p", "--package", "--resolve"}
 
 
 def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
@@ -71,18 +76,41 @@ def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
         compute(task, run_folder.load_next_config(run_dir))
         leaving.arm(0)  # all is done, and the first process may end earlier
     elif job is not None and not words:
-        with locked_folder.locked(job):
+        with which_run.locked(job):
             compute_in(job, task, run_folder.load_config(job))
     elif job is not None:
         command = compose_command(task, words, conf)
         command.sweep_dir = str(job)
         start(command)
-    elif {*MULTIRUN} & {*checked(words)}:
+    elif {*sweep.MULTIRUN} & {*words}:
         sweep.run(task, conf, words)
     elif any(word.startswith("-") for word in words):
-        let_hydra_answer(task, conf, words)
+        show(task, conf, words)
     else:
         start(compose_command(task, words, conf))
+
+
+def show(task: str, conf: Path, words: list[str]) -> NoReturn:
+    """Let Hydra answer ``--help``, ``--cfg``, ``--info`` and completion.
+
+    Raises:
+        UserError: for other flags, and for mistakes in the words.
+    """
+    flags = {word.partition("=")[0] for word in words if word.startswith("-")}
+    for flag in sorted(flags - FLAGS):
+        hint = nearest(flag.lstrip("-"), task, [], conf).replace("?", "=<value>?")
+        raise UserError(
+            f"There is no flag {flag} here.{hint}\n--help, --cfg job and -m are some; a command "
+            "has its own config, and hydra.searchpath=[file://<folder>] adds a folder."
+        )
+    if not flags & SHOWING:
+        raise UserError(f"{' '.join(flags)} has no use without --cfg job.")
+    if not flags & COMPLETION:
+        settings = [word for word in words if "=" in word and not word.startswith("-")]
+        compose_command(task, settings, conf)  # says what is wrong, and what Hydra may not call
+    sys.argv[1:] = as_hydra_reads(task, words, conf)
+    hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(lambda cfg: None)()
+    sys.exit(0)
 
 
 def tell_of_owner(error: Exception) -> None:
@@ -95,7 +123,11 @@ def tell_of_owner(error: Exception) -> None:
         # What has failed speaks again when it is closed: a device, and workers that never began.
         tell_once(message, leaves_at_once="CUDA error" in message or "/dev/shm" in message)
     if isinstance(error, OSError) and error.errno in FULL:
-        tell_once(f"{error.filename or 'A file'} was not written: {error.strerror}.\nFree space.")
+        file = error.filename or "A file"
+        tell_once(
+            f"{file} was not written: {error.strerror}.\n"
+            "Free space on its disk; a run goes on with resume=auto."
+        )
     # An error of the connection is what another process's failure looks like from here.
     if launch.global_rank() and leaving.first_has_failed.wait(TELL_SECONDS):
         leave(1)

@@ -18,10 +18,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from harness import allowed, frozen_files
-from harness.command import locked_folder, run_folder, sweep_words, validate
+from harness.command import run_folder, sweep_words, validate, which_run
 from harness.command.compose import Command, as_hydra_reads, compose_command
-from harness.command.explain import refuse_other_meanings
-from harness.command.flags import MULTIRUN
 from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.places import shown
@@ -32,6 +30,7 @@ from harness.sweeps.driver import Driver
 from harness.sweeps.jobs import ENDED, Jobs, grid
 from harness.sweeps.slots import Needs, Slots
 
+MULTIRUN = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 JOBS = "jobs.yaml"
 MOST_TRIED = 20  # jobs, until one can be composed
 
@@ -60,9 +59,8 @@ def run(task: str, conf: Path, words: Sequence[str]) -> None:
     if sys.modules["__main__"].__spec__ is not None:
         program = [sys.executable, "-m", "harness", task]
     refuse_sweep_of_ranks(program, words)
-    refuse_other_meanings(words)
     allowed.follow(conf)
-    words = as_hydra_reads(task, words)
+    words = as_hydra_reads(task, words, conf)
     asked = [word for word in words if sweep_words.key_of(word) == "resume"]
     wanted = asked[-1].partition("=")[2].strip("'\"") if asked else "null"
     words = [word for word in words if word not in asked]
@@ -73,11 +71,11 @@ def run(task: str, conf: Path, words: Sequence[str]) -> None:
     check(command, overrides)
     jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
     parent = Path(command.cfg.output_dir, "sweeps", name_of(command))
-    with locked_folder.writable(parent), locked_folder.choosing(parent):
+    with which_run.choosing(parent):
         folder = sweep_words.found(parent, words) if wanted == "auto" else None
         folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
         folder = folder or made(parent, words, jobs, command)
-    with locked_folder.locked(folder):
+    with which_run.locked(folder):
         drive(folder, command, overrides, words, program)
 
 
@@ -249,12 +247,12 @@ def made(
     parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]] | None, command: Command
 ) -> Path:
     """Make a sweep's folder; it is one when its words are written, the last of all."""
-    folder = locked_folder.make(parent)
+    folder = which_run.make(parent)
     if jobs is None:
         try:
             study_of(folder, command)
         except UserError:
-            locked_folder.remove_unused(folder)
+            which_run.remove_unused(folder)
             raise
     else:
         text = OmegaConf.to_yaml(OmegaConf.create([list(job) for job in jobs]))

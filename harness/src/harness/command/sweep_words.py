@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from harness.command import run_folder
-from harness.command.compose import explained
+from harness.command.explain import explained
 from harness.errors import UserError
 
 # What the same sweep may be typed with again: where it is, and how it is run.

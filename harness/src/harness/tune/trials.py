@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from pytorch_lightning.tuner.tuning import Tuner
 
-from harness.command import gpus, validate
+from harness.command import validate
 from harness.command.compose import compose_command
+from harness.command.start import choose_gpus
 from harness.data.datamodule import DataModule
 from harness.errors import UserError
 from harness.run import build as run
@@ -153,7 +154,7 @@ def one_process(cfg: Any) -> Iterator[tuple[pl.Trainer, pl.LightningModule, Any]
     elif strategy_name(cfg.trainer) != "DataParallelStrategy":
         indices = device_indices(cfg.trainer.devices)
         cfg.trainer.strategy, cfg.trainer.devices = "auto", indices[:1] if indices else 1
-    gpus.choose(cfg)
+    choose_gpus(cfg)
     with tempfile.TemporaryDirectory() as folder, user_errors(cfg):
         cfg.run_dir = folder
         try:
