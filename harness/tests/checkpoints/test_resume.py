@@ -14,7 +14,7 @@ from harness.checkpoints.reading import read
 from harness.command.compose import compose
 from harness.errors import UserError
 from harness.run.train import load_model
-from harness.upstream.resume_counters import position_in
+from harness.upstream.resume import position_in
 from tests.checkpoints import author
 from tests.conftest import slow
 from tests.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train

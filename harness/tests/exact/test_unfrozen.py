@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.checkpoints.lookup import by_step
-from harness.exact import unfrozen
+from harness.strategies import ddp
 from tests.conftest import slow
 from tests.faults.run_folder import contents, differences, leave_at
 from tests.strategy_runs import execute, write_conf
@@ -54,7 +54,7 @@ def test_a_run_goes_on_around_the_moment_of_unfreezing(
 def test_what_one_process_unfreezes_alone_is_refused(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unfrozen, "PATIENCE_SECONDS", 3.0)  # the runs are forks of this process
+    monkeypatch.setattr(ddp, "PATIENCE_SECONDS", 3.0)  # the runs are forks of this process
     status, said, run_dir = train(tmp_path, module)
     assert status == 1, said
     name = {"OnOneRank": "net.0.bias", "ByOneRank": "net.0.weight"}[module]

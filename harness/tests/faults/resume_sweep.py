@@ -58,6 +58,16 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "+model.scheduler.threshold=0.9",
         "model.scheduler_interval=epoch",
     ),
+    "ReduceLROnPlateau of steps, validation between them": (
+        "model.scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+        "~model.scheduler.max_lr",
+        "+model.scheduler.patience=0",
+        "+model.scheduler.threshold=0.9",
+        "+model.scheduler_monitor=train/loss",
+        "trainer.log_every_n_steps=1",
+        "trainer.val_check_interval=2",
+        "trainer.max_epochs=2",
+    ),
     "constant rate, SGD": (
         "~model.scheduler",
         "+model.scheduler=null",

@@ -1,15 +1,15 @@
-"""Every kind of module gives the same outputs and gradients, from each replica's own copies."""
+"""Every kind of module gives the same outputs and gradients, from the copies on each device."""
 
 import functools
 
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from harness.strategies.parallel_forward import ParallelForward
-from harness.strategies.replica import Replica
+from harness.strategies.parallel_forward import ParallelForward, copied
 from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
@@ -50,31 +50,6 @@ def frozen():
     return net
 
 
-class BoundMethod(nn.Module):
-    """Calls itself through an attribute that is bound to the original."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
-        self.activate = self.scaled
-
-    def scaled(self, x):
-        return torch.tanh(self.layer(x))
-
-    def forward(self, x):
-        return self.activate(x)
-
-
-class Closure(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
-        self.run = lambda x: self.layer(x).sin()
-
-    def forward(self, x):
-        return self.run(x)
-
-
 class HookedFeatures(nn.Module):
     """Reads in forward what a hook, bound to the original, has stored."""
 
@@ -91,35 +66,15 @@ class HookedFeatures(nn.Module):
         return self.features
 
 
-class PlainTensor(nn.Module):
-    """A tensor that is no buffer, a device, and registered tensors in a list."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(rows(4, 6))
-        self.shift = rows(4)
-        self.place = CPU
-        self.weights = [(self.weight,)]
-
-    def forward(self, x):
-        return F.linear(x, self.weights[0][0], self.shift) + torch.ones(4, device=self.place)
-
-
-class Owner(nn.Module):
-    """A child that reaches its parent, past the registration of submodules."""
-
-    class Child(nn.Module):
-        def forward(self, x):
-            return self.parent[0].layer(x)
+class OnItsDevice(pl.LightningModule):
+    """Makes a tensor where it is."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(6, 4)
-        self.child = self.Child()
-        self.child.parent = [self]
 
     def forward(self, x):
-        return self.child(x)
+        return self.layer(x) + torch.ones(4, dtype=x.dtype, device=self.device)
 
 
 class Own(nn.Module):
@@ -133,9 +88,9 @@ class Own(nn.Module):
         return self.layer(x).tanh()
 
 
-def compiled_in_place(backend="eager"):
+def compiled_in_place():
     net = Net(lambda m, x: m.net(x), net=Own())
-    net.net.compile(backend=backend)
+    net.net.compile(backend="eager")
     return net
 
 
@@ -164,16 +119,9 @@ ZOO = {
         ),
         X,
     ),
-    "parameter_list": (
-        lambda: Net(lambda m, x: x @ m.p[0] + m.p[1], p=nn.ParameterList([rows(6, 4), rows(4)])),
-        X,
-    ),
     "frozen": (frozen, X),
-    "bound_method": (BoundMethod, X),
-    "closure": (Closure, X),
     "hooked_features": (HookedFeatures, X),
-    "plain_tensor": (PlainTensor, X),
-    "child_reaches_parent": (Owner, X),
+    "on_its_device": (OnItsDevice, X),
     "compiled": (compiled, X),
     "compiled_in_place": (compiled_in_place, X),
 }
@@ -200,7 +148,7 @@ def assert_equal(actual, expected, name, tolerance=1e-12):
 
 
 def two_steps(module, inputs):
-    """Outputs and gradients of two calls; the second one refills the same replicas."""
+    """Outputs and gradients of two calls."""
     results = []
     for _ in range(2):
         module.zero_grad()
@@ -227,18 +175,19 @@ def test_outputs_and_gradients_are_those_of_one_device():
         assert set(module.__dict__) - {"features"} == attributes, name
 
 
-def test_a_replica_works_on_another_device():
+def test_a_share_is_computed_on_another_device():
     """The meta device computes shapes only, and refuses to meet a tensor of the CPU."""
     for name in ZOO:
         module, inputs = made(name)
         expected = module(*inputs)
-        replica = Replica(module, META).refresh(CPU)
-        output = replica(*[x.to(META) for x in inputs])
+        parallel = ParallelForward(module, [CPU] * 2)
+        on_meta = [x.to(META) for x in inputs]
+        output = parallel.compute(META, copied(module, CPU, META), on_meta, {})
         assert output.device == META, name
         assert output.shape == expected.shape, name
 
 
-def test_replicas_run_compiled_code_and_compile_once():
+def test_shares_run_compiled_code_and_compile_once():
     torch.compiler.reset()  # other tests have used up the recompilations of shared code
     num_graphs = num_runs = 0
 

@@ -3,12 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from harness.strategies.parallel_forward import ParallelForward
-from harness.strategies.replica import Replica
 
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -35,35 +33,6 @@ def test_a_split_module_inside_a_split_module_runs_whole_on_its_device(split_ove
     assert (outer.last_sizes, inner.num_calls) == ([2, 2, 2], 0)
     net[0](x)
     assert inner.last_sizes == [3, 3]
-    # A replica of the outer module calls its own inner module, not that of the original.
-    replica = Replica(net, META).refresh(CPU)
-    assert replica(x.to(META)).device == META
-
-
-# Checkpointing says so of the call without gradients, which is meant.
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
-def test_a_call_without_gradients_does_not_disturb_one_before_backward(split_over):
-    """Reentrant checkpointing runs forward again during backward and needs the copies."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 1)
-
-        def forward(self, x):
-            return checkpoint(self.b, self.a(x), use_reentrant=True)
-
-    net, x = Net(), torch.randn(6, 3)
-    net(x).sum().backward()
-    expected = [p.grad.clone() for p in net.parameters()]
-    net.zero_grad()
-    split_over(net, 6)
-    y = net(x)
-    with torch.no_grad():
-        net(x)
-    y.sum().backward()
-    for p, gradient in zip(net.parameters(), expected, strict=True):
-        torch.testing.assert_close(p.grad, gradient)
 
 
 class Masked(nn.Linear):
@@ -80,9 +49,9 @@ def test_a_whole_input_is_found_by_position_and_by_keyword(by_keyword, split_ove
     torch.testing.assert_close(actual, expected)
 
 
-def test_replicas_follow_what_happens_between_two_calls(split_over):
+def test_shares_follow_what_happens_between_two_calls(split_over):
     net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0))
-    parallel = split_over(net, 4)
+    split_over(net, 4)
     x = torch.randn(4, 3)
     assert not net(x).any()
     net.eval()
@@ -93,8 +62,6 @@ def test_replicas_follow_what_happens_between_two_calls(split_over):
     assert (net(x) == 7).all()
     net[0].requires_grad_(False)
     assert not net(x).requires_grad
-    first = parallel.replicas[True][0]
     net[1] = nn.Identity()
     net.append(nn.Tanh())
     assert (net(x) < 1).all()
-    assert parallel.replicas[True][0] is not first

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from harness.strategies.replica import Replica
+from harness.strategies import parallel_forward
 from tests.strategies.parity import BATCH_NORM, CASES, difference, train
 from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
@@ -31,7 +31,7 @@ def test_batch_norm_differs_from_one_device():
 
 
 def test_a_lost_gradient_is_found(monkeypatch):
-    """The bound can be missed: replicas whose gradients do not come back fail it."""
-    refresh = Replica.refresh
-    monkeypatch.setattr(Replica, "refresh", lambda *args: torch.no_grad()(refresh)(*args))
+    """The bound can be missed: copies whose gradients do not come back fail it."""
+    without_graph = torch.no_grad()(parallel_forward.copied)
+    monkeypatch.setattr(parallel_forward, "copied", without_graph)
     assert difference(train(CASES["SGD"], 2), one_device("SGD")) > 100 * CASES["SGD"].bound

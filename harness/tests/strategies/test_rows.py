@@ -7,7 +7,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness.errors import UserError
@@ -156,24 +155,6 @@ def test_an_input_that_is_no_batch_is_refused_with_its_name_and_whole_where_it_i
         trainer(strategy, devices=devices, **ONE_EPOCH).fit(module, datamodule=Data())
         ends.append(module.net.weight)
     torch.testing.assert_close(*ends)
-
-
-class Recomputed(Batches):
-    """Its split call is made once more in backward, which is after the step."""
-
-    def training_step(self, batch: Any) -> Tensor:
-        x = batch[0].requires_grad_()
-        y = checkpoint(lambda x: self.call("step", x), x, use_reentrant=True)
-        return y.square().mean()
-
-    on_train_epoch_end = Hooked.on_train_epoch_end
-    validation_step = Hooked.validation_step
-
-
-def test_a_call_that_backward_makes_again_is_split_as_it_was() -> None:
-    module = Recomputed()
-    trainer(DataParallelStrategy(), **ONE_EPOCH).fit(module, datamodule=Data())
-    assert [sizes for _, sizes in module.sizes] == [[4, 4], [4, 4], [2, 1], [2, 1]]
 
 
 class Ready:

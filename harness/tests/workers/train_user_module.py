@@ -5,8 +5,8 @@ import torch
 
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
-from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.run.train import close_process_group
+from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
 from tests.workers.user_code import UserData, UserModule
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.upstream.resume_states import num_changes
+from harness.upstream.resume import num_changes
 
 NUM_SAMPLED = 100_000  # elements of an array that is too large to be read
 

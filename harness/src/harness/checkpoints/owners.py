@@ -14,7 +14,7 @@ from harness.checkpoints.belongings import (
     package,
 )
 from harness.places import is_owners
-from harness.upstream.resume_states import unsaved_buffers
+from harness.upstream.resume import unsaved_buffers
 
 log = logging.getLogger(__name__)
 Name = tuple[str, str]  # an owner, and its attribute

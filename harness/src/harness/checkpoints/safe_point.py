@@ -23,7 +23,8 @@ from harness.loggers.rewind import Logs
 from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import AgreedExit
 from harness.processes.signals import Signals
-from harness.upstream import resume_counters, resume_states
+from harness.upstream import resume
+from harness.upstream.precision import double_before_loading
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,6 @@ class SafePoint(pl.Callback):
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.signals = Signals()
         self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
-        self.held: list[Any] = []  # schedules that are not asked until then
         self.attributes = Attributes(attribute_megabytes)
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
@@ -76,7 +76,7 @@ class SafePoint(pl.Callback):
         """Take over the signals; Lightning's handlers would wait for other processes inside."""
         self.signals.install(trainer)
         if stage == "fit":
-            resume_states.repair_precision(trainer, pl_module)
+            double_before_loading(trainer, pl_module)
             self.agreement = Agreement(trainer)
             assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
             self.io = trainer.strategy.checkpoint_io
@@ -96,11 +96,9 @@ class SafePoint(pl.Callback):
         """Bring back the loop's counters."""
         self.signals.wait_for_step = self.has_begun = True
         self._take_back_what_came_later(trainer)
-        resume_states.after_start_hooks(trainer, partial(self._begin_epochs, trainer))
+        resume.after_start_hooks(trainer, partial(self._begin_epochs, trainer))
         self.saved_time = time.monotonic()
         self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
-        if self.loaded:
-            self.held = resume_counters.hold_plateaus(trainer)
 
     def _take_back_what_came_later(self, trainer: pl.Trainer) -> None:
         """Cut the logs, and set aside what is newer than the checkpoint.
@@ -118,13 +116,14 @@ class SafePoint(pl.Callback):
         """After all hooks at the start, and before the first batch is read: be where it went on."""
         self.attributes.begin_training(trainer)
         if self.loaded:
+            self.limit_val_batches = resume.hold_validation(trainer)
             is_inside = self.loaded["each_rank"] is not None
             if is_inside:
                 callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
                 hook = "on_train_epoch_start"
                 of_epochs = (GradientAccumulationScheduler, StochasticWeightAveraging)
                 heard = [c for c in callbacks if is_written(c, hook) or isinstance(c, of_epochs)]
-                resume_states.begin_epoch(trainer, heard)
+                resume.begin_epoch(trainer, heard)
             self._put_attributes_back(trainer, is_last=not is_inside)
 
     def _put_attributes_back(self, trainer: pl.Trainer, is_last: bool) -> None:
@@ -137,7 +136,7 @@ class SafePoint(pl.Callback):
         if batch_idx % trainer.accumulate_grad_batches:
             return
         if self.loaded:
-            resume_counters.end_restart(trainer, self.held, self.loaded["epoch_loop"])
+            resume.end_restart(trainer, self.limit_val_batches)
             if self.loaded["each_rank"] is not None:
                 # Again: the hooks that move a batch have been called for the first one.
                 self._put_attributes_back(trainer, is_last=True)
@@ -154,7 +153,7 @@ class SafePoint(pl.Callback):
             is_due, signum, self.validates_long = answer
             is_due &= not self.saved_since_asked
             self.saved_since_asked = False
-        is_due |= self.validates_long and resume_counters.validation_follows(trainer, batch_idx)
+        is_due |= self.validates_long and resume.validation_follows(trainer, batch_idx)
         every = self.every_n_steps
         is_due |= trainer.global_step // every > self.saved_step // every
         if is_due or signum:
@@ -186,6 +185,8 @@ class SafePoint(pl.Callback):
         if self.loaded:
             if not self.has_begun:  # else it was done then, and what came since is of this start
                 self._take_back_what_came_later(trainer)
+            else:
+                trainer.limit_val_batches = self.limit_val_batches
             self._put_attributes_back(trainer, is_last=True)
             for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
                 if isinstance(callback, WeightAveraging):
@@ -232,15 +233,13 @@ class SafePoint(pl.Callback):
         self.loaded = checkpoint["safe_point"]
         trainer.fit_loop.setup_data()  # the loaders say how many batches make a step
         before, now = self.loaded["batches_per_step"], int(trainer.accumulate_grad_batches)
-        resume_counters.repair_counters(checkpoint, before, now)
-        self.loaded["epoch_loop"] = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
-        resume_states.repair_paths(trainer, checkpoint["callbacks"])
-        resume_states.repair_current_scores(trainer, checkpoint["callbacks"])
+        resume.repair_counters(checkpoint, before, now)
+        resume.repair_model_checkpoints(trainer, checkpoint["callbacks"])
         planned = self.loaded["num_steps_planned"]
         for schedule in checkpoint["lr_schedulers"]:
             length = schedule.get("total_steps")
             if length == planned and length != trainer.estimated_stepping_batches:
-                resume_states.forget_length(schedule)
+                resume.forget_length(schedule)
                 if trainer.is_global_zero:
                     log.warning(
                         "The learning rate's schedule now ends at step %s; the steps before "

@@ -22,9 +22,9 @@ from harness.data.shared_batches import SharedBatchSampler
 from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.exact import means
-from harness.exact.sync_batch_norm import sees_shares_alone
 from harness.processes.agreement import gather
-from harness.upstream.resume_counters import position_in
+from harness.strategies.sync_batch_norm import sees_shares_alone
+from harness.upstream.resume import position_in
 
 log = logging.getLogger(__name__)
 Shares = SharedBatchSampler | SharedStream

@@ -30,7 +30,7 @@ from harness.exact import stand_ins
 from harness.exact.gradients import Gradients
 from harness.exact.means import Means, use
 from harness.exact.seeded_steps import dropouts
-from harness.exact.sync_batch_norm import BATCH_NORMS
+from harness.strategies.sync_batch_norm import BATCH_NORMS
 from harness.upstream.fixed_draws import FixedDraws
 
 ENDED = "the end of its step"

@@ -7,9 +7,9 @@ import pytorch_lightning as pl
 from torch import nn
 
 from harness.errors import UserError
-from harness.exact.sync_batch_norm import NORMS
 from harness.init.parts import bare, check_parts, typed
 from harness.names import is_below
+from harness.strategies.sync_batch_norm import NORMS
 
 
 class Freezing(pl.Callback):

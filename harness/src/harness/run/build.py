@@ -19,12 +19,10 @@ from harness.allowed import instantiate
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
-from harness.exact import unfrozen
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.first_batch_callback import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
-from harness.exact.sync_batch_norm import SyncBatchNormAnywhere
 from harness.frozen_files import read_yaml, write_json
 from harness.init.freezing import Freezing
 from harness.init.settings import settings
@@ -42,8 +40,10 @@ from harness.run.mistakes import user_errors
 from harness.run.optimizer_states import OptimizerStates
 from harness.run.provenance import Provenance
 from harness.run.targets import check_kinds, check_targets
+from harness.strategies import ddp
 from harness.strategies.launchable import OF_LIGHTNING, is_spawning
-from harness.upstream import clipping, versions
+from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
+from harness.upstream import precision, versions
 from harness.upstream.step_overhead import skip_empty_hooks
 from harness.watch.objective import Objective
 from harness.watch.replicas import Replicas
@@ -106,10 +106,10 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         )
     versions.check(trainer)
     if type(trainer.strategy) is DDPStrategy:
-        trainer.strategy.__class__ = unfrozen.DDPStrategy
+        trainer.strategy.__class__ = ddp.DDPStrategy
     observe_start()
     skip_empty_hooks(trainer)
-    clipping.allow_without_scaler(trainer)
+    precision.clip_without_scaler(trainer)
     # Each callback costs some microseconds in every step.
     idle: list[type[pl.Callback]] = [] if trainer.world_size > 1 else [Replicas]
     trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, tuple(idle))]

@@ -1,7 +1,6 @@
 """ddp2: one process per node drives all devices of the node."""
 
-from harness.exact.unfrozen import DDPStrategy
-
+from .ddp import DDPStrategy
 from .node_parallel import NodeParallelStrategy
 
 

@@ -1,8 +1,7 @@
-"""What dp and ddp2 share: calls of the network are split by the rows that the sampler says.
+"""The part that dp and ddp2 share: calls of the network are split by the rows of the batch.
 
-The step runs once, on the whole batch. The sampler says how many samples the running batch has, and
-a call's arguments of so many rows are split (`splitting`), computed by the module and its replicas
-(`parallel_forward`, `replica`), and joined. Nothing is guessed: what has no such rows is refused.
+A step runs once, on the whole batch. The loader's sampler says how many samples that has, and
+calls of the network are split by these rows (`parallel_forward`), over all devices of the process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import ParallelStrategy
-from torch import Tensor, nn
+from torch import nn
 
 from harness.data.loaders import leaves
 from harness.errors import UserError
@@ -43,7 +42,6 @@ class NodeParallelStrategy(ParallelStrategy):
         self.modules = None if modules is None else as_names(modules)
         self.whole_inputs, self.scalar_outputs = as_names(whole_inputs), scalar_outputs
         self.parallel_forwards: list[ParallelForward] = []
-        self._batch_sizes: tuple[int, ...] | None = None  # of the last step
 
     @property
     def root_device(self) -> torch.device:
@@ -54,7 +52,7 @@ class NodeParallelStrategy(ParallelStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Split forward once the model is on the root device."""
         assert self.lightning_module is not None
-        named_parts(self.lightning_module, self.modules or ())  # before Lightning wraps it
+        named_parts(self.lightning_module, self.modules or ())  # refuses before Lightning wraps it
         super().setup(trainer)
         self.parallel_forwards = self._split(self.lightning_module)
 
@@ -66,7 +64,7 @@ class NodeParallelStrategy(ParallelStrategy):
         super().teardown()
 
     def split_calls(self, copied: pl.LightningModule, num_samples: int) -> None:
-        """Split the calls of a copy of the module, whose batches have so many samples."""
+        """Split the calls of a copy of the module, whose batches have `num_samples` samples."""
         for forward in self._split(copied):
             forward.batch_sizes = (num_samples,)
 
@@ -78,7 +76,7 @@ class NodeParallelStrategy(ParallelStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""
-        with self._batch_of(args):
+        with self._splitting(args):
             output = super().training_step(*args, **kwargs)
         if self.parallel_forwards and not any(one.num_calls for one in self.parallel_forwards):
             names = " or ".join(f"self.{name}(...)" for name in self.modules or ())
@@ -89,40 +87,33 @@ class NodeParallelStrategy(ParallelStrategy):
             )
         return output
 
-    def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute gradients; checkpointing calls forward again in here."""
-        with self._batch_of(None):
-            return super().backward(closure_loss, *args, **kwargs)
-
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch."""
-        with self._batch_of(args):
+        with self._splitting(args):
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch."""
-        with self._batch_of(args):
+        with self._splitting(args):
             return super().test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch."""
-        with self._batch_of(args):
+        with self._splitting(args):
             return super().predict_step(*args, **kwargs)
 
     @contextmanager
-    def _batch_of(self, step_args: tuple[Any, ...] | None) -> Iterator[None]:
-        """Tell calls how many samples the batch of a step has; None stands for the last step."""
+    def _splitting(self, step_args: tuple[Any, ...]) -> Iterator[None]:
+        """Let calls be split by the number of samples that the step's batch has."""
         assert self.lightning_module is not None
-        if step_args is not None and self.parallel_forwards:
-            self._batch_sizes = batch_sizes(self.lightning_module.trainer, step_args)
-        before = [forward.batch_sizes for forward in self.parallel_forwards]
+        sizes = batch_sizes(self.lightning_module.trainer, step_args)
         for forward in self.parallel_forwards:
-            forward.batch_sizes = self._batch_sizes
+            forward.batch_sizes = sizes
         try:
             yield
         finally:
-            for forward, sizes in zip(self.parallel_forwards, before, strict=True):
-                forward.batch_sizes = sizes
+            for forward in self.parallel_forwards:
+                forward.batch_sizes = None
 
 
 def named_parts(module: pl.LightningModule, names: Sequence[str]) -> list[nn.Module]:
@@ -137,25 +128,29 @@ def named_parts(module: pl.LightningModule, names: Sequence[str]) -> list[nn.Mod
 
 
 def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, ...]:
-    """The samples that each loader gives to a step, by its sampler; empty if one cannot tell."""
+    """The samples that each loader gives to a step, by its sampler; empty if one cannot say.
+
+    Args:
+        trainer: runs the step.
+        step_args: the batch, and as the step's signature asks for them its number and its loader's.
+    """
     if len(step_args) == 1 and not trainer.training:
-        return ()  # of evaluations the steps alone know the number of the batch
-    idx = step_args[1] if len(step_args) > 1 else trainer.fit_loop.batch_idx
-    stage: Any = trainer.state.stage
-    kind = "dataloader" if trainer.training else "dataloaders"
-    loaders: Any = getattr(trainer, f"{stage.dataloader_prefix}_{kind}")
-    # One loader is found without a look at collections.
-    loaders = [loaders] if hasattr(loaders, "batch_sampler") else leaves(loaders)
-    loaders = loaders[step_args[2] :][:1] if len(step_args) > 2 else loaders
-    sizes = [_num_samples(getattr(loader, "batch_sampler", None), idx) for loader in loaders]
+        return ()  # Lightning tells the number of an evaluation's batch to steps alone
+    batch_idx = step_args[1] if len(step_args) > 1 else trainer.fit_loop.batch_idx
+    prefix = trainer.state.stage.dataloader_prefix  # type: ignore[union-attr]
+    loaders: Any = getattr(trainer, f"{prefix}_dataloader{'' if trainer.training else 's'}")
+    every = [loaders] if hasattr(loaders, "batch_sampler") else leaves(loaders)
+    if len(step_args) > 2:
+        every = [every[step_args[2]]]
+    sizes = [_num_samples(getattr(loader, "batch_sampler", None), batch_idx) for loader in every]
     return () if None in sizes else tuple(size for size in sizes if size)
 
 
 def _num_samples(sampler: Any, batch_idx: int) -> int | None:
-    """None where nobody counts, and 0 where the loader gives nothing any more."""
-    # For a prediction Lightning wraps the sampler, and keeps what it has drawn.
-    if (seen := getattr(sampler, "seen_batch_indices", None)) is not None:
-        return len(seen[batch_idx]) if batch_idx < len(seen) else None
+    """The samples of a batch: None if the sampler does not count them, 0 if it has ended."""
+    # For a prediction Lightning wraps the sampler, and records the drawn indices.
+    if (drawn := getattr(sampler, "seen_batch_indices", None)) is not None:
+        return len(drawn[batch_idx]) if batch_idx < len(drawn) else None
     if not hasattr(sampler, "num_samples_in"):
         return None
     return 0 if sampler.has_ended(batch_idx) else sampler.num_samples_in(batch_idx)

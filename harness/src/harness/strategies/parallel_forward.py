@@ -1,16 +1,24 @@
-"""One call of a module, split over several devices."""
+"""One call of a module, split over several devices.
+
+In: the arguments of `forward`. They are split by rows (`splitting`). The first device computes its
+share with the module itself, each other one with the same module and differentiable copies of its
+parameters. Out: the joined outputs, on the first device.
+"""
 
 import contextlib
 import contextvars
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from .replica import Replica
+from harness.upstream.exchanged import computing_on
+
 from .splitting import join, split
 
 log = logging.getLogger(__name__)
@@ -19,16 +27,15 @@ IDLE = (
     "forward() of %s gets nothing that has a row per sample, or nobody says how many samples a "
     "batch has, as with a stream of ready batches: %s computes it alone. Use strategy=ddp."
 )
-# True while shares run: a module inside a split module is not split again.
+# True while shares are computed: a split module inside a split module is not split again.
 _splitting = contextvars.ContextVar("splitting", default=False)
 
 
 class ParallelForward:
     """Replaces the `forward` of a module until `remove`.
 
-    The first device uses the module itself, and what forward writes into it, such as running
-    statistics, comes from the first share; the others use replicas. One thread asks all devices: a
-    GPU computes while the next one is asked, and Python runs one thread at a time.
+    Buffers that forward changes, such as running statistics, have the values of the first share.
+    One thread asks all devices: a GPU computes while the next one is asked.
 
     Args:
         module: lives on `devices[0]`.
@@ -36,8 +43,8 @@ class ParallelForward:
         whole_inputs, scalar_outputs: see `NodeParallelStrategy`.
 
     Attributes:
-        batch_sizes: samples of the running batch, by loader; empty where nobody counts them, and
-            None outside of steps: such calls are not split.
+        batch_sizes: samples of the running batch, by loader; empty where no loader counts them,
+            and None outside of steps, where calls are not split.
     """
 
     def __init__(
@@ -50,28 +57,25 @@ class ParallelForward:
         self.module, self.devices = module, list(devices)
         self.whole_inputs, self.scalar_outputs = whole_inputs, scalar_outputs
         self.original: Callable[..., Any] = module.forward
-        self.own_forward = vars(module).get("forward")  # set by torch.compile, for example
+        self.instance_forward = vars(module).get("forward")  # set by torch.compile, for example
         parameters = inspect.signature(self.original).parameters.values()
         self.names = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
         indices = dict.fromkeys(d.index for d in devices if d.type == "cuda")
         self.generators = [torch.cuda.default_generators[index] for index in indices]
-        # One set per grad mode: reentrant checkpointing runs a forward again during backward,
-        # and must find copies with a graph even if a call without gradients came in between.
-        self.replicas: dict[bool, list[Replica]] = {True: [], False: []}
         self.num_calls, self.has_warned = 0, False
         self.last_sizes: list[int] = []
         self.batch_sizes: Collection[int] | None = None
-        vars(module)["forward"] = self  # neither state_dict nor attribute paths change
+        vars(module)["forward"] = self  # changes neither state_dict nor attribute paths
 
     def remove(self) -> None:
-        """Restore the module's forward and free the replicas."""
+        """Restore the module's forward."""
         if vars(self.module).get("forward") is self:
             del vars(self.module)["forward"]
-            vars(self.module).update({"forward": self.own_forward} if self.own_forward else {})
-        self.replicas = {True: [], False: []}
+            if self.instance_forward is not None:
+                vars(self.module)["forward"] = self.instance_forward
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles of the module have the original forward."""
+        """Give copies and pickles of the module the original forward."""
         return getattr, (self.module, "forward")
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -80,40 +84,69 @@ class ParallelForward:
         if _splitting.get():
             return self.original(*args, **kwargs)
         self.num_calls += 1
-        names = [*self.names, *(f"#{i + 1}" for i in range(len(self.names), len(args)))][
-            : len(args)
-        ]
-        is_counted, shares = max(self.batch_sizes or (), default=1) > 1, []
-        if self.batch_sizes and is_counted:
-            given = {**dict(zip(names, args, strict=True)), **kwargs}
-            shares = split(given, self.devices, self.batch_sizes, self.whole_inputs)
+        names = itertools.chain(self.names, map(str, itertools.count(len(self.names) + 1)))
+        positional = dict(zip(names, args, strict=False))
+        has_batch, shares = max(self.batch_sizes or (), default=1) > 1, []
+        if self.batch_sizes and has_batch:
+            arguments = positional | kwargs
+            shares = split(arguments, self.devices, self.batch_sizes, self.whole_inputs)
         self.last_sizes = [size for _, size in shares]
         if len(shares) < 2:
-            if not self.has_warned and (is_counted or self.batch_sizes == ()):
+            if not self.has_warned and (has_batch or self.batch_sizes == ()):
                 self.has_warned = True
                 log.warning(IDLE, type(self.module).__name__, self.devices[0])
             return self.original(*args, **kwargs)
         reseed_like_seeded(self.generators)
         token, outputs = _splitting.set(True), []
         try:
-            # Every device has been asked for its copies before the first forward starts.
-            forwards = [self.original, *self._replica_forwards(len(shares) - 1)]
-            for forward, (own, _), device in zip(forwards, shares, self.devices, strict=False):
-                is_gpu = device.type == "cuda"
-                with torch.cuda.device(device) if is_gpu else contextlib.nullcontext():
-                    outputs.append(forward(*[own.pop(name) for name in names], **own))
+            # All copies are requested before the first forward starts.
+            root, *others = self.devices[: len(shares)]
+            copies = [{}, *(copied(self.module, root, device) for device in others)]
+            for (share, _), device, tensors in zip(shares, [root, *others], copies, strict=True):
+                share_args = [share.pop(name) for name in positional]
+                outputs.append(self.compute(device, tensors, share_args, share))
         finally:
             _splitting.reset(token)
-            if not torch.is_grad_enabled():
-                for replica in self.replicas[False]:
-                    replica.release()
         return join(outputs, self.last_sizes, self.scalar_outputs)
 
-    def _replica_forwards(self, count: int) -> list[Callable[..., Any]]:
-        replicas = self.replicas[torch.is_grad_enabled()]
-        if not replicas or not replicas[0].fits():
-            replicas[:] = [Replica(self.module, device) for device in self.devices[1:]]
-        return [replica.refresh(self.devices[0]).forward for replica in replicas[:count]]
+    def compute(
+        self, device: torch.device, tensors: dict[str, Tensor], args: Any, kwargs: Any
+    ) -> Any:
+        """Call the original forward on a device, with these copies of parameters and buffers."""
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            if not tensors:
+                return self.original(*args, **kwargs)
+            call = _Call(self.module, self.original, device)
+            return functional_call(call, tensors, (args, kwargs), tie_weights=False)
+
+
+class _Call(nn.Module):
+    """Calls a module's forward without its hooks, which the split call has run already."""
+
+    def __init__(self, module: nn.Module, forward: Any, device: torch.device) -> None:
+        super().__init__()
+        self.module, self.original, self.device = module, forward, device
+
+    def forward(self, args: Any, kwargs: Any) -> Any:
+        with computing_on(self.module, self.device):
+            return self.original(*args, **kwargs)
+
+
+def copied(module: nn.Module, root: torch.device, device: torch.device) -> dict[str, Tensor]:
+    """Copy the parameters and buffers on `root` to another device, by their names in `_Call`.
+
+    Gradients of the copies flow back to the parameters.
+    """
+    by_id: dict[int, Tensor] = {}  # so that tied parameters stay tied
+    tensors = {}
+    call = _Call(module, None, device)
+    for named in (call.named_parameters, call.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if tensor.device == root:
+                if id(tensor) not in by_id:
+                    by_id[id(tensor)] = tensor.to(device, non_blocking=True, copy=True)
+                tensors[name] = by_id[id(tensor)]
+    return tensors
 
 
 def reseed_like_seeded(generators: Sequence[torch.Generator]) -> None:

@@ -1,4 +1,8 @@
-"""Split the arguments of a call by the rows of the batch, and join its outputs again."""
+"""Split the arguments of a call by the rows of the batch, and join its outputs again.
+
+In: the arguments, and the number of samples of the batch. Out: a share for each device. What has no
+row for each sample is refused, because no number tells how it is to be split.
+"""
 
 import copy
 import dataclasses
@@ -14,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from harness.errors import UserError
 
-# Values that mean the same for every sample; other objects may hold one thing per sample.
+# Values that mean the same for every sample; other objects may hold one value per sample.
 PLAIN = (numbers.Number, str, bytes, type(None), enum.Enum, slice, torch.dtype, torch.device)
 
 
@@ -30,19 +34,21 @@ def split(
     or one of a multiple, as several views of each sample have. Scalars, tensors of one row, plain
     values and the arguments in `whole` go whole to every device. Tensors that are not on the first
     device stay where they are: `pack_padded_sequence` takes its lengths on the CPU.
-    There are several `batch_sizes` where several loaders give a batch. Anything else is refused.
+    There are several `batch_sizes` where several loaders give a batch.
+
+    Raises:
+        UserError: names an argument that is anything else.
     """
     leaves: list[Any] = []
-    given = {name: value for name, value in arguments.items() if name not in whole}
-    map_leaves(leaves.append, given)
+    map_leaves(leaves.append, {n: value for n, value in arguments.items() if n not in whole})
     rows = [len(x) for x in leaves if isinstance(x, Tensor) and x.dim() and len(x) != 1]
     views = [n for n in rows if any(size > 1 and n % size == 0 for size in batch_sizes)]
     num_rows = next((n for n in rows if n in batch_sizes), next(iter(views), 1))
-    for name, value in given.items():
-        if what := _not_per_sample(value, num_rows):
+    for name, value in arguments.items():
+        if name not in whole and (problem := _problem(value, num_rows)):
             samples = " and ".join(map(str, sorted(batch_sizes)))
             raise UserError(
-                f"Argument {name} of forward() {what}; the batch has {samples} samples.\n"
+                f"Argument {name} of forward() {problem}; the batch has {samples} samples.\n"
                 "Pass tensors with one row per sample, name what all samples share, as in\n"
                 f"trainer.strategy.whole_inputs=[{name}], or use strategy=ddp, which splits no "
                 "tensors."
@@ -56,8 +62,8 @@ def split(
         if name not in whole and value.dim() and len(value) == num_rows:
             value = value.chunk(count)[index]
         # Only the first device may see the caller's memory, the others get copies.
-        at = devices[index] if value.device == devices[0] else value.device
-        return value.to(at, non_blocking=True, copy=index > 0)
+        device = devices[index] if value.device == devices[0] else value.device
+        return value.to(device, non_blocking=True, copy=index > 0)
 
     return [
         ({k: map_leaves(partial(part, name=k, index=i), v) for k, v in arguments.items()}, size)
@@ -65,18 +71,20 @@ def split(
     ]
 
 
-def _not_per_sample(tree: Any, num_rows: int) -> str:
-    """What is wrong with an argument; empty where it has the rows, or is alike for all samples."""
-    if (keys := _keys(tree)) is None:
-        if isinstance(tree, Tensor):
-            is_right = tree.dim() == 0 or len(tree) in (1, num_rows)
-            return "" if is_right else f"has shape {tuple(tree.shape)}"
-        is_right = isinstance(tree, PLAIN) or (callable(tree) and not isinstance(tree, nn.Module))
-        return "" if is_right else f"holds a {type(tree).__name__}, which cannot be split by sample"
-    children = [_child(tree, key) for key in keys]
-    if len(children) == num_rows > 1 and all(isinstance(child, PLAIN) for child in children):
-        return "is a list of one value per sample, which is split as a tensor only"
-    return next(filter(None, (_not_per_sample(child, num_rows) for child in children)), "")
+def _problem(tree: Any, num_rows: int) -> str:
+    """Why an argument cannot be split; empty if it has the rows, or is the same for all samples."""
+    keys = _keys(tree)
+    if keys is not None:
+        children = [_child(tree, key) for key in keys]
+        if len(children) == num_rows > 1 and all(isinstance(child, PLAIN) for child in children):
+            return "is a list of one value per sample, which is split as a tensor only"
+        return next(filter(None, (_problem(child, num_rows) for child in children)), "")
+    if isinstance(tree, Tensor):
+        fits = tree.dim() == 0 or len(tree) in (1, num_rows)
+        return "" if fits else f"has shape {tuple(tree.shape)}"
+    if isinstance(tree, PLAIN) or (callable(tree) and not isinstance(tree, nn.Module)):
+        return ""
+    return f"holds a {type(tree).__name__}, which cannot be split by sample"
 
 
 def join(
@@ -84,36 +92,39 @@ def join(
     sizes: Sequence[int],
     scalar_outputs: Literal["error", "mean"] = "error",
 ) -> Any:
-    """Concatenate outputs along dimension 0, if they have a row for each row of their shares."""
+    """Concatenate outputs along dimension 0, if they have a row for each row of their shares.
+
+    Raises:
+        UserError: if they have not, or differ in another way.
+    """
 
     def joined(*leaves: Any) -> Any:
         first = leaves[0]
         if not isinstance(first, Tensor):
-            is_plain = isinstance(first, PLAIN)
-            if all(leaf is first or (is_plain and leaf == first) for leaf in leaves):
+            if all(x is first or (isinstance(first, PLAIN) and x == first) for x in leaves):
                 return first
             raise _refusal(f"{type(first).__name__} values that differ between the devices")
-        if first.dim() == 0 and scalar_outputs == "mean":
-            terms = (leaf.to(first.device) * n for leaf, n in zip(leaves, sizes, strict=True))
-            return sum(terms) / sum(sizes)
         if first.dim() == 0:
+            if scalar_outputs == "mean":
+                terms = (x.to(first.device) * n for x, n in zip(leaves, sizes, strict=True))
+                return sum(terms) / sum(sizes)
             raise _refusal(
                 "a scalar; a mean over samples needs trainer.strategy.scalar_outputs=mean"
             )
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
-        if [len(leaf) for leaf in leaves] != list(sizes):
+        shapes = ", ".join(str(tuple(x.shape)) for x in leaves)
+        if [len(x) for x in leaves] != list(sizes):
             raise _refusal(f"shapes {shapes} for {list(sizes)} samples")
-        if any(leaf.shape[1:] != first.shape[1:] for leaf in leaves):
+        if any(x.shape[1:] != first.shape[1:] for x in leaves):
             raise _refusal(f"shapes {shapes}; pad with total_length=x.shape[1]")
-        return torch.cat([leaf.to(first.device, non_blocking=True) for leaf in leaves])
+        return torch.cat([x.to(first.device, non_blocking=True) for x in leaves])
 
     return map_leaves(joined, *outputs)
 
 
-def _refusal(what: str) -> UserError:
+def _refusal(outputs: str) -> UserError:
     return UserError(
-        f"forward() returned {what}.\nEach device sees its samples alone: return tensors with one "
-        "row per sample, of one shape\nfor any of them, and compute the loss in the step."
+        f"forward() returned {outputs}.\nEach device sees its samples alone: return tensors with "
+        "one row per sample, of one shape\nfor any of them, and compute the loss in the step."
     )
 
 
@@ -121,14 +132,14 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
     """Apply `function` to the leaves of equal trees of lists, tuples, mappings and dataclasses."""
     first, keys = trees[0], _keys(trees[0])
     if any(type(tree) is not type(first) or _keys(tree) != keys for tree in trees):
-        found = " and ".join(sorted({type(tree).__name__ for tree in trees}))
-        raise _refusal(f"unequal {found} on the devices")
+        kinds = " and ".join(sorted({type(tree).__name__ for tree in trees}))
+        raise _refusal(f"unequal {kinds} on the devices")
     if keys is None:
         return function(*trees)
     values = [map_leaves(function, *(_child(tree, key) for tree in trees)) for key in keys]
     if isinstance(first, (list, tuple)):
         return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
-    result = copy.copy(first)  # keeps what else a defaultdict or a Hugging Face output has
+    result = copy.copy(first)  # preserves the other attributes, as a Hugging Face output has
     for key, value in zip(keys, values, strict=True):
         if isinstance(first, Mapping):
             result[key] = value

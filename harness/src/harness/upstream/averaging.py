@@ -1,9 +1,8 @@
 """Mends Lightning's ``WeightAveraging`` for modules and devices that it was not tried with.
 
 In Lightning 2.6 the average of a run on a GPU stays on the CPU, because it is made before the
-module moves, and all weights travel at every step; in double precision it may be made single. It
-averages integers, such as positions, and cuts off the fraction: 3 becomes 2.9999998, and 2.
-``harness/tests/knobs/test_ema.py`` fails where a repair is not needed.
+module moves; in double precision it is made single; integers, such as positions, are averaged and
+cut off. ``harness/tests/knobs/test_ema.py`` fails where a repair is not needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +13,9 @@ import torch
 from pytorch_lightning.callbacks import WeightAveraging
 from torch import Tensor
 
-from harness.upstream.resume_states import repair_precision
+from harness.upstream.precision import double_before_loading
 
-PRIVATE = {"pytorch_lightning.callbacks:WeightAveraging()": "_device _average_model"}
+PRIVATE = {"pytorch_lightning.callbacks:WeightAveraging()": "_average_model"}
 
 
 class Averaging(WeightAveraging):
@@ -28,16 +27,16 @@ class Averaging(WeightAveraging):
     """
 
     def __init__(self, average: Callable[[Sequence[Tensor], Sequence[Tensor], int], None]) -> None:
-        super().__init__(multi_avg_fn=self.mix)
+        super().__init__(device=None, multi_avg_fn=self.mix)  # None: the device of the module
         self.average = average
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the average where the module will be, in its precision."""
-        repair_precision(trainer, pl_module)
-        self._device = trainer.strategy.root_device
+        """Make the average on the module's device, in its precision."""
+        double_before_loading(trainer, pl_module)
+        pl_module.to(trainer.strategy.root_device)
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
-            # The number is looked at in each step, and no step should wait for the device.
+            # Each step reads the number, and no step should wait for the device.
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
     @torch.no_grad()

@@ -1,10 +1,8 @@
 """Spares the start of a run what torchmetrics imports for ``Metric.plot`` and for SRMRpy.
 
 Lightning imports torchmetrics, which imports matplotlib and ``scipy.signal`` where they are
-installed: 3 s of computing before the first step in place of 0.2, for what most runs never use.
-Here stand-ins take their places while torchmetrics is imported, and whoever uses one later gets the
-real module from it.
-
+installed: half of a start's six seconds, for what most runs never use. Stand-ins take their places
+while torchmetrics is imported; whoever uses one later gets the real module from it.
 Left out with versions that were not tested. ``harness/tests/upstream/test_late_imports.py`` draws
 a plot.
 """
@@ -23,7 +21,7 @@ PRIVATE: dict[str, str] = {}
 
 
 class Late(ModuleType):
-    """Stands for a module of this name, and imports it when something is asked of it."""
+    """Stands for a module, and imports it when an attribute of it is used."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:  # torchmetrics is being imported
@@ -33,10 +31,8 @@ class Late(ModuleType):
 
 @contextmanager
 def plot_style(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """What ``matplotlib.style.context`` is, which torchmetrics takes when it is imported."""
-    from matplotlib import style
-
-    with style.context(*args, **kwargs):
+    """``matplotlib.style.context``, which torchmetrics decorates functions with."""
+    with import_module("matplotlib.style").context(*args, **kwargs):
         yield
 
 
@@ -51,16 +47,13 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def import_torchmetrics() -> None:
     """Import torchmetrics without matplotlib and ``scipy.signal``."""
-    if "torchmetrics" in sys.modules or versions.untested():
+    packages = ("matplotlib", "scipy")
+    is_late = any(name in sys.modules for name in ("torchmetrics", *ASKED))
+    if is_late or versions.untested() or not all(map(find_spec, packages)):
         return
-    import torch  # noqa: F401  # who looks at all modules there are finds no stand-in
+    import torch  # noqa: F401  # inspects all modules, and must not find a stand-in
 
-    left_alone = {
-        package
-        for package in ("matplotlib", "scipy")
-        if not find_spec(package) or any(n in sys.modules for n in ASKED if n.startswith(package))
-    }
-    stand_ins = {name: Late(name) for name in ASKED if name.partition(".")[0] not in left_alone}
+    stand_ins = {name: Late(name) for name in ASKED}
     for name, module in stand_ins.items():
         vars(module).update(ASKED[name])
         sys.modules[name] = module

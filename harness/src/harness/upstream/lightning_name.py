@@ -1,11 +1,9 @@
 """Makes ``lightning.pytorch`` and ``lightning.fabric`` other names of the modules that run here.
 
-The distribution ``lightning`` is a copy of ``pytorch_lightning`` and ``lightning_fabric`` under
-another name: its classes are others, and a Trainer of the one refuses a module of the other. Most
-public modules are written for the copy. An import of ``lightning.pytorch.callbacks`` here yields
-the very module ``pytorch_lightning.callbacks``, whether the copy is installed or not. Without it
-``lightning`` itself is a module with the names that its own has; with it, what has no other name,
-such as ``lightning.data``, is its own. Uses nothing private.
+The distribution ``lightning`` is a copy of ``pytorch_lightning`` and ``lightning_fabric`` whose
+classes are others, and most public modules are written for it: a Trainer of the one refuses a
+module of the other. Here ``import lightning.pytorch.callbacks`` yields the very module
+``pytorch_lightning.callbacks``, whether the copy is installed or not. Uses nothing private.
 """
 
 import sys
@@ -19,19 +17,10 @@ from typing import Any
 
 PRIVATE: dict[str, str] = {}
 REAL = {"lightning.pytorch": "pytorch_lightning", "lightning.fabric": "lightning_fabric"}
-TOP = {  # what `lightning` has, and the module that has it
-    "Callback": "pytorch_lightning",
-    "Fabric": "lightning_fabric",
-    "LightningDataModule": "pytorch_lightning",
-    "LightningModule": "pytorch_lightning",
-    "Trainer": "pytorch_lightning",
-    "__version__": "pytorch_lightning",
-    "seed_everything": "lightning_fabric",
-}
 
 
 class OtherName(MetaPathFinder, Loader):
-    """Find a module under its name in the copy, and give the one that runs here."""
+    """Finds a module under its name in the copy, and gives the one that runs here."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -45,13 +34,11 @@ class OtherName(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the real module in the place of the empty one; it keeps its own name and spec."""
-        real = real_name(module.__name__)
-        assert real is not None, "find_spec has found it"
-        sys.modules[module.__name__] = import_module(real)
+        sys.modules[module.__name__] = import_module(str(real_name(module.__name__)))
 
 
 class Top(MetaPathFinder, Loader):
-    """Find ``lightning`` where it is not installed; last of all finders."""
+    """Finds ``lightning`` itself where it is not installed; the last of all finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,21 +47,18 @@ class Top(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=True) if fullname == "lightning" else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill it when its names are used: an import alone takes no torch."""
+        """Let its names be looked up when they are used: an import alone takes no torch."""
 
         def get(name: str) -> Any:
-            if name in TOP:
-                value = getattr(import_module(TOP[name]), name)
-            elif f"lightning.{name}" in REAL:
-                value = import_module(f"lightning.{name}")
-            else:
-                raise AttributeError(f"module 'lightning' has no attribute {name!r}")
-            setattr(module, name, value)
-            return value
+            if f"lightning.{name}" in REAL:
+                return import_module(f"lightning.{name}")
+            if name == "__version__" or not name.startswith("__"):  # not what inspection asks for
+                for package in map(import_module, REAL.values()):
+                    if hasattr(package, name):
+                        return getattr(package, name)
+            raise AttributeError(f"module 'lightning' has no attribute {name!r}")
 
-        names = vars(module)
-        names["__all__"] = list(TOP)
-        names["__getattr__"] = get
+        vars(module)["__getattr__"] = get
 
 
 def real_name(name: str) -> str | None:

@@ -1,7 +1,7 @@
 """Which versions the files of this package were tested with, and what a run does with others.
 
-With tested versions nothing but their numbers is looked at. With another one a run says so, goes
-without what only saves time, and is refused where a name is gone that its results rest on.
+With another version a run says so, goes without what only saves time, and is refused where a name
+is gone that its results rest on.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ TESTED = {  # the same bounds as in requirements.txt
     "torchmetrics": ">=1.6,<1.10",
     "hydra-core": ">=1.3.6,<1.4",
 }
-IS_TORCH_2_6 = version("torch").startswith("2.6.")  # which has other names
 FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
-SAVING = {"late_imports", "step_overhead"}  # results do not rest on them
-NEEDED = sorted(FILES - SAVING - {"versions"})
+NEEDED = sorted(FILES - {"late_imports", "step_overhead", "versions"})  # the first two save time
 
 warn_once = lru_cache(logging.getLogger(__name__).warning)
 
 
 @lru_cache
 def untested() -> list[str]:
-    """The packages whose installed version was not tested; found out once, in some milliseconds."""
+    """The packages whose installed version was not tested."""
     return [
         name
         for name, bounds in TESTED.items()
@@ -51,11 +49,10 @@ def check(trainer: pl.Trainer) -> None:
     Raises:
         UserError: if one of them lacks a private name that the harness needs.
     """
-    others = untested()
-    if not others:
+    if not untested():
         return
-    found = " and ".join(f"{name} {version(name)}" for name in others)
-    install = "pip install " + " ".join(f"'{name}{TESTED[name]}'" for name in others)
+    found = " and ".join(f"{name} {version(name)}" for name in untested())
+    install = "pip install " + " ".join(f"'{name}{TESTED[name]}'" for name in untested())
     for file in NEEDED:
         for name in private_names(file):
             if error := missing(name, trainer):
@@ -72,16 +69,16 @@ def check(trainer: pl.Trainer) -> None:
 
 def private_names(file: str) -> list[str]:
     """What a file of this package relies on, each as ``module:path``."""
-    places: dict[str, str] = importlib.import_module(f"{__package__}.{file}").PRIVATE
+    owners: dict[str, str] = importlib.import_module(f"{__package__}.{file}").PRIVATE
     return [
-        f"{place}{'.' if ':' in place else ':'}{name}"
-        for place, names in places.items()
+        f"{owner}{'.' if ':' in owner else ':'}{name}"
+        for owner, names in owners.items()
         for name in names.split()
     ]
 
 
 def missing(name: str, trainer: pl.Trainer) -> str | None:
-    """What Python says where upstream does not have a name.
+    """Python's error where upstream does not have a name.
 
     Args:
         name: as ``module:path``, in which ``()`` calls.
@@ -89,10 +86,10 @@ def missing(name: str, trainer: pl.Trainer) -> str | None:
     """
     module, _, path = name.partition(":")
     try:
-        found: Any = trainer if module == "trainer" else importlib.import_module(module)
+        value: Any = trainer if module == "trainer" else importlib.import_module(module)
         for attribute in path.split("."):
-            found = getattr(found, attribute.removesuffix("()"))
-            found = found() if attribute.endswith("()") else found
+            value = getattr(value, attribute.removesuffix("()"))
+            value = value() if attribute.endswith("()") else value
     except (ImportError, AttributeError) as error:
         return str(error)
     return None

@@ -1,13 +1,12 @@
 """Ends a data worker whose batch cannot be sent, which its process would wait for without end.
 
-A worker's queue sends in a thread. What fails there, such as shared memory without room or a value
-that cannot be pickled, Python prints and drops. Nothing public sees it. Seen in Python 3.11.
+A worker's queue sends in a thread. An error there, such as shared memory without room or a value
+that cannot be pickled, Python prints and drops, and nothing public sees it. Seen in Python 3.11.
 """
 
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from multiprocessing import queues
 from typing import Any
 
@@ -20,11 +19,11 @@ def end_where_nothing_is_sent(end: Callable[[int], Any]) -> None:
     Args:
         end: ends the process, from whichever thread, with a status.
     """
-    queues.Queue._on_queue_feeder_error = staticmethod(partial(_tell, end))  # type: ignore[attr-defined]
 
+    def show_and_end(error: BaseException, batch: Any) -> None:
+        if "No space left" not in str(error):  # else the worker's process says what to do
+            traceback.print_exception(error)
+            sys.stderr.flush()
+        end(1)
 
-def _tell(end: Callable[[int], Any], error: BaseException, batch: Any) -> None:
-    if "No space left" not in str(error):  # else the worker's process says what to do
-        traceback.print_exception(error)
-        sys.stderr.flush()
-    end(1)
+    queues.Queue._on_queue_feeder_error = staticmethod(show_and_end)  # type: ignore[attr-defined]

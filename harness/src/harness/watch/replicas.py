@@ -9,8 +9,8 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from harness.errors import TrainingError
-from harness.exact.sync_batch_norm import NORMS, SyncBatchNorm
 from harness.shards import has_parts
+from harness.strategies.sync_batch_norm import NORMS, SyncBatchNorm
 
 log = logging.getLogger(__name__)
 

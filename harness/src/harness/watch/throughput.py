@@ -16,7 +16,7 @@ from harness.data.shared_batches import SharedBatchSampler
 from harness.loggers.metrics_table import MetricsTable
 from harness.machine.limits import usable_cores
 from harness.processes.agreement import gather
-from harness.upstream.resume_counters import num_steps_logged
+from harness.upstream.resume import num_steps_logged
 
 log = logging.getLogger(__name__)
 

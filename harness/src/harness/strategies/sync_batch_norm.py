@@ -1,3 +1,9 @@
+"""BatchNorm over the samples of all processes, on any device; torch's own refuses CPUs.
+
+``trainer.sync_batchnorm=true`` exchanges the classes of layers; keys and attribute paths stay.
+``harness/tests/test_same_experiment.py`` has the proof: two processes end as one.
+"""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +16,15 @@ from pytorch_lightning.strategies import ParallelStrategy
 from torch import Tensor, nn
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+SHARES_ALONE = (
+    "BatchNorm sees each share alone: not what one device would train. Use strategy=ddp with "
+    "trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
+)
 NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the samples of all processes, on any device; torch's own refuses CPUs.
-
-    Sums are added up over the processes, which may hold different numbers of samples.
-    """
+    """Adds sums up over the processes, which may hold different numbers of samples."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (B, C, ...) per channel."""
@@ -27,8 +34,8 @@ class SyncBatchNorm(nn.BatchNorm1d):
             return F.batch_norm(input, mean, variance, *affine, mean is None, eps=self.eps)
         dtype, input = input.dtype, input.to(self.weight.dtype if self.affine else torch.float32)
         dims, shape = [0, *range(2, input.dim())], [1, -1] + [1] * (input.dim() - 2)
-        own_size = input.new_tensor([input.numel() / input.shape[1]])  # values per channel
-        sums = over_processes(torch.cat([input.sum(dims), own_size]))
+        size_here = input.new_tensor([input.numel() / input.shape[1]])  # values per channel
+        sums = over_processes(torch.cat([input.sum(dims), size_here]))
         centre, size = sums[:-1] / sums[-1], sums[-1].detach()
         centred = input - centre.view(shape)
         spread = over_processes(centred.square().sum(dims)) / size
@@ -60,10 +67,7 @@ over_processes: Callable[[Tensor], Tensor] = _Sum.apply
 
 
 class SyncBatchNormAnywhere(LayerSync):
-    """``trainer.sync_batchnorm`` for CPUs; parameters, keys and attribute paths stay."""
-
-    def __init__(self) -> None:
-        self.classes: dict[nn.Module, type[nn.Module]] = {}
+    """Lightning's plugin for ``trainer.sync_batchnorm``, for CPUs as well."""
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Let every BatchNorm look at all processes."""
@@ -73,26 +77,17 @@ class SyncBatchNormAnywhere(LayerSync):
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Make the layers what they were."""
-        for module, its_class in self.classes.items():
-            module.__class__ = its_class
+        """Give the layers their classes back."""
+        for module, original in self.classes.items():
+            module.__class__ = original
         return model
 
 
 def sees_shares_alone(trainer: pl.Trainer, module: nn.Module) -> str:
-    """What is to be said of BatchNorm that trains on shares; empty where none does."""
-    strategy = trainer.strategy
-    if trainer.world_size * trainer.num_devices == 1 or not trainer.is_global_zero:
-        return ""
-    if not isinstance(strategy, ParallelStrategy):
-        return ""
+    """A warning if BatchNorm trains on the share of a device or a process; else nothing."""
+    num_shares = trainer.world_size * trainer.num_devices
     synced = (SyncBatchNorm, nn.SyncBatchNorm) if trainer.world_size > 1 else ()
-    alone = [
-        p for p in module.modules() if isinstance(p, BATCH_NORMS) and not isinstance(p, synced)
-    ]
-    if not any(part.training for part in alone):
-        return ""
-    return (
-        "BatchNorm sees each share alone: not what one device would train. Use strategy=ddp with "
-        "trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
-    )
+    norms = [p for p in module.modules() if isinstance(p, BATCH_NORMS) and p.training]
+    if num_shares > 1 and isinstance(trainer.strategy, ParallelStrategy) and trainer.is_global_zero:
+        return SHARES_ALONE if any(not isinstance(p, synced) for p in norms) else ""
+    return ""

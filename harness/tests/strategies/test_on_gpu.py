@@ -13,7 +13,6 @@ from tests.strategies.test_module_zoo import ZOO, assert_equal, made, two_steps
 from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
-ON_CPU = {"plain_tensor"}  # makes a tensor on the CPU on purpose
 
 
 def losses(strategy, precision="32-true", num_devices=1, network=None):
@@ -24,7 +23,7 @@ def losses(strategy, precision="32-true", num_devices=1, network=None):
     return module.losses
 
 
-def two_replicas_on_one_gpu():
+def two_shares_on_one_gpu():
     strategy = DataParallelStrategy()
     strategy.parallel_devices = [torch.device("cuda", 0)] * 2
     return strategy
@@ -36,17 +35,17 @@ def two_replicas_on_one_gpu():
     # Half precision keeps 8 (bf16) or 11 bits (fp16): halves of a batch round differently.
     [("32-true", 1e-5), ("64-true", 1e-12), ("bf16-mixed", 2e-2), ("16-mixed", 5e-3)],
 )
-def test_two_replicas_on_one_gpu_follow_one_device(precision, bound):
-    parallel = losses(two_replicas_on_one_gpu(), precision)
+def test_two_shares_on_one_gpu_follow_one_device(precision, bound):
+    parallel = losses(two_shares_on_one_gpu(), precision)
     assert difference(parallel, losses("auto", precision)) <= bound
 
 
-# cuDNN wants an RNN's weights in one block; those of a replica are copied one by one.
+# cuDNN wants an RNN's weights in one block; copies are made one by one.
 @pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
 @pytest.mark.gpu
 def test_every_module_kind_on_a_gpu():
     device = torch.device("cuda", 0)
-    for name in sorted(set(ZOO) - ON_CPU):
+    for name in sorted(set(ZOO)):
         module, inputs = made(name)
         expected = two_steps(module, inputs)
         module, inputs = made(name)
@@ -59,13 +58,13 @@ def test_every_module_kind_on_a_gpu():
 
 
 @pytest.mark.gpu
-def test_teardown_frees_the_replicas():
+def test_teardown_frees_the_copies():
     def wide():
         return nn.Sequential(nn.Linear(8, 4096), nn.Linear(4096, 5))
 
-    losses(two_replicas_on_one_gpu(), network=wide)  # libraries take their workspaces
+    losses(two_shares_on_one_gpu(), network=wide)  # libraries take their workspaces
     before = torch.cuda.memory_allocated()
-    losses(two_replicas_on_one_gpu(), network=wide)
+    losses(two_shares_on_one_gpu(), network=wide)
     assert torch.cuda.memory_allocated() == before
 
 

@@ -1,0 +1,186 @@
+"""Mends what Lightning 2.6 restores wrongly when a run goes on from a checkpoint.
+
+The checkpoint is written between two steps, in ``on_train_batch_start``: a batch has been announced
+and not begun. In: the checkpoint and the Trainer that loads it (``checkpoints.safe_point`` calls).
+``harness/tests/checkpoints/test_resume.py`` fails where a repair is not needed any more.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities import CombinedLoader
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
+from torchmetrics import Metric
+
+from harness.upstream.logged_values import in_hook
+
+PRIVATE = {
+    "torch:Tensor()": "_version",
+    "harness.upstream.resume:loaders()": "_mode",
+    "harness.upstream.resume:schedule()": "_schedule_phases",
+    "trainer:fit_loop.epoch_loop": "_batches_that_stepped",
+}
+
+
+def loaders() -> CombinedLoader:
+    """An object whose attributes are looked up."""
+    return CombinedLoader([])
+
+
+def schedule() -> OneCycleLR:
+    """An object whose attributes are looked up."""
+    return OneCycleLR(torch.optim.SGD([torch.zeros(1)]), max_lr=1.0, total_steps=2)
+
+
+def cycles(loaders: CombinedLoader) -> bool:
+    """Whether a shorter loader begins again within an epoch, beside a longer one."""
+    return loaders._mode == "max_size_cycle"
+
+
+def num_steps_logged(trainer: pl.Trainer) -> int:
+    """The step that loggers get for what is logged now; one less for an epoch's last values."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def num_changes(tensor: Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int, int]:
+    """The epoch at which a checkpoint was written, and how many of its steps were done.
+
+    Args:
+        checkpoint: written between two steps.
+        batches_per_step: ``trainer.accumulate_grad_batches`` of the run that wrote it.
+    """
+    loop = checkpoint["loops"]["fit_loop"]
+    epochs = loop["epoch_progress"]["current"]
+    batches = loop["epoch_loop.batch_progress"]["current"]
+    is_inside = epochs["ready"] > epochs["processed"]
+    return epochs["processed"], batches["processed"] // batches_per_step if is_inside else 0
+
+
+def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
+    """Let a checkpoint say that the announced batch was not; call it in ``on_load_checkpoint``.
+
+    Args:
+        checkpoint: written between two steps.
+        before: ``trainer.accumulate_grad_batches`` of the run that wrote it. Counters count
+            batches, and other devices may need another number of them per step.
+        now: that of this run.
+    """
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for counter in (progress["total"], progress["current"]):
+        assert counter["processed"] % before == 0, "written inside of a step"
+        num_batches = counter["processed"] // before * now
+        counter |= dict.fromkeys(("ready", "started", "processed", "completed"), num_batches)
+    progress["is_last_batch"] = False
+
+
+def hold_validation(trainer: pl.Trainer) -> Any:
+    """Let no validation be due until ``end_restart``, which gets what this returns.
+
+    If one came before the checkpoint, Lightning would count a step for it again, and ask a
+    ``ReduceLROnPlateau`` of steps again.
+    """
+    limit, trainer.limit_val_batches = trainer.limit_val_batches, 0
+    return limit
+
+
+def end_restart(trainer: pl.Trainer, limit_val_batches: Any) -> None:
+    """Treat the epoch as any other; call it in the first ``on_train_batch_start``.
+
+    Otherwise Lightning does not ask ``ReduceLROnPlateau`` at the end of the resumed epoch.
+    """
+    trainer.limit_val_batches = limit_val_batches
+    trainer.fit_loop.on_iteration_done()
+
+
+def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether a validation comes after the step that begins here, unless time decides it."""
+    every_epochs = trainer.check_val_every_n_epoch
+    is_epoch_with = every_epochs is None or (trainer.current_epoch + 1) % every_epochs == 0
+    if not (trainer.enable_validation and is_epoch_with):
+        return False
+    every, num_batches = trainer.val_check_batch, trainer.num_training_batches
+    batches = min(trainer.accumulate_grad_batches, int(min(num_batches, 2**62)) - batch_idx)
+    if every is None or every == float("inf"):
+        return batch_idx + batches >= num_batches
+    first = trainer.fit_loop.total_batch_idx if every_epochs is None else batch_idx
+    return any((first + i) % every == 0 for i in range(1, batches + 1))
+
+
+def after_start_hooks(trainer: pl.Trainer, function: Callable[[], None]) -> None:
+    """Call a function after all ``on_train_start``, before an epoch begins or a batch is read."""
+    strategy: Any = trainer.strategy
+    original = strategy.on_train_start
+
+    def on_train_start() -> None:
+        strategy.on_train_start = original
+        original()
+        function()
+
+    strategy.on_train_start = on_train_start
+
+
+def begin_epoch(trainer: pl.Trainer, callbacks: list[pl.Callback]) -> None:
+    """Call ``on_train_epoch_start`` of the module and of callbacks where a run goes on inside one.
+
+    Lightning leaves it out there, and data sets, iterators or progress bars would lack what it has
+    set. Weights, buffers and the optimizers' settings are in the checkpoint, and stay.
+    """
+    module, hook = trainer.lightning_module, "on_train_epoch_start"
+    tensors = [(t, t.detach().clone()) for t in (*module.parameters(), *module.buffers())]
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    with in_hook(module, hook):
+        for callback in callbacks:
+            getattr(callback, hook)(trainer, module)
+        getattr(module, hook)()
+    with torch.no_grad():
+        for tensor, value in tensors:
+            tensor.copy_(value)
+    for group, before in zip(groups, settings, strict=True):
+        group.update(before)
+
+
+def unsaved_buffers(module: nn.Module) -> Iterator[str]:
+    """The names of buffers that no checkpoint holds: those that are not persistent."""
+    saved = nn.Module.state_dict(module)  # not an author's override, which may leave weights out
+    for path, part in module.named_modules():
+        names = [name for name, _ in part.named_buffers(path, recurse=False)]
+        yield from (name for name in names if name not in saved and not isinstance(part, Metric))
+
+
+def repair_model_checkpoints(trainer: pl.Trainer, states: dict[str, Any]) -> None:
+    """Let each ``ModelCheckpoint`` know its last score, and find its files in the run's folder now.
+
+    Lightning saves the score and does not load it. Where the folder was moved it forgets the other
+    scores, and where it was copied it deletes files of the original.
+    """
+
+    def moved(value: Any, before: str, now: str) -> Any:
+        if isinstance(value, dict):
+            return {moved(k, before, now): moved(v, before, now) for k, v in value.items()}
+        if isinstance(value, str) and (value == before or value.startswith(before + os.sep)):
+            return now + value[len(before) :]
+        return value
+
+    for callback in trainer.checkpoint_callbacks:
+        state = states.get(callback.state_key)
+        if isinstance(callback, ModelCheckpoint) and state is not None:
+            callback.current_score = state["current_score"]
+            paths = str(state["dirpath"]), str(callback.dirpath)
+            states[callback.state_key] = moved(state, *paths)
+
+
+def forget_length(schedule: dict[str, Any]) -> None:
+    """Take the length out of a ``OneCycleLR`` state, so that the one in the run keeps its own."""
+    schedule.pop("total_steps", None)
+    schedule.pop("_schedule_phases", None)
