@@ -11,7 +11,9 @@ Data:
 
 - ``DataModule``: loaders whose batches mean the same under every strategy.
 - ``BatchedDataset``: a data set that reads whole batches; ``Batch``: the indices of one.
+- ``SplitDataModule``: a ``DataModule`` that draws its splits from one set of samples.
 - ``uniform``: random numbers that depend on (seed, epoch, sample) alone.
+- ``cached``: a file or folder that one process makes once, whole or not at all.
 
 Modules and callbacks:
 
@@ -44,8 +46,10 @@ if TYPE_CHECKING:
     from harness.command.from_python import Run, evaluate, load_run, predict, train
     from harness.command.main import main
     from harness.data.batches import Batch, BatchedDataset
+    from harness.data.caching import cached
     from harness.data.datamodule import DataModule
     from harness.data.randomness import uniform
+    from harness.data.split_datamodule import SplitDataModule
     from harness.errors import UserError
     from harness.exact.mean import Mean, is_logged
     from harness.exact.means import mean_over, sum_over
@@ -60,8 +64,10 @@ __all__ = [
     "Mean",
     "Picture",
     "Run",
+    "SplitDataModule",
     "UserError",
     "build_optimizers",
+    "cached",
     "compose",
     "evaluate",
     "is_logged",
@@ -82,8 +88,10 @@ _MODULES = {
     "Mean": "exact.mean",
     "Picture": "watch.picture",
     "Run": "command.from_python",
+    "SplitDataModule": "data.split_datamodule",
     "UserError": "errors",
     "build_optimizers": "optimizers",
+    "cached": "data.caching",
     "compose": "command.compose",
     "evaluate": "command.from_python",
     "is_logged": "exact.mean",

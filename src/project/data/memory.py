@@ -1,6 +1,9 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from harness import Batch, BatchedDataset, uniform
@@ -42,3 +45,35 @@ class InMemory(BatchedDataset):
             draws = uniform(self.seed, epoch, indices, self.num_draws)
             inputs = self.augment(inputs, torch.from_numpy(draws))
         return inputs if self.targets is None else (inputs, self.targets.index_select(0, rows))
+
+
+class Rows(BatchedDataset):
+    """Some rows of NumPy's arrays, in memory or mapped, read as whole batches of 32 bits.
+
+    Args:
+        inputs: shape (N, ...).
+        targets: classes or numbers, shape (N, ...); ``None`` leaves them out of the batches.
+        positions: the rows that count, shape (n,).
+        sample_columns: columns of prediction tables, each with a value for each of these rows.
+    """
+
+    def __init__(
+        self,
+        inputs: NDArray[Any],
+        targets: NDArray[Any] | None,
+        positions: NDArray[np.int64],
+        sample_columns: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        self.inputs, self.targets, self.positions = inputs, targets, positions
+        self.sample_columns = sample_columns or {}
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor] | Tensor:
+        """Read a batch: inputs (B, ...), and targets (B, ...)."""
+        rows = self.positions[indices]
+        inputs = torch.from_numpy(self.inputs.take(rows, axis=0).astype(np.float32, copy=False))
+        if self.targets is None:
+            return inputs
+        return inputs, torch.from_numpy(self.targets.take(rows, axis=0))

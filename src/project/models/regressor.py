@@ -13,8 +13,8 @@ from harness import build_optimizers
 class Regressor(pl.LightningModule):
     """Train any network that maps a batch to numbers.
 
-    The network learns targets of mean 0 and deviation 1: the training data says what they are, if
-    it has a ``target_mean`` and a ``target_std``. Metrics and predictions have the targets' units.
+    The network learns targets of mean 0 and deviation 1, if the facts of the training data have a
+    ``target_mean`` and a ``target_std``. Metrics and predictions have the targets' units.
 
     Args:
         net: maps inputs of shape (B, ...) to numbers, in the shape of the targets or (B, 1).
@@ -54,8 +54,9 @@ class Regressor(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Take over the targets' scale."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]  # set untyped
-        self.target_mean.fill_(getattr(data, "target_mean", 0.0))
-        self.target_std.fill_(getattr(data, "target_std", 1.0))
+        facts = getattr(data, "facts", {})
+        self.target_mean.fill_(facts.get("target_mean", 0.0))
+        self.target_std.fill_(facts.get("target_std", 1.0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs (B, ...) to scaled numbers, (B,) or (B, num_outputs)."""

@@ -6,31 +6,14 @@ its process ends, lets one process make it while the others wait.
 
 import errno
 import fcntl
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UserError
 from harness.files import FULL, PART, sync
-
-
-def file_signature(path: str | Path) -> list[Any]:
-    """Return what tells a file from an older one of the same name, without reading it.
-
-    The time of the change tells it also from one that was copied over it with its time.
-    """
-    status = os.stat(path)
-    return [os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def hashed(parts: list[Any]) -> str:
-    """Make a file name of everything that a cached file depends on."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def cached(path: Path, create: Callable[[Path], object]) -> Path:

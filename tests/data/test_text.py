@@ -1,0 +1,123 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness import Batch, UserError, evaluate, train
+from project.data.text import Text
+
+END = 256
+CORPUS = "".join(f"{i:03}," for i in range(50))  # 200 bytes
+Made = Callable[..., Text]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Made:
+    def make(content: str | bytes, **settings: Any) -> Text:
+        path = tmp_path / "text.txt"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        chosen: dict[str, Any] = {"length": 8, "cache_dir": str(tmp_path / "cache")}
+        chosen |= {"val_fraction": 0.1, "test_fraction": 0.1}
+        return Text(batch_size=4, file=str(path), **chosen | settings)
+
+    return make
+
+
+def whole(data: Text, split: str, epoch: int = 0) -> tuple[Tensor, Tensor]:
+    dataset = data.make_dataset(split)
+    return dataset.__getitems__(Batch(list(range(len(dataset))), epoch))
+
+
+def signs(ids: Tensor) -> list[str]:
+    """Rows as texts, with ``|`` for the end of a line and ``_`` for what is ignored."""
+    named = {END: "|", -100: "_"} | {i: chr(i) for i in range(256)}
+    return ["".join(named[i] for i in row) for row in ids.tolist()]
+
+
+def test_blocks_of_a_corpus_lie_behind_each_other(text: Made) -> None:
+    data = text(CORPUS, augment=False, val_fraction=0.25, test_fraction=0.25)
+    inputs, labels = whole(data, "train")
+    assert signs(inputs)[:2] == ["000,001,", "002,003,"]
+    assert signs(labels)[:2] == ["00,001,0", "02,003,0"]
+    assert signs(labels)[-1] == "24,_____"  # padded, and not dropped
+
+
+def test_splits_of_a_corpus_share_no_token(text: Made) -> None:
+    data = text(CORPUS, augment=False)
+    texts = {}
+    for split in ("train", "val", "test"):
+        inputs, labels = whole(data, split)
+        texts[split] = signs(inputs)[0][0] + "".join(signs(labels)).replace("_", "")
+    assert "".join(texts.values()) == CORPUS
+    assert [len(part) for part in texts.values()] == [160, 20, 20]
+
+
+def test_each_epoch_is_cut_elsewhere(text: Made) -> None:
+    data = text(bytes(range(128)))
+    firsts = set()
+    for epoch in range(8):
+        inputs, labels = (part.flatten().tolist() for part in whole(data, "train", epoch))
+        assert labels == [i + 1 for i in inputs]
+        firsts.add(inputs[0])
+    assert len(firsts) > 3
+    assert firsts <= set(range(8))
+
+
+def test_lines_end_and_are_padded(text: Made) -> None:
+    data = text("abc\n\nlonger line\r\nx\n" * 5, unit="lines")
+    pairs = set()
+    for split in ("train", "val", "test"):
+        inputs, labels = whole(data, split)
+        pairs |= {*zip(signs(inputs), signs(labels), strict=True)}
+    assert pairs == {
+        ("|abc||||", "abc|____"),
+        ("|longer ", "longer l"),
+        ("|x||||||", "x|______"),
+    }
+
+
+def test_a_tokenizer_of_the_library_is_kept_with_the_run(text: Made, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: i for i, word in enumerate(["the", "cat", "sees", "[UNK]"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    data = text("the cat sees\nthe dog\n" * 30, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert (data.facts["vocab_size"], data.facts["pad_id"]) == (5, 4)
+    assert data.prompt("the cat") == [0, 1]
+    again = text("the cat sees\nthe dog\n" * 30)
+    again.facts = data.facts
+    (tmp_path / "tokenizer.json").unlink()
+    assert again.decode([0, 1, 4, 2]) == "the cat"
+
+
+def test_text_trains_and_another_text_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("the cat sees the dog.\n" * 200)
+    run = train(
+        *("experiment=text", f"data.file={file}", f"data.cache_dir={tmp_path}", "data.length=32"),
+        *("model.net.width=16", "model.net.num_heads=2", "trainer.max_epochs=1", "strategy=cpu"),
+        *("trainer.enable_progress_bar=false", f"output_dir={tmp_path / 'out'}"),
+    )
+    assert torch.isfinite(torch.tensor(run.results["test/bits_per_byte"]))
+    assert list(run.folder.glob("samples/*.txt"))
+    assert "trained on" not in (evaluate(run.checkpoint).folder / "run.log").read_text()
+    file.write_text("Another line.\n" + file.read_text())
+    assert "trained on" in (evaluate(run.checkpoint).folder / "run.log").read_text()
+
+
+def test_mistakes_are_told_in_lines(text: Made, tmp_path: Path) -> None:
+    for content, settings, message in (
+        ("", {}, "is empty"),
+        ("short", {}, "tokens to train on, which needs 17"),
+        (b"\xe9\xff" * 100, {}, "is no text in UTF-8"),
+        (CORPUS, {"unit": "words"}, "data.unit=words is corpus or lines"),
+        (CORPUS, {"tokenizer": str(tmp_path / "nope.json")}, "is no tokenizer.json"),
+        (CORPUS, {"val_file": str(tmp_path / "nope.txt")}, "nope.txt cannot be read"),
+    ):
+        with pytest.raises(UserError, match=message) as told:
+            text(content, **settings).learn()
+        assert len(str(told.value).splitlines()) <= 3
