@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from harness import Run, UserError, train
 from harness.export.command import export
 from harness.testing import command
 from tests.conftest import LIBRARY, ROOT, slow
-from tests.images.made import write_images
-from tests.tables.test_table import rows, written
 
 ort: Any = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -37,16 +36,19 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def words_of(kind: str, folder: Path) -> list[str]:
     match kind:
         case "images":
-            write_images(folder / "shapes")
+            for path in (folder / "shapes" / f"{i % 2}" / f"{i}.png" for i in range(40)):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (20, 20), (6 * int(path.stem), 99, 0)).save(path)
             return ["experiment=images", f"data.root={folder}/shapes", "data.size=16"]
         case "batch norm":
             return ["data=synthetic", "model=resnet", "model.net.norm=batch"]
         case "categories":
-            table = rows().with_columns(kind=rows()["price"] % 3)
-            words = ["data.target=kind", "data.categories=[zip]", "data.batch_size=9"]
-            return ["experiment=table_classes", f"data.file={written(folder, table)}", *words]
+            rows = "".join(f"{i},{'abc'[i % 3]},{i % 2}\n" for i in range(60))
+            (folder / "rows.csv").write_text("size,city,kind\n" + rows)
+            words = ["data.target=kind", "data.ignore=[]", "data.batch_size=9"]
+            return ["experiment=table_classes", f"data.file={folder / 'rows.csv'}", *words]
         case "numbers":
-            return ["experiment=table", f"data.file={written(folder, rows())}", "data.target=price"]
+            return ["experiment=table"]
         case "text":
             return ["experiment=text"]
     return [f"data={kind}", "model=mlp"]

@@ -130,10 +130,8 @@ class Text(SplitDataModule):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the training, or the one that the settings name."""
-        if self._facts is not None:
-            return Tokenizer(*self._facts["tokenizer"])
-        return Tokenizer.read(self.tokenizer_name, self.end_token)
+        """The tokenizer that the training has learnt with."""
+        return Tokenizer(*self.facts["tokenizer"])
 
     def path_of(self, file: str | None) -> Path:
         """The path of a text; that of the sentences, which are made once, where none is given."""
@@ -186,7 +184,8 @@ class Text(SplitDataModule):
 
     def learn(self) -> dict[str, Any]:
         """The tokenizer and its sizes; all text is encoded, so that mistakes show at once."""
-        tokenizer, names = self.tokenizer, {self.file, *filter(None, self.files.values())}
+        self.tokenizer = tokenizer = Tokenizer.read(self.tokenizer_name, self.end_token)
+        names = {self.file, *filter(None, self.files.values())}
         for split in ("train", "val", "test"):
             self.text_of(split)
         num_tokens = num_bytes = 0
