@@ -67,40 +67,35 @@ class GlobalBatches(pl.Callback):
                 setattr(source, method, shared)
 
     def begin(self, trainer: pl.Trainer, loaders: Any) -> None:
-        """Let the loaders that train begin where the run was stopped; tell of other data.
+        """Let the loaders that train begin where the run was stopped.
 
         Raises:
             UserError: if the remaining batches would differ.
         """
-        # A loader that was not taken over is no DataLoader of a kind that can be in a run.
-        known = [loader for loader in leaves(loaders) if shares_of(loader) is not None]
-        self.sharing = [s for s in map(shares_of, known) if s is not None]
+        taken = [one for one in leaves(loaders) if shares_of(one) is not None]
+        self.sharing = [sharing for sharing in map(shares_of, taken) if sharing is not None]
         self.checksums = [
             checksum(getattr(loader, "dataset", None)) if trainer.is_global_zero else None
-            for loader in known
+            for loader in taken
         ]
-        for sharing in self.sharing:
-            sharing.start_at(*self.start)
-        for sharing, saved in zip(self.sharing, self.loaded, strict=False):
-            sharing.start_at(*self.start, checksum=saved["sum"])
-            now = sharing.settings()
-            for name, before in saved["settings"].items():
-                if now.get(name) != before:
+        saved_by_loader = [*self.loaded, *[{}] * len(taken)]
+        self.loaded = []
+        for sharing, now, saved in zip(self.sharing, self.checksums, saved_by_loader, strict=False):
+            sharing.start_at(*self.start, checksum=saved.get("sum"))
+            settings = sharing.settings()
+            for name, before in saved.get("settings", {}).items():
+                if settings.get(name) != before:
                     raise UserError(
                         f"The checkpoint's run had {name}={before}, and now it is "
-                        f"{now.get(name)}: the batches would be others.\n"
+                        f"{settings.get(name)}: the batches would be others.\n"
                         "Go on with what the run began with."
                     )
-        before = [one["data"] for one in self.loaded]
-        if any(
-            one and now and one != now for one, now in zip(before, self.checksums, strict=False)
-        ):
-            log.warning(
-                "The training data seem to have changed since the checkpoint was written, and from "
-                "here on the run trains on others.\nGo back to the data that it began with, or "
-                "use resume=null to start another run."
-            )
-        self.loaded = []
+            if saved.get("data") and now and saved["data"] != now:
+                log.warning(
+                    "The training data seem to have changed since the checkpoint was written, and "
+                    "from here on the run trains on others.\nGo back to the data that it began "
+                    "with, or use resume=null to start another run."
+                )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let losses say what they are means over."""
@@ -108,13 +103,11 @@ class GlobalBatches(pl.Callback):
         self.means = means.Means(trainer, lambda: self.weight)
         means.use(self.means.count)
 
-    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Nothing is weighed any more."""
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Weigh no loss any more."""
         means.use(None)
 
-    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
-        """See ``on_train_end``."""
-        self.on_train_end(trainer)
+    on_exception = on_train_end
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -123,23 +116,17 @@ class GlobalBatches(pl.Callback):
         if not self.has_trained and (said := sees_shares_alone(trainer, pl_module)):
             log.warning("%s", said)  # now that hooks have chosen what trains
         self.has_trained = True
-        if len(self.sharing) == 1:
-            self.weight = self.sharing[0].weight(batch_idx)
-        elif self.sharing:
-            self._weigh_several(trainer, batch_idx)
-        if batch_idx == 0 and trainer.world_size > 1:
-            check_same_batches(trainer, self.sharing)
-
-    def _weigh_several(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        running = [one for one in self.sharing if not one.has_ended(batch_idx)]
-        weights = [one.weight(batch_idx) for one in running] or [1.0]
-        self.weight = weights[0]
-        if len({*weights}) > 1:
+        is_one = len(self.sharing) == 1  # of several, some may have ended
+        running = [one for one in self.sharing if is_one or not one.has_ended(batch_idx)]
+        self.weight, *others = {one.weight(batch_idx) for one in running} or {1.0}
+        if others:
             raise UserError(
                 f"Several loaders give batch {batch_idx} of an epoch, and {trainer.world_size} "
                 "processes cannot share all of them evenly: a sum of losses has one weight.\n"
                 "Use batch sizes that the processes divide, with drop_last=True, or one process."
             )
+        if batch_idx == 0 and trainer.world_size > 1:
+            check_same_batches(trainer, self.sharing)
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
@@ -209,9 +196,7 @@ def shared_loaders(
     """Make the loaders of a split, and take them over."""
     every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]  # set untyped
     epoch = trainer.current_epoch // every * every if every else 0  # at which they are made
-    with (
-        preserved_generators()
-    ):  # a split that is drawn here is the same in all processes and splits
+    with preserved_generators():  # a split that is drawn here is one for all processes and splits
         seed_generators(mix(callback.seed, epoch))
         made = make()
     if made is None:
