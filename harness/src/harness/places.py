@@ -46,32 +46,32 @@ class Raised:
 
     @property
     def owners(self) -> Place | None:
-        """The innermost line that the owner has written.
+        """The innermost line of the owner's below the first call of the harness.
 
         What calls the harness is left out: it may be a script or a test.
         """
-        ours = [i for i, place in enumerate(self.places) if is_harness(place.file)]
-        theirs = [place for place in self.places[min(ours, default=0) :] if is_owners(place.file)]
-        return theirs[-1] if theirs else None
+        first = next((i for i, place in enumerate(self.places) if is_harness(place.file)), 0)
+        written = [place for place in self.places[first:] if is_owners(place.file)]
+        return written[-1] if written else None
 
 
 def raised(error: BaseException) -> Raised:
     """Read an exception; where another process's came as a text, read that."""
+    kind, text = type(error).__name__, str(error)
     if isinstance(error, SyntaxError) and error.filename:
         place = Place(error.filename, error.lineno or 0, "<module>")
-        return Raised(type(error).__name__, one_line(error.msg), [place])
-    text = str(error)
-    _, is_text, inner = text.rpartition(TEXT_STARTS)
-    if is_text and (frames := list(FRAME.finditer(inner))):
+        return Raised(kind, one_line(error.msg), [place])
+    inner = text.rpartition(TEXT_STARTS)[2] if TEXT_STARTS in text else ""
+    frames = list(FRAME.finditer(inner))
+    # Lines of code below a frame are indented, and the message is not.
+    if frames and (match := MESSAGE.search(inner, frames[-1].end())):
         places = [Place(frame[1], int(frame[2]), frame[3]) for frame in frames]
-        # Lines of code below a frame are indented, and the message is not.
-        if said := MESSAGE.search(inner, frames[-1].end()):
-            return Raised(said[1].rpartition(".")[2], one_line(said[2] or ""), places)
+        return Raised(match[1].rpartition(".")[2], one_line(match[2] or ""), places)
     places = [
         Place(frame.f_code.co_filename, line, frame.f_code.co_name, frame)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    return Raised(type(error).__name__, one_line(text), places)
+    return Raised(kind, one_line(text), places)
 
 
 def one_line(text: str) -> str:
@@ -93,9 +93,8 @@ def is_owners(file: str) -> bool:
     path = Path(file).resolve()
     is_library = {"site-packages", "dist-packages"} & {*path.parts}
     is_generated = any(part.startswith("torchinductor") for part in path.parts)
-    if is_library or is_generated or {HARNESS, STANDARD_LIBRARY} & {*path.parents}:
-        return False
-    return path.is_file()
+    is_ours = {HARNESS, STANDARD_LIBRARY} & {*path.parents}
+    return not (is_library or is_generated or is_ours) and path.is_file()
 
 
 @cache

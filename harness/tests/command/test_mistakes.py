@@ -16,6 +16,8 @@ from tests.refusals import refusal
 MISTAKES = {
     "trainer.devcies=2": "Did you mean trainer.devices?",
     "lr=0.1": "Did you mean model.optimizer.lr?",
+    "model.optimizer.learning_rate=0.1": "Did you mean model.optimizer.lr?",
+    "model.optimizer.lr=${oc.env:HOME}": "write ${oc.decode:${oc.env:HOME}}",
     "stratgy=ddp": "Did you mean strategy?",
     "model=cnnn": "Did you mean model=cnn?",
     "experiment=syntetic": "Did you mean experiment=synthetic?",
@@ -226,6 +228,7 @@ YAML_MISTAKES = [
 # Whole files, and what is said of them.
 DEFAULTS_MISTAKES = {
     "no package": ("defaults:\n  - override /data: synthetic\n", "# @package _global_"),
+    "itself": (f"{HEADER}defaults:\n  - mine\n", "include that file itself"),
     "no override": (f"{HEADER}defaults:\n  - /model: mlp\n", "- override /model: <choice>"),
     "one without override": (
         f"{HEADER}defaults:\n  - override /data: synthetic\n  - model: mlp\n",

@@ -132,10 +132,6 @@ def go_on(folder: Path, *words: str) -> DictConfig:
     return config
 
 
-def test_progress_bar_can_be_left_out(saved_run: Callable[..., Path]) -> None:
-    assert go_on(saved_run(), "callbacks.progress_bar=null").callbacks.progress_bar is None
-
-
 def test_limits_without_a_number() -> None:
     key = "trainer.max_epochs"
     for was, asked in ((2, None), (2, -1), (None, -1)):

@@ -129,11 +129,7 @@ def unused(setting: str) -> str:
 
 
 def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
-    """Write in full what has a short form here and another meaning, or none, for Hydra.
-
-    Raises:
-        UserError: for words that Hydra takes and no command of ours uses.
-    """
+    """Write in full what has a short form here; refuse what Hydra takes and no command uses."""
     groups = config_files.groups(conf)
     words = []
     for word in typed:

@@ -4,7 +4,7 @@ In: the folder ``conf`` and words. Out: what Hydra composes of them, the groups 
 the rules that a command is checked by. A file of the owner's wins over the harness's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,12 @@ def num_started_or(default: Any) -> Any:
     return default if started.name == "python" else started.num_here
 
 
-RESOLVERS: dict[str, Callable[..., Any]] = {  # ${num_nodes:} and others in YAML files
-    "num_gpus_or": lambda default: num_gpus() or default,
-    "num_nodes": lambda: launcher().num_nodes,
-    "num_started_or": num_started_or,
-}
 Plugins.instance().register(HarnessConfigFiles)
-for _name, _resolver in RESOLVERS.items():
+for _name, _resolver in (  # ${num_nodes:} and others in YAML files
+    ("num_gpus_or", lambda default: num_gpus() or default),
+    ("num_nodes", lambda: launcher().num_nodes),
+    ("num_started_or", num_started_or),
+):
     OmegaConf.register_new_resolver(_name, _resolver, replace=True)
 
 

@@ -66,11 +66,7 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
 def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
     """Do what this process was started for: as a rank of a run, as a job, or by a person.
 
-    Args:
-        task: of the command.
-        conf: the folder of the config files.
-        words: of the command.
-        job: the folder that a sweep has given to this job; without words a config is there.
+    ``job`` is the folder that a sweep has given to this job; without words a config is there.
     """
     if run_dir := launch.run_that_this_is_a_rank_of():
         compute(task, run_folder.load_next_config(run_dir))

@@ -38,7 +38,7 @@ def start(command: Command) -> Path:
     meeting = Meeting(known_of(command.cfg.trainer), command.cfg.join_minutes)
     with ExitStack() as held, meeting.telling_failure():
         if not meeting.is_alone:
-            from harness.command.what_counts import what_counts  # asked for by few
+            from harness.command.what_counts import what_counts  # for launchers alone
 
             meeting.compare(what_counts(command))
 

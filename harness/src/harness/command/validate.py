@@ -37,11 +37,7 @@ KINDS: dict[Any, type] = {"text": str, "list": list}
 
 
 def check(command: Command) -> None:
-    """Refuse a composed command that cannot run.
-
-    Raises:
-        UserError: with what to type instead.
-    """
+    """Refuse a composed command that cannot run, with what to type instead."""
     cfg = command.cfg
     with explained(command.task, command.overrides, command.conf):
         for key in OmegaConf.missing_keys(cfg):
