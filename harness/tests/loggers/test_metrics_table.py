@@ -19,7 +19,7 @@ def test_metrics_of_one_step_share_a_row(tmp_path: Path) -> None:
     table.log_metrics({"loss": 0.25}, step=2)
     table.save()
     assert not table.path.exists()  # not every time
-    table.written -= 1
+    table.written_time -= 1
     table.save()
     assert rows(table.path) == [{"step": "1", "loss": "0.5", "lr": "0.1"}]
     table.finalize("success")

@@ -122,7 +122,7 @@ def test_padded_rows_of_several_widths_are_warned_of_and_lists_are_right(
 ) -> None:
     """Padding depends on the other samples of a batch; a sample's own list does not."""
     for shapes, says in (
-        ([(2, 3), (2, 5), (1, 4)], "prediction has 3 columns in one batch and 4 in another: a sam"),
+        ([(2, 3), (2, 5), (1, 4)], "prediction has 3 columns in one batch and 5 in another: a sam"),
         ([(2, 3, 2), (1, 4, 2)], "prediction has 6 columns in one batch and 8 in another"),
         ([(2, 3), (1, 3)], ""),
         ([(2,), (1,)], ""),

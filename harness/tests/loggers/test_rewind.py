@@ -2,14 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.loggers.rewind import Logs
-from harness.runs.reading import read_table
 from tests.loggers.logged_run import END, attempt, curves
 
 
@@ -64,46 +62,29 @@ def test_name_in_a_checkpoint_leads_nowhere_else(killed, tmp_path: Path) -> None
     assert (tmp_path / "other").read_text() == "mine"
 
 
-DAMAGE: dict[str, tuple[Callable[[bytes], bytes | None], int]] = {  # and the rows that it leaves
-    "deleted": (lambda data: None, 0),
-    "emptied": (lambda data: b"", 0),
-    "no header": (lambda data: data.partition(b"\r\n")[2], 0),
-    "cut": (lambda data: data[: data.index(b"\r\n30,") + 6], 30),
-    "a row of another": (lambda data: data.replace(b"\r\n7,", b"\r\n1,2\r\n7,"), 39),
-}
+def test_lost_logs_are_told_and_what_is_left_is_kept(killed, whole, tmp_path: Path, caplog) -> None:
+    def cut(path: Path) -> None:
+        os.truncate(path, path.read_bytes().index(b"\r\n30,") + 2)
 
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table, each without the columns that it leaves empty."""
-    rows = read_table(path).rows(named=True)
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
-
-
-def test_damaged_table_costs_its_rows_and_one_line(killed, whole, tmp_path: Path, caplog) -> None:
-    expected = rows_of(whole / "metrics.csv")
-    for nth, (change, num_left) in enumerate(DAMAGE.values()):
+    for name, damage, says in (
+        ("metrics.csv", Path.unlink, "has lost rows: 0 of 40 are left"),
+        ("metrics.csv", cut, "has lost rows: 30 of 40 are left"),
+        ("tensorboard/events*", Path.unlink, "is not there, nor are the curves in it"),
+        ("tensorboard/events*", lambda path: os.truncate(path, 500), "has lost "),
+    ):
         caplog.clear()
-        run_dir = shutil.copytree(killed[0], tmp_path / str(nth))
-        damaged, path = change(table(run_dir)), run_dir / "metrics.csv"
-        path.unlink() if damaged is None else path.write_bytes(damaged)
-        attempt(run_dir, END, killed[1], 40)
-        rows = rows_of(path)
-        assert len(rows) == num_left + END - 40
-        assert all(repr(row) in map(repr, expected) for row in rows)
-        assert len(caplog.messages) == (num_left < 40)
-        if num_left < 40:
-            assert f"{num_left} of its 40 rows before the checkpoint are left" in caplog.text
-            assert damaged is None or path.with_name("metrics.csv.damaged").read_bytes() == damaged
-
-
-def test_damaged_curves_are_told_in_one_line(killed, whole, tmp_path: Path, caplog) -> None:
-    for damage in (Path.unlink, lambda path: os.truncate(path, 500)):
-        caplog.clear()
-        run_dir = shutil.copytree(killed[0], tmp_path / damage.__name__)
-        damage(min(run_dir.glob("tensorboard/events*")))
+        run_dir = shutil.copytree(killed[0], tmp_path / says)
+        damage(min(run_dir.glob(name)))
         attempt(run_dir, END, killed[1], 40)
         assert len(caplog.messages) == 1
-        assert "bytes of its curves" in caplog.text
-        assert table(run_dir) == table(whole)
-        found = curves(run_dir)["tensorboard/train/loss"]
-        assert set(found) < set(curves(whole)["tensorboard/train/loss"])
+        assert says in caplog.text
+        if name == "metrics.csv":
+            assert curves(run_dir) == curves(whole)
+            steps = [line.partition(b",")[0] for line in table(run_dir).splitlines()]
+            num_left = int(says.split()[3])
+            expected = [*range(num_left), *range(40, END)]
+            assert steps == [b"step", *(str(step).encode() for step in expected)]
+        else:
+            assert table(run_dir) == table(whole)
+            left = curves(run_dir)["tensorboard/train/loss"]
+            assert set(left) < set(curves(whole)["tensorboard/train/loss"])

@@ -172,13 +172,18 @@ RATES = "[torch.optim.lr_scheduler.StepLR(optimizer, 1)]"
 # The file, what stands in it and what is written instead, and what is told.
 MISFITS = (
     ("net.py", ONE, f"        self.more = nn.Linear(1, 1)\n{ONE}", "net.more.weight"),
-    ("net.py", ONE + TWO, TWO + ONE, "net.one.weight would go to net.two.weight"),
-    ("model.py", "Adam(", "SGD(", "it has no momentum, dampening for SGD"),
+    ("net.py", ONE + TWO, TWO + ONE, "state of net.one.weight would go to net.two.weight"),
+    ("model.py", "Adam(", "SGD(", "its optimizers are Adam, and configure_optimizers gives SGD"),
     (
         *("model.py", "self.net.parameters()", "self.net.last.parameters()"),
         "doesn't match the size of optimizer's group",
     ),
-    ("model.py", RATES, f"{RATES} * 2", "it has 1 schedulers, and configure_optimizers gives 2"),
+    (
+        "model.py",
+        RATES,
+        f"{RATES} * 2",
+        "its schedules are StepLR, and configure_optimizers gives StepLR, StepLR",
+    ),
 )
 
 

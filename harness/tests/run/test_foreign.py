@@ -11,6 +11,7 @@ import torch
 from harness import Run, UserError, evaluate, predict, train
 from harness.command import validate
 from harness.command.compose import compose_command
+from harness.run import mistakes
 from tests.run import foreign
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
@@ -61,7 +62,7 @@ def test_objective_is_found_at_the_end_of_an_epoch_and_refused_where_nothing_log
     assert "matrix is not one number" in told(run)
     assert set(run.results) >= {"score", "train_loss", "val_loss"}
     chosen = ("objective=val_los", "mode=min")
-    with pytest.raises(UserError, match="Nothing logs objective=val_los: Validated logs train"):
+    with pytest.raises(UserError, match="Nothing logs objective=val_los, but train_loss"):
         train(*words("Validated", "TrainAndVal", *chosen))
 
 
@@ -111,8 +112,12 @@ def test_prediction_that_cannot_be_is_told_with_what_to_write(words) -> None:
     run = train(*words("Bare", "TrainOnly"))
     with pytest.raises(UserError, match="TrainOnly has neither a predict_dataloader nor a test_d"):
         predict(run.checkpoint)
-    with pytest.raises(UserError, match=r"Bare has no predict_step.*\(tensor \(4, 5\) float32"):
+    with pytest.raises(TypeError) as raised:
         predict(run.checkpoint, f"data._target_={foreign.__name__}.Whole")
+    message = str(mistakes.of_owner(raised.value))
+    assert "Bare has no predict_step, and its forward does not take the batch as it is." in message
+    assert "The batch: tensor (4, 5) float32" in message
+    assert len(message.splitlines()) <= 3
     with pytest.raises(UserError, match="nothing to evaluate: Bare has no test_step"):
         evaluate(run.checkpoint)
 

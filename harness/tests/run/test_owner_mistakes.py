@@ -143,7 +143,8 @@ BY_LINE = (
 # No line of these is at fault: where it is defined is told.
 BY_METHOD = (
     (RETURN, "        return loss.detach()\n", "training_step", "without detach"),
-    (RETURN, "        return loss * torch.ones(8)\n", "training_step", "take its mean"),
+    (RETURN, "        return loss * torch.ones(8)\n", "training_step",
+     "a loss of shape (8,)\nThe loss that is returned must be one number: take its mean"),
     (OPTIMIZER, OPTIMIZER.replace("return ", ""), "configure_optimizers", "Return the optimizer"),
     (SAMPLE, "        return torch.zeros(6 + index), 1\n", "__getitem__", "pad or crop them"),
     (SAMPLE, "        torch.zeros(6)\n", "__getitem__", "must be made of tensors or numbers."),

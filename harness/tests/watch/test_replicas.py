@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from harness.errors import TrainingError
-from harness.watch.replicas import Replicas, hashes
+from harness.watch.hashing import hashes
+from harness.watch.replicas import Replicas
 from tests.conftest import slow
 from tests.faults.fork_server import command
 
@@ -112,10 +113,10 @@ def test_first_tensor_and_all_ranks_that_differ_are_named(caplog) -> None:
     callback = Replicas()
     callback.first = hashes([], CPU)
     with pytest.raises(TrainingError, match=r"0\.bias on rank 1, 3 is not .*\(1 more"):
-        callback.check(trainer, module)
+        callback.compare(trainer, module)
     module[0](torch.ones(1, 2)).sum().backward()
     with pytest.raises(TrainingError, match=r"no part in the loss.*: 1\.weight, 1\.bias\.\nUse"):
-        callback.check(trainer, module)
+        callback.compare(trainer, module)
 
 
 @pytest.mark.gpu

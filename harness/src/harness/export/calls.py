@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from harness.convert.names import NETWORKS
 from harness.errors import UserError
-from harness.run import loaders
+from harness.run import inputs
 from harness.run.mistakes import user_errors
 
 NUM_BATCHES = 2  # of each loader
@@ -64,7 +64,7 @@ def observed(model: pl.LightningModule, data: Any) -> tuple[nn.Module, list[Call
         seen[module].append(Call(tensors, {k: v for k, v in bound.items() if k not in tensors}))
 
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in seen]
-    missing = loaders.no_test(model, data)
+    missing = inputs.missing_for_test(model, data)
     with user_errors(), quiet():
         trainer = pl.Trainer(
             accelerator="cpu",

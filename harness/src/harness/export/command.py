@@ -20,10 +20,10 @@ from harness.export.calls import inside, observed, quiet
 from harness.export.files import METHOD, WRITERS, Network, difference, traced
 from harness.files import replacing
 from harness.run.build import made_data, make
+from harness.run.inputs import load_weights
 from harness.run.mistakes import user_errors
 from harness.run.provenance import tell_changes
 from harness.run.targets import check_targets
-from harness.run.weights import load_weights
 
 
 def export(

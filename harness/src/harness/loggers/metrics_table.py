@@ -1,8 +1,11 @@
+"""Write a run's metrics to a CSV, one row per step and one column per metric."""
+
 import csv
 import io
-import logging
 import os
 import time
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,11 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from harness.files import write_durably
 
-log = logging.getLogger(__name__)
-
 
 class MetricsTable(Logger):
-    """Write metrics to a CSV with one row per step and one column per metric.
+    """Write metrics to a CSV that a later test, or a run that goes on, adds to.
 
-    Unlike Lightning's ``CSVLogger`` it continues a file that is there, so that a test after
-    training, or a run that goes on, adds to the table instead of replacing it.
+    Lightning's ``CSVLogger`` deletes the file of an earlier start.
 
     Args:
         path: the CSV.
@@ -28,7 +28,7 @@ class MetricsTable(Logger):
         super().__init__()
         self.path = Path(path)
         self.rows: list[dict[str, Any]] = []  # not yet in the file
-        self.written = time.monotonic()
+        self.written_time = time.monotonic()
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class MetricsTable(Logger):
 
     @property
     def experiment(self) -> Any:
-        """Takes every call and does nothing: modules send their pictures to all loggers."""
+        """Take every call and do nothing: modules send their pictures to all loggers."""
         return DummyLogger().experiment
 
     @rank_zero_only
@@ -56,10 +56,10 @@ class MetricsTable(Logger):
     @rank_zero_only
     def save(self) -> None:
         """Write the complete rows, once a second: that takes longer than a small network's step."""
-        if time.monotonic() >= self.written + 1:
+        if time.monotonic() >= self.written_time + 1:
             self._write(self.rows[:-1])
             self.rows = self.rows[-1:]
-            self.written = time.monotonic()
+            self.written_time = time.monotonic()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -75,85 +75,33 @@ class MetricsTable(Logger):
     def _write(self, new: list[dict[str, Any]]) -> None:
         if not new:
             return
-        rows = [{name: str(v) for name, v in row.items() if v is not None} for row in new]
-        old: list[str] = []
-        if self.path.exists():
-            with self.path.open(newline="") as file:
-                old = next(csv.reader(file), [])
-        columns = list(dict.fromkeys(name for row in [old or ["step"], *rows] for name in row))
-        if columns == old:
+        columns, _ = read(self.path, num_rows=0)
+        added = dict.fromkeys(name for row in [{"step": 0}, *new] for name in row)
+        if {*added} <= {*columns}:
             size = self.path.stat().st_size
             try:
                 with self.path.open("a", newline="") as file:
-                    csv.DictWriter(file, columns).writerows(rows)
-            except OSError:  # a full disk: all rows are written where there is room again
+                    csv.DictWriter(file, columns).writerows(new)
+            except OSError:  # a full disk: all rows are written when there is room again
                 os.truncate(self.path, size)
                 raise
-        else:  # This changes the rows above it, which happens in the first epochs only.
-            above: list[Any] = []
-            if old:
-                with self.path.open(newline="") as file:
-                    above = list(csv.DictReader(file))
-            write_durably(self.path, text_of(columns, [*above, *rows]))
+        else:  # a new column changes the rows above, which happens in the first epochs only
+            write(self.path, [*dict.fromkeys([*columns, *added])], [*read(self.path)[1], *new])
 
 
-def end_of(path: Path) -> tuple[int, str]:
-    """How many rows a table has that ``MetricsTable`` has written, and the step of the last."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return (len(lines) - 1, lines[-1].partition(b",")[0].decode()) if len(lines) > 1 else (0, "")
+def read(path: Path, num_rows: int | None = None) -> tuple[list[str], list[dict[str, str]]]:
+    """Read the columns of a table, and its rows or the first of them; empty without a file."""
+    if not path.exists():
+        return [], []
+    with path.open(newline="", errors="replace") as file:
+        table = csv.DictReader(file)
+        return list(table.fieldnames or []), list(islice(table, num_rows))
 
 
-def cut(path: Path, num: int, last_step: str) -> None:
-    """Leave the first rows of a table, and the columns that have a value there.
-
-    Damaged ones go as well, which is told; the table is then kept as it was beside it.
-
-    Args:
-        path: of the table.
-        num: of the rows that stay.
-        last_step: of the last of them: where rows are missing, later ones have moved up.
-    """
-    if num == 0:
-        path.unlink(missing_ok=True)
-        return
-    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
-    first, *lines = text.replace("\0", "").replace("\r\n", "\n").split("\n")[: num + 1]
-    head = columns_in(first)
-    whole = (dict(zip(head, line.split(","), strict=False)) for line in lines if line)
-    rows = [{k: v for k, v in row.items() if v} for row in whole if is_whole(row, head)]
-    steps = [row["step"] for row in rows]
-    if last_step in steps:
-        rows = rows[: len(steps) - steps[::-1].index(last_step)]
-    if len(rows) < num or rows[-1]["step"] != last_step:
-        left = f"{len(rows)} of its {num} rows before the checkpoint are left"
-        log.warning("%s is damaged: %s.", path, left)
-        if path.exists():
-            path.replace(path.with_name(f"{path.name}.damaged"))
-    new = text_of([name for name in head if any(name in row for row in rows)], rows)
-    if rows and (not path.exists() or path.read_bytes() != new):
-        write_durably(path, new)
-
-
-def columns_in(line: str) -> list[str]:
-    """The names in a table's first line; none where it cannot be read."""
-    try:
-        return next(csv.reader([line]), [])
-    except csv.Error:
-        return []
-
-
-def is_whole(row: dict[str, str], columns: list[str]) -> bool:
-    """Whether a row has a cell for each column, and a step."""
-    try:
-        return len(row) == len(columns) and float(row["step"]) >= 0
-    except (KeyError, ValueError):
-        return False
-
-
-def text_of(columns: list[str], rows: list[dict[str, str]]) -> bytes:
-    """A whole table."""
+def write(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write a whole table in the place of another."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, columns)
+    table = csv.DictWriter(text, columns, extrasaction="ignore")
     table.writeheader()
     table.writerows(rows)
-    return text.getvalue().encode()
+    write_durably(path, text.getvalue().encode())

@@ -1,8 +1,10 @@
+"""Write the predictions of all processes to one CSV."""
+
 import csv
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,11 +22,11 @@ log = logging.getLogger(__name__)
 
 OWN_COLUMNS = ("loader", "sample")
 SINGLE = (str, bytes, bool, int, float, complex)
-Row: TypeAlias = tuple[int, int, int | None, dict[str, Any]]  # loader, batch, place, cells
+Row: TypeAlias = tuple[int, int, int | None, dict[str, Any]]  # loader, batch, index, cells
 
 
 class PredictionTable(BasePredictionWriter):
-    """Write predictions of all processes to one CSV, a row per sample, in the data set's order.
+    """Write predictions to one CSV, a row per sample, in the data set's order.
 
     ``predict_step`` may return a tensor with a row per sample, a list with a text or a number per
     sample, and dicts, tuples, lists and dataclasses of these: their keys and positions become the
@@ -32,12 +34,12 @@ class PredictionTable(BasePredictionWriter):
     objects, each key becomes a column whose cells hold lists. So does a list with a list of
     numbers per sample, as of padded sequences, each cut to its length.
 
-    Samples are numbered by their place in the data set. Where Lightning does not know that, as of
+    Samples are numbered by their index in the data set. Where Lightning does not know that, as of
     a stream, they are numbered as they arrive: batch by batch, and of the processes' k-th batches
-    the first process's first. A column ``loader`` tells several loaders apart.
+    the first process's first. A column ``loader`` distinguishes several loaders.
 
     Batches without a row per sample go into a file beside the table that ends in ``.pt``: a list
-    of dicts with ``loader``, ``batch``, ``samples`` (their places, or None) and ``prediction``,
+    of dicts with ``loader``, ``batch``, ``samples`` (their indices, or None) and ``prediction``,
     which ``torch.load`` reads with ``weights_only=True``. Nothing is written of ``None``.
 
     Args:
@@ -48,9 +50,8 @@ class PredictionTable(BasePredictionWriter):
         super().__init__(write_interval="batch")
         self.path = Path(path)
         self.rows: list[Row] = []
-        self.others: list[dict[str, Any]] = []
-        self.reason = ""
-        self.widths: set[tuple[int, str, int]] = set()  # loader, name, its columns in a batch
+        self.batches: list[dict[str, Any]] = []  # those that are no table
+        self.reason = ""  # why the first of them is none
         self.last_indices: Sequence[int] | None = None
 
     def write_on_batch_end(
@@ -64,9 +65,9 @@ class PredictionTable(BasePredictionWriter):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep the rows of one batch."""
-        # Lightning passes the last batch's again where it does not know this one's.
-        is_known = bool(batch_indices) and batch_indices is not self.last_indices
-        indices = list(batch_indices or ()) if is_known else None
+        # Lightning passes the last batch's indices again where it does not know this one's.
+        has_indices = bool(batch_indices) and batch_indices is not self.last_indices
+        indices = list(batch_indices or ()) if has_indices else None
         self.last_indices = batch_indices
         if prediction is None:
             return
@@ -77,109 +78,99 @@ class PredictionTable(BasePredictionWriter):
         except UserError as error:
             self.reason = self.reason or str(error).partition("\n")[0]
             where = {"loader": dataloader_idx, "batch": batch_idx, "samples": indices}
-            self.others.append(where | {"prediction": prediction})
+            self.batches.append(where | {"prediction": prediction})
             return
-        self.widths |= {(dataloader_idx, *width) for width in widths(columns)}
         for row in range(num_samples):
             cells = {name: column[row] for name, column in columns.items()}
-            place = indices[row] if indices else None
-            self.rows.append((dataloader_idx, batch_idx, place, cells))
+            index = indices[row] if indices else None
+            self.rows.append((dataloader_idx, batch_idx, index, cells))
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the rows and write the files, which appear only when they are complete."""
-        parts = gather(trainer, (self.rows, self.others, self.reason, self.widths))
+        parts = gather(trainer, (self.rows, self.batches, self.reason))
         if not trainer.is_global_zero:
             return
         rows = [row for part in parts for row in part[0]]
-        others = [batch for part in parts for batch in part[1]]
-        if others:
+        batches = [batch for part in parts for batch in part[1]]
+        if batches:
             path, file = self.path.with_suffix(".pt"), io.BytesIO()
-            torch.save(sorted(others, key=lambda b: (b["loader"], b["batch"])), file)
+            torch.save(sorted(batches, key=lambda b: (b["loader"], b["batch"])), file)
             write_durably(path, file.getvalue())
             reason = next(part[2] for part in parts if part[2])
-            log.warning("%s holds %d batches that are no table: %s", path, len(others), reason)
-        warn_of_widths(set().union(*(part[3] for part in parts)))
+            log.warning("%s holds %d batches that are no table: %s", path, len(batches), reason)
         if rows:
-            text = table(numbered(rows), sample_columns(trainer))
+            warn_of_widths(rows)
+            loader = getattr(trainer, "predict_dataloaders", None)
+            columns = getattr(getattr(loader, "dataset", None), "sample_columns", {})
+            text = table(numbered(rows), columns if isinstance(columns, Mapping) else {})
             write_durably(self.path, text.encode(errors="surrogateescape"))
-        elif not others:
+        elif not batches:
             log.warning("%s is not written: predict_step has returned nothing.", self.path)
 
 
 def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
-    """Rows by loader and place, or by number in the order in which they have arrived.
+    """Number rows by loader and index, or in the order in which they have arrived.
 
     Args:
         rows: of the first process, of the second, and so on.
     """
-    streams = {loader for loader, _, place, _ in rows if place is None}
-    found: dict[tuple[int, int], dict[str, Any]] = {}
-    num_found: Counter[int] = Counter()
+    streams = {loader for loader, _, index, _ in rows if index is None}
+    by_number: dict[tuple[int, int], dict[str, Any]] = {}
+    num_rows: Counter[int] = Counter()
     # The sort keeps the order of equal keys: of the processes, and of the rows of a batch.
-    for loader, _, place, cells in sorted(rows, key=lambda row: row[:2]):
-        number = num_found[loader] if place is None or loader in streams else place
-        found[loader, number] = cells
-        num_found[loader] += 1
-    return found
+    for loader, _, index, cells in sorted(rows, key=lambda row: row[:2]):
+        number = num_rows[loader] if index is None or loader in streams else index
+        by_number[loader, number] = cells
+        num_rows[loader] += 1
+    return by_number
 
 
-def widths(columns: Iterable[str]) -> Iterable[tuple[str, int]]:
-    """How many numbered columns each name has, such as 3 of ``scores``."""
-    parents = (name.rpartition(".") for name in columns)
-    return Counter(parent for parent, _, last in parents if parent and last.isdigit()).items()
-
-
-def warn_of_widths(found: set[tuple[int, str, int]]) -> None:
+def warn_of_widths(rows: list[Row]) -> None:
     """Warn once where batches of a loader have as many columns as their longest sample."""
-    least: dict[tuple[int, str], int] = {}
-    for loader, name, width in sorted(found):
-        if least.setdefault((loader, name), width) != width:
-            log.warning(
-                "%s has %d columns in one batch and %d in another: a sample's cells then depend "
-                "on its batch. Return a list with a list of each sample's own numbers "
-                "(row[:length].tolist()), or columns of one width.",
-                *(name, least[loader, name], width),
-            )
-            return
-
-
-def sample_columns(trainer: pl.Trainer) -> Mapping[str, Sequence[Any]]:
-    """What the data set says of its samples, by column; nothing where there are several sets."""
-    loader = getattr(trainer, "predict_dataloaders", None)
-    found = getattr(getattr(loader, "dataset", None), "sample_columns", {})
-    return found if isinstance(found, Mapping) else {}
+    widths: dict[tuple[int, str], int] = {}
+    for loader, names in dict.fromkeys((loader, tuple(cells)) for loader, _, _, cells in rows):
+        parents = (name.rpartition(".") for name in names)
+        numbers = Counter(parent for parent, _, last in parents if parent and last.isdigit())
+        for name, width in numbers.items():
+            if widths.setdefault((loader, name), width) != width:
+                log.warning(
+                    "%s has %d columns in one batch and %d in another: a sample's cells then "
+                    "depend on its batch. Return a list with a list of each sample's own numbers "
+                    "(row[:length].tolist()), or columns of one width.",
+                    *(name, widths[loader, name], width),
+                )
+                return
 
 
 def table(
     rows: dict[tuple[int, int], dict[str, Any]], about: Mapping[str, Sequence[Any]] | None = None
 ) -> str:
-    """The text of a CSV.
+    """Write the text of a CSV.
 
     Args:
         rows: cells by loader and number.
         about: columns that the data set has, by number, before the predicted ones.
     """
     own = OWN_COLUMNS if len({loader for loader, _ in rows}) > 1 else OWN_COLUMNS[1:]
-    # Batches may differ in their columns: texts are not all of one length.
-    names = dict.fromkeys(name for row in rows.values() for name in row)
+    names = dict.fromkeys(name for row in rows.values() for name in row)  # batches may differ
     about = {name: column for name, column in (about or {}).items() if name not in names}
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [*own, *about, *names], extrasaction="ignore")
     writer.writeheader()
     for loader, number in sorted(rows):
-        known = {name: column[number] for name, column in about.items()}
-        writer.writerow({"loader": loader, "sample": number} | known | rows[loader, number])
+        sample = {name: column[number] for name, column in about.items()}
+        writer.writerow({"loader": loader, "sample": number} | sample | rows[loader, number])
     return text.getvalue()
 
 
 def plain(value: Any) -> Any:
-    """A value of tensors, dicts, lists, tuples, numbers and texts alone; others become texts."""
+    """Convert a value to tensors, dicts, lists, tuples, numbers and texts; others become texts."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(value.copy())
     elif isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        value = dict(zip(value._fields, value, strict=True))
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
     elif is_dataclass(value) and not isinstance(value, (Mapping, type)):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, torch.Tensor):
@@ -189,8 +180,6 @@ def plain(value: Any) -> Any:
         return {k if isinstance(k, int) else str(k): plain(part) for k, part in value.items()}
     if isinstance(value, (list, tuple)):
         return (tuple if isinstance(value, tuple) else list)(map(plain, value))
-    if hasattr(value, "to_dict"):  # a graph
-        return plain(value.to_dict())
     return value if value is None or isinstance(value, SINGLE) else str(value)
 
 
@@ -231,9 +220,9 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
         value = [value]
     if not isinstance(value, list) or len(value) != num_samples:
         is_rows = isinstance(value, (list, torch.Tensor))
-        found = f"{len(value)} rows" if is_rows else f"a {type(value).__name__}"
+        what = f"{len(value)} rows" if is_rows else f"a {type(value).__name__}"
         raise UserError(
-            f"predict_step returned {found} for {num_samples} samples"
+            f"predict_step returned {what} for {num_samples} samples"
             f"{f' in {name}' if name else ''}. Return one row per sample."
         )
     if name in OWN_COLUMNS:
@@ -242,7 +231,7 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
 
 
 def rows_or_columns(values: list[Any], num_samples: int) -> Any:
-    """A list with a cell per sample, a tuple of columns, or a dict of columns.
+    """Read a list: as a cell per sample, a tuple of columns, or a dict of columns.
 
     Raises:
         UserError: if it may be rows as well as columns.
@@ -263,7 +252,7 @@ def rows_or_columns(values: list[Any], num_samples: int) -> Any:
 
 
 def cell(value: Any) -> Any:
-    """A value as it stands in one cell."""
+    """Convert a value to what stands in one cell."""
     if isinstance(value, dict):
         return {key: cell(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

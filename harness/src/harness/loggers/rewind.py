@@ -1,7 +1,8 @@
-"""Makes a run's logs what they were when a checkpoint was written.
+"""Make a run's logs what they were when a checkpoint was written.
 
-The checkpoint tells how long each log was. What was logged later goes, because it will be logged
-again, whatever a module counts as steps.
+A checkpoint records how long each log was. What was logged later is cut off, because it will be
+logged again: the file of TensorBoard by its bytes, ``metrics.csv`` by its rows, whatever a module
+counts as steps.
 """
 
 import logging
@@ -11,11 +12,11 @@ from typing import Any
 
 from harness.files import sync
 from harness.loggers import metrics_table
-from harness.loggers.event_files import PREFIX
 
 log = logging.getLogger(__name__)
 
-EMPTY: dict[str, Any] = {"table": (0, ""), "events": {}}
+PREFIX = "events.out.tfevents."  # of the names of TensorBoard's files
+EMPTY: dict[str, Any] = {"rows": 0, "events": {}}
 
 
 class Logs:
@@ -30,30 +31,38 @@ class Logs:
         self.earlier = self._files()  # this process has opened none
 
     def record(self) -> dict[str, Any]:
-        """Put on the disk what the loggers have written, and tell how much it is.
-
-        Returns:
-            ``table``, how many rows it has and the step of the last, and ``events``, the bytes of
-            each of TensorBoard's files.
-        """
+        """Sync what the loggers have written; return the table's rows and the files' bytes."""
         files = self._files()
         for path in [*files.values(), *[self.table] * self.table.exists()]:
             sync(path)
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        return {"table": metrics_table.end_of(self.table), "events": sizes}
+        num_lines = len(self.table.read_bytes().splitlines()) if self.table.exists() else 0
+        return {"rows": max(0, num_lines - 1), "events": sizes}
 
     def rewind(self, record: dict[str, Any] = EMPTY) -> None:
-        """Cut off what was logged after a record was made; say what is missing before it."""
-        metrics_table.cut(self.table, *record["table"])
-        for name, size in record["events"].items():
-            found = self.earlier[name].stat().st_size if name in self.earlier else 0
-            if found < size:
-                log.warning("%s has lost %d bytes of its curves.", self.folder / name, size - found)
+        """Cut off what was logged after a record was made; warn of what is missing before it."""
+        self._cut_table(record["rows"])
+        for name in record["events"].keys() - self.earlier.keys():
+            log.warning("%s is not there, nor are the curves in it.", self.folder / name)
         for name, path in self.earlier.items():
             if not (size := record["events"].get(name, 0)):
                 path.unlink()
-            elif size < path.stat().st_size:
+            elif size <= path.stat().st_size:
                 os.truncate(path, size)
+            else:
+                log.warning("%s has lost %d bytes.", path, size - path.stat().st_size)
+
+    def _cut_table(self, num_rows: int) -> None:
+        """Leave the first rows, and the columns that have a value in one of them."""
+        if num_rows == 0:
+            self.table.unlink(missing_ok=True)
+            return
+        columns, rows = metrics_table.read(self.table, num_rows)
+        if len(rows) < num_rows or "step" not in columns:
+            log.warning("%s has lost rows: %d of %d are left.", self.table, len(rows), num_rows)
+        if rows:
+            used = [name for name in columns if any(row[name] for row in rows)]
+            metrics_table.write(self.table, used, rows)
 
     def _files(self) -> dict[str, Path]:
         """TensorBoard's files, by their names in its folder; add_scalars makes some below it."""

@@ -1,3 +1,5 @@
+"""Write TensorBoard's events without waiting for the disk."""
+
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 

@@ -1,6 +1,7 @@
 """Build what a run's config names: data, module, loggers, callbacks, and the Trainer of them.
 
-The only place that knows both the config and the Trainer; what is built takes plain values.
+In: the config. Out: the objects, which take plain values and never see it. Next: the Trainer fits,
+tests or predicts, as ``train`` asks it to.
 """
 
 import json
@@ -34,7 +35,6 @@ from harness.processes.dead_ranks import DeadRanks, observe_start
 from harness.processes.launch import global_rank
 from harness.processes.slurm import environments
 from harness.run import summary
-from harness.run.finish import chosen_objective
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
 from harness.run.optimizer_states import OptimizerStates
@@ -45,9 +45,9 @@ from harness.strategies.launchable import OF_LIGHTNING, is_spawning
 from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
 from harness.upstream import precision, versions
 from harness.upstream.step_overhead import skip_empty_hooks
+from harness.watch.learning import Learning
 from harness.watch.objective import Objective
 from harness.watch.replicas import Replicas
-from harness.watch.throughput import Throughput
 
 log = logging.getLogger(__name__)
 CONFIG = "config.yaml"
@@ -63,17 +63,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         check_targets(cfg)
     run_log = LogFile(Path(cfg.run_dir, "run.log"), packages(cfg))
     run_log.start(is_first_process=global_rank() == 0)
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        log.info("CUDA_VISIBLE_DEVICES=%s", visible)
+    report_devices(cfg)
     seed(cfg)
-    chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
-    if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
-        log.warning(
-            "This torch cannot use the GPUs, and computes on the CPU: "
-            "`python -m torch.utils.collect_env` shows what it was built for."
-        )
-    if is_spawning(cfg.trainer):
-        log.warning(OF_LIGHTNING)
     with user_errors(cfg):
         data = made_data(cfg)
         model, freezing = made_model(cfg)
@@ -81,24 +72,11 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
-        # The position comes first: a safe point asks for the loaders as it is loaded. What may
-        # refuse a checkpoint comes before it too: it cuts the logs.
-        own: list[pl.Callback] = [run_log, GlobalBatches(cfg.seed), *provenance(cfg)]
-        own += [Speed(*map(cfg.get, SWITCHES))]  # an evaluation has none
-        own += [
-            *freezing,
-            *safe_points(cfg),
-            SeededSteps(cfg.seed),
-            ExactEvaluation(),
-            FirstBatchCheck(),
-            DeadRanks(),
-            Objective(chosen_objective(cfg)),
-        ]
+        own = [run_log, *own_callbacks(cfg, freezing)]
         trainer = instantiate(
             cfg.trainer,
             **plugins(cfg),
-            # What takes the time of the others comes before them.
-            callbacks=sorted([*own, *callbacks], key=lambda c: not isinstance(c, Throughput)),
+            callbacks=[*own, *callbacks],
             logger=loggers,
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
@@ -110,10 +88,23 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     observe_start()
     skip_empty_hooks(trainer)
     precision.clip_without_scaler(trainer)
-    # Each callback costs some microseconds in every step.
-    idle: list[type[pl.Callback]] = [] if trainer.world_size > 1 else [Replicas]
-    trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, tuple(idle))]
+    if trainer.world_size == 1:  # each callback costs some microseconds in every step
+        trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
     return trainer, model, data
+
+
+def report_devices(cfg: DictConfig) -> None:
+    """Log which devices a run may use, and what of its choice has no effect."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        log.info("CUDA_VISIBLE_DEVICES=%s", visible)
+    chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
+    if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
+        log.warning(
+            "This torch cannot use the GPUs, and computes on the CPU: "
+            "`python -m torch.utils.collect_env` shows what it was built for."
+        )
+    if is_spawning(cfg.trainer):
+        log.warning(OF_LIGHTNING)
 
 
 def seed(cfg: DictConfig) -> None:
@@ -129,7 +120,7 @@ def make(node: DictConfig) -> Any:
 def made_data(cfg: DictConfig) -> Any:
     """Build the data module, and fill in what the config takes from it.
 
-    A run that begins keeps what its data taught; what uses a run afterwards gets it back.
+    A run that begins writes these facts into its folder; what uses a run afterwards reads them.
     """
     data = None if cfg.data is None else make(cfg.data)
     begins = "resume" in cfg and cfg.resume is None
@@ -138,17 +129,16 @@ def made_data(cfg: DictConfig) -> Any:
         facts.hand_over(data, run_dir)
         if "resume" not in cfg and global_rank() == 0 and (run_dir / CONFIG).is_file():
             facts.tell_other_split(cfg, OmegaConf.create(read_yaml(run_dir / CONFIG)))
-    found = facts.fill_in(cfg, data, None if begins else run_dir)
-    if begins and found and global_rank() == 0:
-        write_json(run_dir / facts.FILE, json.dumps(found, indent=2) + "\n")
+    filled = facts.fill_in(cfg, data, None if begins else run_dir)
+    if begins and filled and global_rank() == 0:
+        write_json(run_dir / facts.FILE, json.dumps(filled, indent=2) + "\n")
     return data
 
 
 def made_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
     """Build the module as training begins with it, and the callback that keeps parts frozen.
 
-    A run that begins loads the weights that it starts from. What uses a run afterwards, or goes on
-    with it, has its checkpoints.
+    Only a run that begins loads the weights that it starts from: a later one has checkpoints.
     """
     model = make(cfg.model)
     if "resume" not in cfg or not isinstance(model, pl.LightningModule):
@@ -157,7 +147,8 @@ def made_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
     if init.path is not None and cfg.resume is None:
         started = start_from(model, init)
         if global_rank() == 0:
-            summary.show_weights(started)
+            summary.show(started.rows)
+            log.info("\n".join(started.lines))
     freezing = [Freezing(init.freeze, init.unfreeze_at_epoch)] if init.freeze else []
     for callback in freezing:
         callback.freeze(model)
@@ -197,20 +188,25 @@ def plugins(cfg: DictConfig) -> dict[str, Any]:
     return {"plugins": plugins}
 
 
+def own_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.Callback]:
+    """The callbacks that every run has; more of them in a training, and in one that is no dry run.
+
+    The position in the data comes first, because a safe point asks for the loaders as it is loaded.
+    What may refuse a checkpoint comes before the safe point too, which cuts the logs.
+    """
+    is_training = "resume" in cfg
+    is_kept = is_training and not cfg.trainer.fast_dev_run
+    own: list[pl.Callback] = [GlobalBatches(cfg.seed)]
+    if is_kept:
+        own += [OptimizerStates(), Provenance(cfg)]
+    own += [Speed(*map(cfg.get, SWITCHES)), *freezing]
+    if is_kept and cfg.checkpoint is not None:
+        own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **cfg.checkpoint))
+    own += [SeededSteps(cfg.seed), ExactEvaluation(), FirstBatchCheck(), DeadRanks()]
+    return [*own, Learning(), Objective()] if is_training else own
+
+
 def packages(cfg: DictConfig) -> set[str]:
-    """The packages of everything that the config names: what they log is the run's."""
+    """The packages of everything that the config names: their log records are the run's."""
     named = set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg)))
-    return named - {"torch"}  # which tells of its compiler's inner life
-
-
-def safe_points(cfg: DictConfig) -> list[pl.Callback]:
-    """What writes checkpoints to go on from: in training, unless it is a dry run."""
-    if "resume" not in cfg or cfg.checkpoint is None or cfg.trainer.fast_dev_run:
-        return []
-    return [SafePoint(Path(cfg.run_dir, "checkpoints"), **cfg.checkpoint)]
-
-
-def provenance(cfg: DictConfig) -> list[pl.Callback]:
-    """What notes the code and data of a training, and refuses other optimizers: no dry run's."""
-    is_kept = "resume" in cfg and not cfg.trainer.fast_dev_run
-    return [OptimizerStates(), Provenance(cfg)] if is_kept else []
+    return named - {"torch"}  # which logs what its compiler does

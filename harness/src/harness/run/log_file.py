@@ -1,3 +1,5 @@
+"""Show warnings on the screen, and write them and the rest to the run's log file."""
+
 import logging
 import sys
 import threading
@@ -24,16 +26,14 @@ QUIET = (
     r"The `srun` command is available",  # the harness looks at Slurm itself
     r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
 )
-# Warnings of what is a mistake.
-ERRORS = (r"`LightningModule.configure_optimizers` returned `None`",)
+# A warning of what is a mistake.
+ERROR = r"`LightningModule.configure_optimizers` returned `None`"
 ALWAYS = {"harness", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings"}
 _directed: set[str] = set()  # the loggers of this process that have handlers of ours
 
 
 class LogFile(pl.Callback):
-    """Show warnings on the screen, and write them and the rest to the run's log file.
-
-    A callback, because spawned processes must set it up again.
+    """Direct the log records of each process; a callback, because spawned processes need it.
 
     Args:
         path: the log file; only the first process writes to it.
@@ -55,8 +55,7 @@ class LogFile(pl.Callback):
         LogFile.latest = self.path
         for message in QUIET:
             warnings.filterwarnings("ignore", message)
-        for message in ERRORS:
-            warnings.filterwarnings("error", message)
+        warnings.filterwarnings("error", ERROR)
         logging.captureWarnings(True)
         threading.excepthook = show_of_thread
         screen = logging.StreamHandler()
@@ -101,19 +100,16 @@ def show_of_thread(raised: threading.ExceptHookArgs) -> None:
 
 
 def write_traceback(error: BaseException) -> Path | None:
-    """Append an exception's traceback to the run's log file, and return that, if there is one.
+    """Append a traceback to the run's log file, and return that; ``None`` if there is none.
 
     Any process may do so: the one that fails need not be the first.
     """
-    if LogFile.latest is None:
-        return None
-    try:
-        with LogFile.latest.open("a") as file:
+    if LogFile.latest is not None:
+        with suppress(OSError), LogFile.latest.open("a") as file:  # the disk may be full
             file.write(time.strftime("%Y-%m-%d %H:%M:%S ERROR\n"))
             file.writelines(traceback.format_exception(error))
-    except OSError:  # a disk that is full
-        return None
-    return LogFile.latest
+            return LogFile.latest
+    return None
 
 
 def stop() -> None:

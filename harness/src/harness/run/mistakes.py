@@ -1,6 +1,10 @@
-"""What a run stumbles over because of its settings, or of its owner's code, in a few lines."""
+"""Tell of mistakes in a run's settings, or in its owner's code, in one to three lines.
 
-import difflib
+In: an exception. Out: while a run is built, a ``UserError``, which leaves no folder; later a
+message with the place in the owner's file (``of_owner``), which ``command.main`` prints. A bug of
+the harness keeps its traceback.
+"""
+
 import inspect
 import linecache
 import re
@@ -25,29 +29,23 @@ from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
 from harness.places import Place, Raised, definition, is_harness, raised
 from harness.run import hints, log_file, optimizer_states
+from harness.watch.objective import missing_score
 
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
 # How Lightning names a method that is missing, or returns what it must not.
 METHOD = re.compile(
     r"`(?:\w+\.)?(\w+_step|configure_optimizers|\w+_dataloader(?=\(\)|` must))(?:\(\))?`"
 )
-LOADER = "connectors/checkpoint_connector"
-BUILDER = "hydra/_internal/instantiate"
-FRAMEWORK = ("pytorch_lightning.", "torch.")  # whose modules' own files alone are an author's
-# What Lightning raises, while it cleans up, where loaders could not start.
-MASKING = "Please call `iter(combined_loader)` first"
-SEMAPHORES = "multiprocessing/synchronize.py"
+FRAMEWORKS = ("pytorch_lightning.", "torch.")  # of which a class's own file alone is an author's
 WORKER = re.compile(r"in DataLoader worker process (\d+)")
 # torch raises it from a signal's handler, in whichever line runs at that moment.
 KILLED = re.compile(r"DataLoader worker \(pid.*killed by signal")
+CLEAN_UP = "Please call `iter(combined_loader)` first"  # of Lightning, where loaders did not start
 
 
 @contextmanager
 def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
     """Turn what Hydra, Lightning and torch say of wrong settings into a ``UserError``.
-
-    An exception that a line of the owner's code has raised while a run is built becomes one as
-    well; once it is built, ``of_owner`` tells it. A bug of the harness keeps its traceback.
 
     Args:
         cfg: the run's config, to name the key of what refuses its arguments.
@@ -55,12 +53,12 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
     try:
         yield
     except InstantiationException as error:
-        mistake = _not_built(error, cfg)
+        mistake = _not_built(error)
         raise mistake from (error if isinstance(mistake, UserError) else None)
     except MisconfigurationException as error:
-        if raised(error).owners or _method(error, _named(error)):
+        if raised(error).owners or _definition(error, _named_method(error)):
             raise
-        raise UserError(str(error)) from error
+        raise UserError(missing_score(str(error)) or str(error)) from error
     except ConfigAttributeError as error:
         if raised(error).owners:
             raise
@@ -69,8 +67,7 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
             "Go back to that version, or use resume=null to start another run."
         ) from error
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
-        found = raised(error)
-        if cfg is not None and (message := _refused(found, cfg) or _not_loaded(found, cfg)):
+        if cfg is not None and (message := _refused(raised(error), cfg)):
             raise UserError(message) from error
         raise
 
@@ -79,57 +76,54 @@ def of_owner(error: BaseException) -> str | None:
     """Tell of a mistake in the owner's code in one to three lines, and log its traceback.
 
     Returns:
-        Nothing if no line of the owner's is to blame.
+        ``None`` if no line of the owner's is to blame.
     """
     if isinstance(error, TrainingError):
         return None
-    if MASKING in str(error) and error.__context__ is not None:
-        error = error.__context__
-    error = _end_of_worker(error) or error
-    found, hint, method = raised(error), "", ""
-    # The system keeps semaphores in shared memory.
-    is_semaphore = bool(found.places) and found.places[-1].file.endswith(SEMAPHORES)
-    if is_semaphore:
-        hint = hints.NO_SHARED_MEMORY
-    for known, texts in hints.KNOWN.items():
-        for text in texts:
-            if not hint and re.search(text, found.message):
-                hint, method = texts[text], known
+    error = _cause(error)
+    found = raised(error)
+    last_file = found.places[-1].file if found.places else ""
+    hint = hints.hint_for(found.message)
+    if last_file.endswith("multiprocessing/synchronize.py"):  # semaphores are in shared memory
+        hint = hints.Hint("", hints.NO_SHARED_MEMORY)
+    method = hint.method if hint else ""
     if not method and isinstance(error, (MisconfigurationException, TypeError)):
-        method = _named(error)
+        method = _named_method(error)
     place = None
-    if not is_semaphore and not KILLED.search(found.message):
-        place = found.owners or _method(error, method) or _of_package(error, found)
-    if not place and not hint:
+    if not KILLED.search(found.message) and not (hint and hint.mends == hints.NO_SHARED_MEMORY):
+        place = found.owners or _definition(error, method) or _in_package(error, found)
+    mends = hint.mends if hint else ""
+    default_step = (inspect.getfile(pl.LightningModule), "predict_step")
+    if not mends and default_step in [(p.file, p.function) for p in found.places]:
+        mends = hints.NO_PREDICT_STEP.format(name=type(_trainer(error).lightning_module).__name__)
+    if not place and not mends:
         return None
     if hint:
-        found = replace(found, message=hints.brief(found.message))
-    said = [hint, hints.seen(found)]
+        found = replace(found, message=hints.shortened(found.message))
+    more = [mends, hints.given(found)]
     if worker := WORKER.search(str(error)):
-        said.append(
-            f"In data worker {worker[1]}; data.num_workers=0 reads in the run's own process."
-        )
+        more += [f"In data worker {worker[1]}; data.num_workers=0 reads in the run's own process."]
     path = log_file.write_traceback(error)
     where = f"The traceback is in {path} (HYDRA_FULL_ERROR=1 prints it)."
-    return _told(place, found, " ".join(filter(None, said)), where if path else SHOWS_TRACEBACK)
+    return _message(place, found, " ".join(filter(None, more)), where if path else SHOWS_TRACEBACK)
 
 
-def _end_of_worker(error: BaseException | None) -> BaseException | None:
-    """What torch raised of a data worker that was killed, also where its clean-up failed then.
-
-    Killed while the loader still started its threads, it leaves some that cannot be joined.
-    """
-    while error is not None and not KILLED.search(str(error)):
-        error = error.__context__
-    return error
-
-
-def _told(place: Place | None, found: Raised, *more: str) -> str:
-    said = ": ".join(filter(None, [str(place or ""), found.kind, found.message]))
-    return "\n".join([said, *filter(None, more)])
+def _cause(error: BaseException) -> BaseException:
+    """The exception that a clean-up, of Lightning or of a killed worker's loader, has hidden."""
+    hidden: BaseException | None = error
+    while hidden is not None and not KILLED.search(str(hidden)):
+        hidden = hidden.__context__
+    if hidden is None and CLEAN_UP in str(error):
+        hidden = error.__context__
+    return hidden or error
 
 
-def _not_built(error: InstantiationException, cfg: DictConfig | None) -> BaseException:
+def _message(place: Place | None, found: Raised, *more: str) -> str:
+    first = ": ".join(filter(None, [str(place or ""), found.kind, found.message]))
+    return "\n".join([first, *filter(None, more)])
+
+
+def _not_built(error: InstantiationException) -> BaseException:
     """What to raise for an object of the config that could not be built."""
     cause: BaseException = error
     key = str(error).partition("full_key: ")[2].strip() or "the config"
@@ -140,35 +134,20 @@ def _not_built(error: InstantiationException, cfg: DictConfig | None) -> BaseExc
     if isinstance(cause, UserError):
         return cause
     found = raised(cause)
-    if unknown := _unknown_argument(key, found.message, cfg):
-        return UserError(unknown)
-    called = next((i for i, p in enumerate(reversed(found.places)) if BUILDER in p.file), 0)
-    inside = found.places[len(found.places) - called :]
-    on_purpose = isinstance(cause, (ValueError, MisconfigurationException)) and inside
-    if on_purpose and linecache.getline(inside[-1].file, inside[-1].line).lstrip()[:5] == "raise":
+    builders = [i for i, p in enumerate(found.places) if "hydra/_internal/instantiate" in p.file]
+    inside = found.places[builders[-1] + 1 :] if builders else []
+    is_refusal = isinstance(cause, (ValueError, MisconfigurationException)) and inside
+    if is_refusal and linecache.getline(inside[-1].file, inside[-1].line).lstrip()[:5] == "raise":
         return UserError(f"{key}: {found.message}")
     if found.owners:
-        return UserError(_told(found.owners, found, f"It was built for {key}.", SHOWS_TRACEBACK))
+        return UserError(_message(found.owners, found, f"It was built for {key}.", SHOWS_TRACEBACK))
     if not any(is_harness(place.file) for place in inside):  # a library's class, or the call itself
         return UserError(f"{key}: {found.kind}: {found.message}")
     return cause
 
 
-def _unknown_argument(key: str, message: str, cfg: DictConfig | None) -> str | None:
-    """Name a setting that a class with ``**kwargs`` has passed on to one that does not take it."""
-    said = re.search(r"got an unexpected keyword argument '(\w+)'", message)
-    node = dict(targets(cfg)).get(key) if said else None
-    if not said or node is None or said[1] not in node:
-        return None
-    if said[1] in inspect.signature(get_object(node["_target_"])).parameters:
-        return None  # A mistake inside of the class.
-    close = difflib.get_close_matches(said[1], {*map(str, node)} - {said[1]}, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"{key}: {node['_target_']} has no argument {said[1]}.{hint}"
-
-
 def _refused(found: Raised, cfg: DictConfig) -> str | None:
-    """Name the key of a ``_partial_`` whose call, in the owner's code, refused its arguments."""
+    """Name what refused its arguments: a ``_partial_`` in the owner's code, or a checkpoint."""
     by = found.owners
     inside = found.places[found.places.index(by) + 1 :] if by else found.places
     for key, node in targets(cfg):
@@ -178,40 +157,31 @@ def _refused(found: Raised, cfg: DictConfig) -> str | None:
         code = getattr(called.__init__ if inspect.isclass(called) else called, "__code__", None)
         is_inside = any(place.frame and place.frame.f_code is code for place in inside)
         signature = re.escape(getattr(called, "__qualname__", "?")) + r"(\.\w+)?\(\) "
-        if is_inside or (found.kind == "TypeError" and re.match(signature, found.message)):
+        is_type_error = found.kind == "TypeError"
+        if is_inside or (is_type_error and re.match(signature, found.message)):
             texts = [f"{name}={value}" for name, value in node.items() if isinstance(value, str)]
-            texts = [text for text in texts if text[0] != "_" and found.kind == "TypeError"]
+            texts = [text for text in texts if text[0] != "_" and is_type_error]
             note = f" ({', '.join(texts)} is text)" if texts else ""
             return f"{key}: {found.message}{note}" + (f"\nIt was called at {by}." if by else "")
+    is_loading = any("connectors/checkpoint_connector" in place.file for place in found.places)
+    if cfg.get("resume") is not None and by is None and is_loading:
+        return optimizer_states.refusal(Path(cfg.resume), found.message.rstrip(" .") + ".")
     return None
 
 
-def _not_loaded(found: Raised, cfg: DictConfig) -> str | None:
-    """Name the checkpoint of a run that goes on, where Lightning or torch refuse what it holds."""
-    is_loader = any(LOADER in place.file for place in found.places)
-    if cfg.get("resume") is None or found.owners or not is_loader:
-        return None
-    return optimizer_states.refusal(Path(cfg.resume), found.message.rstrip(" .") + ".")
-
-
-def _named(error: BaseException) -> str:
+def _named_method(error: BaseException) -> str:
     """The method that Lightning's message is about."""
     return next(iter(METHOD.findall(str(error))), "")
 
 
-def _method(error: BaseException, name: str) -> Place | None:
-    """Where the owner defines a method, or else the class that lacks it.
-
-    Args:
-        error: raised inside of the Trainer, which knows the owner's objects.
-        name: of the method; without one there is nothing to find.
-    """
+def _definition(error: BaseException, name: str) -> Place | None:
+    """Where the owner defines a method of the module or the data, or the class that lacks it."""
     trainer = _trainer(error)
     if not name or trainer is None:
         return None
     data = trainer.datamodule
     objects = [data] if name.endswith("_dataloader") else [trainer.lightning_module, data]
-    if name == "__getitem__":
+    if name == hints.ITEM:
         objects = [*getattr(data, "datasets", {}).values(), data]
     for owner in objects:
         while hasattr(owner, "dataset") and not isinstance(owner, pl.LightningDataModule):
@@ -221,25 +191,22 @@ def _method(error: BaseException, name: str) -> Place | None:
     return None
 
 
-def _of_package(error: BaseException, found: Raised) -> Place | None:
-    """The innermost line of the package that the module, the data or a stream come from.
-
-    Who trains a public package's module has written none of it, and reads no traceback of it.
-    """
+def _in_package(error: BaseException, found: Raised) -> Place | None:
+    """The innermost line of the public package that the module, the data or a stream come from."""
     trainer = _trainer(error)
     if trainer is None or (found.places and is_harness(found.places[-1].file)):
         return None
-    places = set()
+    folders = set()
     loaders = leaves(trainer.train_dataloader) if trainer.train_dataloader is not None else []
     streams = [loader.loader for loader in loaders if isinstance(loader, SharedStream)]
     for author in (trainer.lightning_module, trainer.datamodule, *streams):
         name = type(author).__module__
-        package = sys.modules.get(name if name.startswith(FRAMEWORK) else name.partition(".")[0])
+        package = sys.modules.get(name if name.startswith(FRAMEWORKS) else name.partition(".")[0])
         with suppress(TypeError):  # built in, typed into a prompt, or there is none
             path = Path(inspect.getfile(package))  # type: ignore[arg-type]  # None raises TypeError
-            places.add(path.parent if path.name == "__init__.py" else path)
-    theirs = [p for p in found.places if places & {Path(p.file), *Path(p.file).parents}]
-    return theirs[-1] if theirs and not is_harness(theirs[-1].file) else None
+            folders.add(path.parent if path.name == "__init__.py" else path)
+    lines = [p for p in found.places if folders & {Path(p.file), *Path(p.file).parents}]
+    return lines[-1] if lines and not is_harness(lines[-1].file) else None
 
 
 def _trainer(error: BaseException) -> Any:

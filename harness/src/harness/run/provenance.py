@@ -1,4 +1,4 @@
-"""What a run notes so that it can be made again: code, packages, data, arithmetic."""
+"""Record what a run is made of, so that it can be made again: code, packages, data, arithmetic."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Provenance(pl.Callback):
-    """Note at each start what decides the bits of a training, in its first process.
+    """Record at each start, in the first process, what decides the bits of a training.
 
     Args:
         cfg: the run's config.
@@ -28,45 +28,42 @@ class Provenance(pl.Callback):
 
     def __init__(self, cfg: DictConfig) -> None:
         self.run_dir, self.cfg = Path(cfg.run_dir), cfg
-        self.seen: set[str] = set()  # splits, of which one look is enough
+        self.recorded: set[str] = set()  # splits
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note what computes, its code and packages, and which data train."""
+        """Record what computes, its code and packages, and which data train."""
         if not trainer.is_global_zero:
             return
         if (self.run_dir / record.NEXT).exists():
-            record.begin(self.run_dir)  # it goes on, and nothing has refused that
+            record.begin(self.run_dir)  # the run goes on, and nothing has refused that
         record.note_start(self.run_dir, **arithmetic(trainer), code=code_version.running())
         start = record.read(self.run_dir).get("starts", [{}])[-1]
         if reason := start.get("no_diff"):
             log.warning("What is not committed was not kept: %s.", reason)
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-        known = next(c.checksums for c in callbacks if isinstance(c, GlobalBatches))
-        self.note("files", checksums(self.cfg))
-        self.note("train", known)
+        batches = next(c for c in callbacks if isinstance(c, GlobalBatches))
+        self._record_data("files", checksums(self.cfg))
+        self._record_data("train", batches.checksums)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note which data validate."""
-        self.note_split(trainer, "val", trainer.val_dataloaders)
+        """Record which data validate."""
+        self._record_split(trainer, "val", trainer.val_dataloaders)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note which data test."""
-        self.note_split(trainer, "test", trainer.test_dataloaders)
+        """Record which data test."""
+        self._record_split(trainer, "test", trainer.test_dataloaders)
 
-    def note_split(self, trainer: pl.Trainer, split: str, loaders: Any) -> None:
-        """Note the data of an evaluation, the first time."""
-        if not trainer.is_global_zero or split in self.seen:
-            return
-        self.seen.add(split)
-        if split not in record.read(self.run_dir).get("data", {}):
-            found = [checksum(getattr(one, "dataset", None)) for one in leaves(loaders)]
-            self.note(split, found)
+    def _record_split(self, trainer: pl.Trainer, split: str, loaders: Any) -> None:
+        if trainer.is_global_zero and split not in self.recorded:
+            self.recorded.add(split)
+            if split not in record.read(self.run_dir).get("data", {}):
+                datasets = [getattr(loader, "dataset", None) for loader in leaves(loaders)]
+                self._record_data(split, [*map(checksum, datasets)])
 
-    def note(self, name: str, found: Any) -> None:
-        """Note what a run began with; of data that have changed since, a warning tells."""
-        known = record.read(self.run_dir).get("data", {})
-        if name not in known:
-            record.note(self.run_dir, data={**known, name: found})
+    def _record_data(self, name: str, checksums: Any) -> None:
+        """Record the checksums with which a run began; later starts keep them."""
+        data = record.read(self.run_dir).get("data", {})
+        record.note(self.run_dir, data={name: checksums, **data})
 
 
 def tell_changes(checkpoint: str | Path | None) -> None:
@@ -77,8 +74,8 @@ def tell_changes(checkpoint: str | Path | None) -> None:
     """
     if checkpoint is None or global_rank():
         return
-    if said := code_version.changes(Path(checkpoint).resolve().parent.parent):
-        log.warning("%s\nToday's code is used; to be sure, stop, and go back to that.", said)
+    if changes := code_version.changes(Path(checkpoint).resolve().parent.parent):
+        log.warning("%s\nToday's code is used; to be sure, stop, and go back to that.", changes)
 
 
 def arithmetic(trainer: pl.Trainer) -> dict[str, Any]:
@@ -102,10 +99,10 @@ def arithmetic(trainer: pl.Trainer) -> dict[str, Any]:
 
 def checksums(cfg: DictConfig) -> dict[str, dict[str, Any]]:
     """Path and checksum of each file that the settings of data and of first weights name."""
-    chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, ["data", "init"]))
+    settings: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, ["data", "init"]))
     return {
         key: {"path": text, "crc32": checksum(text)}
-        for key, text in texts(chosen)
+        for key, text in texts(settings)
         if os.path.isfile(text)
     }
 

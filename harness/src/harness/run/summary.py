@@ -1,10 +1,12 @@
-"""What a person reads on the screen at the start and at the end of a run."""
+"""Show a person the start and the end of a run on the screen.
 
-import logging
+In: what ``build`` has made, or what ``finish`` has written. This is the last file of a run.
+"""
+
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -18,10 +20,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
-from harness.init.weights import Started
 from harness.places import shown
 
-log = logging.getLogger(__name__)
 # In results.json where the best checkpoint was lost: what was tested are the last weights.
 LAST_WEIGHTS = "tested_last_weights"
 
@@ -35,15 +35,14 @@ def show_start(
     tags: Sequence[str] = (),
     notes: str | None = None,
 ) -> None:
-    """Say what runs where, and which checkpoint it goes on from."""
-    is_known = not any(isinstance(p, UninitializedParameter) for p in model.parameters())
+    """Show what runs where, and which checkpoint it goes on from."""
     num_processes = trainer.world_size
     processes = "one process" if num_processes == 1 else f"{num_processes} processes"
     rows = {
         "device": _device_name(trainer.strategy.root_device),
         "strategy": f"{type(trainer.strategy).__name__}, {processes}",
         "precision": str(trainer.precision),
-        "parameters": _num_parameters(model) if is_known else "lazy",
+        "parameters": _num_parameters(model),
         "run folder": shown(trainer.default_root_dir),
     }
     if isinstance(data, DataModule):  # elsewhere the name may mean something else
@@ -55,57 +54,42 @@ def show_start(
         rows["tags"] = ", ".join(map(str, tags))
     if notes is not None:
         rows["notes"] = str(notes)
-    _print_table(rows)
+    show(rows)
 
 
 @rank_zero_only
-def show_end(
-    run_dir: Path,
-    metrics: dict[str, float],
-    seen: dict[str, Any],
-    has_test: bool = True,
-) -> None:
-    """Say what came out, where it is, and what to type next."""
+def show_end(run_dir: Path, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+    """Show the result, what held the run back, its folder, and two commands.
+
+    Args:
+        run_dir: of the run.
+        metrics: as in results.json.
+        facts: as in the run's record.
+    """
     # The test is of the best checkpoint; other metrics are of the last epoch.
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
     names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
-    rows = {name: f"{metrics[name]:.4f}" for name in names}
+    results = [f"{name} {metrics[name]:.4f}" for name in names if name != LAST_WEIGHTS]
     if LAST_WEIGHTS in metrics:
-        rows["of"] = "the last weights: the best checkpoint is lost"
-    if "stopped_early" in seen:
-        rows["stopped early"] = seen["stopped_early"]
-    if "verdict" in seen:
-        rows["speed"] = f"{seen['samples_per_second']:,.0f} samples/s, {seen['verdict']}"
-        rows["memory"] = f"{seen['peak_mib']:,} MiB at most in the first process"
-    rows["results"] = shown(run_dir / "results.json")
+        results.append("of the last weights: the best checkpoint is lost")
+    rows = {"result": ", ".join(results)} if results else {}
+    if "stopped_early" in facts:
+        rows["stopped early"] = facts["stopped_early"]
+    if "verdict" in facts:
+        rows["speed"] = f"{facts['samples_per_second']:,.0f} samples/s, {facts['verdict']}"
+    rows["run folder"] = shown(run_dir)
     if (run_dir / "tensorboard").exists():
-        rows["learning curves"] = (
-            f"{_program('tensorboard')} --logdir {quote(shown(run_dir.parent))}"
-        )
+        folder = quote(shown(run_dir.parent))
+        rows["learning curves"] = f"{_program('tensorboard')} --logdir {folder}"
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
-        rows["best checkpoint"] = shown(checkpoint)
-        if has_test:
-            rows["test again"] = (
-                f"{_program('python')} evaluate.py checkpoint={quote(shown(checkpoint))}"
-            )
         convert = f"{_program('python')} scripts/convert_checkpoint.py"
         rows["weights only"] = f"{convert} {quote(shown(checkpoint))}"
-    _print_table(rows)
+    show(rows)
 
 
-def show_weights(started: Started) -> None:
-    """Say which weights a run starts from, and what of them fits; the log file has all names."""
-    _print_table(started.rows)
-    log.info("\n".join(started.lines))
-
-
-def show_predictions(path: Path) -> None:
-    """Say where the predictions are."""
-    _print_table({"predictions": shown(path)})
-
-
-def _print_table(rows: dict[str, str]) -> None:
+def show(rows: Mapping[str, str]) -> None:
+    """Print a table of two columns."""
     console = Console(highlight=False)
     console.print()
     for name, value in rows.items():
@@ -115,7 +99,9 @@ def _print_table(rows: dict[str, str]) -> None:
 
 
 def _num_parameters(model: pl.LightningModule) -> str:
-    """How many there are, and how many of them are trained where some are frozen."""
+    """How many parameters there are, and how many are trained where some are frozen."""
+    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        return "lazy"
     num = sum(p.numel() for p in model.parameters())
     num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return f"{num:,}" if num == num_trained else f"{num:,}, of which {num_trained:,} are trained"

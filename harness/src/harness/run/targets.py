@@ -25,6 +25,7 @@ GONE: dict[str, dict[str, Any]] = {
     ".models.transformer.Transformer": {"separator": "from_data.separator"},
 }
 GONE["harness.text.datamodule.Text"] |= {"fold": "None", "num_folds": None}
+GONE["harness.watch.non_finite.NonFinite"] = {"every_gradient": None}
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.files import replacing
-from harness.loggers.event_files import PREFIX, pictures_in
 from harness.places import shown
 from harness.runs.comparing import differing, in_order, value_of
 from harness.runs.reading import METRICS, RunFiles, read_table
@@ -112,14 +111,18 @@ def pictures(run_dir: Path) -> dict[str, bytes]:
 
     What is damaged, or is still being written, is left out.
     """
-    found: dict[str, tuple[int, bytes]] = {}
-    paths = run_dir.glob(f"tensorboard/**/{PREFIX}*")
-    for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name)):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    newest: dict[str, tuple[int, bytes]] = {}
+    for folder in {path.parent for path in run_dir.glob("tensorboard/**/events.out.tfevents.*")}:
+        events = EventAccumulator(str(folder), {"images": 1, "scalars": 1, "histograms": 1})
         with suppress(OSError):
-            for name, step, data in pictures_in(path):
-                if name not in found or step >= found[name][0]:
-                    found[name] = (step, data)
-    return {name: data for name, (_, data) in found.items()}
+            events.Reload()
+        for name in events.Tags()["images"]:
+            event = events.Images(name)[-1]
+            if name not in newest or event.step >= newest[name][0]:
+                newest[name] = (event.step, event.encoded_image_string)
+    return {name: data for name, (_, data) in newest.items()}
 
 
 def table_of(runs: Sequence[RunFiles], names: Sequence[str]) -> Iterator[str]:

@@ -1,3 +1,5 @@
+"""Draw a picture of a test's outputs in TensorBoard, which never costs a run its result."""
+
 import logging
 import pickle
 from abc import abstractmethod
@@ -16,9 +18,9 @@ log = logging.getLogger(__name__)
 class Picture(pl.Callback):
     """Draw a test's outputs in TensorBoard; a subclass says what is kept and how it is drawn.
 
-    A picture never costs a run its result: where the subclass raises an error in any process, the
-    first process says so once, the traceback goes to ``run.log``, and nothing is drawn. Samples
-    that only keep a process busy are left out. Without a logger nothing is computed.
+    Where the subclass raises an error in any process, the first process says so once, the traceback
+    goes to ``run.log``, and nothing is drawn. Samples that only keep a process busy are left out.
+    Without a logger nothing is computed.
 
     Attributes:
         name: the picture's name in TensorBoard, such as ``"test/confusion_matrix"``.
@@ -62,30 +64,28 @@ class Picture(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Show the subclass one batch."""
+        """Pass one batch to the subclass."""
         if trainer.loggers and not is_filler(trainer, batch_idx, dataloader_idx):
             self._try(self.update, outputs, batch)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Bring together what the processes have kept, and draw."""
+        """Gather what the processes have kept, and draw."""
         if not trainer.loggers:
             return
         # Bytes, because what cannot be pickled must fail before the processes wait for each other.
-        parts = gather(trainer, self._try(lambda: pickle.dumps(self.kept())))
-        errors = [error for error in gather(trainer, self.error) if error]
-        if not trainer.is_global_zero:
-            return
-        figure = None
-        if not errors:
-            figure = self._try(lambda: self.draw([pickle.loads(part) for part in parts]))
-        if error := self.error or next(iter(errors), None):
-            log.warning("%s is not drawn: %s", type(self).__name__, error)
-        for logger in trainer.loggers if figure is not None else []:
+        mine = self._try(lambda: pickle.dumps(self.kept()))
+        parts, errors = zip(*gather(trainer, (mine, self.error)), strict=True)
+        self.error = next(filter(None, errors), None)
+        if trainer.is_global_zero:
+            self._try(self._draw, trainer, parts)
+            if self.error:
+                log.warning("%s is not drawn: %s", type(self).__name__, self.error)
+
+    def _draw(self, trainer: pl.Trainer, parts: list[bytes]) -> None:
+        figure = self.draw([pickle.loads(part) for part in parts])
+        for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                try:
-                    logger.experiment.add_figure(self.name, figure, trainer.global_step)
-                except OSError as error:  # a full disk
-                    log.warning("%s is not kept: %s", type(self).__name__, error)
+                logger.experiment.add_figure(self.name, figure, trainer.global_step)
 
     def _try(self, function: Any, *arguments: Any) -> Any:
         """Call the subclass; after its first error, no more until the next test."""

@@ -1,3 +1,5 @@
+"""Show the progress of a run on the screen."""
+
 import time
 from typing import Any
 
@@ -6,15 +8,15 @@ from pytorch_lightning.callbacks import RichProgressBar
 
 
 class ProgressBar(RichProgressBar):
-    """Lightning's bar with the run's metrics alone, brought up to date when it is drawn.
+    """Show Lightning's bar with the run's metrics alone, updated only when it is drawn.
 
-    Lightning does so after each batch, and reads the metrics from the device for it.
+    Lightning updates it after each batch, and reads the metrics from the device for that.
 
     Args:
         refresh_rate: times a second that it is drawn; 0 for no bar.
     """
 
-    updated = 0.0
+    updated_time = 0.0
 
     def on_train_batch_end(
         self,
@@ -27,12 +29,10 @@ class ProgressBar(RichProgressBar):
         """Show the batch, if it is time."""
         is_last = batch_idx + 1 == trainer.num_training_batches
         now = time.monotonic()
-        if is_last or (now - self.updated) * self.refresh_rate >= 1:
-            self.updated = now
+        if is_last or (now - self.updated_time) * self.refresh_rate >= 1:
+            self.updated_time = now
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         """Leave out the logger's version, which the run's folder already tells."""
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return dict(metrics)
+        return {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
