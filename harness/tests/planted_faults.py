@@ -79,8 +79,8 @@ FAULTS = {
     ),
     "replicas that differ are not noticed": Fault(
         "watch/replicas.py",
-        "differs = everyone != everyone[0]",
-        "differs = everyone != everyone",
+        "differs = (everyone != everyone[0]).cpu()",
+        "differs = (everyone != everyone).cpu()",
         "watch/test_replicas.py",
     ),
     "two commands compute one run": Fault(

@@ -62,7 +62,9 @@ def fit(module: Module) -> int:
 def test_epoch_that_teaches_nothing_stops_the_run_and_names_what_the_optimizer_has() -> None:
     assert fit(Module()) == 2
     assert fit(Module(rate=0.0)) == 2
-    with pytest.raises(TrainingError, match="Forgetful.training_step returned no loss in the firs"):
+    with pytest.raises(
+        TrainingError, match=r"Forgetful\.training_step returned no loss in the firs"
+    ):
         fit(Forgetful())
     says = r"rate of 0.1. The optimizer has head.weight, head.bias: .*\nLayers in a plain list or"
     with pytest.raises(TrainingError, match=says):
