@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from harness.run import inputs
 from harness.run import train as run
 from harness.testing import command as typed
 from tests.conftest import slow
@@ -39,7 +40,7 @@ def test_screen_shows_start_end_and_next_commands(finished_run: Path) -> None:
     assert "-bound: " in next(line for line in screen.splitlines() if line.startswith("speed"))
     assert "Epoch 1: " in (finished_run / "run.log").read_text()
     checkpoint = finished_run / "checkpoints" / "best.ckpt"
-    assert f"evaluate.py checkpoint={checkpoint}" in screen
+    assert f"convert_checkpoint.py {checkpoint}" in screen
     assert "WARNING" not in screen
 
 
@@ -90,13 +91,13 @@ def test_two_processes_train_one_run(strategy: str, tmp_path: Path) -> None:
 def test_best_checkpoint_is_tested(make_cfg, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one with the highest validation accuracy, not the last."""
     tested = []
-    load_weights = run.load_weights
+    load_weights = inputs.load_weights
 
     def load(model, path):
         tested.append((path.name, float(model.trainer.checkpoint_callback.best_model_score)))
         load_weights(model, path)
 
-    monkeypatch.setattr(run, "load_weights", load)
+    monkeypatch.setattr(inputs, "load_weights", load)
     cfg = make_cfg(
         *("data=synthetic", "model=mlp", "data.num_train=320", "trainer.max_epochs=4"),
         "trainer.enable_progress_bar=false",

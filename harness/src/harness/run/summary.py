@@ -77,7 +77,7 @@ def show_end(run_dir: Path, metrics: Mapping[str, float], facts: Mapping[str, An
         rows["stopped early"] = facts["stopped_early"]
     if "verdict" in facts:
         rows["speed"] = f"{facts['samples_per_second']:,.0f} samples/s, {facts['verdict']}"
-    rows["run folder"] = shown(run_dir)
+    rows["folder"] = shown(run_dir)
     if (run_dir / "tensorboard").exists():
         folder = quote(shown(run_dir.parent))
         rows["learning curves"] = f"{_program('tensorboard')} --logdir {folder}"
