@@ -59,10 +59,10 @@ def test_data_set_bounds_the_batch_size(capsys, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_learning_rate_is_a_line_to_paste_and_a_picture(capsys, tmp_path: Path) -> None:
-    line, _ = last_line(capsys, tmp_path, "lr", "--lowest=1e-5", "--highest=0.5", "--steps=60")
+    line, _ = last_line(capsys, tmp_path, "lr")
     key, _, value = line.partition("=")
     assert key == "model.optimizer.lr"
-    assert 1e-5 < float(value) < 0.5
+    assert 1e-6 < float(value) < 1
     assert compose("train", [line]).model.optimizer.lr == float(value)
     assert (tmp_path / "tune" / "lr.png").stat().st_size > 5000
 
@@ -78,8 +78,6 @@ def test_mistakes_are_explained(capsys, tmp_path: Path) -> None:
         (["workers", "lr=3"], "Did you mean model.optimizer.lr?"),
         (["workers", "data=null"], "tune.py workers needs a harness.DataModule"),
         (["batch-size", "data.batch_size=0"], "must be a whole number"),
-        (["lr", "--lowest=1", "--highest=0.1"], "below --highest"),
-        (["lr", "--steps=3"], "use 20 or more"),
         (["lr", "model.net._target_=nope.Net"], "does not exist"),
     ):
         assert tune.main([*arguments, f"output_dir={tmp_path}"]) == 1, arguments

@@ -1,8 +1,11 @@
+"""The two kinds of errors that end a command without a traceback."""
+
+
 class UserError(Exception):
     """A mistake in a command, a YAML file or an environment, which the user can mend.
 
-    The entry points print its message without a traceback and exit with status 1. The message
-    says what was set, why it cannot be, and what to type instead.
+    The entry points print its message and exit with status 1. The message says what was set, what
+    it clashes with, and what to type instead.
     """
 
     def __str__(self) -> str:
@@ -11,8 +14,7 @@ class UserError(Exception):
 
 
 class TrainingError(Exception):
-    """What training has come to, and no command could have told before: it must not go on.
+    """A state of a training that must not go on, and that no command could have known before.
 
-    The process that finds it logs the message; the entry points exit with status 1 and print no
-    traceback, because no line of code is to blame.
+    The process that finds it logs the message; the entry points exit with status 1.
     """

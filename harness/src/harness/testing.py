@@ -1,9 +1,7 @@
-"""What tests of a project share: the fixtures for ``tests/conftest.py``, and ``Promises``."""
+"""Fixtures for ``tests/conftest.py`` of a project, and its promises as tests."""
 
-import fcntl
 import logging
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +12,8 @@ import torch
 from omegaconf import DictConfig
 
 from harness.command.compose import compose
-from harness.prove.proof import ELSEWHERE, FIRST, RESUME, STRATEGIES, Proof
+from harness.prove.proof import STRATEGIES, prove
+from harness.prove.runs import Runs
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +56,10 @@ def make_cfg(tmp_path: Path) -> Callable[..., DictConfig]:
 
 
 class Promises:
-    """What ``scripts/prove.py`` proves of an experiment, with a test for each verdict.
+    """What ``scripts/prove.py`` proves of an experiment, as a test.
 
     ``class TestMine(Promises): experiment = "mine"`` is all. What is refused with a sentence, or
-    told by the run itself, is skipped with it.
+    told by the run itself, is printed (``pytest -rP``).
 
     Attributes:
         experiment: a file of ``conf/experiment``.
@@ -72,35 +71,10 @@ class Promises:
     words: Sequence[str] = ()
     strategies: Sequence[str] = STRATEGIES
 
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """A test for each verdict."""
-        if "name" in metafunc.fixturenames:
-            metafunc.parametrize("name", [FIRST, *self.strategies, RESUME, ELSEWHERE])
-
-    def test_holds(self, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-        """One row of the table."""
-        proof = self.proof(tmp_path_factory)
-        (verdict,) = [one for one in proof.verdicts if one.name == name]
-        assert not verdict.is_broken, str(verdict)
-        if not verdict.is_equal:
-            pytest.skip(str(verdict))
-
-    @classmethod
-    def proof(cls, tmp_path_factory: pytest.TempPathFactory) -> Proof:
-        """The runs, of which all tests of the class read, also those of other pytest workers."""
-        from harness.prove.proof import prove
-        from harness.prove.runs import Runs
-
-        base = tmp_path_factory.getbasetemp()
-        base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-        folder = base / f"proof of {cls.__module__}.{cls.__name__}"
-        folder.mkdir(exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX)
-            path = folder / "proof.pickle"
-            if not path.exists():
-                words = [f"experiment={cls.experiment}", *cls.words]
-                proof = prove(Runs(words, folder / "runs"), cls.strategies)
-                path.write_bytes(pickle.dumps(proof))
-        found: Proof = pickle.loads(path.read_bytes())
-        return found
+    def test_promises_hold(self, tmp_path: Path) -> None:
+        """No verdict is broken."""
+        proof = prove(
+            Runs([f"experiment={self.experiment}", *self.words], tmp_path / "runs"), self.strategies
+        )
+        print(*proof.verdicts, sep="\n")
+        assert [str(verdict) for verdict in proof.verdicts if verdict.is_broken] == []

@@ -1,4 +1,4 @@
-"""What Lightning's loggers of W&B and MLflow are told of a run: see conf/logger."""
+"""Values for Lightning's loggers of W&B and MLflow: see conf/logger."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from pytorch_lightning.loggers import Logger, MLFlowLogger, WandbLogger
 from harness.errors import UserError
 
 NO_REPORTS = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-OF_RUN = "harness_run"  # the tag with a run's name: MLflow gives runs ids of its own
+TAG = "harness_run"  # holds a run's name: MLflow gives runs ids of its own
 
 
 def run_name(run_dir: str) -> str:
@@ -34,7 +34,7 @@ def mlflow_run_id(run_dir: str, experiment_name: str, tracking_uri: str) -> str 
     experiment = client.get_experiment_by_name(experiment_name)
     if experiment is None:
         return None
-    tag = f"tags.`{OF_RUN}` = '{run_name(run_dir)}'"
+    tag = f"tags.`{TAG}` = '{run_name(run_dir)}'"
     runs = client.search_runs([experiment.experiment_id], tag)
     return str(runs[0].info.run_id) if runs else None
 

@@ -1,12 +1,14 @@
-"""Settings of an experiment that are found by trying them in one process, without a run.
+"""Try settings of an experiment in one process, without a run.
 
-The results hold for several processes, because training is the same under every strategy.
+In: a composed config. Out: a line to paste. It holds for several processes, because training is the
+same under every strategy.
 """
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from matplotlib.figure import Figure
@@ -24,16 +26,8 @@ from harness.run.build import make
 from harness.run.mistakes import user_errors
 from harness.strategies.launchable import device_indices, num_processes, strategy_name
 
-LARGEST = 8192  # Lightning's search for a batch size ends here
-SMALLEST = 2
-
-
-class BatchSize(NamedTuple):
-    """The largest batch, in powers of two, that one process could train with."""
-
-    per_process: int
-    of_all_processes: int  # what data.batch_size counts
-    is_out_of_memory: bool  # twice as many samples did not fit
+SMALLEST, LARGEST = 2, 8192  # Lightning's search for a batch size ends there
+NUM_STEPS = 100  # of the search for a learning rate
 
 
 def composed(overrides: Sequence[str]) -> Any:
@@ -47,20 +41,20 @@ def composed(overrides: Sequence[str]) -> Any:
     return OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
 
 
-def choose_workers(cfg: Any) -> int:
+def tune_workers(cfg: Any) -> str:
     """Measure reading the training data with 0, 1, 2, 4, … workers per process.
 
     Raises:
         UserError: if the data is not a ``harness.DataModule``.
     """
-    num_ranks = num_processes(cfg.trainer)
     with user_errors():
         data = own_data(None if cfg.data is None else make(cfg.data), "workers")
-        return int(data.choose_workers("train", num_ranks, cfg.trainer.num_nodes))
+        nodes = cfg.trainer.num_nodes
+        return f"data.num_workers={data.choose_workers('train', num_processes(cfg.trainer), nodes)}"
 
 
-def find_batch_size(cfg: Any) -> BatchSize:
-    """Double the batch until memory, the data set, or the search's range is exhausted.
+def tune_batch_size(cfg: Any) -> str:
+    """Double the batch of one process until memory, the data set, or the search's range ends it.
 
     Raises:
         UserError: where not even two samples fit, or the data is not a ``harness.DataModule``.
@@ -76,49 +70,39 @@ def find_batch_size(cfg: Any) -> BatchSize:
         data.batch_size = SMALLEST
         # The search ends by loading the state it has saved, which has another batch size.
         data.load_state_dict = lambda _: None  # type: ignore[method-assign,assignment]
-        found = Tuner(trainer).scale_batch_size(
+        size = Tuner(trainer).scale_batch_size(
             model, datamodule=data, init_val=SMALLEST, max_val=largest + 1
         )
-    if not found or found < SMALLEST:
+    if not size or size < SMALLEST:
         raise UserError("Not even a batch of two samples fits in memory: use a smaller model.")
-    if found > largest:  # Lightning has doubled once more without trying
-        found //= 2
-    return BatchSize(found, min(found * num_ranks, num_samples), 2 * found <= largest)
+    if size > largest:  # Lightning has doubled once more without trying
+        size //= 2
+    more = f"{2 * size} do not" if 2 * size <= largest else "memory is no limit"
+    print(f"{size} samples fit in each process; {more}.")
+    return f"data.batch_size={min(size * num_ranks, num_samples)}"
 
 
-def find_learning_rate(
-    cfg: Any, lowest: float, highest: float, num_steps: int
-) -> tuple[float, Figure]:
-    """Train some steps with a rate that grows from ``lowest`` to ``highest``.
-
-    Returns:
-        The rate at which the loss falls the fastest, and the curve of the losses.
+def tune_learning_rate(cfg: Any) -> str:
+    """Train 100 steps at growing rates, and take the one at which the loss falls the fastest.
 
     Raises:
         UserError: where the losses show no fall.
     """
-    cfg.trainer.max_steps = -1
+    cfg.trainer.max_steps, cfg.trainer.max_epochs = -1, NUM_STEPS + 2  # at least a step in each
     with one_process(cfg) as (trainer, model, data):
-        steps_per_epoch = 1  # at least
-        if isinstance(data, DataModule):
-            num_samples = len(data.dataset("train"))  # type: ignore[arg-type]
-            steps_per_epoch = max(1, num_samples // data.batch_size)
-        epochs = num_steps // steps_per_epoch + 2
-        trainer.fit_loop.max_epochs = max(epochs, cfg.trainer.max_epochs or 0)
         finder: Any = Tuner(trainer).lr_find(
-            model,
-            datamodule=data,
-            min_lr=lowest,
-            max_lr=highest,
-            num_training=num_steps,
-            update_attr=False,
+            model, datamodule=data, min_lr=1e-6, num_training=NUM_STEPS, update_attr=False
         )
     suggestion = finder.suggestion()
     if suggestion is None:
-        raise UserError(f"{len(finder.results['lr'])} steps are too few: use a larger --steps.")
+        raise UserError("The loss falls at no rate from 1e-6 to 1: is the loss right?")
     picture = Figure(figsize=(6, 4), layout="constrained")
     finder.plot(suggest=True, ax=picture.add_subplot(title="Loss at growing learning rates"))
-    return suggestion, picture
+    path = Path(cfg.output_dir, "tune", "lr.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=150)
+    print(f"picture: {path}")
+    return f"model.optimizer.lr={suggestion:.2g}"
 
 
 def own_data(data: Any, what: str) -> DataModule:
