@@ -20,24 +20,6 @@ def experiment(folder: Path, text: str) -> list[str]:
     return [f"hydra.searchpath=[file://{folder}]", "experiment=mine"]
 
 
-def test_several_best_checkpoints_have_names_and_the_best_is_the_best(tmp_path: Path) -> None:
-    """With one name for all, the last of them would stand for the best."""
-    run = train(
-        *(*SHORT, "trainer.max_epochs=5", "model.optimizer.lr=0.02", f"output_dir={tmp_path}"),
-        *("callbacks.checkpoint.save_top_k=3", "objective=val/loss", "mode=min"),
-    )
-    kept = sorted((run.folder / "checkpoints").glob("best-*.ckpt"))
-    assert len(kept) == 3
-    curve = run.table.select("step", "val/loss").drop_nulls()
-    losses = {step + 1: loss for step, loss in curve.rows()}
-    best = min(losses, key=lambda step: losses[step])
-    assert (
-        run.checkpoint.resolve().name == f"best-epoch={int(best) // 10 - 1}-step={int(best)}.ckpt"
-    )
-    steps = {torch.load(path, weights_only=True)["global_step"] for path in kept}
-    assert steps == set(sorted(losses, key=lambda step: losses[step])[:3])
-
-
 def test_objective_without_its_direction_is_refused(tmp_path: Path) -> None:
     """The classifier says max: the worst loss would be kept as the best, without a word."""
     for word, message in (

@@ -21,6 +21,7 @@ class OptimizerStates(pl.Callback):
 
     def __init__(self) -> None:
         self.saved: dict[str, Any] | None = None
+        self.settings: list[dict[str, Any]] = []
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the settings of the code, before those of a checkpoint replace them."""
