@@ -78,7 +78,9 @@ class Throughput(pl.Callback):
         """Observe the epoch's loader; until its first batch is there, the run waits for data."""
         loader: Any = trainer.train_dataloader
         sampler: Any = getattr(loader, "batch_sampler", None)
-        self.is_measuring = isinstance(loader, SharedLoader) and isinstance(sampler, SharedBatchSampler)
+        self.is_measuring = isinstance(loader, SharedLoader) and isinstance(
+            sampler, SharedBatchSampler
+        )
         if self.is_measuring:
             loader.when_asked, loader.when_there = self._asked, self._there
             self.num_workers, self.num_samples_before = loader.num_workers, sampler.num_before
