@@ -85,14 +85,6 @@ def test_rows_are_in_order_and_may_differ_in_their_columns(tmp_path: Path) -> No
     ]
 
 
-def test_rows_without_a_known_place_are_numbered_as_they_arrive(tmp_path: Path) -> None:
-    table = PredictionTable(tmp_path / "predictions.csv")
-    for batch_idx, values in enumerate(([7.0, 8.0], [9.0])):
-        table.write_on_batch_end(None, None, torch.tensor(values), None, batch_idx=batch_idx)
-    rows = finished(table)
-    assert rows == [["sample", "prediction"], ["0", "7.0"], ["1", "8.0"], ["2", "9.0"]]
-
-
 def test_indices_of_the_batch_before_are_not_taken_for_those_of_a_stream(tmp_path: Path) -> None:
     """Lightning passes the same list again for a loader whose indices it does not know."""
     table, known = PredictionTable(tmp_path / "predictions.csv"), [1, 0]

@@ -160,12 +160,6 @@ def test_what_a_start_computes_with_and_its_data_are_noted(run: Run) -> None:
     assert noted["data"]["train"][0]
 
 
-def test_builds_of_one_version_are_the_same_and_what_is_gone_is_told() -> None:
-    before = {"numpy": "2.0", "horses": "1.0", "torch": "2.12.1+cu128"}
-    told = code_version.versions(before, {"numpy": "2.0", "torch": "2.12.1+cpu", "new": "1.0"})
-    assert told == ["horses 1.0 -> not installed"]
-
-
 ONE = "        self.one = nn.Linear(5, width)\n"
 TWO = "        self.two = nn.Linear(width, 5)\n"
 RATES = "[torch.optim.lr_scheduler.StepLR(optimizer, 1)]"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from harness.command import main
 from harness.errors import UserError
 from harness.run import mistakes
 from harness.run import train as run
@@ -349,16 +348,6 @@ def test_mistake_of_all_processes_is_told_once_and_of_one_by_it_alone(
         logs = list(tmp_path.glob("out/default/*/run.log"))
         assert len(logs) == number
         assert any(mistake.says.partition(" (")[0] in log.read_text() for log in logs)
-
-
-def test_everything_is_printed_on_request(
-    owners: Callable[..., Path],
-    mine: DictConfig,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.setattr(mistakes, "of_owner", lambda error: pytest.fail("was asked"))
-    main.tell_of_owner(RuntimeError("mat1 and mat2"))
 
 
 def test_right_code_trains(owners: Callable[..., Path], mine: DictConfig) -> None:

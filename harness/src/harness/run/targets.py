@@ -1,4 +1,7 @@
-"""Whether what a config names exists, and takes the arguments that it gets."""
+"""Check that what a config names exists, takes its arguments, and is of the right kind.
+
+In: the config, before anything is built; then the objects, before the Trainer gets them.
+"""
 
 import difflib
 import importlib
@@ -13,19 +16,22 @@ from torch import nn
 
 from harness.allowed import check, check_object, targets
 from harness.errors import UserError
+from harness.names import did_you_mean
 from harness.upstream import lightning_name
 
 EXTRAS = {"timm": "timm", "tokenizers": "text"}  # by the package they bring
-# Arguments of 0.3 that are gone, with the value by which a run did not use them; None is any.
-GONE: dict[str, dict[str, Any]] = {
-    "harness.text.datamodule.Text": {"vocab_size": "None", "errors": "strict", "packing": "False"},
+# Arguments that configs of version 0.3 have, with the value that does nothing; None is any value.
+REMOVED: dict[str, dict[str, str | None]] = {
+    "harness.text.datamodule.Text": {
+        **{"vocab_size": "None", "errors": "strict", "packing": "False"},
+        **{"fold": "None", "num_folds": None},
+    },
     "harness.tables.table.Table": {"unknown": "code", "cache_dir": None, "cache_megabytes": None},
     "harness.tables.arrays.Arrays": {"file": "None", "num_classes": "None"},
     "harness.images.datamodule.Images": {"randaugment_ops": None, "randaugment_magnitude": None},
+    "harness.watch.non_finite.NonFinite": {"every_gradient": None},
     ".models.transformer.Transformer": {"separator": "from_data.separator"},
 }
-GONE["harness.text.datamodule.Text"] |= {"fold": "None", "num_folds": None}
-GONE["harness.watch.non_finite.NonFinite"] = {"every_gradient": None}
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
@@ -38,36 +44,43 @@ def check_targets(cfg: Any) -> None:
     """
     check(cfg)
     for key, node in targets(cfg):
-        called = find(key, node["_target_"])
+        target = node["_target_"]
+        called = import_target(key, target)
         try:
             parameters = inspect.signature(called).parameters
         except ValueError:
             continue  # written in C
-        for gone in (names for end, names in GONE.items() if node["_target_"].endswith(end)):
-            for name, unused in gone.items():
+        for end in [end for end in REMOVED if target.endswith(end)]:
+            for name, unused in REMOVED[end].items():
                 # A class of the owner may take an argument of that name.
                 if name in node and name not in parameters and unused in (None, str(node[name])):
                     del node[name]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             continue
-        for name in [str(name) for name in node if name not in {*parameters, *HYDRA_KEYS}]:
-            close = difflib.get_close_matches(name, parameters, n=1)
-            hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(parameters)}."
-            if key and "[" not in key and not close:
-                hint += f" Leave it out: ~{key}.{name}"
-            if name in ("objective", "mode"):
-                hint = "Set it in an experiment's YAML, or in train.yaml."
-            raise UserError(f"{key}: {node['_target_']} has no argument {name}. {hint}")
+        unknown = [str(name) for name in node if name not in {*parameters, *HYDRA_KEYS}]
+        if unknown:
+            raise UserError(_unknown_argument(key, target, unknown[0], [*parameters]))
 
 
-def find(key: str, target: str) -> Any:
+def _unknown_argument(key: str, target: str, name: str, parameters: list[str]) -> str:
+    close = difflib.get_close_matches(name, parameters, n=1)
+    hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(parameters)}."
+    if key and "[" not in key and not close:
+        hint += f" Leave it out: ~{key}.{name}"
+    if name in ("objective", "mode"):
+        hint = "Set it in an experiment's YAML, or in train.yaml."
+    return f"{key}: {target} has no argument {name}. {hint}"
+
+
+def import_target(key: str, target: str) -> Any:
     """Import what a ``_target_`` names."""
     module_name, _, name = target.rpartition(".")
     try:
-        found = get_object(target)
+        called = get_object(target)
     except ImportError as error:
         try:
             names = vars(importlib.import_module(module_name))
+            hint = did_you_mean(name, names, f"{module_name}.")
         except Exception as failed:
             missing = failed.name if isinstance(failed, ModuleNotFoundError) else "."
             if not f"{module_name}.".startswith(f"{missing}."):
@@ -76,14 +89,11 @@ def find(key: str, target: str) -> Any:
             hint = f" There is no module {missing}."
             if missing in EXTRAS:
                 hint = f" Install it: pip install -e '.[{EXTRAS[missing]}]'."
-        else:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean {module_name}.{close[0]}?" if close else ""
         raise UserError(f"{key}._target_: {target} does not exist.{hint}") from error
-    check_object(key, target, found)
-    if not callable(found):
+    check_object(key, target, called)
+    if not callable(called):
         raise UserError(f"{key}._target_: {target} is not a class or a function.")
-    return found
+    return called
 
 
 def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any]) -> None:
@@ -92,21 +102,20 @@ def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any])
     Raises:
         UserError: with the key and what it must be.
     """
-    built: list[tuple[str, Any, type]] = [
-        ("model", model, pl.LightningModule),
-    ]
+    built: list[tuple[str, Any, type]] = [("model", model, pl.LightningModule)]
     built += [("data", data, pl.LightningDataModule)] if data is not None else []
     built += [("callbacks", callback, pl.Callback) for callback in callbacks]
     built += [("logger", logger, Logger) for logger in loggers]
     for key, value, kind in built:
-        if not isinstance(value, kind):
-            name = f"{type(value).__module__}.{type(value).__qualname__}"
-            hint = ""
-            if lightning_name.is_of_copy(value):
-                hint = (
-                    " It is one of lightning.pytorch, which was imported before harness: import "
-                    "harness first (in a notebook, after a restart)."
-                )
-            elif isinstance(value, nn.Module):
-                hint = " A network is an argument of the LightningModule that trains it."
-            raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")
+        if isinstance(value, kind):
+            continue
+        hint = ""
+        if lightning_name.is_of_copy(value):
+            hint = (
+                " It is one of lightning.pytorch, which was imported before harness: import "
+                "harness first (in a notebook, after a restart)."
+            )
+        elif isinstance(value, nn.Module):
+            hint = " A network is an argument of the LightningModule that trains it."
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")
