@@ -22,13 +22,6 @@ from harness.upstream import lightning_name
 EXTRAS = {"timm": "timm", "tokenizers": "text"}  # by the package they bring
 # Arguments that configs of version 0.3 have, with the value that does nothing; None is any value.
 REMOVED: dict[str, dict[str, str | None]] = {
-    "harness.text.datamodule.Text": {
-        **{"vocab_size": "None", "errors": "strict", "packing": "False"},
-        **{"fold": "None", "num_folds": None},
-    },
-    "harness.tables.table.Table": {"unknown": "code", "cache_dir": None, "cache_megabytes": None},
-    "harness.tables.arrays.Arrays": {"file": "None", "num_classes": "None"},
-    "harness.images.datamodule.Images": {"randaugment_ops": None, "randaugment_magnitude": None},
     "harness.watch.non_finite.NonFinite": {"every_gradient": None},
     ".models.transformer.Transformer": {"separator": "from_data.separator"},
 }
