@@ -176,7 +176,7 @@ def test_outputs_and_gradients_are_those_of_one_device():
 
 
 def test_a_share_is_computed_on_another_device():
-    """The meta device computes shapes only, and refuses to meet a tensor of the CPU."""
+    """The meta device computes shapes only, and mostly refuses a tensor of the CPU."""
     for name in ZOO:
         module, inputs = made(name)
         expected = module(*inputs)
@@ -185,6 +185,8 @@ def test_a_share_is_computed_on_another_device():
         output = parallel.compute(META, copied(module, CPU, META), on_meta, {})
         assert output.device == META, name
         assert output.shape == expected.shape, name
+        zeros = {key: torch.zeros_like(x) for key, x in copied(module, CPU, CPU).items()}
+        assert not torch.equal(parallel.compute(CPU, zeros, inputs, {}), expected), name
 
 
 def test_shares_run_compiled_code_and_compile_once():

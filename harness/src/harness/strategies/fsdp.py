@@ -11,6 +11,7 @@ from functools import partial, update_wrapper
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 import torch.distributed as dist
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.strategies import DDPStrategy
@@ -130,12 +131,14 @@ class FSDPStrategy(DDPStrategy):
             keys = [key for group in saved["param_groups"] for key in group["params"]]
             params = [p for group in optimizer.param_groups for p in group["params"]]
             parameter_of = dict(zip(keys, params, strict=True))
-            parts: dict[Any, dict[str, Any]] = {key: {} for key in saved["state"]}
-            for key, values in saved["state"].items():
-                for name, value in values.items():
-                    is_tensor = isinstance(value, Tensor)
-                    parts[key][name] = parted_like(value, parameter_of[key]) if is_tensor else value
-            optimizer.load_state_dict({**saved, "state": parts})
+            state = {
+                key: {
+                    name: parted_like(value, parameter_of[key]) if torch.is_tensor(value) else value
+                    for name, value in values.items()
+                }
+                for key, values in saved["state"].items()
+            }
+            optimizer.load_state_dict({**saved, "state": state})
 
     def _gathered(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The same with whole tensors in the first process; a device holds one at a time."""
@@ -156,7 +159,7 @@ class Root(nn.Module):
         self.module, self.is_running = module, False
 
     def forward(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a method; ``fully_shard`` has hooks around this."""
+        """Run a method between the hooks of ``fully_shard``."""
         self.is_running = True
         try:
             return method(*args, **kwargs)
@@ -188,11 +191,11 @@ def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> lis
 
 def refuse_writes(unit: nn.Module) -> None:
     """Refuse what the first training call of a unit writes into whole parameters: it is lost."""
-    before: dict[str, float] = {}
+    before: dict[str, Tensor] = {}
 
-    def norms() -> dict[str, float]:
+    def norms() -> dict[str, Tensor]:
         named = unit.named_parameters()
-        return {name: float(p.detach().double().norm()) for name, p in named if not has_parts(p)}
+        return {name: p.detach().double().norm() for name, p in named if not has_parts(p)}
 
     def compare(*_: Any) -> None:
         if unit.training:
@@ -201,8 +204,7 @@ def refuse_writes(unit: nn.Module) -> None:
             for name in [name for name, norm in norms().items() if norm != before.get(name, norm)]:
                 raise UserError(
                     f"{name.removeprefix('module.')} is written in a step, which strategy=fsdp "
-                    "would lose: it is whole for that time alone.\nWrite it in a hook, such as "
-                    "on_train_batch_start, or use strategy=ddp."
+                    "would lose.\nWrite it in a hook, as on_train_batch_start, or use strategy=ddp."
                 )
 
     first = unit.register_forward_pre_hook(lambda *_: before.update(norms()))

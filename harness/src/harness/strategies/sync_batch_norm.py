@@ -4,7 +4,6 @@
 ``harness/tests/test_same_experiment.py`` has the proof: two processes end as one.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -35,10 +34,10 @@ class SyncBatchNorm(nn.BatchNorm1d):
         dtype, input = input.dtype, input.to(self.weight.dtype if self.affine else torch.float32)
         dims, shape = [0, *range(2, input.dim())], [1, -1] + [1] * (input.dim() - 2)
         size_here = input.new_tensor([input.numel() / input.shape[1]])  # values per channel
-        sums = over_processes(torch.cat([input.sum(dims), size_here]))
+        sums: Tensor = _Sum.apply(torch.cat([input.sum(dims), size_here]))  # type: ignore[no-untyped-call]
         centre, size = sums[:-1] / sums[-1], sums[-1].detach()
         centred = input - centre.view(shape)
-        spread = over_processes(centred.square().sum(dims)) / size
+        spread: Tensor = _Sum.apply(centred.square().sum(dims)) / size  # type: ignore[no-untyped-call]
         if mean is not None and variance is not None:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked += 1
@@ -61,9 +60,6 @@ class _Sum(torch.autograd.Function):
         return total
 
     backward = forward  # the sum of what every process sends back
-
-
-over_processes: Callable[[Tensor], Tensor] = _Sum.apply
 
 
 class SyncBatchNormAnywhere(LayerSync):
