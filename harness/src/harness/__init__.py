@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.processes.launch import follow_launcher
+from harness.processes.launch import follow_parent
 from harness.quick_imports import quick_imports
 from harness.upstream import lightning_name
 
@@ -105,7 +105,7 @@ _MODULES = {
     "uniform": "data.randomness",
 }
 
-follow_launcher()  # whose end is otherwise not noticed while all else is imported
+follow_parent()  # whose end is otherwise not noticed while all else is imported
 lightning_name.install()  # early: whoever imports lightning.pytorch gets pytorch_lightning
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from harness import repository
 from harness.errors import TrainingError, UserError
 from harness.files import write_durably
-from harness.machine import nvml
+from harness.machine.gpus import NoDriverError, gpus
 from harness.processes.leaving import AgreedExit
 
 FILE = "record.json"
@@ -86,9 +86,9 @@ def recording(run_dir: Path) -> Iterator[None]:
 
 def _made_by() -> dict[str, Any]:
     """The command and the machine of this process."""
-    gpus, processor = [], platform.processor()
-    with suppress(nvml.NoDriverError):
-        gpus = [gpu.name for gpu in nvml.gpus()]
+    gpu_names, processor = [], platform.processor()
+    with suppress(NoDriverError):
+        gpu_names = [gpu.name for gpu in gpus()]
     with suppress(OSError):  # Linux alone has the CPU's name, which decides between kernels
         cpus = Path("/proc/cpuinfo").read_text(errors="replace")
         processor = next(iter(re.findall(r"^model name\s*: (.+)$", cpus, re.M)), processor)
@@ -100,7 +100,7 @@ def _made_by() -> dict[str, Any]:
         "python": platform.python_version(),
         "processor": processor,
         "num_cpus": os.cpu_count(),
-        "gpus": gpus,
+        "gpus": gpu_names,
         "environment": {name: os.environ[name] for name in os.environ if ROUNDING.fullmatch(name)},
     }
 

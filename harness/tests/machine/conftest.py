@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine import locks
+from harness.machine import choice
 from tests.machine.fake_nvml import FakeGpu, FakeNvml
 
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture
@@ -31,7 +30,6 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Keep the test's locks apart from those of the machine."""
     prefix = f"{tmp_path.name}_{os.getpid()}_"
-    monkeypatch.setattr(locks, "PREFIX", prefix)
+    monkeypatch.setattr(choice, "PREFIX", prefix)
     yield prefix
-    for name in list(locks.HELD):
-        locks.release(name)
+    choice.release()

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 import pytest
 
 from harness.errors import UserError
-from harness.machine import locks
+from harness.machine import choice
+from tests.machine.fake_nvml import FakeGpu
 
 HOLD = """
 import os, sys, time
-from harness.machine import locks
-locks.PREFIX = sys.argv[1]
-taken = locks.acquire(sys.argv[2])
+from harness.machine import choice
+choice.PREFIX = sys.argv[1]
+taken = choice.lock(sys.argv[2])
 if not os.fork():  # as a data worker, which speaks when it has closed what it inherited
     print(f"{taken} {os.getpid()}", flush=True)
 time.sleep(60)
@@ -40,31 +41,30 @@ def holder(name: str, prefix: str) -> Iterator[int]:
 
 def test_gpu_is_held_by_one_process_until_it_is_killed_and_not_by_its_workers(own_locks) -> None:
     with holder("GPU-1", own_locks) as pid:
-        assert not locks.acquire("GPU-1")
-        assert locks.acquire("GPU-2")
+        assert not choice.lock("GPU-1")
+        assert choice.lock("GPU-2")
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert locks.acquire("GPU-1")
-        assert not locks.acquire("GPU-1")
-        locks.release("GPU-1")
-        assert locks.acquire("GPU-1")
+        assert choice.lock("GPU-1")
+        assert not choice.lock("GPU-1")
+        choice.release()
+        assert choice.lock("GPU-1")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_other_user_sees_the_lock(own_locks: str) -> None:
-    assert locks.acquire("GPU-1")
+    assert choice.lock("GPU-1")
     child = os.fork()
     if child == 0:
         os.setuid(65534)
-        os._exit(int(locks.acquire("GPU-1")) + 2 * int(locks.acquire("GPU-2")))
+        os._exit(int(choice.lock("GPU-1")) + 2 * int(choice.lock("GPU-2")))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
-def test_process_that_never_ends_choosing_is_named(own_locks: str, monkeypatch) -> None:
+def test_process_that_never_ends_choosing_is_named(own_locks: str, machine, monkeypatch) -> None:
     """Else two that want all GPUs could each get a part of them, and neither start."""
-    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.0)
-    refused = pytest.raises(UserError, match="has been choosing")
-    with locks.choosing(), refused, locks.choosing():
-        pass
-    with locks.choosing():  # it was given back
-        pass
+    machine(FakeGpu(80))
+    monkeypatch.setattr(choice, "WAIT_SECONDS", 0.0)
+    with holder("choice", own_locks), pytest.raises(UserError, match="has been choosing"):
+        choice.choose_emptiest(1)
+    assert choice.choose_emptiest(1)[0].number == "0"  # the lock ended with its holder

@@ -7,8 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness.errors import UserError
-from harness.processes import launch
-from harness.processes.launcher import Launcher, first_of, launcher, tasks_per_node
+from harness.processes.launch import OF_LAUNCHERS, global_rank
+from harness.processes.launcher import Launcher, launcher
+from harness.processes.slurm import environments
 from harness.strategies.launchable import check_launcher
 
 TORCHRUN = {
@@ -17,7 +18,7 @@ TORCHRUN = {
 }  # fmt: skip
 SRUN = {
     "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "node[07-08]",
+    "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[07-08]",
     "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
 }  # fmt: skip
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash"}
@@ -29,7 +30,7 @@ def told(monkeypatch: pytest.MonkeyPatch):
     """What a process knows with some variables, and none of who has started the tests."""
 
     def tell(environment: dict[str, str]) -> Launcher:
-        for name in filter(launch.OF_LAUNCHERS.fullmatch, list(os.environ)):
+        for name in filter(OF_LAUNCHERS.fullmatch, list(os.environ)):
             monkeypatch.delenv(name)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -61,12 +62,12 @@ def test_what_torchrun_and_slurm_tell_is_read(told) -> None:
     ):
         known = told(environment)
         assert known == expected, environment
-        assert launch.global_rank() == expected.rank
+        assert global_rank() == expected.rank
 
 
 def test_rank_that_lightning_starts_in_a_batch_script_is_not_the_first(told) -> None:
     told(BATCH | {"LOCAL_RANK": "1"})
-    assert launch.global_rank() == 1
+    assert global_rank() == 1
 
 
 def test_steps_and_jobs_meet_at_ports_of_their_own(told) -> None:
@@ -78,11 +79,23 @@ def test_steps_and_jobs_meet_at_ports_of_their_own(told) -> None:
     assert told({"MASTER_ADDR": "here", "MASTER_PORT": "1234"}).address == ("here", 1234)
 
 
-def test_nodes_and_tasks_as_slurm_writes_them() -> None:
-    numbers = {"2": [2], "2(x3),1": [2, 2, 2, 1], "1,3(x2)": [1, 3, 3]}
-    assert {text: tasks_per_node(text) for text in numbers} == numbers
+def test_first_node_is_read_as_slurm_writes_it(told) -> None:
     names = {"n1": "n1", "n[3-5],x": "n3", "n[03,7],x": "n03", "n[1-2]-ib": "n1-ib", "a,b": "a"}
-    assert {text: first_of(text) for text in names} == names
+    for text, name in names.items():
+        assert told(SRUN | {"SLURM_STEP_NODELIST": text}).address[0] == name
+
+
+def test_lightning_is_told_of_a_step_and_that_a_batch_script_is_alone(told) -> None:
+    told(SRUN)
+    (step,) = environments()
+    assert (step.world_size(), step.global_rank(), step.local_rank()) == (4, 3, 1)
+    assert (step.node_rank(), step.creates_processes_externally) == (1, True)
+    assert (step.main_address, step.main_port) == ("node07", 15120)
+    told(BATCH)
+    (alone,) = environments()
+    assert not alone.creates_processes_externally
+    told({})
+    assert environments() == []
 
 
 TWO = Launcher("srun", num_processes=2, num_here=2)
@@ -100,11 +113,11 @@ DDP, DDP2, DP = (
         (TWO, DP | {"devices": 2}, "each would train alone"),
         (TWO, DDP | {"devices": 3}, "devices=3 has 3 .*, but srun has started 2 .*node=3"),
         (TWO, DDP2 | {"devices": 2}, "1 processes on each .*--ntasks-per-node=1; strategy=ddp2"),
-        (TWO, {"strategy": "ddp_spawn", "devices": 2}, "Use strategy=ddp"),
+        (TWO, {"strategy": "ddp_spawn", "devices": 2}, "Add strategy=ddp"),
         (Launcher(), DP | {"devices": 2, "num_nodes": 2}, "trainer.num_nodes=2.*strategy=ddp2"),
         (Launcher(), DP | {"devices": 2, "sync_batchnorm": True}, "trainer.sync_batchnorm=true"),
         (Launcher(), DDP2 | {"devices": 2, "sync_batchnorm": True}, "Use strategy=ddp, or"),
-        (Launcher(), DDP2 | {"devices": 2, "num_nodes": 2}, "MASTER_ADDR is not set.*wait for"),
+        (Launcher(), DDP2 | {"devices": 2, "num_nodes": 2}, "needs MASTER_ADDR.*wait for"),
         (NODES, DDP | {"devices": 1, "num_nodes": 3}, "num_nodes=3, but torchrun runs on 2 mach"),
         (Launcher("srun", num_processes=3, num_here=2, num_nodes=2),
          DDP | {"devices": 2, "num_nodes": 2}, "Start the same number on each machine"),

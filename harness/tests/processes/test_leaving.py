@@ -23,8 +23,8 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # as in torch, Python's own hand
 DEAF = BUSY.replace(
     "print(",
     "import signal, sys\n"
-    "leaving.DEAF_SECONDS = float(sys.argv[1])\n"
-    "leaving.noting = print if len(sys.argv) == 2 else None\n"
+    "leaving.BLOCKED_SECONDS = float(sys.argv[1])\n"
+    "leaving.run_handler = print if len(sys.argv) == 2 else None\n"
     "for signum in leaving.ASKED_TO_LEAVE: signal.signal(signum, print)  # as a run's handler\n"
     "print(",
     1,

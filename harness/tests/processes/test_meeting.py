@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
-from harness.processes import leaving, meeting, messages
+from harness.processes import leaving, meeting
 from harness.processes.launcher import Launcher
-from harness.processes.meeting import Meeting, differences
+from harness.processes.meeting import Meeting, check_alike, differences
 
-ALIKE: dict[str, dict[str, Any]] = {"settings": {"seed": "1"}, "code": {"a.py": 1}, "versions": {}}
+ALIKE: dict[str, Any] = {"seed": "1", "a.py": 1}
 Meet = Callable[..., list[Any]]
 
 
@@ -33,13 +33,13 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Meet:
     def run(
         do: Callable[[Meeting, int], Any], ranks: tuple[int, ...] = (0, 1), seconds: float = 60.0
     ) -> list[Any]:
-        known = Launcher("srun", num_processes=2, num_here=2)
+        known = Launcher("torchrun", num_processes=2, num_here=2)
 
         def be(rank: int) -> Any:
             try:
                 kept.append(Meeting(replace(known, rank=rank), seconds / 60))
-                with kept[-1].telling_failure():
-                    return do(kept[-1], rank)
+                with kept[-1] as one:
+                    return do(one, rank)
             except UserError as error:
                 return error
 
@@ -49,64 +49,88 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Meet:
     return run
 
 
-def test_those_that_are_alike_agree_on_what_the_first_decides(meet: Meet, tmp_path: Path) -> None:
+def agree(one: Meeting, rank: int) -> dict[str, Any]:
+    return one.agree(lambda: ALIKE, lambda: {"rank": rank})
+
+
+def test_those_that_are_alike_agree_on_what_rank_0_chooses(meet: Meet, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 1")
 
     def do(one: Meeting, rank: int) -> Any:
-        one.compare(ALIKE)
-        chosen = one.decided(lambda: {"rank": rank})
-        one.see(tmp_path)
+        chosen = agree(one, rank)
+        one.check_shared(tmp_path)
         return chosen
 
     assert meet(do) == [{"rank": 0}, {"rank": 0}]
+    assert meet(do) == [{"rank": 0}, {"rank": 0}]  # in the same store, as torchrun starts anew
 
 
-def test_what_differs_is_told_to_all(meet: Meet) -> None:
-    other = {"settings": {"seed": "2"}, "code": {"b.py": 2}, "versions": {"torch": "2.6"}}
-    told = meet(lambda one, rank: one.compare(other if rank else ALIKE))
+def test_start_does_not_meet_one_that_was_killed_before(meet: Meet) -> None:
+    """Rank 0 announced a round and died, and torchrun's store has kept it."""
+
+    def leave_traces(one: Meeting, rank: int) -> None:
+        one.store.set(f"{meeting.PREFIX}round", "old")
+        one.store.set(f"{meeting.PREFIX}old/process/1", '["host", false, {"seed": "7"}]')
+
+    meet(leave_traces, ranks=(0,))
+
+    def late(one: Meeting, rank: int) -> dict[str, Any]:
+        time.sleep(0.5 * (1 - rank))
+        return agree(one, rank)
+
+    assert meet(late) == [{"rank": 0}, {"rank": 0}]
+
+
+def test_what_differs_ends_all(meet: Meet) -> None:
+    def do(one: Meeting, rank: int) -> Any:
+        return one.agree(lambda: {"seed": "2", "b.py": 2} if rank else ALIKE, dict)
+
+    told = meet(do)
     assert [str(error) for error in told] == [str(told[0])] * 2
-    says = "seed=2 instead of 1; no a.py; b.py besides; torch 2.6 instead of none"
-    assert f"Rank 1 on {socket.gethostname()} has {says} (rank 0 on" in str(told[0])
+    host = socket.gethostname()
+    says = f"Rank 1 on {host} has another a.py, another b.py, seed=2 instead of 1 (rank 0 on {host}"
+    assert says in str(told[0])
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_mistake_of_one_ends_all(failing: int, meet: Meet) -> None:
+def test_a_mistake_of_one_ends_all(failing: int, meet: Meet, tmp_path: Path) -> None:
     def do(one: Meeting, rank: int) -> None:
-        one.compare(ALIKE)
+        agree(one, rank)
         if rank == failing:
             raise UserError("No such thing.")
-        one.decided(dict) if rank else one.messages.hear("seen/1")
+        one.check_shared(tmp_path)
 
     told = [str(error) for error in meet(do)]
     assert told[failing] == "No such thing."
-    assert told[1 - failing].endswith("No such thing.")
-    assert ("Rank 1" in told[0]) == (failing == 1)
+    host = socket.gethostname()
+    assert told[1 - failing] == f"Rank {failing} on {host}: No such thing."
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_who_does_not_come_is_named(
-    missing: int, meet: Meet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(messages, "SAY_SECONDS", 0.1)
-    (error,) = meet(lambda one, rank: None, ranks=(1 - missing,), seconds=1.0)
-    assert f"Rank {missing}" in str(error)
-    assert "did not answer within join_minutes" in str(error)
-    assert f"s for rank {missing}" in capsys.readouterr().err
+def test_who_does_not_come_is_named(missing: int, meet: Meet) -> None:
+    (error,) = meet(agree, ranks=(1 - missing,), seconds=1.0)
+    assert f"rank {missing}" in str(error)
+    assert "within join_minutes=" in str(error)
 
 
 def test_folder_that_one_does_not_see_is_told(
     meet: Meet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "SEE_SECONDS", 0.2)
+    monkeypatch.setattr(meeting, "SHARE_SECONDS", 0.2)
     for name in ("0", "1"):  # two folders that are copies, of which one goes on
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("seed: 1")
         (tmp_path / name / ".next_config.yaml").write_text(f"devices: {name}")
-    told = [str(error) for error in meet(lambda one, rank: one.see(tmp_path / str(rank)))]
+
+    def do(one: Meeting, rank: int) -> None:
+        agree(one, rank)
+        one.check_shared(tmp_path / str(rank))
+
+    told = [str(error) for error in meet(do)]
     assert all("does not see" in text and "output_dir=" in text for text in told)
 
 
-def test_failure_before_all_are_connected_ends_those_that_wait(
+def test_failure_before_all_are_connected_ends_the_others(
     meet: Meet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left: list[int] = []
@@ -118,9 +142,9 @@ def test_failure_before_all_are_connected_ends_those_that_wait(
 
     monkeypatch.setattr(leaving, "leave", leave)
     monkeypatch.setattr(meeting, "WATCH_SECONDS", 0.05)
-    leaving.connected.clear()
 
     def do(one: Meeting, rank: int) -> None:
+        agree(one, rank)
         one.watch(lambda: undone.append(rank))
         if rank == 1:
             raise UserError("No data here.")
@@ -135,8 +159,12 @@ def test_failure_before_all_are_connected_ends_those_that_wait(
     assert "No data here." in capfd.readouterr().err
 
 
-def test_many_differences_are_counted() -> None:
-    many = {"settings": {str(i): i for i in range(10)}, "code": {}, "versions": {}}
-    assert differences({**many, "settings": {}}, many)[-1] == "4 more"
-    assert differences(many, many) == []
-    assert differences({"code": {"a.py": 1}}, {"code": {"a.py": 2}}) == ["another a.py"]
+def test_machine_that_hides_itself_is_refused_where_there_are_others() -> None:
+    check_alike([("one", True, {}), ("one", True, {})])
+    with pytest.raises(UserError, match=r"Rank 1 on two .*\nSet GLOO_SOCKET_IFNAME"):
+        check_alike([("one", False, {}), ("two", True, {})])
+
+
+def test_only_what_differs_is_a_difference() -> None:
+    assert differences(ALIKE, ALIKE) == []
+    assert differences({"torch": "2.6"}, {}) == ["torch=None instead of 2.6"]

@@ -38,7 +38,7 @@ def job(words: list[str]) -> None:
     """Take steps, each written down, and go on from the last one."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, note)
-    folder = launch.job_that_this_is()
+    folder = launch.folder_of_job()
     assert folder is not None
     settings = dict(word.split("=") for word in words)
     with (folder / ".lock").open("a") as lock, (folder.parent / "trace").open("a") as trace:

@@ -42,9 +42,9 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
         SystemExit: with a message where the command is a mistake.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    launch.follow_launcher()  # again, for a process that was forked after the imports
+    launch.follow_parent()  # again, for a process that was forked after the imports
     leaving.answer_signals()
-    job = launch.job_that_this_is()
+    job = launch.folder_of_job()
     try:
         allowed.follow(conf)
         enter(task, Path(conf).resolve(), words, job)
@@ -68,9 +68,9 @@ def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
 
     ``job`` is the folder that a sweep has given to this job; without words a config is there.
     """
-    if run_dir := launch.run_that_this_is_a_rank_of():
+    if run_dir := launch.folder_of_run():
         compute(task, run_folder.load_next_config(run_dir))
-        leaving.arm(0)  # all is done, and the first process may end earlier
+        leaving.set_parent_signal(0)  # all is done, and the first process may end earlier
     elif job is not None and not words:
         with which_run.locked(job):
             compute_in(job, task, run_folder.load_config(job))

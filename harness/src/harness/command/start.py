@@ -15,10 +15,12 @@ from omegaconf import DictConfig
 from harness import record
 from harness.command import run_folder, validate, which_run
 from harness.command.compose import Command
+from harness.command.fingerprint import fingerprint
 from harness.command.which_run import Place
 from harness.errors import UserError
 from harness.processes import early, launch
-from harness.processes.launcher import known_of
+from harness.processes.launch import global_rank
+from harness.processes.launcher import launcher_of
 from harness.processes.meeting import Meeting
 from harness.quick_imports import quick_imports
 from harness.strategies import launchable
@@ -35,39 +37,35 @@ def start(command: Command) -> Path:
             on with stays as it was.
     """
     validate.check(command)
-    meeting = Meeting(known_of(command.cfg.trainer), command.cfg.join_minutes)
-    with ExitStack() as held, meeting.telling_failure():
-        if not meeting.is_alone:
-            from harness.command.what_counts import what_counts  # for launchers alone
-
-            meeting.compare(what_counts(command))
+    meeting = Meeting(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
+    with ExitStack() as held, meeting:
 
         def choose() -> dict[str, Any]:
             return asdict(which_run.choose(command, held))
 
-        place = Place(**meeting.decided(choose))
+        place = Place(**meeting.agree(lambda: fingerprint(command), choose))
         run_dir = Path(place.run_dir)
 
         def undo() -> None:
-            if launch.global_rank() == 0:
+            if global_rank() == 0:
                 which_run.remove_unused(run_dir, is_own=command.sweep_dir is None)
 
-        if not place.is_finished:
-            try:
-                meeting.see(run_dir)
+        try:
+            meeting.check_shared(run_dir)
+            if not place.is_finished:
                 meeting.watch(undo)
                 compute_in(run_dir, command.task, which_run.frozen(command, place))
-            except UserError:
-                undo()
-                raise
+        except UserError:
+            undo()
+            raise
     return run_dir
 
 
 def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
     """Compute a run whose folder is locked, and record how it ends; its ranks find the folder."""
-    is_first = launch.global_rank() == 0
+    is_first = global_rank() == 0
     recording = record.recording(run_dir) if is_first else nullcontext()
-    with recording, launch.telling_ranks(run_dir):
+    with recording, launch.environment_of_ranks(run_dir):
         if is_first and not (run_dir / record.NEXT).exists():  # else it begins as it trains
             record.begin(run_dir)
         compute(task, frozen)
@@ -78,7 +76,7 @@ def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
 def compute(task: str, frozen: DictConfig) -> None:
     """Train, evaluate or predict with a frozen config, as any rank of the run."""
     cfg = run_folder.resolved(frozen)
-    if not launch.is_rank_of_a_run():  # else the first process has chosen for this one
+    if not launch.is_further_rank():  # else the first process has chosen for this one
         choose_gpus(cfg)
         early.start(task, launchable.num_further(cfg.trainer))
     with quick_imports():
@@ -100,11 +98,12 @@ def choose_gpus(cfg: Any) -> None:
     if cfg.gpus.order == "visible":
         return
     validate.check_gpus(cfg)
-    from harness.machine import choice, nvml
+    from harness.machine.choice import choose_emptiest
+    from harness.machine.gpus import gib
 
     devices = cfg.trainer.devices
     num_wanted = None if devices in (-1, "auto") else int(devices)
-    chosen = choice.choose_emptiest(num_wanted, cfg.gpus.min_free_gib or 0)
+    chosen = choose_emptiest(num_wanted, cfg.gpus.min_free_gib or 0)
     for index, gpu in enumerate(chosen):
-        free = f"{nvml.gib(gpu.free_bytes)} of {nvml.gib(gpu.total_bytes)} free"
+        free = f"{gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free"
         print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")

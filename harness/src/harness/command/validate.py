@@ -224,4 +224,4 @@ def check_gpus(cfg: DictConfig) -> None:
             "machine.\nStart one (python train.py strategy=ddp trainer.devices=<number>) which "
             "starts the others, or name GPUs with CUDA_VISIBLE_DEVICES."
         )
-    choice.check()
+    choice.candidates()

@@ -1,5 +1,5 @@
-"""Which GPUs there are, and the choice of the emptiest."""
+"""Which GPUs and cores there are, and the choice of the emptiest."""
 
-from harness.machine.choice import num_gpus
+from harness.machine.gpus import num_gpus
 
 __all__ = ["num_gpus"]

@@ -1,38 +1,24 @@
-"""How many cores a container leaves to this process.
+"""Count the cores that a container leaves to this process, by its control group.
 
-Linux keeps the limits of a container in its control group, of version 1 or 2, which the container
-sees as the root of all groups.
+Linux shows a container its own group, of version 1 or 2, as the root of all groups.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
+# Quota and period in microseconds: one file in version 2, two in version 1.
+QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, or its container's quota rounded down."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:  # macOS
-        cores = os.cpu_count() or 1
-    return max(1, int(min(cores, cpu_quota() or cores)))
-
-
-def cpu_quota() -> float | None:
-    """Seconds of processor time per second, as 2.5 for two and a half cores; None: no limit."""
-    # Version 2 keeps quota and period in one file, version 1 in two.
-    words = _read("cpu.max").split() or [
-        *_read("cpu/cpu.cfs_quota_us").split(),
-        *_read("cpu/cpu.cfs_period_us").split(),
-    ]
-    if len(words) != 2 or words[0] in ("max", "-1"):
-        return None
-    return int(words[0]) / int(words[1])
-
-
-def _read(name: str) -> str:
-    try:
-        return (GROUPS / name).read_text()
-    except OSError:  # the system is not Linux, has the other version, or forbids reading
-        return ""
+    """Return this process's cores: its affinity, or its container's quota rounded down."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    for files in QUOTAS:
+        with suppress(OSError):  # not Linux, the other version, or not for this user
+            quota, period = " ".join((GROUPS / name).read_text() for name in files).split()
+            if quota not in ("max", "-1"):
+                cores = min(cores, int(quota) // int(period))
+    return max(1, cores)

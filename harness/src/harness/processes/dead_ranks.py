@@ -1,3 +1,9 @@
+"""End a run within seconds when one of its processes has died, and name it.
+
+In: Lightning's hooks and the processes that it starts. Next: ``peers`` once all are connected;
+until then the first process of a machine looks after those that it has started.
+"""
+
 import logging
 import os
 import signal
@@ -7,23 +13,19 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from harness.errors import TrainingError
 from harness.processes import early, leaving
-from harness.processes.launch import is_rank_of_a_run
+from harness.processes.launch import is_further_rank
 from harness.processes.leaving import AgreedExit
 from harness.processes.peers import Peers
 from harness.upstream.processes import replace_process_observer, replace_starter
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2  # before the processes are connected
+POLL_SECONDS = 0.2
 
 
 class DeadRanks(pl.Callback):
-    """End the run within seconds when one of its processes has died, and name it.
-
-    The others would wait for it in their next collective operation, for half an hour.
-    """
+    """Connect the processes of a run while its Trainer works."""
 
     peers: Peers | None = None
 
@@ -32,33 +34,37 @@ class DeadRanks(pl.Callback):
         if trainer.world_size == 1:
             return
         self.teardown()
-        address = trainer.strategy.cluster_environment.main_address  # type: ignore[attr-defined]
-        broadcast = trainer.strategy.broadcast
-        self.peers = Peers(trainer.global_rank, trainer.world_size, address, broadcast)
+        self.peers = Peers(
+            trainer.global_rank,
+            trainer.world_size,
+            trainer.strategy.cluster_environment.main_address,  # type: ignore[attr-defined]
+            trainer.strategy.broadcast,
+            is_one_machine=trainer.num_nodes == 1,
+        )
         leaving.connected.set()
-        if is_rank_of_a_run():  # the parent is the first process, whose end its connection tells
-            leaving.arm(0)
+        if is_further_rank():  # its connection tells the end of the first process, its parent
+            leaving.set_parent_signal(0)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Say goodbye to the others."""
+        """Disconnect as agreed."""
         if self.peers is not None:
             self.peers.close()
             self.peers = None
-            if is_rank_of_a_run():
-                leaving.arm(signal.SIGKILL)
+            if is_further_rank():
+                leaving.set_parent_signal(signal.SIGKILL)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Part, if all processes do; else let the others know."""
+        """Disconnect if all processes leave; else tell the others of the error."""
         if isinstance(exception, AgreedExit):
             self.teardown()
         elif self.peers is not None:
-            self.peers.fail(is_told=isinstance(exception, TrainingError))
+            self.peers.fail()
 
 
 def observe_start() -> None:
-    """Let Lightning start this observer instead of its own, and take what was started early."""
+    """Let Lightning take the ranks that were started early, and observe them with ``observe``."""
     leaving.connected.clear()
     if early.started:
         replace_starter(early.take)

@@ -1,8 +1,8 @@
-"""Starts a run's further processes while the first one imports torch: all import at once.
+"""Start a run's further ranks while the first one imports torch, so that all import at once.
 
-Lightning starts them when the first process has imported everything and built the model, and each
-of them then imports for seconds. One that was started early imports, and waits on its standard
-input for the environment that Lightning gives it. Imports no torch.
+Lightning starts them when the first process has built the model, and each of them then imports
+for seconds. A rank that was started early imports, and waits on its standard input for the
+environment that Lightning gives it. Imports no torch.
 """
 
 import json
@@ -15,21 +15,16 @@ from typing import Any
 from harness.processes.launcher import launcher
 
 WAITS = "HARNESS_WAITS"
-
-started: dict[str, "subprocess.Popen[Any]"] = {}  # by LOCAL_RANK
+started: "dict[str, subprocess.Popen[Any]]" = {}  # by LOCAL_RANK
 
 
 def start(task: str, num_further: int) -> None:
-    """Start what Lightning would start from this process, if that takes imports and is a command.
-
-    Args:
-        task: the command.
-        num_further: how many that are.
-    """
+    """Start further ranks where this process is the script ``task``.py and has yet to import."""
     is_script = Path(sys.argv[0]).stem == task and sys.modules["__main__"].__spec__ is None
-    is_command = is_script and "torch" not in sys.modules
     is_first = launcher().name == "python" and "LOCAL_RANK" not in os.environ
-    for local_rank in map(str, range(1, num_further + 1 if is_command and is_first else 1)):
+    if not (is_script and is_first) or "torch" in sys.modules:
+        return
+    for local_rank in map(str, range(1, num_further + 1)):
         started[local_rank] = subprocess.Popen(
             [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]],  # as Lightning does
             env=os.environ | {"LOCAL_RANK": local_rank, WAITS: "1"},
@@ -40,13 +35,7 @@ def start(task: str, num_further: int) -> None:
 def take(
     command: list[str], env: dict[str, str], cwd: str | None = None
 ) -> "subprocess.Popen[Any]":
-    """Stand for ``subprocess.Popen`` where Lightning starts a process.
-
-    Args:
-        command: that would start it now.
-        env: of the process.
-        cwd: its folder.
-    """
+    """Replace ``subprocess.Popen`` where Lightning starts a rank: return the one that waits."""
     process = started.pop(env["LOCAL_RANK"], None)
     if process is None or process.poll() is not None:
         return subprocess.Popen(command, env=env, cwd=cwd)
@@ -57,12 +46,11 @@ def take(
 
 
 def wait() -> None:
-    """In a process that was started early: take the environment, or leave where none comes."""
+    """In a rank that was started early, wait for its environment; leave where none comes."""
     if os.environ.pop(WAITS, None) is None:
         return
-    order = sys.stdin.read()
-    if not order:  # the first process has ended, and said why
+    environment = sys.stdin.read()
+    if not environment:  # the first process has ended, and said why
         os._exit(1)
-    os.environ.update(json.loads(order))
-    os.environ.pop(WAITS, None)
+    os.environ.update(json.loads(environment))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -1,3 +1,8 @@
+"""Handle the signals that ask a run to leave: note one, finish the step, save, leave together.
+
+In: SIGTERM, SIGINT, SIGUSR1, SIGUSR2. Out: ``received``. Next: ``checkpoints.safe_point``.
+"""
+
 import logging
 import multiprocessing
 import os
@@ -41,14 +46,14 @@ class Signals:
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()
-        leaving.noting = self._note
-        leaving.arm(signal.SIGTERM)  # the others are told as well: they save together
+        leaving.run_handler = self._note
+        leaving.set_parent_signal(signal.SIGTERM)  # the other ranks get it too: they save together
         self.before = {signum: signal.signal(signum, self._note) for signum in ASKED_TO_LEAVE}
 
     def restore(self) -> None:
-        """Give the signals back."""
+        """Put the handlers from before back."""
         if self.before:
-            leaving.arm(signal.SIGKILL)
+            leaving.set_parent_signal(signal.SIGKILL)
         while self.before:
             signal.signal(*self.before.popitem())
         self.wait_for_step = False
@@ -59,7 +64,7 @@ class Signals:
             return  # a worker that has just been forked
         is_second = signum == signal.SIGINT and self.received == signal.SIGINT
         self.received, self.received_time = signum, time.monotonic()
-        leaving.received, leaving.heard_time = signum, self.received_time
+        leaving.received, leaving.handled_time = signum, self.received_time
         if is_second or not self.wait_for_step:
             leave(128 + signum)
         later = threading.Timer(PATIENCE_SECONDS, self.leave_if_late)

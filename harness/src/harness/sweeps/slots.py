@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.machine import choice, limits, locks, num_gpus
+from harness.machine import choice, limits, num_gpus
 from harness.processes import launch
 from harness.sweeps.jobs import SCREEN
 
@@ -91,18 +91,15 @@ def _gpus(needs: Needs) -> Iterator[list[int]]:
     if not needs.num_gpus:
         yield []
         return
-    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-    before = {name: os.environ.get(name) for name in names}
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         chosen = choice.choose_emptiest(needs.num_gpus, needs.min_free_gib)
-        yield [locks.HELD[gpu.uuid].fileno() for gpu in chosen]
+        yield [choice.locks[gpu.uuid].fileno() for gpu in chosen]
     finally:
-        for uuid in list(locks.HELD):  # the job's copy of a lock stays
-            locks.release(uuid)
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        choice.release()  # the job's copy of a lock stays
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def _threads(num_shares: int, num_all: int) -> dict[str, str]:
