@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
@@ -185,3 +186,25 @@ def test_a_loader_that_does_not_read_its_batch_sampler_is_refused() -> None:
     loader = share(ByItself([1, 2, 3], 2), trainer_of(2, 0), "train", "mine", seed=0)
     with pytest.raises(UserError, match="ByItself does not read its batch_sampler"):
         next(iter(loader))
+
+
+class MovedAtRandom(pl.LightningModule):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch + torch.rand(())
+
+
+def test_what_is_drawn_while_a_batch_moves_depends_on_its_place_alone() -> None:
+    """So a run that goes on draws it again."""
+
+    def draws(module: Any, rank: int, step: int, num_workers: int = 0) -> list[float]:
+        trainer = trainer_of(2, rank)
+        trainer.lightning_module = module
+        loader = DataLoader([*range(12)], 4, num_workers=num_workers)
+        shared = share(loader, trainer, "train", "mine", seed=0)
+        shared.batch_sampler.start_at(1, step)
+        return [float(torch.rand(())) for _ in shared]
+
+    whole = draws(MovedAtRandom(), 0, 0)
+    assert len(set(whole)) == 3
+    assert draws(MovedAtRandom(), 0, 1, num_workers=1) == whole[1:]
+    assert not set(draws(MovedAtRandom(), 1, 0)) & set(whole)

@@ -179,15 +179,11 @@ class DataModule(pl.LightningDataModule):
         dataset, trainer = self.dataset(split), self.trainer
         if num_workers is None and self.num_workers == "auto":
             assert trainer is not None
-            self.num_workers = 0
-            if not isinstance(dataset, IterableDataset):
-                if trainer.is_global_zero:  # the others wait
-                    self.num_workers = self.choose_workers(
-                        "train" if trainer.state.fn == "fit" else split,
-                        processes(trainer)[0],
-                        trainer.num_nodes,
-                    )
-                self.num_workers = int(trainer.strategy.broadcast(self.num_workers))
+            chosen = 0
+            if trainer.is_global_zero and not isinstance(dataset, IterableDataset):
+                split = "train" if trainer.state.fn == "fit" else split
+                chosen = self.choose_workers(split, processes(trainer)[0], trainer.num_nodes)
+            self.num_workers = int(trainer.strategy.broadcast(chosen))  # the others wait for it
         number = int(self.num_workers if num_workers is None else num_workers)
         on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return DataLoader(
@@ -209,8 +205,7 @@ class DataModule(pl.LightningDataModule):
         seconds: dict[int, float] = {}
         for number in [0, *(2**k for k in range(num_cores.bit_length()))]:
             seconds[number] = self.seconds_per_batch(split, number, num_ranks)
-            is_fast_alone = number == 0 and seconds[0] < RECEIVING_SECONDS
-            if is_fast_alone or (number > 1 and best(seconds) != number):
+            if seconds[0] < RECEIVING_SECONDS or (number > 1 and best(seconds) != number):
                 break
         chosen = best(seconds)
         speeds = ", ".join(f"{number}: {1 / each:.3g}" for number, each in seconds.items())
@@ -239,17 +234,12 @@ class DataModule(pl.LightningDataModule):
 
 
 def best(seconds: dict[int, float]) -> int:
-    """Choose the least number of workers that is as fast as any, by seconds per batch.
-
-    None at all where that is faster; one worker is worth as much as none that is as fast, for it
-    reads beside the step.
-    """
-    if seconds[0] < RECEIVING_SECONDS or len(seconds) == 1:
+    """Choose the least number of workers that is as fast as any, or none where that is faster."""
+    if seconds[0] < RECEIVING_SECONDS:
         return 0
-    fastest = min(each for number, each in seconds.items() if number)
-    if seconds[0] < EQUALLY_FAST * fastest:
-        return 0
-    return next(n for n, each in seconds.items() if n and each * EQUALLY_FAST <= fastest)
+    # One worker is worth as much as none that is as fast, for it reads beside the step.
+    fastest = min(seconds.values())
+    return next((n for n, each in seconds.items() if n and each * EQUALLY_FAST <= fastest), 0)
 
 
 def as_it_is(batch: Any) -> Any:

@@ -33,14 +33,7 @@ NUM_ALIKE = 2  # samples of each part before its own random numbers begin
 
 
 class StreamPart(IterableDataset[Any]):
-    """Read a process's or worker's part of a stream, with generators seeded by (seed, epoch).
-
-    Args:
-        stream: gives samples.
-        seed: the run's seed.
-        num_ranks: processes that read the stream.
-        rank: which of them this one is.
-    """
+    """Read a process's or worker's part of a stream, with generators seeded by (seed, epoch)."""
 
     def __init__(self, stream: Any, seed: int, num_ranks: int, rank: int) -> None:
         self.__stream, self.__seed, self.__epoch = stream, seed, 0
@@ -90,16 +83,10 @@ def _counted(collate: Callable[[list[Any]], Any], samples: list[Any]) -> tuple[i
 
 
 class SharedStream(ShareCounts):
-    """Let processes read a stream together: nobody waits, and nothing is lost.
+    """Let processes read a loader that iterates by itself, each its part, in equally many steps.
 
-    Args:
-        loader: iterates by itself.
-        name: what a message calls it.
-        num_ranks: processes that read it.
-        rank: which of them this one is.
-        seed: with the epoch, decides what is drawn at random.
-        batch_size: samples per step over all processes, if it is known; each item is then a
-            (number of samples, batch), as ``StreamPart.batches`` has it.
+    ``batch_size`` counts the samples of a step over all processes, if that is known; each item is
+    then a (number of samples, batch), as ``StreamPart.batches`` has it.
     """
 
     seeds_transfer = False  # see ``SharedLoader``
