@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 
 from harness.command.compose import compose
-from harness.prove.proof import STRATEGIES, prove
+from harness.prove.compare import STRATEGIES, prove
 from harness.prove.runs import Runs
 
 

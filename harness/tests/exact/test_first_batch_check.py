@@ -1,6 +1,7 @@
 """What the first-batch check finds in every kind of module is what several processes make of it."""
 
 import random
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,8 +14,8 @@ import torch.nn.functional as F
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from harness.exact import first_batch_check
-from harness.exact.first_batch_check import Finding, check_first_batch
+from harness.exact.first_batch import in_child
+from harness.exact.first_batch_check import Findings, check_first_batch
 from harness.exact.global_batches import GlobalBatches
 from harness.run.train import close_process_group
 from tests.modules import data
@@ -33,24 +34,37 @@ BROKEN = {"queue changed before backward"}  # in one process as well
 class Checking(pl.Callback):
     """Checks before the first step, after all hooks, in a run of one process."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings, self.found = settings, list[Finding]()
+    def __init__(self, has_child: bool, **settings: Any) -> None:
+        self.has_child, self.settings, self.found = has_child, settings, Findings()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy: Any = trainer.strategy
 
         def called(*_: Any) -> None:
             loaders = trainer.train_dataloader
-            self.found = check_first_batch(pl_module, loaders, **self.settings)
+            check = partial(check_first_batch, pl_module, loaders, **self.settings)
+            self.found = in_child(check) if self.has_child else check()
 
         strategy.on_train_batch_start = called
 
 
 def findings(
-    module: pl.LightningModule, loaders: Any = None, precision: Any = "64-true", **settings: Any
-) -> dict[str, Finding]:
-    checking = Checking(**settings)
-    trainer = pl.Trainer(
+    module: pl.LightningModule,
+    loaders: Any = None,
+    precision: Any = "64-true",
+    has_child: bool = False,
+    **settings: Any,
+) -> Findings:
+    """What is told; without a child, as on a GPU."""
+    checking = Checking(has_child, **settings)
+    trainer = short_trainer(precision, checking)
+    loaders = data.Data("Flowers") if loaders is None else loaders
+    trainer.fit(module, datamodule=loaders or None)
+    return checking.found
+
+
+def short_trainer(precision: Any, *callbacks: pl.Callback) -> pl.Trainer:
+    return pl.Trainer(
         accelerator="cpu",
         devices=1,
         max_steps=1,
@@ -60,11 +74,8 @@ def findings(
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-        callbacks=[GlobalBatches(seed=0), checking],
+        callbacks=[GlobalBatches(seed=0), *callbacks],
     )
-    loaders = data.Data("Flowers") if loaders is None else loaders
-    trainer.fit(module, datamodule=loaders or None)
-    return {one.kind: one for one in checking.found}
 
 
 def train(devices: int, path: Path) -> None:
@@ -157,19 +168,7 @@ def test_a_run_is_the_same_with_the_check_and_without() -> None:
         torch.manual_seed(0)
         Watched.seen, module = 0, Watched()
         if settings is None:
-            trainer = pl.Trainer(
-                accelerator="cpu",
-                devices=1,
-                max_steps=1,
-                limit_val_batches=0,
-                precision="64-true",
-                logger=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                enable_checkpointing=False,
-                callbacks=[GlobalBatches(seed=0)],
-            )
-            trainer.fit(module, data.Data("Flowers"))
+            short_trainer("64-true").fit(module, data.Data("Flowers"))
         else:
             assert "different" not in findings(module)
         assert Watched.seen == 1
@@ -303,8 +302,8 @@ class SometimesNothing(Classifier):
 
 
 def test_logged_values_and_steps_without_a_loss_are_told() -> None:
-    assert findings(SumLogged())["logged"].name == "train/total"
-    assert "Return a loss" in findings(SometimesNothing())["different"].sentence
+    assert "logs train/total in training" in findings(SumLogged())["logged"]
+    assert "Return a loss" in findings(SometimesNothing())["different"]
 
 
 class Drawing(Classifier):
@@ -325,10 +324,10 @@ def test_a_step_that_draws_is_compared_with_the_same_draws_for_all_samples() -> 
     """Of what torch draws; a Python generator's draws are other ones in parts."""
     found = findings(Drawing(lambda losses, order: losses[order].mean()))
     assert {*found} == {"random"}
-    assert "not compared" not in found["random"].sentence
+    assert "not compared" not in found["random"]
     assert {*findings(Drawing(lambda losses, _: losses.mean().sqrt()))} == {"different", "random"}
     found = findings(Drawing(lambda losses, _: losses.mean().sqrt() * random.random()))
-    assert "Its loss was not compared" in found["random"].sentence
+    assert "Its loss was not compared" in found["random"]
 
 
 STEPS = [0]  # of all modules
@@ -355,15 +354,11 @@ class Counting(Classifier):
 
 
 @pytest.mark.parametrize("has_child", [True, False])
-def test_nothing_of_the_check_is_left_in_globals_classes_and_closures(
-    has_child: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_the_check_is_left_in_globals_classes_and_closures(has_child: bool) -> None:
     """On a GPU there is no child."""
-    if not has_child:
-        monkeypatch.setattr(first_batch_check, "in_child", lambda compare: compare())
     STEPS[0] = Counting.of_class[0] = 0
     module = Counting()
-    findings(module)
+    findings(module, has_child=has_child)
     assert (STEPS, module.of_class, module.calls) == ([1], [1], [1])  # the step of the run
 
 
@@ -394,7 +389,7 @@ class RankZeroWaits(Classifier):
 
 
 def test_a_barrier_of_one_process_alone_is_told() -> None:
-    assert "wait for each other" in findings(RankZeroWaits())["different"].sentence
+    assert "wait for each other" in findings(RankZeroWaits())["different"]
 
 
 class WithLoader(Classifier):
@@ -425,8 +420,9 @@ def test_split_calls_are_compared_with_whole_ones() -> None:
         copied.net = nn.Sequential(copied.net, nn.Softmax(0))
 
     assert not findings(Classifier(), num_parts=1, prepare=split)
-    assert "splits its calls" in (
-        findings(Classifier(), num_parts=1, prepare=split_wrongly)["different"].sentence
+    assert (
+        "splits its calls"
+        in (findings(Classifier(), num_parts=1, prepare=split_wrongly)["different"])
     )
 
 
@@ -442,4 +438,4 @@ class OfStream(data.Data):
 
 def test_what_cannot_be_checked_names_the_program_that_compares_runs() -> None:
     found = findings(Classifier(), OfStream("Flowers"))
-    assert "prove.py" in found["unchecked"].sentence
+    assert "prove.py" in found["unchecked"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.prove import runs
-from harness.prove.proof import Verdict, prove
+from harness.prove.compare import Verdict, prove
 from harness.prove.runs import Runs
 from tests.faults.fork_server import Forked
 from tests.strategy_runs import write_conf

@@ -1,4 +1,8 @@
-"""A few samples of the batches with which training begins, to be collated whole or in parts."""
+"""A few samples of the batches with which training begins.
+
+In: the loaders of a trainer that trains. Out: batches of these samples, collated whole or in
+parts, for each step of the first-batch check. Samplers are not moved by it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +25,7 @@ class UncheckedError(Exception):
 
 
 class FirstSamples:
-    """Samples of the first batches that samplers have drawn, which are not moved by it.
-
-    Args:
-        loaders: of a trainer that trains.
+    """Samples of the first batches that samplers have drawn.
 
     Raises:
         UncheckedError: of streams, and of batches with one sample.
@@ -32,7 +33,7 @@ class FirstSamples:
 
     def __init__(self, loaders: Any) -> None:
         self.structure = loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
-        self.drawn = {id(one): _drawn(one) for one in leaves(loaders)}
+        self.drawn = {id(one): _largest_batches(one) for one in leaves(loaders)}
         fewest = min((len(b) for batches in self.drawn.values() for b in batches), default=0)
         self.size = max((n for n in PRIMES if n <= fewest), default=0)
         if not self.size:
@@ -46,29 +47,18 @@ class FirstSamples:
 
     def batches(self, step: int, sizes: Sequence[int], in_reverse: bool = False) -> list[Any]:
         """The samples of a step, collated in parts of these sizes."""
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-        parts = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        order = [*range(sum(sizes))][:: -1 if in_reverse else 1]
-        return [
-            apply_to_collection(
-                self.structure, DataLoader, self._batch, step, [order[place] for place in part]
-            )
-            for part in parts
-        ]
+        places, parts = [*range(sum(sizes))][:: -1 if in_reverse else 1], []
+        for size in sizes:
+            part, places = places[:size], places[size:]
+            parts.append(apply_to_collection(self.structure, DataLoader, self._batch, step, part))
+        return parts
 
     def _batch(self, loader: DataLoader[Any], step: int, places: Sequence[int]) -> Any:
         drawn = self.drawn[id(loader)]
         indices = drawn[step % len(drawn)]
         first = step // len(drawn) * 5  # a batch that comes again begins with another sample
         wanted = [indices[(first + place) % self.size] for place in places]
-        dataset, sampler = loader.dataset, loader.batch_sampler
-        if hasattr(dataset, "__getitems__"):
-            samples: Any = dataset.__getitems__(_seeded(sampler, wanted))
-        else:
-            new = [index for index in wanted if (id(loader), index) not in self.samples]
-            for index in _seeded(sampler, new):
-                self.samples[id(loader), index] = dataset[index]
-            samples = [self.samples[id(loader), index] for index in wanted]
+        samples = self._read(loader, wanted)
         seed_generators(step)
         before = generator_states()
         with FixedDraws() as draws:
@@ -77,6 +67,16 @@ class FirstSamples:
         self.has_drawn |= not same_states(before, after)
         self.has_unfixed |= draws.has_missed or not same_states((*before[:2], after[2]), after)
         return batch
+
+    def _read(self, loader: DataLoader[Any], wanted: list[Any]) -> Any:
+        """Samples as the run reads them: each once, with generators that are seeded for it."""
+        dataset, sampler = loader.dataset, loader.batch_sampler
+        if hasattr(dataset, "__getitems__"):
+            return dataset.__getitems__(_seeded(sampler, wanted))
+        new = [index for index in wanted if (id(loader), index) not in self.samples]
+        for index in _seeded(sampler, new):
+            self.samples[id(loader), index] = dataset[index]
+        return [self.samples[id(loader), index] for index in wanted]
 
 
 def _is_even(sampler: Any) -> bool:
@@ -87,13 +87,12 @@ def _is_even(sampler: Any) -> bool:
 
 
 def _seeded(sampler: Any, indices: list[Any]) -> Batch:
-    """Indices of which each sample is read as in the run."""
     if sampler.generators is None or not indices:
         return Batch(indices, sampler.running)
     return Batch(indices, sampler.running, sampler.seed, sampler.generators).begin()
 
 
-def _drawn(loader: Any) -> list[Any]:
+def _largest_batches(loader: Any) -> list[Any]:
     """The largest of the first batches."""
     sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(sampler, SharedBatchSampler):

@@ -25,10 +25,9 @@ from harness.prove.runs import Runs, strategy
 from harness.quick_imports import quick_imports
 
 if TYPE_CHECKING:
-    from harness.prove.proof import Proof
+    from harness.prove.compare import Proof
 
 MOST_ROWS = 16  # of the table; --json has all
-NAME_WIDTH = 36
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,45 +65,43 @@ def _prove(options: argparse.Namespace, folder: Path) -> int:
         strategy(name)
     runs, began = Runs(options.words, (options.keep or folder).resolve()), time.monotonic()
     with quick_imports():
-        from harness.prove.proof import STRATEGIES, prove
+        from harness.prove.compare import STRATEGIES, prove
 
     def tell(name: str) -> None:
         print(f"{time.monotonic() - began:4.0f} s  running: {name}", file=sys.stderr, flush=True)
 
     proof = prove(runs, names or STRATEGIES, tell)
-    print(table(proof, is_coloured=sys.stdout.isatty()))
+    print(table(proof))
     if options.json:
         options.json.write_text(json.dumps(asdict(proof), indent=2) + "\n")
     return int(any(one.is_broken for one in proof.verdicts))
 
 
-def table(proof: "Proof", is_coloured: bool = False) -> str:
+def table(proof: "Proof") -> str:
     """The largest differences by name and way to run, then a verdict for each way."""
-    red, normal = ("\x1b[31m", "\x1b[0m") if is_coloured else ("", "")
     columns = [one for one in proof.verdicts if one.differences]
     names = list(dict.fromkeys(name for one in columns for name in one.differences))
 
-    def rank(name: str) -> tuple[bool, float]:
-        return max(one.differences[name].rank for one in columns if name in one.differences)
+    def size(name: str) -> tuple[bool, float]:
+        each = [one.differences[name] for one in columns if name in one.differences]
+        return max((not found.is_equal, found.distance) for found in each)
 
-    shown = sorted(names, key=rank, reverse=True)[:MOST_ROWS]
-    heads = [f"{one.name:>{max(10, len(one.name) + 2)}}" for one in columns]
-    lines = [f"{proof.experiment}: {proof.settings}", "", " " * NAME_WIDTH + "".join(heads)]
+    shown = sorted(names, key=size, reverse=True)[:MOST_ROWS]
+    width = max([*map(len, shown), 18]) + 2
+    lines = [f"{proof.experiment}: {proof.settings}", ""]
+    lines.append(" " * width + "".join(f"{one.name:>18}" for one in columns))
     for name in [name for name in names if name in shown]:
-        line = f"{name[-NAME_WIDTH:]:{NAME_WIDTH}}"
-        for one, head in zip(columns, heads, strict=True):
-            found = one.differences.get(name)
-            text = "" if found is None else f"{found.distance:.1e}" if found.distance else "0"
-            text = f"{text:>{len(head)}}"
-            line += text if found is None or found.is_equal else f"{red}{text}{normal}"
-        lines.append(line)
+        found = [one.differences.get(name) for one in columns]
+        cells = [
+            "" if one is None else f"{one.distance:.1e}{' !'[not one.is_equal]}" for one in found
+        ]
+        lines.append(f"{name:{width}}" + "".join(f"{cell:>18}" for cell in cells))
     if len(names) > MOST_ROWS:
         lines.append(f"and {len(names) - MOST_ROWS} more, which differ by less")
     lines.append("")
     for one in proof.verdicts:
-        start, end = (red, normal) if one.is_broken else ("", "")
         said = one.said.replace("\n", f"\n{'':30}")
-        lines.append(f"{one.name:18}{start}{one.verdict:12}{end}{said}")
+        lines.append(f"{one.name:18}{one.verdict:12}{said}")
     return "\n".join([*lines, *(f"\n{note}" for note in proof.notes)])
 
 

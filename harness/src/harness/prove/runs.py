@@ -1,8 +1,8 @@
-"""Short runs of an experiment, each started in processes of its own as a person starts train.py.
+"""Short runs of an experiment, each in processes of its own, started as a person starts train.py.
 
-The words that are added keep a run short (epochs of three steps, evaluations of five batches)
-and make it write a checkpoint and a row of metrics.csv at each step. Nothing here imports torch,
-so a mistake in the command is answered at once.
+In: the words of the command. Out: how each run ended, and its folder with checkpoints and a row of
+metrics.csv for each step, which `compare.py` reads. Nothing here imports torch, so a mistake in
+the command is answered at once.
 """
 
 import os
@@ -25,36 +25,38 @@ from harness.errors import UserError
 TRIED = ("strategy", "trainer.strategy", "trainer.devices", "trainer.num_nodes")
 # Neither two nor three processes share five batches evenly.
 LIMITS = {"limit_train_batches": 3, "limit_val_batches": 5, "limit_test_batches": 5}
-TRAINER = {
-    "check_val_every_n_epoch": 1,
-    "enable_model_summary": "false",
-    "enable_progress_bar": "false",
-    "log_every_n_steps": 1,
-    "max_time": "null",
-    "num_sanity_val_steps": 0,
-    "val_check_interval": "null",
-}
+SHORT = (
+    "++trainer.check_val_every_n_epoch=1",
+    "++trainer.enable_model_summary=false",
+    "++trainer.enable_progress_bar=false",
+    "++trainer.log_every_n_steps=1",
+    "++trainer.max_time=null",
+    "++trainer.num_sanity_val_steps=0",
+    "++trainer.val_check_interval=null",
+    "+logger.prove._target_=harness.loggers.metrics_table.MetricsTable",
+    "+logger.prove.path=${run_dir}/metrics.csv",
+    "+callbacks.prove._target_=harness.prove.compare.ShortRun",
+    "+callbacks.prove.run_dir=${run_dir}",
+    "checkpoint={every_n_steps:1,num_kept:1000}",
+    "name=run",
+)
 HANGS = 124  # exit status of a run that had to be killed, as that of timeout(1)
-NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-+$")
+NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-+$")  # lines that are no part of a refusal
 
 
 class Strategy(NamedTuple):
-    """A way to share an experiment between devices, such as ``ddp(3)`` or ``ddp2(2x2)``."""
+    """A way to share an experiment between devices; each node is a command of its own."""
 
     name: str
     words: tuple[str, ...]
-    num_nodes: int = 1  # each is a command of its own
+    num_nodes: int = 1
 
 
 ALONE = Strategy("one process", ("strategy=auto", "trainer.devices=1"))
 
 
 def strategy(name: str) -> Strategy:
-    """Read a strategy's name; ``ddp2(2x4)`` is two nodes of four devices.
-
-    Raises:
-        UserError: for any other text.
-    """
+    """Read a strategy's name, such as ``ddp(3)``; ``ddp2(2x4)`` is two nodes of four devices."""
     found = re.fullmatch(r"(dp|ddp|ddp2|fsdp)\((?:([1-9]\d*)x)?([1-9]\d*)\)", name)
     if not found or (found[2] and found[1] in ("dp", "fsdp")):
         raise UserError(f"--strategies {name}: use names such as dp(2), ddp(3) or ddp2(2x2).")
@@ -64,7 +66,7 @@ def strategy(name: str) -> Strategy:
 
 
 class Ended(NamedTuple):
-    """A command that has ended: its exit status, what it said, the folder around its run's."""
+    """A run that has ended: its exit status, what it said, the folder around its own."""
 
     status: int
     said: str
@@ -113,52 +115,39 @@ class Runs:
         if self.precision not in ("64-true", "32-true"):
             raise UserError("trainer.precision is 64-true or 32-true here: the others round more.")
         self.may_round = "trainer.precision" not in typed
-        self.typed, self.folder = list(words), folder
+        self.typed, self.folder = " ".join(words), folder
+        # Settings of a strategy are for each that is tried; a strategy that lacks one refuses it.
         self.settings = [w for w in words if w.lstrip("+").startswith("trainer.strategy.")]
         self.words = [word for word in words if word not in self.settings]
         command = compose_command("train", [*self.words, *ALONE.words])
         validate.check(command)
-        self.accelerator = typed.get("trainer.accelerator", "cpu")
+        self.accelerator = "trainer.accelerator=" + typed.get("trainer.accelerator", "cpu")
         self.num_steps = int(typed.get("trainer.max_steps", 6))
         if self.num_steps < 4:
             raise UserError(f"trainer.max_steps={self.num_steps}: use 4 or more.")
-        self.common = self._common(command.cfg, typed)
-
-    def _common(self, cfg: Any, typed: dict[str, str]) -> list[str]:
-        trainer = TRAINER | {"accelerator": self.accelerator}
-        trainer |= {"max_steps": self.num_steps, "max_epochs": self.num_steps}
-        num_windows = cfg.trainer.get("accumulate_grad_batches", 1)
-        for name, limit in LIMITS.items():
-            if f"trainer.{name}" not in typed:
-                trainer[name] = limit * num_windows if name == "limit_train_batches" else limit
-        plus = {key: "" if key in cfg.trainer else "+" for key in trainer}
-        is_auto = OmegaConf.select(cfg, "data.num_workers") == "auto"
-        return [
-            *(f"{plus[key]}trainer.{key}={value}" for key, value in trainer.items()),
-            *(f"logger.{key}=null" for key in cfg.logger or {}),
-            *(["callbacks.throughput=null"] if "throughput" in (cfg.callbacks or {}) else []),
-            *(["data.num_workers=0"] if is_auto else []),
-            "+logger.prove._target_=harness.loggers.metrics_table.MetricsTable",
-            "+logger.prove.path=${run_dir}/metrics.csv",
-            "+callbacks.prove._target_=harness.prove.record.ShortRun",
-            "+callbacks.prove.run_dir=${run_dir}",
-            "checkpoint={every_n_steps:1,num_kept:1000}",
-            "name=run",
+        cfg, num_steps = command.cfg, self.num_steps
+        num_batches = LIMITS["limit_train_batches"] * cfg.trainer.get("accumulate_grad_batches", 1)
+        limits = LIMITS | {"limit_train_batches": num_batches}
+        self.words += [
+            f"++trainer.{k}={v}" for k, v in limits.items() if f"trainer.{k}" not in typed
         ]
+        self.words += [f"++trainer.max_steps={num_steps}", f"++trainer.max_epochs={num_steps}"]
+        self.words += [f"logger.{key}=null" for key in cfg.logger or {}]
+        self.words += ["callbacks.throughput=null"] * ("throughput" in (cfg.callbacks or {}))
+        self.words += ["data.num_workers=0"] * (OmegaConf.select(cfg, "data.num_workers") == "auto")
 
     def start(self, name: str, how: Strategy, **settings: object) -> Ended:
         """Train from the start, with settings of ``ShortRun``, into a folder of this name."""
         folder = self.folder / re.sub(r"\W+", "_", name).strip("_")
-        ours = [*self.common, f"trainer.precision={self.precision}", f'output_dir="{folder}"']
-        ours += [f"+callbacks.prove.{key}={value}" for key, value in settings.items()]
-        return self._run(how, folder, *self.words, *ours)
+        words = [*self.words, *SHORT, f"trainer.precision={self.precision}"]
+        words += [f"+callbacks.prove.{key}={value}" for key, value in settings.items()]
+        return self._run(how, folder, *words, f'output_dir="{folder}"')
 
     def resume(self, name: str, ended: Ended, how: Strategy) -> Ended:
         """Go on with a copy of a run from its newest checkpoint."""
         folder = self.folder / name.replace(" ", "_")
         shutil.copytree(ended.folder, folder, symlinks=True)
-        words = [f'resume="{Ended(0, "", folder).run_dir}"']
-        return self._run(how, folder, *words, f"trainer.accelerator={self.accelerator}")
+        return self._run(how, folder, f'resume="{ended._replace(folder=folder).run_dir}"')
 
     def _run(self, how: Strategy, folder: Path, *words: str) -> Ended:
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,12 +155,13 @@ class Runs:
             free.bind(("127.0.0.1", 0))
             address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
         program = ["train.py"] if Path("train.py").is_file() else ["-m", "harness", "train"]
-        # What was typed of strategies is for each that is tried; one that lacks it refuses it.
-        program += [*words, *how.words, *(self.settings if how is not ALONE else [])]
+        program += [*words, self.accelerator, *how.words]
+        program += self.settings if how is not ALONE else []
+        paths = [folder / f"node_{node}" for node in range(how.num_nodes)]
         processes = []
-        for node in range(how.num_nodes):
+        for node, path in enumerate(paths):
             env = os.environ | (address | {"NODE_RANK": str(node)} if how.num_nodes > 1 else {})
-            processes.append(start_program(program, env, folder / f"node_{node}"))
+            processes.append(start_program(program, env, path))
         try:
             statuses = [process.wait(self.timeout) for process in processes]
         except subprocess.TimeoutExpired:
@@ -180,9 +170,9 @@ class Runs:
             for process in processes:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-        path = folder / f"node_{next((i for i, s in enumerate(statuses) if s), 0)}"
+        status, path = max(zip(statuses, paths, strict=False), key=lambda pair: pair[0] != 0)
         out, err = (path.with_suffix(kind).read_text(errors="replace") for kind in (".out", ".err"))
-        return Ended(next(filter(None, statuses), 0), err.strip() or out, folder)
+        return Ended(status, err.strip() or out, folder)
 
 
 def start_program(arguments: list[str], env: dict[str, str], path: Path) -> Any:

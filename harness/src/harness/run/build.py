@@ -21,7 +21,7 @@ from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
 from harness.exact.evaluation import ExactEvaluation
-from harness.exact.first_batch_callback import FirstBatchCheck
+from harness.exact.first_batch import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
 from harness.frozen_files import read_yaml, write_json

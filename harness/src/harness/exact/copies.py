@@ -1,0 +1,251 @@
+"""Copies of a module that compute a training step together, as the processes of a run do.
+
+In: the module of a run, and the samples of a step in shares. Out: the gradients of each step of an
+optimizer, and the values that each copy has logged. Copies are threads of one process, for on a
+GPU no other one can compute: torch's autograd does not work in forks of a process that has used it
+there. `stand_ins.py` has what they meet in place of a run; `first_batch_check.py` compares them.
+"""
+
+import contextlib
+import copy
+import inspect
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import CellType, FunctionType, SimpleNamespace
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins import MixedPrecision
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+
+from harness.data.randomness import generator_states, same_states, seed_generators
+from harness.exact.means import Means, use
+from harness.exact.seeded_steps import dropouts
+from harness.exact.stand_ins import Group, Trainer
+from harness.strategies.sync_batch_norm import BATCH_NORMS
+from harness.upstream.fixed_draws import FixedDraws
+
+Gradients = dict[str, Tensor]  # by the names of parameters
+Prepare = Callable[[pl.LightningModule, int], object]
+PLAIN = (bool, int, float, str)
+CONTAINERS = (list, dict, set)
+MOST_ELEMENTS = 1000  # of a container of a file or a class; a larger one is a table that is read
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Take any arguments and do nothing."""
+
+
+class Copies:
+    """Run steps on copies of a module, each with its share of the batch, in full precision.
+
+    Args:
+        module: belongs to a trainer, and is not changed.
+        sizes: the samples that each copy gets.
+        prepare: is given each copy, and its number of samples, such as to split its calls.
+        fixes_draws: see ``FixedDraws``.
+    """
+
+    def __init__(
+        self, module: pl.LightningModule, sizes: Sequence[int], prepare: Prepare, fixes_draws: bool
+    ) -> None:
+        self.module, self.trainer = module, module.trainer
+        plugin = self.trainer.precision_plugin
+        # The rounding of mixed precision hides small differences.
+        is_mixed = isinstance(plugin, MixedPrecision)
+        self.context = contextlib.nullcontext if is_mixed else plugin.train_step_context
+        self.shares = [size / sum(sizes) for size in sizes]
+        self.group = Group(len(sizes))
+        self.draws = [FixedDraws() if fixes_draws else contextlib.nullcontext() for _ in sizes]
+        self.has_drawn = False  # random numbers, in any step
+        self.has_unfixed = False  # numbers that are other ones in parts
+        self.logged: list[dict[str, Any]] = [{} for _ in sizes]  # name: value, reduction, size
+        self.steps: list[Gradients] = []  # what optimizers are asked to step with
+        self.copies = [self._copied(rank) for rank in range(len(sizes))]
+        self.named = [
+            {name: p for name, p in copied.named_parameters() if p.requires_grad}
+            for copied in self.copies
+        ]
+        for copied, size in zip(self.copies, sizes, strict=True):
+            prepare(copied, size)
+
+    def _copied(self, rank: int) -> Any:
+        """A copy by whose methods nothing happens, and without what differs in shares."""
+        copied, optimizers = copy_of(self.module, self.trainer.optimizers)
+        copied.trainer = Trainer(self.trainer, optimizers, rank, self.group)
+        for optimizer in optimizers:
+            optimizer.step = partial(self.step, optimizer)
+            optimizer.optimizer = optimizer  # as of a LightningOptimizer
+        for _ in dropouts(copied, switch_off=True):
+            pass
+        for part in copied.modules():
+            if isinstance(part, BATCH_NORMS) and part.track_running_stats:
+                part.eval()  # BatchNorm over shares has a line of its own
+        num_schedules = len(self.trainer.lr_scheduler_configs)
+        schedules = [SimpleNamespace(step=nothing, get_last_lr=lambda: [0.0])] * num_schedules
+        vars(copied).update(
+            log=partial(self.log, rank),
+            print=nothing,
+            clip_gradients=nothing,
+            manual_backward=self.backward,
+            optimizers=lambda *_, **__: optimizers[0] if len(optimizers) == 1 else optimizers,
+            lr_schedulers=lambda: schedules[0] if num_schedules == 1 else schedules or None,
+        )
+        return copied
+
+    def run(self, batches: Sequence[Any], number: int) -> list[Gradients]:
+        """The gradients of each optimizer's step that a training step makes.
+
+        Raises:
+            UnequalError: one copy steps or gathers where another does not.
+            UnequalShapesError: what copies gather has the shape of their shares.
+        """
+        self.steps, group = [], self.group
+        means = [
+            Means(copied.trainer, lambda share=share: share * group.size)  # type: ignore[misc]
+            for copied, share in zip(self.copies, self.shares, strict=True)
+        ]
+        seed_generators(number)
+        before = (*generator_states(), self._device_state())
+        of_the_run = use(lambda *term: means[group.thread.rank].count(*term))
+        try:
+            # The default dtype of double precision is that of all threads: it is set here as well.
+            with self.context(), group.as_torch_distributed(), kept_globals(self.module):
+                group.run(lambda rank: self._step(rank, batches[rank], number))
+        finally:
+            use(of_the_run)
+        after = (*generator_states(), self._device_state())
+        is_same = same_states(before, after) and before[3].equal(after[3])
+        is_of_torch = same_states((*before[:2], after[2]), after)
+        is_fixed = is_of_torch and not any(getattr(one, "has_missed", True) for one in self.draws)
+        self.has_drawn |= not is_same
+        self.has_unfixed |= not (is_same or is_fixed)
+        return self.steps
+
+    def _device_state(self) -> Tensor:
+        device = self.module.device
+        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+    def _step(self, rank: int, batch: Any, number: int) -> None:
+        copied = self.copies[rank]
+        if copied.device.type == "cuda":
+            torch.cuda.set_device(copied.device)  # each thread has a current device
+        with torch.enable_grad(), self.draws[rank]:
+            with self.context():
+                batch = transferred(copied, self.trainer, batch)
+                takes = inspect.signature(copied.training_step).parameters
+                result: Any = copied.training_step(*[batch, number][: len(takes)])
+            loss = result["loss"] if isinstance(result, dict) else result
+            if copied.automatic_optimization and loss is not None:
+                self.backward(loss)
+                self._note(self.named[0])
+                copied.zero_grad()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Add the gradient of all copies' losses to each one's, as processes average theirs."""
+        losses = self.group.meet("a backward pass", loss)
+        if self.group.thread.rank == 0:
+            earlier = [{name: p.grad for name, p in named.items()} for named in self.named]
+            for copied in self.copies:
+                copied.zero_grad()
+            terms = [loss * share for loss, share in zip(losses, self.shares, strict=True)]
+            torch.stack(terms).sum().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+            for name in self.named[0]:
+                new = [named[name].grad for named in self.named]
+                for named, grads in zip(self.named, earlier, strict=True):
+                    added = [gradient for gradient in (grads[name], *new) if gradient is not None]
+                    named[name].grad = torch.stack(added).sum(0) if added else None
+        self.group.meet("the end of a backward pass")
+
+    def step(self, optimizer: Any, closure: Any = None, **_: Any) -> None:
+        """Stand in for an optimizer's step, and leave the weights."""
+        if closure is not None:
+            closure()
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._note({name: p for name, p in self.named[0].items() if id(p) in stepped})
+
+    def _note(self, named: dict[str, nn.Parameter]) -> None:
+        """Take down the gradients of a step in the first copy; all have the same."""
+        self.group.meet("a step of its optimizer")
+        if self.group.thread.rank == 0:
+            grads = {name: p.grad for name, p in named.items()}
+            self.steps.append(
+                {
+                    n: torch.zeros_like(named[n]) if g is None else g.clone()
+                    for n, g in grads.items()
+                }
+            )
+
+    def log(self, rank: int, name: str, value: Any, *_: Any, **settings: Any) -> None:
+        """Stand in for ``self.log``."""
+        if isinstance(value, (int, float)) or type(value) is Tensor:
+            how = settings.get("reduce_fx", "mean")
+            how = str(getattr(how, "__name__", how))
+            self.logged[rank][name] = float(value), how, settings.get("batch_size")
+
+
+def copy_of(module: pl.LightningModule, optimizers: list[Any]) -> tuple[Any, list[Any]]:
+    """Copy a module without its trainer; a hook that closes over it closes over the copy."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    # Methods that make loaders hold the trainer; graphs of steps that are over cannot be copied.
+    memo: dict[int, Any] = {
+        id(value): value for name, value in vars(module).items() if name.endswith("_dataloader")
+    }
+    for value in held:
+        if isinstance(value, Tensor) and not value.is_leaf:
+            memo[id(value)] = value.detach().clone()
+    held += [hook for value in held if isinstance(value, dict) for hook in value.values()]
+    functions = [one for one in held if isinstance(one, FunctionType) and one.__closure__]
+    cells = {id(cell): (cell, CellType()) for one in functions for cell in one.__closure__ or ()}
+    for one in functions:
+        closure = tuple(cells[id(cell)][1] for cell in one.__closure__ or ())
+        arguments = one.__code__, one.__globals__, one.__name__, one.__defaults__, closure
+        memo[id(one)] = FunctionType(*arguments)
+        memo[id(one)].__kwdefaults__ = one.__kwdefaults__
+    memo |= {id(optimizer.state): defaultdict(dict) for optimizer in optimizers}
+    copied = copy.deepcopy((module, optimizers), memo)
+    for cell, new in cells.values():
+        value = cell.cell_contents
+        if type(value) in CONTAINERS:
+            memo.setdefault(id(value), copy.copy(value))
+        new.cell_contents = memo.get(id(value), value)
+    return copied
+
+
+@contextlib.contextmanager
+def kept_globals(module: nn.Module) -> Iterator[None]:
+    """Put back numbers, texts and small containers of the module's classes and of their files."""
+    classes = {type(part) for part in module.modules()}
+    before = [
+        (owner, name, value, copy.copy(value))
+        for owner in [*classes, *{sys.modules[kind.__module__] for kind in classes}]
+        for name, value in list(vars(owner).items())
+        if name[:2] != "__"
+        and (type(value) in PLAIN or (type(value) in CONTAINERS and len(value) <= MOST_ELEMENTS))
+    ]
+    try:
+        yield
+    finally:
+        for owner, name, value, content in before:
+            if isinstance(value, list):
+                value[:] = content
+            elif isinstance(value, (dict, set)):
+                value.clear()
+                value.update(content)
+            elif vars(owner).get(name) is not value:
+                setattr(owner, name, value)
+
+
+def transferred(copied: pl.LightningModule, trainer: pl.Trainer, batch: Any) -> Any:
+    """A batch on its device, by the hooks of the data module or of the copy."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    data = getattr(trainer, "datamodule", None)
+    for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
+        owner = data if data is not None and is_overridden(name, data) else copied
+        device = (copied.device,) if name == "transfer_batch_to_device" else ()
+        batch = getattr(owner, name)(batch, *device, 0)
+    return batch

@@ -1,0 +1,117 @@
+"""When and where a run checks its first batches.
+
+In: the run's trainer and module, before its first step. Out: warnings, of which each kind is told
+once. The first process computes, in a child of it if it trains on a CPU; the others wait in their
+next collective operation. `first_batch_check.py` has what is computed.
+"""
+
+import logging
+import multiprocessing
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from harness.errors import UserError
+from harness.exact.copies import nothing
+from harness.exact.first_batch_check import UNCHECKED, Findings, check_first_batch
+from harness.processes.leaving import follow_as_worker
+from harness.processes.peers import close_inherited
+from harness.processes.signals import ignore_signals
+
+log = logging.getLogger(__name__)
+EVERY_N_BATCHES = 16  # it is looked whether parameters have been frozen or thawed
+
+
+class FirstBatchCheck(pl.Callback):
+    """Check the first batches of a run on several devices, or of one that accumulates.
+
+    It checks before the first step, in the second epoch, and after parameters were frozen or
+    thawed. A run of one process that sets ``is_wanted`` is told what several would make of it.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.findings: Findings = {}  # what was told
+        self.flags: list[bool] = []  # of parameters, whether they trained at the last check
+        self.has_checked_again = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check in the strategy's hook: it is called after all hooks of callbacks and module."""
+        num_shares = trainer.world_size * trainer.num_devices * int(trainer.accumulate_grad_batches)
+        if not trainer.is_global_zero or not (self.is_wanted or num_shares > 1):
+            return
+        strategy: Any = trainer.strategy
+        original = strategy.on_train_batch_start
+
+        def on_train_batch_start(batch: Any, batch_idx: int) -> None:
+            original(batch, batch_idx)
+            if batch_idx % EVERY_N_BATCHES == 0:
+                self._check_what_is_new(trainer, pl_module, batch_idx)
+
+        strategy.on_train_batch_start = on_train_batch_start
+
+    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Give the strategy its own method back."""
+        vars(trainer.strategy).pop("on_train_batch_start", None)
+
+    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
+        """See ``on_train_end``."""
+        self.on_train_end(trainer)
+
+    def _check_what_is_new(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch_idx: int
+    ) -> None:
+        flags = [parameter.requires_grad for parameter in module.parameters()]
+        is_first = not self.flags
+        is_second_epoch = not is_first and batch_idx == 0 and not self.has_checked_again
+        if flags == self.flags and not is_second_epoch:
+            return
+        self.flags, self.has_checked_again = flags, is_second_epoch
+        num_shares = trainer.world_size * int(trainer.accumulate_grad_batches)
+        num_parts = 2 if self.is_wanted or num_shares > 1 else 1
+        split_calls = getattr(trainer.strategy, "split_calls", nothing)
+        loaders = trainer.train_dataloader
+        check = partial(check_first_batch, module, loaders, num_parts, split_calls)
+        for kind, sentence in (check() if module.device.type != "cpu" else in_child(check)).items():
+            if kind not in self.findings and (kind != "unchecked" or is_first):
+                self.findings[kind] = sentence
+                log.log(logging.INFO if self.is_wanted else logging.WARNING, "%s", sentence)
+
+
+def in_child(check: Callable[[], Findings]) -> Findings:
+    """Check in a fork of this process: what the steps change anywhere is left there.
+
+    The child has one thread, as OpenMP's do not come along.
+
+    Raises:
+        UserError: by the module's step, as in the run.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_send, args=(check, sender))
+    child.start()
+    sender.close()
+    try:
+        found: Findings | UserError = receiver.recv()
+    except EOFError:
+        child.join()
+        why = f"its process has ended with {child.exitcode}"
+        return {"unchecked": UNCHECKED.format("the module", why)}
+    child.join()
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
+def _send(check: Callable[[], Findings], sender: Any) -> None:
+    ignore_signals()
+    follow_as_worker()
+    close_inherited()
+    torch.set_num_threads(1)
+    try:
+        sender.send(check())
+    except UserError as error:
+        sender.send(error)
