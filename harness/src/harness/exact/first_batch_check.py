@@ -20,7 +20,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from harness.data.randomness import kept_generators
+from harness.data.randomness import preserved_generators
 from harness.errors import UserError
 from harness.exact.copies import Copies, Gradients, Prepare, nothing
 from harness.exact.first_samples import FirstSamples, UncheckedError
@@ -90,7 +90,7 @@ def check_first_batch(
     try:
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
-            kept_generators(),
+            preserved_generators(),
             torch.compiler.set_stance("force_eager"),
             warnings.catch_warnings(),
         ):
