@@ -27,6 +27,7 @@ from harness.allowed import targets
 from harness.data.loaders import leaves
 from harness.data.streams import SharedStream
 from harness.errors import TrainingError, UserError
+from harness.names import did_you_mean
 from harness.places import Place, Raised, definition, is_harness, raised
 from harness.run import hints, log_file, optimizer_states
 from harness.watch.objective import missing_score
@@ -53,7 +54,7 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
     try:
         yield
     except InstantiationException as error:
-        mistake = _not_built(error)
+        mistake = _not_built(error, cfg)
         raise mistake from (error if isinstance(mistake, UserError) else None)
     except MisconfigurationException as error:
         if raised(error).owners or _definition(error, _named_method(error)):
@@ -123,7 +124,7 @@ def _message(place: Place | None, found: Raised, *more: str) -> str:
     return "\n".join([first, *filter(None, more)])
 
 
-def _not_built(error: InstantiationException) -> BaseException:
+def _not_built(error: InstantiationException, cfg: DictConfig | None) -> BaseException:
     """What to raise for an object of the config that could not be built."""
     cause: BaseException = error
     key = str(error).partition("full_key: ")[2].strip() or "the config"
@@ -134,6 +135,12 @@ def _not_built(error: InstantiationException) -> BaseException:
     if isinstance(cause, UserError):
         return cause
     found = raised(cause)
+    node: Any = dict(targets(cfg)).get(key, {})
+    unknown = re.search(r"got an unexpected keyword argument '(\w+)'", found.message)
+    # A class with **kwargs has passed it on.
+    if unknown and unknown[1] in node and unknown[1] not in _parameters(node["_target_"]):
+        hint = did_you_mean(unknown[1], {*map(str, node)} - {unknown[1]})
+        return UserError(f"{key}: {node['_target_']} has no argument {unknown[1]}.{hint}")
     builders = [i for i, p in enumerate(found.places) if "hydra/_internal/instantiate" in p.file]
     inside = found.places[builders[-1] + 1 :] if builders else []
     is_refusal = isinstance(cause, (ValueError, MisconfigurationException)) and inside
@@ -144,6 +151,10 @@ def _not_built(error: InstantiationException) -> BaseException:
     if not any(is_harness(place.file) for place in inside):  # a library's class, or the call itself
         return UserError(f"{key}: {found.kind}: {found.message}")
     return cause
+
+
+def _parameters(target: str) -> list[str]:
+    return [*inspect.signature(get_object(target)).parameters]
 
 
 def _refused(found: Raised, cfg: DictConfig) -> str | None:
