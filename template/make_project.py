@@ -26,8 +26,8 @@ PACKAGE = "project"  # its name in this repository
 LEFT_OUT = (
     *("template", "copier.yml", ".github/ISSUE_TEMPLATE", ".github/pull_request_template.md"),
     *("harness/benchmarks", "harness/tests/test_benchmarks.py", "harness/tests/packages"),
-    *(".ci/versions", ".github/workflows/versions.yaml", "harness/docs/public_modules.md"),
-    *("harness/docs/performance.md", "harness/docs/terminal.py", "harness/docs/terminal.svg"),
+    *(".ci/versions", ".github/workflows/versions.yaml"),
+    *("harness/docs/terminal.py", "harness/docs/terminal.svg"),
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "README.md", "LICENSE"),
 )
 HARNESS_TESTS = "harness/tests"

@@ -1,4 +1,4 @@
-# make bench   set up if needed, and run benchmarks/, briefly; harness/docs/performance.md has all figures
+# make bench   set up if needed, and run benchmarks/, briefly; README.md there has all figures
 .PHONY: bench
 bench: $(INSTALLED)
 	cd harness/benchmarks && for short in "startup.py --repeats 2" "exactness.py --repeats 3" \

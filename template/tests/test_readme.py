@@ -26,6 +26,7 @@ SETUP = (
 SHELL = ("(cd ", "for ", "done", "rates=", "python -c")
 TASKS = {"train.py": "train", "evaluate.py": "evaluate", "predict.py": "predict"}
 TASKS["scripts/slurm/train.sbatch"] = "train"  # hands its words on
+FILES = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
 IS_ASKED = {"--help", "-sc", "…"}  # answered without a run
 
 
@@ -126,16 +127,55 @@ def test_help_is_shown() -> None:
 
 
 def test_every_file_that_a_page_names_exists() -> None:
-    pages = "\n".join(page.read_text() for page in PAGES)
-    named = set(re.findall(r"[(`]((?:conf|harness|scripts|tests|src)/[\w./]+)[)`]", pages))
-    made = {name for name in named if "mine" in name or "linear" in name}  # by the reader
-    assert len(named) > 5
-    assert [name for name in sorted(named - made) if not is_there(name)] == []
+    named = [(page, path) for page in PAGES for path in named_paths(page.read_text())]
+    assert len(named) > 100
+    wrong = [(page.name, path) for page, path in named if not is_there(page, path)]
+    assert wrong == []
 
 
-def is_there(name: str) -> bool:
-    """A file of this folder or of the library's, or a module of that by its short name."""
-    return any((ROOT / folder / name).exists() for folder in ("", "harness", "harness/src"))
+def test_paths_are_seen_in_backticks_and_links_and_other_words_are_not() -> None:
+    page = "`a/b.py::c`, `tests_gone/models/`, `gone.py`, `val/loss`, `a=b/c`, `outputs/x/1`"
+    links = "[a](gone.md#part), ![b](gone.png), [c](#here), [d](https://e.org/f.py)"
+    assert [*named_paths(page)] == ["tests_gone/models/", "gone.py"]
+    assert [*named_paths(links)] == ["gone.md", "gone.png"]
+
+
+def test_every_part_of_a_page_that_a_link_names_is_there() -> None:
+    wrong = []
+    for page in PAGES:
+        for target, part in re.findall(r"\]\(([\w./]*)#([^)]*)\)", page.read_text()):
+            file = next((place / target for place in places(page) if (place / target).is_file()), page)
+            headings = re.findall(r"(?m)^#+ (.*)$", file.read_text())
+            slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings]
+            wrong += [(page.name, target, part)] if part not in slugs else []
+    assert wrong == []
+
+
+# What looks like a path and is made by a run or by the reader, or is the name of something else.
+NO_FILES = re.compile(
+    r"(train|val|test|throughput|outputs|checkpoints|git|Linux|data/flowers|model/scheduler)(/|$)"
+    r"|(config|overrides)\.yaml$|.*(mine|linear)"
+)
+
+
+def named_paths(text: str) -> Iterator[str]:
+    """What stands as a path in backticks or in a link."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    words = re.findall(r"`([\w.-]+(?:/[\w.-]*)+|[\w-]+\.(?:py|md|yaml|toml|sbatch))`", text)
+    words += re.findall(r"\]\(([\w./-]+)(?:#[^)]*)?\)", text)
+    return (word for word in words if not NO_FILES.match(word))
+
+
+def places(page: Path) -> tuple[Path, ...]:
+    """The folders that paths of a page start from."""
+    library = ROOT / "harness" / "src" / "harness"
+    return page.parent, ROOT, ROOT / "harness", library, library / "conf", ROOT / "conf"
+
+
+def is_there(page: Path, path: str) -> bool:
+    """A file or folder below one of the places; or a file of that name alone, anywhere."""
+    below = any((place / path).exists() for place in places(page))
+    return below or ("/" not in path and any(name.rsplit("/")[-1] == path for name in FILES))
 
 
 def test_readme_network_trains(tmp_path: Path) -> None:

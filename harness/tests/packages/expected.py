@@ -1,6 +1,6 @@
 """The public modules, and the columns of their cells; the verdicts are in tests/verdicts.
 
-The names are those of ``conf/experiment``. docs/public_modules.md says why cells are as they are.
+The names are those of ``conf/experiment``. README.md says why cells are as they are.
 """
 
 COLUMNS = {

@@ -1,5 +1,5 @@
 # make packages   train public packages' modules by YAML alone, in an environment of their own; half
-#                 an hour on two cores. harness/docs/public_modules.md says what works.
+#                 an hour on two cores. harness/tests/packages/README.md says what works.
 PACKAGES_VENV ?= .venv-packages
 PACKAGES := harness/tests/packages/requirements.txt
 
