@@ -144,7 +144,9 @@ def test_every_part_of_a_page_that_a_link_names_is_there() -> None:
     wrong = []
     for page in PAGES:
         for target, part in re.findall(r"\]\(([\w./]*)#([^)]*)\)", page.read_text()):
-            file = next((place / target for place in places(page) if (place / target).is_file()), page)
+            file = next(
+                (place / target for place in places(page) if (place / target).is_file()), page
+            )
             headings = re.findall(r"(?m)^#+ (.*)$", file.read_text())
             slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings]
             wrong += [(page.name, target, part)] if part not in slugs else []
