@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from harness.data.randomness import uniform
     from harness.data.split_datamodule import SplitDataModule
     from harness.errors import UserError
-    from harness.exact.mean import Mean, is_logged
-    from harness.exact.means import mean_over, sum_over
+    from harness.exact.mean_metric import Mean, is_logged
+    from harness.exact.mean_over import mean_over, sum_over
     from harness.groups import parameter_groups
     from harness.optimizers import build_optimizers
     from harness.watch.picture import Picture
@@ -85,7 +85,7 @@ _MODULES = {
     "Batch": "data.batches",
     "BatchedDataset": "data.batches",
     "DataModule": "data.datamodule",
-    "Mean": "exact.mean",
+    "Mean": "exact.mean_metric",
     "Picture": "watch.picture",
     "Run": "command.from_python",
     "SplitDataModule": "data.split_datamodule",
@@ -94,13 +94,13 @@ _MODULES = {
     "cached": "data.caching",
     "compose": "command.compose",
     "evaluate": "command.from_python",
-    "is_logged": "exact.mean",
+    "is_logged": "exact.mean_metric",
     "load_run": "command.from_python",
     "main": "command.main",
-    "mean_over": "exact.means",
+    "mean_over": "exact.mean_over",
     "parameter_groups": "groups",
     "predict": "command.from_python",
-    "sum_over": "exact.means",
+    "sum_over": "exact.mean_over",
     "train": "command.from_python",
     "uniform": "data.randomness",
 }

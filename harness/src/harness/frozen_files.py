@@ -1,6 +1,6 @@
 """Files that must stay what a run has written: damage to them must not become a setting.
 
-Imports nothing but the standard library: every part of the harness may use it.
+Imports only ``harness.errors`` and ``harness.files``: every part of the harness may use it.
 """
 
 import zlib

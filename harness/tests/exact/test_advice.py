@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from harness import mean_over, sum_over
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
-from harness.exact.means import ADVICE
+from harness.exact.mean_over import ADVICE
 from harness.run.train import close_process_group
 from tests.conftest import LIBRARY
 from tests.strategy_runs import in_processes

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from harness import mean_over, sum_over
 from harness.errors import UserError
-from harness.exact import means
-from harness.exact.means import Means
+from harness.exact import mean_over as means
+from harness.exact.mean_over import Means
 
 
 def running(num_processes: int, num_batches: int, share: float = 1.0, total=None) -> Means:

@@ -16,7 +16,7 @@ from harness import record
 from harness.command import run_folder, validate, which_run
 from harness.command.compose import Command
 from harness.command.fingerprint import fingerprint
-from harness.command.which_run import Place
+from harness.command.which_run import RunChoice
 from harness.errors import UserError
 from harness.processes import early, launch
 from harness.processes.launch import global_rank
@@ -43,8 +43,8 @@ def start(command: Command) -> Path:
         def choose() -> dict[str, Any]:
             return asdict(which_run.choose(command, held))
 
-        place = Place(**meeting.agree(lambda: fingerprint(command), choose))
-        run_dir = Path(place.run_dir)
+        choice = RunChoice(**meeting.agree(lambda: fingerprint(command), choose))
+        run_dir = Path(choice.run_dir)
 
         def undo() -> None:
             if global_rank() == 0:
@@ -52,9 +52,9 @@ def start(command: Command) -> Path:
 
         try:
             meeting.check_shared(run_dir)
-            if not place.is_finished:
+            if not choice.is_finished:
                 meeting.watch(undo)
-                compute_in(run_dir, command.task, which_run.frozen(command, place))
+                compute_in(run_dir, command.task, which_run.frozen(command, choice))
         except UserError:
             undo()
             raise

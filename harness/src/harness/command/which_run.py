@@ -1,7 +1,7 @@
 """Choose the folder of a command's run, and lock it: a new one, or that of the run it goes on with.
 
-In: a checked ``Command``. Out: a ``Place``, whose folder is locked and holds the config. Only the
-first process of a run chooses. No torch, but to look whether a checkpoint is whole.
+In: a checked ``Command``. Out: a ``RunChoice``, whose folder is locked and holds the config. Only
+the first process of a run chooses. No torch, but to look whether a checkpoint is whole.
 """
 
 import errno
@@ -33,7 +33,7 @@ LOCK_SECONDS = 120.0  # for which a network disk may keep the lock of a machine 
 
 
 @dataclass(frozen=True)
-class Place:
+class RunChoice:
     """What the first process has chosen for all.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
     checkpoint: str | None = None
 
 
-def choose(command: Command, held: ExitStack) -> Place:
+def choose(command: Command, held: ExitStack) -> RunChoice:
     """Choose a run's folder, lock it until ``held`` is closed, and write the config there.
 
     Raises:
@@ -81,36 +81,36 @@ def parent_of(command: Command) -> Path:
     return Path(cfg.output_dir or trained, command.task)
 
 
-def _new(command: Command, parent: Path, held: ExitStack) -> Place:
+def _new(command: Command, parent: Path, held: ExitStack) -> RunChoice:
     run_dir = Path(command.sweep_dir or make(parent, launcher().job))
     run_dir.mkdir(parents=True, exist_ok=True)  # of a sweep
     held.enter_context(locked(run_dir))
-    place = Place(str(run_dir))
-    run_folder.save_config(frozen(command, place), run_dir)
+    choice = RunChoice(str(run_dir))
+    run_folder.save_config(frozen(command, choice), run_dir)
     run_folder.save_words(command.overrides, run_dir)
-    return place
+    return choice
 
 
-def _same(command: Command, run_dir: Path, held: ExitStack) -> Place:
+def _same(command: Command, run_dir: Path, held: ExitStack) -> RunChoice:
     held.enter_context(locked(run_dir))
     config = resume.config(command, run_dir)
     if resume.is_finished(config, run_dir, command.rules["may_grow"]):
         print(resume.finished(run_dir))
-        return Place(str(run_dir), goes_on=True, is_finished=True)
+        return RunChoice(str(run_dir), goes_on=True, is_finished=True)
     config.resume = resume.checkpoint(run_dir, config.get("resume"))
     run_folder.save_config(config, run_dir, NEXT)
-    return Place(str(run_dir), goes_on=True, checkpoint=config.resume)
+    return RunChoice(str(run_dir), goes_on=True, checkpoint=config.resume)
 
 
-def frozen(command: Command, place: Place) -> DictConfig:
+def frozen(command: Command, choice: RunChoice) -> DictConfig:
     """The config with which this process computes a run."""
-    if place.goes_on:
-        config = resume.config(command, Path(place.run_dir))
-        config.resume = place.checkpoint
+    if choice.goes_on:
+        config = resume.config(command, Path(choice.run_dir))
+        config.resume = choice.checkpoint
         return config
     if command.task == "train":
         command.cfg.resume = None  # it was auto, and there was no run
-    return run_folder.freeze(command.cfg, Path(place.run_dir))
+    return run_folder.freeze(command.cfg, Path(choice.run_dir))
 
 
 def find(command: Command) -> Path | None:

@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from harness.data.batches import BatchedDataset
-from harness.data.loaders import processes
+from harness.data.loaders import num_processes_and_rank
 from harness.data.randomness import preserved_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
@@ -161,7 +161,9 @@ class DataModule(pl.LightningDataModule):
         if self.max_samples_per_device is None:
             return num_asked
         # Under dp and ddp2 a process drives several devices.
-        num_devices = max(processes(trainer)[0], trainer.num_devices * trainer.num_nodes)
+        num_devices = max(
+            num_processes_and_rank(trainer)[0], trainer.num_devices * trainer.num_nodes
+        )
         per_device = -(-self.batch_size // num_devices)
         num_needed = -(-per_device // self.max_samples_per_device)
         if num_needed > 1 and not trainer.lightning_module.automatic_optimization:
@@ -182,7 +184,9 @@ class DataModule(pl.LightningDataModule):
             chosen = 0
             if trainer.is_global_zero and not isinstance(dataset, IterableDataset):
                 split = "train" if trainer.state.fn == "fit" else split
-                chosen = self.choose_workers(split, processes(trainer)[0], trainer.num_nodes)
+                chosen = self.choose_workers(
+                    split, num_processes_and_rank(trainer)[0], trainer.num_nodes
+                )
             self.num_workers = int(trainer.strategy.broadcast(chosen))  # the others wait for it
         number = int(self.num_workers if num_workers is None else num_workers)
         on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"

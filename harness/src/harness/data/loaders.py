@@ -57,7 +57,7 @@ def start_worker(worker_id: int, then: Callable[[int], object] | None = None) ->
         then(worker_id)
 
 
-def processes(trainer: pl.Trainer | None) -> tuple[int, int]:
+def num_processes_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
     """Return how many processes share a batch, and the rank of this one."""
     kwargs = getattr(getattr(trainer, "strategy", None), "distributed_sampler_kwargs", None) or {}
     return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
@@ -174,7 +174,7 @@ def _share_batches(
     loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int, begins_again: bool
 ) -> SharedLoader:
     """Rebuild a loader whose data set has a length."""
-    num_ranks, rank = processes(trainer)
+    num_ranks, rank = num_processes_and_rank(trainer)
     is_training = split == "train"
     num_micro_batches = int(trainer.accumulate_grad_batches) if is_training else 1
     batches, collate = loader.batch_sampler, loader.collate_fn
@@ -236,7 +236,7 @@ def _share_stream(
     Raises:
         UserError: if several processes would read it, and it does not take its part.
     """
-    num_ranks, rank = processes(trainer)
+    num_ranks, rank = num_processes_and_rank(trainer)
     is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     data = getattr(loader, "dataset", loader)
     name = f"{name} ({type(data if is_plain else loader).__name__})"

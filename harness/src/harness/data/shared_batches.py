@@ -86,7 +86,8 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         num_micro_batches: batches that a process accumulates per optimizer step.
         seed: with the epoch, decides what the batch sampler draws.
         in_turn: give whole batches in turn, the same in every epoch.
-        splits_last: all processes have as many turns; the last one's batches are split by samples.
+        splits_last: give each process as many turns, as the collective forward of fsdp needs: the
+            batches of the last turn are split by samples.
         limit: the most batches of an evaluation, over all processes.
         is_fixed: draw the same batches in every epoch, as an overfitting run needs.
         cycles: begin again within an epoch, beside a longer loader.

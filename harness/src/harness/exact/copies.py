@@ -23,7 +23,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from harness.data.randomness import generator_states, same_states, seed_generators
-from harness.exact.means import Means, use
+from harness.exact.mean_over import Means, use
 from harness.exact.seeded_steps import dropouts
 from harness.exact.stand_ins import Group, Trainer
 from harness.strategies.sync_batch_norm import BATCH_NORMS
@@ -74,7 +74,7 @@ class Copies:
             prepare(copied, size)
 
     def _copied(self, rank: int) -> Any:
-        """A copy by whose methods nothing happens, and without what differs in shares."""
+        """Copy the module with stubs for logs and steps, dropout off, BatchNorm in evaluation."""
         copied, optimizers = copy_of(self.module, self.trainer.optimizers)
         copied.trainer = Trainer(self.trainer, optimizers, rank, self.group)
         for optimizer in optimizers:

@@ -1,4 +1,4 @@
-"""The callback that makes values of several processes those of one, and gives each hook its turn.
+"""Combine logged values, metrics and lists of all processes before anybody reads them.
 
 In: each batch that begins, with what is known of its share. Out: at the end of a loader or epoch
 ``SelfLog`` and ``Gathering`` combine the processes, before Lightning and the module's own hook

@@ -24,7 +24,7 @@ from harness.data.randomness import preserved_generators
 from harness.errors import UserError
 from harness.exact.copies import Copies, Gradients, Prepare, nothing
 from harness.exact.first_samples import FirstSamples, UncheckedError
-from harness.exact.means import ADVICE
+from harness.exact.mean_over import ADVICE
 from harness.exact.seeded_steps import dropouts
 from harness.exact.stand_ins import UnequalError, UnequalShapesError
 from harness.shards import has_parts

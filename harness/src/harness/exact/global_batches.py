@@ -21,7 +21,7 @@ from harness.data.randomness import mix, preserved_generators, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.streams import SharedStream
 from harness.errors import UserError
-from harness.exact import means
+from harness.exact import mean_over as means
 from harness.processes.agreement import gather
 from harness.strategies.sync_batch_norm import sees_shares_alone
 from harness.upstream.resume import position_in

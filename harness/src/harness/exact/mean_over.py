@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from harness.data.loaders import processes
+from harness.data.loaders import num_processes_and_rank
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -112,12 +112,13 @@ class Means:
 
     Args:
         trainer: knows the processes, adds up over them, and says what is accumulated.
-        weight: the factor by which this share's whole gradient is multiplied elsewhere.
+        weight: the factor of this share, by which ``GlobalBatches.on_before_backward`` multiplies
+            the whole gradient, and which is divided out here.
     """
 
     def __init__(self, trainer: pl.Trainer, weight: Callable[[], float]) -> None:
         self.trainer, self.weight = trainer, weight
-        self.num_processes = processes(trainer)[0]
+        self.num_processes = num_processes_and_rank(trainer)[0]
         self.terms: list[Any] = []  # nodes of the graph, of the batch that runs
         # Of the batches that are accumulated: whether they have terms, and what divides these.
         self.has_terms: bool | None = None
