@@ -40,13 +40,13 @@ class Fault(NamedTuple):
 FAULTS = {
     "a sample is trained on twice": Fault(
         "data/shared_batches.py",
-        "yield indices[low - start : high - start]",
-        "yield indices[max(0, low - start - 1) : high - start]",
+        "yield indices[low:high] or indices[:1]",
+        "yield indices[max(0, low - 1) : high] or indices[:1]",
         "test_same_experiment.py",
     ),
     "a smaller share counts as a whole one": Fault(
         "data/shared_batches.py",
-        "return (high - low) * self.num_ranks * self.num_micro_batches / size",
+        "return here * self.num_shares / everywhere",
         "return 1.0",
         "test_same_experiment.py",
     ),
@@ -84,14 +84,14 @@ FAULTS = {
         "watch/test_replicas.py",
     ),
     "two commands compute one run": Fault(
-        "command/locked_folder.py",
-        "fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "command/which_run.py",
+        "fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         "command/test_run_folder.py command/test_resume_command.py",
     ),
     "a YAML file calls any method": Fault(
         "allowed.py",
-        "if name in (*EXACT, *_own) or real in _own or _may_be_built(found, str(module)):",
+        "if name in (*EXACT, *_own) or real in _own or _may_be_built(target, str(module)):",
         "if name:",
         "test_allowed.py",
     ),

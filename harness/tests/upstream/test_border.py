@@ -12,6 +12,7 @@ from tests.conftest import LIBRARY
 UNDOCUMENTED = {"epoch_loop", "val_loop", "batch_progress", "epoch_progress", "optim_progress"}
 ALLOWED = {
     "_exit": "os._exit is documented",
+    "_asdict": "the documented dict of a namedtuple",
     "_fields": "the documented names of a namedtuple",
     "_replace": "the documented copy of a namedtuple",
     "_cpu": "the end of a strategy's name",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from harness.errors import TrainingError
 from harness.processes import early, leaving
 from harness.processes.launch import is_further_rank
 from harness.processes.leaving import AgreedExit
@@ -60,7 +61,7 @@ class DeadRanks(pl.Callback):
         if isinstance(exception, AgreedExit):
             self.teardown()
         elif self.peers is not None:
-            self.peers.fail()
+            self.peers.fail(is_logged=isinstance(exception, TrainingError))
 
 
 def observe_start() -> None:

@@ -97,10 +97,15 @@ class Peers:
                 with suppress(OSError):  # killed as well
                     connection.sendall(NEWS.pack(rank, min(status, KILLED)))
 
-    def fail(self) -> None:
-        """Say that an error ends this process, unless that is the end of another one."""
+    def fail(self, is_logged: bool) -> None:
+        """Say that an error ends this process, unless that is the end of another one.
+
+        With ``is_logged`` the log has the reason already, so the others leave first: their
+        collective operations would fail with a traceback of their own.
+        """
+        self.is_closing = is_logged
         self.say(FAILED)
-        time.sleep(NEWS_SECONDS)
+        time.sleep(NEWS_SECONDS + GRACE_SECONDS if is_logged else NEWS_SECONDS)
         self.is_closing = True
 
     def close(self) -> None:
