@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from harness import UserError, record
+from harness import reproduce as equality
 from harness.reproduce import reproduce
-from harness.runs import equality, reading
+from harness.runs import reading
 from tests.conftest import LIBRARY, ROOT
 
 pytestmark = pytest.mark.slow

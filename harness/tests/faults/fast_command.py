@@ -18,7 +18,7 @@ from pytorch_lightning.strategies.launchers import subprocess_script as launcher
 
 from harness.command import main as cli
 from harness.run import train  # noqa: F401  # imports what a run needs
-from harness.sweeps import slots
+from harness.sweeps import driver
 
 
 class Forked:
@@ -100,7 +100,7 @@ def run_command(arguments: list[str], env: dict[str, str]) -> None:
         sys.path[:0] = [folder for folder in known if folder and folder not in sys.path]
         launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
         fabric_launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
-        slots.subprocess = JobsModule  # type: ignore[misc,assignment]
+        driver.subprocess = JobsModule  # type: ignore[misc,assignment]
         cli.main(Path(arguments[0]).stem, "conf")
         status = 0
     except SystemExit as stop:

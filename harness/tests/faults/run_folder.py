@@ -9,7 +9,7 @@ from tensorboard.util import tensor_util
 
 from harness.checkpoints.lookup import by_step, link_newest
 from harness.checkpoints.reading import read
-from harness.runs.equality import differences
+from harness.reproduce import differences
 
 __all__ = ["contents", "curves", "differences", "leave_at"]
 

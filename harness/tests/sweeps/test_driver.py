@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.machine.limits import usable_cores
-from harness.sweeps.jobs import Job
+from harness.sweeps.driver import Job
 from tests.conftest import ROOT
 from tests.machine.fake_nvml import FakeGpu, write_fake
 

@@ -10,9 +10,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from harness.errors import UserError
-from harness.sweeps.study import distribution, opened
+from harness.sweeps.study import distribution, open_study, sampler_of, space_of
 from tests.sweeps.test_driver import finish, results, start, trace, wait_for
-from tests.sweeps.toy_sweep import STUDY
 
 pytest.importorskip("optuna")
 
@@ -29,7 +28,7 @@ def test_killed_study_makes_up_what_is_left_and_failed_trials_count(tmp_path: Pa
         process.communicate()
     status, said = finish(folder, WORDS, TRIALS="4")
     assert status == 0, said
-    trials = opened(folder, "toy", "min", STUDY).trials
+    trials = open_study(folder, "toy", "min").trials
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     assert len(complete) == len(results(folder)) == 4
     assert "RUNNING" not in {trial.state.name for trial in trials}
@@ -39,7 +38,7 @@ def test_killed_study_makes_up_what_is_left_and_failed_trials_count(tmp_path: Pa
         assert len(state) == trial.params["steps"]
         assert trial.value == trial.params["seed"]
     assert finish(folder, [f"{WORDS[0]} fails=1"], TRIALS=str(len(trials) + 1))[0] == 1
-    assert opened(folder, "toy", "min", STUDY).trials[-1].state.name == "FAIL"
+    assert open_study(folder, "toy", "min").trials[-1].state.name == "FAIL"
 
 
 def test_words_become_distributions_and_mistaken_settings_are_told(
@@ -55,10 +54,10 @@ def test_words_become_distributions_and_mistaken_settings_are_told(
         assert str(distribution(override)).startswith(expected), word
     sampler = {"_target_": "optuna.samplers.RandomSampler", "constant_liar": True}
     with pytest.raises(UserError, match=r"'constant_liar'\nLeave out a setting .* ~sweep.sampler"):
-        opened(tmp_path, "toy", "min", {"sampler": sampler})
-    opened(tmp_path, "toy", "min", STUDY)
+        sampler_of(sampler)
+    open_study(tmp_path, "toy", "min")
     with pytest.raises(UserError, match="does not seek mode=max"):
-        opened(tmp_path, "toy", "max", STUDY)
+        open_study(tmp_path, "toy", "max")
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"pip install -e \.\[sweep\]"):
-        opened(tmp_path, "toy", "min", STUDY)
+        space_of([])

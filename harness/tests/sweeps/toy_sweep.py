@@ -17,14 +17,11 @@ import harness  # noqa: F401  # follows the driver, as every run does
 from harness import record
 from harness.files import write_durably
 from harness.processes import launch
-from harness.sweeps.driver import Driver
-from harness.sweeps.jobs import Jobs, grid
-from harness.sweeps.slots import Needs, Slots
-from harness.sweeps.study import Study, opened
-from harness.sweeps.view import View
+from harness.sweeps.driver import Driver, Job, Needs, Queue
+from harness.sweeps.study import Study, open_study, sampler_of
 
 CONFIG = b"{data: {}, model: {}, objective: val/loss, mode: min}\n"
-STUDY = {"sampler": {"_target_": "optuna.samplers.RandomSampler"}}
+SAMPLER = {"_target_": "optuna.samplers.RandomSampler"}
 PROGRAM = [sys.executable, "-m", __spec__.name, "--job"]  # type: ignore[union-attr]
 asked = 0
 
@@ -74,26 +71,26 @@ def job(words: list[str]) -> None:
         tell("end")
 
 
-def jobs_of(folder: Path, typed: list[list[str]]) -> Jobs:
-    """A grid of what is typed, or a study where a number of trials is asked for."""
+def queue_of(folder: Path, typed: list[list[str]]) -> Queue:
+    """Make a grid of what is typed, or a study where a number of trials is asked for."""
     if "TRIALS" not in os.environ:
-        return grid(folder, typed, False)
+        return Queue([Job(i, words, folder / str(i)) for i, words in enumerate(typed)])
     words = OverridesParser.create().parse_overrides(typed[0])
-    study = opened(folder, "toy", "min", STUDY)
-    return Study(study, folder, words, int(os.environ["TRIALS"]), "val/loss")
+    study = open_study(folder, "toy", "min", sampler_of(SAMPLER))
+    return Study(study, folder, words, int(os.environ["TRIALS"]))
 
 
 def main(folder: Path, num_parallel: int | None, num_gpus: int, typed: list[list[str]]) -> int:
-    def needs_of(words: list[str]) -> tuple[Needs, list[str]]:
+    def needs_of(words: list[str]) -> Needs:
         settings = dict(word.split("=") for word in words)
-        return Needs(int(settings.get("gpus", num_gpus))), words
+        return Needs(words, int(settings.get("gpus", num_gpus)))
 
     folder.mkdir(exist_ok=True)
     with (folder / ".lock").open("a") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        jobs = jobs_of(folder, typed)
-        signum = Driver(jobs, Slots(num_parallel), PROGRAM, needs_of, View(["seed"])).run()
-        is_whole = all(job.status == "finished" for job in jobs.known)
+        queue = queue_of(folder, typed)
+        signum = Driver(queue, PROGRAM, num_parallel, needs_of, ["seed"]).run()
+        is_whole = all(job.status == "finished" for job in queue.jobs)
         return 128 + signum if signum else int(not is_whole)
 
 

@@ -1,53 +1,50 @@
-"""A sweep as it is typed: its jobs, its folder, and the same command again. No torch.
+"""Run a sweep as it is typed, or go on with it: ``train.py -m <words>``.
 
-Hydra's parser reads the words, and every combination is a job, as with Hydra's own sweeper. The
-jobs are run by ``harness.sweeps``, which survives and fills the machine; Hydra's sweeper calls one
-function after the other in one process.
+In: words, of which some name several values. Out: a folder with a run for each job, and the exit
+status. Hydra's parser reads the words, and every combination is a job, numbered as by Hydra's own
+sweeper. Next: ``sweeps.driver``, which runs the jobs; each begins at ``command.main``. No torch.
 """
 
 import itertools
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from hydra.core.override_parser.types import Override
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from omegaconf import OmegaConf
 
-from harness import allowed, frozen_files
-from harness.command import run_folder, sweep_words, validate, which_run
+from harness import frozen_files
+from harness.command import run_folder, validate, which_run
 from harness.command.compose import Command, as_hydra_reads, compose_command
+from harness.command.explain import explained
 from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.places import shown
 from harness.processes.launcher import launcher
 from harness.strategies.launchable import device_indices
-from harness.sweeps import view
-from harness.sweeps.driver import Driver
-from harness.sweeps.jobs import ENDED, Jobs, grid
-from harness.sweeps.slots import Needs, Slots
+from harness.sweeps.driver import Driver, Job, Needs, Queue
 
 MULTIRUN = ("-m", "--multirun", "hydra.mode=MULTIRUN")
-JOBS = "jobs.yaml"
+JOBS = "jobs.yaml"  # the words of a grid's jobs: a glob may match other files later
 MOST_TRIED = 20  # jobs, until one can be composed
+# Words that may change where a sweep goes on: where it is, and how it is run.
+MAY_CHANGE = ("resume", "output_dir", "name", "sweep.num_parallel", "sweep.num_trials")
 
 
-def run(task: str, conf: Path, words: Sequence[str]) -> None:
+def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     """Run a sweep to its end, or go on with one.
-
-    Args:
-        task: ``train``.
-        conf: the folder of the config files.
-        words: ``-m`` and settings, of which some name several values.
 
     Raises:
         UserError: for a mistake in the command; then nothing is left.
         SystemExit: with 1 where a job has not finished, and 128 + a signal's number.
     """
-    words = [word for word in words if word not in MULTIRUN]
+    words = [word for word in typed if word not in MULTIRUN]
     if task != "train":
         raise UserError(
             f"-m is for trainings: python train.py -m <words>. Call {task}.py once for each "
@@ -55,207 +52,214 @@ def run(task: str, conf: Path, words: Sequence[str]) -> None:
         )
     if flags := [word for word in words if word.startswith("-")]:
         raise UserError(f"-m runs a sweep, and {flags[0]} asks for something else. Leave out one.")
-    program = [sys.executable, os.path.abspath(sys.argv[0])]
-    if sys.modules["__main__"].__spec__ is not None:
-        program = [sys.executable, "-m", "harness", task]
-    refuse_sweep_of_ranks(program, words)
-    allowed.follow(conf)
+    script = os.path.abspath(sys.argv[0])
+    is_module = sys.modules["__main__"].__spec__ is not None
+    program = ["-m", "harness", task] if is_module else [script]
+    shown_program = f"python {shlex.join(program if is_module else [os.path.relpath(script)])} -m"
+    started_by = launcher()
+    if started_by.is_one_of_several:
+        raise UserError(
+            f"{started_by.name} has started {started_by.num_processes} processes, and each would "
+            "run the whole sweep: a sweep starts the processes of its jobs itself.\n"
+            f"Use {shown_program} {shlex.join(words)}, with strategy=ddp "
+            f"trainer.devices={started_by.num_here}"
+        )
     words = as_hydra_reads(task, words, conf)
-    asked = [word for word in words if sweep_words.key_of(word) == "resume"]
-    wanted = asked[-1].partition("=")[2].strip("'\"") if asked else "null"
-    words = [word for word in words if word not in asked]
-    if wanted not in ("null", "auto"):
-        words = sweep_words.words_of(Path(wanted), words)
-    overrides = sweep_words.parsed(conf, words)
-    command = first_valid(conf, overrides)
-    check(command, overrides)
-    jobs = None if is_optuna(command) else sweep_words.combinations(overrides)
-    parent = Path(command.cfg.output_dir, "sweeps", name_of(command))
+    resume = [word for word in words if _key(word) == "resume"]
+    wanted = resume[-1].partition("=")[2].strip("'\"") if resume else "null"
+    words = [word for word in words if word not in resume]
+    named = None if wanted in ("null", "auto") else Path(wanted).resolve()
+    if named:
+        words = _words_of(named, words)
+    overrides = _parsed(conf, words)
+    command = _first_valid(conf, overrides)
+    jobs = _checked(command, overrides)
+    parent = Path(command.cfg.output_dir, "sweeps", _name(command))
     with which_run.choosing(parent):
-        folder = sweep_words.found(parent, words) if wanted == "auto" else None
-        folder = folder if wanted in ("null", "auto") else Path(wanted).resolve()
-        folder = folder or made(parent, words, jobs, command)
+        folder = named or (_same(parent, words) if wanted == "auto" else None)
+        folder = folder or _made(parent, words, jobs)
     with which_run.locked(folder):
-        drive(folder, command, overrides, words, program)
-
-
-def refuse_sweep_of_ranks(program: Sequence[str], words: Sequence[str]) -> None:
-    """Refuse a sweep that a launcher has started several times: each would name its own folder.
-
-    Raises:
-        UserError: with the command that runs it.
-    """
-    known = launcher()
-    if not known.is_one_of_several:
-        return
-    settings = {word.partition("=")[0] for word in words}
-    chosen = {"strategy": "ddp", "trainer.devices": known.num_here}
-    added = [f"{key}={value}" for key, value in chosen.items() if key not in settings]
-    raise UserError(
-        f"{known.name} has started {known.num_processes} processes, and each would run the whole "
-        "sweep: a sweep starts the processes of its jobs itself.\n"
-        f"Use python {typed(program)} -m {shlex.join([*words, *added])}"
-    )
-
-
-def drive(
-    folder: Path,
-    command: Command,
-    overrides: Sequence[Override],
-    words: Sequence[str],
-    program: Sequence[str],
-) -> None:
-    """Run what is left of a sweep in its folder, and leave with its exit status."""
-    settings = command.sweep
-    slots = Slots(num_parallel(settings.get("num_parallel", "auto")))
-    jobs = jobs_of(folder, command, overrides)
-    varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
-    screen = view.View(varied)
-    left = max(jobs.num_jobs - sum(job.status in ENDED for job in jobs.known), 0)
-    screen.say(f"{jobs.num_jobs} jobs in {shown(folder)}, {left} to run, {slots.num} at a time")
-
-    def needs_of(job_words: list[str]) -> tuple[Needs, list[str]]:
-        return needs(command.conf, job_words)
-
-    signum = Driver(jobs, slots, program, needs_of, screen).run()
-    view.print_end(folder, jobs.known)
-    if signum or not all(job.status == "finished" for job in jobs.known):
-        failed = any(job.status == "failed" for job in jobs.known) and not is_optuna(command)
-        retry = " sweep.retry_failed=true" if failed else ""
-        print(f"Go on with: python {typed(program)} -m resume={shlex.quote(shown(folder))}{retry}")
+        queue = _queue(folder, command, overrides)
+        num_parallel = command.sweep.get("num_parallel", "auto")
+        num_parallel = None if num_parallel == "auto" else num_parallel
+        varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
+        driver = Driver(
+            queue, [sys.executable, *program], num_parallel, lambda job: _needs(conf, job), varied
+        )
+        left = max(queue.num_jobs - sum(job.status == "finished" for job in queue.jobs), 0)
+        where = f"{queue.num_jobs} jobs in {shown(folder)}, {left} to run"
+        print(f"{where}, {driver.num_slots} at a time", flush=True)
+        signum = driver.run()
+        is_whole = _print_end(folder, queue.jobs)
+    if signum or not is_whole:
+        print(f"Go on with: {shown_program} resume={shlex.quote(shown(folder))}")
         sys.exit(128 + signum if signum else 1)
 
 
-def jobs_of(folder: Path, command: Command, overrides: Sequence[Override]) -> Jobs:
-    """The jobs of a sweep, of which some may have ended."""
-    if not is_optuna(command):
-        typed_jobs = run_folder.as_typed(frozen_files.read_yaml(folder / JOBS))
-        return grid(folder, typed_jobs, bool(command.sweep.get("retry_failed")))
-    from harness.sweeps.study import Study
-
-    kept = [override for override in overrides if not sweep_words.is_of_sweep(override)]
-    num_trials, objective = command.sweep["num_trials"], str(command.cfg.objective)
-    return Study(study_of(folder, command), folder, kept, num_trials, objective)
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
 
 
-def study_of(folder: Path, command: Command) -> Any:
-    """The study of a sweep in a folder."""
-    from harness.sweeps.study import opened
-
-    return opened(folder, name_of(command), command.cfg.mode, command.sweep)
-
-
-def is_optuna(command: Command) -> bool:
-    """Whether Optuna makes up the jobs."""
-    return "num_trials" in command.sweep
-
-
-def name_of(command: Command) -> str:
-    """The name of a sweep, and of its study."""
-    return str(command.cfg.name or command.choices.get("experiment") or "default")
+def _parsed(conf: Path, words: Sequence[str]) -> list[Override]:
+    """Parse words as Hydra does; ``glob(*)`` looks for the files of a group."""
+    with explained("train", [*words], conf):
+        with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+            parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+            overrides = parser.parse_overrides([*words])
+            for override in overrides:  # while the files are within reach
+                if override.is_discrete_sweep():
+                    _values(override)
+        return overrides
 
 
-def needs(conf: Path, words: list[str]) -> tuple[Needs, list[str]]:
-    """What a job computes on, and the words with which it is started there."""
-    try:
-        command = compose_command("train", words, conf)
-        validate.check(command)
-    except UserError:
-        return Needs(), words  # its own process says why it cannot run
-    cfg = command.cfg
-    there = num_gpus()
-    if not there or sys.platform == "darwin" or cfg.trainer.accelerator in ("cpu", "mps"):
-        return Needs(), words
-    devices = cfg.trainer.devices
-    is_all = devices in (-1, "-1", "auto") or device_indices(devices) is not None
-    if "gpus" in cfg and cfg.gpus.order != "visible":  # the driver chooses
-        words = [*words, "gpus=visible", "gpus.min_free_gib=null"]
-    least = (cfg.get("gpus") or {}).get("min_free_gib") or 0.0
-    return Needs(there if is_all else int(devices), float(least)), words
+def _values(override: Override) -> list[str]:
+    """List all values of a word, as words; of an interval its start."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    key, value = override.get_key_element(), override.value()
+    if isinstance(value, IntervalSweep):
+        return [f"{key}={value.start}"]
+    texts = [*override.sweep_string_iterator()]
+    if isinstance(value, Glob):  # files that begin with _ are parts of others
+        texts = [text for text in texts if not text.startswith("_")]
+    return [f"{key}={text}" for text in texts]
 
 
-def check(command: Command, overrides: Sequence[Override]) -> None:
-    """Refuse settings of a sweep before it has a folder.
-
-    Raises:
-        UserError: with what to type instead.
-    """
-    num_parallel(command.sweep.get("num_parallel", "auto"))
-    if not is_optuna(command):
-        return
-    num_trials = command.sweep["num_trials"]
-    if isinstance(num_trials, bool) or not isinstance(num_trials, int) or num_trials < 1:
-        raise UserError(f"sweep.num_trials={num_trials} must be a whole number, 1 or more.")
-    if command.cfg.objective is None:
-        raise UserError("sweep=optuna needs an objective: what is to be the best.")
-    if command.sweep.get("retry_failed"):
-        raise UserError(
-            "sweep.retry_failed=true tries a grid's failed jobs again; a study takes other values "
-            "instead.\nAdd sweep.num_trials=<more>."
-        )
-    varied = [override for override in overrides if override.is_sweep_override()]
-    if not varied:
-        raise UserError(
-            "sweep=optuna has nothing to choose: every job would be the same.\n"
-            'Add values, such as "model.optimizer.lr=tag(log,interval(1e-4,1e-1))".'
-        )
-    if find_spec("optuna"):  # else it is told where the study is opened
-        from harness.sweeps import study
-
-        for override in varied:
-            study.distribution(override)
-
-
-def num_parallel(value: Any) -> int | None:
-    """How many jobs are asked for at a time; ``None`` is as many as there are GPUs.
-
-    Raises:
-        UserError: if it is no number of jobs.
-    """
-    if value == "auto":
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"sweep.num_parallel={value} must be a whole number, 1 or more, or auto.")
-    return value
-
-
-def typed(program: Sequence[str]) -> str:
-    """The script or module of a program, as a person types it."""
-    return os.path.relpath(program[1]) if len(program) == 2 else shlex.join(program[1:])
-
-
-def first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
-    """The first job that can be composed: a mistake of another one is that job's.
-
-    Raises:
-        UserError: the first mistake, if all jobs have one.
-    """
-    first: UserError | None = None
-    words_of_jobs = itertools.product(*map(sweep_words.values_of, overrides))
-    for words in itertools.islice(words_of_jobs, MOST_TRIED):
+def _first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
+    """Compose the first job that can be: a mistake of another one is that job's own."""
+    errors = [UserError("A word of the sweep has no values.")]
+    for words in itertools.islice(itertools.product(*map(_values, overrides)), MOST_TRIED):
         try:
             command = compose_command("train", words, conf)
             command.is_sweep = True
             validate.check(command)
             return command
         except UserError as error:
-            first = first or error
-    raise first or UserError("A word of the sweep has no values.")
+            errors.append(error)
+    raise errors[:2][-1]
 
 
-def made(
-    parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]] | None, command: Command
-) -> Path:
-    """Make a sweep's folder; it is one when its words are written, the last of all."""
+def _checked(command: Command, overrides: Sequence[Override]) -> list[list[str]] | None:
+    """Check the settings of a sweep, and return the words of a grid's jobs; none of a study's.
+
+    A job that is asked for twice is one.
+    """
+    for name in ("num_parallel", "num_trials"):
+        value = command.sweep.get(name, 1)
+        if (name, value) != ("num_parallel", "auto") and (type(value) is not int or value < 1):
+            auto = ", or auto" if name == "num_parallel" else ""
+            raise UserError(f"sweep.{name}={value} must be a whole number, 1 or more{auto}.")
+    if "num_trials" in command.sweep:
+        from harness.sweeps import study
+
+        if command.cfg.objective is None:
+            raise UserError("sweep=optuna needs an objective: what is to be the best.")
+        if not study.space_of(overrides):
+            raise UserError(
+                "sweep=optuna has nothing to choose: every job would be the same.\n"
+                'Add values, such as "model.optimizer.lr=tag(log,interval(1e-4,1e-1))".'
+            )
+        study.sampler_of(command.sweep["sampler"])
+        return None
+    for override in overrides:
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UserError(
+                f"{override.input_line} has no end of values.\n"
+                "Name some (0.001,0.01), or let Optuna choose: sweep=optuna."
+            )
+    values = map(_values, _of_jobs(overrides))
+    return [list(words) for words in dict.fromkeys(itertools.product(*values))]
+
+
+def _of_jobs(overrides: Sequence[Override]) -> list[Override]:
+    return [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
+
+
+def _name(command: Command) -> str:
+    return str(command.cfg.name or command.choices.get("experiment") or "default")
+
+
+def _queue(folder: Path, command: Command, overrides: Sequence[Override]) -> Queue:
+    """Read the jobs of a sweep, of which some may have ended, from its folder."""
+    if "num_trials" in command.sweep:
+        from harness.sweeps.study import Study, open_study, sampler_of
+
+        sampler = sampler_of(command.sweep["sampler"])
+        study = open_study(folder, _name(command), command.cfg.mode, sampler)
+        return Study(study, folder, _of_jobs(overrides), command.sweep["num_trials"])
+    words_of_jobs = run_folder.as_typed(frozen_files.read_yaml(folder / JOBS))
+    return Queue([Job(i, [*words], folder / str(i)) for i, words in enumerate(words_of_jobs)])
+
+
+def _needs(conf: Path, words: list[str]) -> Needs:
+    """Say how many GPUs a job computes on; the driver chooses them."""
+    there = num_gpus()
+    if not there or sys.platform == "darwin":
+        return Needs(words)
+    try:
+        command = compose_command("train", words, conf)
+        validate.check(command)
+    except UserError:
+        return Needs(words)  # its own process says why it cannot run
+    cfg = command.cfg
+    if cfg.trainer.accelerator in ("cpu", "mps"):
+        return Needs(words)
+    devices = cfg.trainer.devices
+    is_all = devices in (-1, "-1", "auto") or device_indices(devices) is not None
+    if "gpus" in cfg and cfg.gpus.order != "visible":
+        words = [*words, "gpus=visible", "gpus.min_free_gib=null"]
+    least = (cfg.get("gpus") or {}).get("min_free_gib") or 0.0
+    return Needs(words, there if is_all else int(devices), float(least))
+
+
+def _made(parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]] | None) -> Path:
+    """Make a sweep's folder; it is one once its words are written, the last of all."""
     folder = which_run.make(parent)
-    if jobs is None:
-        try:
-            study_of(folder, command)
-        except UserError:
-            which_run.remove_unused(folder)
-            raise
-    else:
+    if jobs is not None:
         text = OmegaConf.to_yaml(OmegaConf.create([list(job) for job in jobs]))
         frozen_files.write_yaml(folder / JOBS, text)
     run_folder.save_words([*words], folder)
     return folder
+
+
+def _lasting(words: Sequence[str]) -> list[str]:
+    """Choose the words that a sweep is made of."""
+    return [word for word in words if _key(word) not in MAY_CHANGE]
+
+
+def _same(parent: Path, words: Sequence[str]) -> Path | None:
+    """Find the newest sweep that was started with these words."""
+    for folder in reversed(run_folder.runs_in(parent)):
+        if _lasting(run_folder.load_words(folder)) == _lasting(words):
+            return folder
+    print(f"There is no sweep of these words in {parent} to go on with: a new one starts.")
+    return None
+
+
+def _words_of(folder: Path, words: list[str]) -> list[str]:
+    """Return the words of a sweep that is named by its folder, with those that may change."""
+    if not (folder / "overrides.yaml").is_file() or (folder / "config.yaml").exists():
+        raise UserError(
+            f"resume={folder}: there is no sweep.\n"
+            "Use resume=auto, or the folder of a sweep, <output_dir>/sweeps/<name>/<date>_<time>."
+        )
+    first, keys = run_folder.load_words(folder), {_key(word) for word in words}
+    if _lasting(words) not in ([], _lasting(first)):
+        raise UserError(
+            f"resume={folder} goes on with {shlex.join(_lasting(first))}, and not with "
+            f"{shlex.join(_lasting(words))}.\nLeave these out, or leave out resume= to start "
+            "another sweep."
+        )
+    return [*(word for word in first if _key(word) not in keys), *words]
+
+
+def _print_end(folder: Path, jobs: Sequence[Job]) -> bool:
+    """Print what all jobs have reached, and return whether all have finished."""
+    from harness.runs import frame, tables
+
+    if runs := [job.run for job in jobs if job.folder.exists()]:
+        tables.print_list(frame.table_of(runs))
+    counts = Counter(job.status for job in jobs)
+    text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+    print(f"sweep folder: {shown(folder)}: {text}")
+    return set(counts) <= {"finished"}

@@ -11,13 +11,13 @@ name is the choice on the command line. Type it in the project's folder.
 """
 
 import argparse
-import builtins
-import csv
 import json
 import keyword
 import re
 import sys
 from pathlib import Path
+
+import polars as pl
 
 import harness
 from harness.names import program
@@ -42,101 +42,89 @@ def main() -> None:
     kind, name = arguments.kind, arguments.name
     if arguments.csv and kind != "data":
         sys.exit(f"--csv belongs to data, not to {kind}.")
-    check_name(name)
-    if not Path("conf", "train.yaml").is_file():
-        sys.exit("There is no conf/train.yaml here. Type it in the project's folder.")
-    group = "model" if kind == "module" else kind  # of conf/
-    run = f"python train.py {group}={name}"
-    words = {"NAME": name, "CLASS": class_name(name), "PACKAGE": package()}
-    if arguments.csv:
-        columns, are_classes = read_columns(arguments.csv)
-        table = Path(arguments.csv).resolve()
-        table = table.relative_to(Path.cwd()) if table.is_relative_to(Path.cwd()) else table
-        words |= {"PATH": json.dumps(str(table)), "TARGET": json.dumps(columns[-1])}
-        words |= {"COLUMNS": ", ".join(columns), "TRUTH": json.dumps(are_classes)}
-        words["MODEL"] = "table_mlp" if are_classes else "table_regressor"
-        print(f"target {columns[-1]}: {'classes' if are_classes else 'numbers'}")
-        run += f" model={words['MODEL']}"
-        kind = "csv"
-    files = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}
-    folder = "data" if group == "data" else "models"
-    if kind in ("model", "module", "data"):
-        files[f"src/{package()}/{folder}/{name}.py"] = f"{kind}.py.txt"
-        check_class(name, f"{kind}.py.txt", f"test_{kind}.py.txt")
-    if kind != "experiment":
-        files[f"tests/{folder}/test_{name}.py"] = f"test_{kind}.py.txt"
-    if there := [path for path in files if Path(path).exists()]:
-        sys.exit(f"{' and '.join(there)} exist already. Choose another name, or remove them first.")
-    for path, template in files.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(filled((TEMPLATES / template).read_text(), words))
-        print(f"wrote  {path}")
-    tested = f"tests/test_config.py -k {name}" if kind == "experiment" else list(files)[-1]
-    print(f"run    {run}\ntest   pytest {tested}")
-
-
-def check_name(name: str) -> None:
-    """Exit with the reason where ``name`` cannot name a module and a choice."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,15}", name) or name in WORDS:
         sys.exit(
             f"{name!r} must be a name that Python can import: up to 16 lower case letters, numbers "
             "and underscores, such as my_data, and no word of Python or YAML."
         )
+    if not Path("conf", "train.yaml").is_file():
+        sys.exit("There is no conf/train.yaml here. Type it in the project's folder.")
+    words = {"NAME": name, "PACKAGE": package()}
+    words["CLASS"] = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    group = "model" if kind == "module" else kind  # of conf/
+    run = f"python train.py {group}={name}"
+    if arguments.csv:
+        kind = "csv"
+        words |= words_of_table(Path(arguments.csv))
+        run += f" model={words['MODEL']}"
+    texts = {path: (TEMPLATES / file).read_text() for path, file in files(kind, name).items()}
+    if there := [path for path in texts if Path(path).exists()]:
+        sys.exit(f"{' and '.join(there)} exist already. Choose another name, or remove them first.")
+    if kind != "csv" and re.search(rf"\b{words['CLASS']}\b", "".join(texts.values())):
+        sys.exit(f"The new file uses another {words['CLASS']}. Choose a name such as my_{name}.")
+    for path, text in texts.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(filled(text, words))
+        print(f"wrote  {path}")
+    tested = f"tests/test_config.py -k {name}" if kind == "experiment" else [*texts][-1]
+    print(f"run    {run}\ntest   pytest {tested}")
 
 
-def check_class(name: str, *templates: str) -> None:
-    """Exit where the class would hide another one, or pytest would take it for a test."""
-    new = class_name(name)
-    if name.startswith("test") or hasattr(builtins, new):
-        sys.exit(f"{new} means something to Python or pytest. Choose a name such as my_{name}.")
-    for template in templates:
-        if re.search(rf"\b{new}\b", (TEMPLATES / template).read_text()):
-            sys.exit(f"The new file uses another {new}. Choose a name such as my_{name}.")
-
-
-def class_name(name: str) -> str:
-    """The class of a model or data set."""
-    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+def files(kind: str, name: str) -> dict[str, str]:
+    """Return the template of each file to write: the YAML, the code and its test."""
+    group = {"module": "model", "csv": "data"}.get(kind, kind)
+    folder = "data" if group == "data" else "models"
+    chosen = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}
+    if kind in ("model", "module", "data"):
+        chosen[f"src/{package()}/{folder}/{name}.py"] = f"{kind}.py.txt"
+    if kind != "experiment":
+        chosen[f"tests/{folder}/test_{name}.py"] = f"test_{kind}.py.txt"
+    return chosen
 
 
 def package() -> str:
-    """The project's package: the one beside the harness."""
-    found = {path.parent.name for path in Path("src").glob("*/__init__.py")} - {"harness"}
-    if len(found) != 1:
-        sys.exit(f"src/ must hold one package beside harness, and holds {len(found)}.")
-    return found.pop()
+    """Find the project's package: the one beside the harness."""
+    names = {path.parent.name for path in Path("src").glob("*/__init__.py")} - {"harness"}
+    if len(names) != 1:
+        sys.exit(f"src/ must hold one package beside harness, and holds {len(names)}.")
+    return names.pop()
 
 
-def read_columns(path: str) -> tuple[list[str], bool]:
-    """The names of a table's columns, and whether the last one holds classes."""
+def words_of_table(path: Path) -> dict[str, str]:
+    """Fill the template of a table by its columns, and print what its last one holds."""
+    columns, are_classes = read_columns(path)
+    print(f"target {columns[-1]}: {'classes' if are_classes else 'numbers'}")
+    table = path.resolve()
+    table = table.relative_to(Path.cwd()) if table.is_relative_to(Path.cwd()) else table
+    return {
+        "PATH": json.dumps(str(table)),
+        "TARGET": json.dumps(columns[-1]),
+        "COLUMNS": ", ".join(columns),
+        "TRUTH": json.dumps(are_classes),
+        "MODEL": "table_mlp" if are_classes else "table_regressor",
+    }
+
+
+def read_columns(path: Path) -> tuple[list[str], bool]:
+    """Read the names of a table's columns, and whether the last one holds classes."""
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.reader(file)
-            columns = [name.strip() for name in next(rows, [])]
-            targets = [row[-1].strip() for row in rows if row]
-    except (OSError, UnicodeDecodeError) as error:
+        table = pl.read_csv(path, infer_schema=False)
+    except (OSError, pl.exceptions.PolarsError) as error:
         sys.exit(f"--csv {path} cannot be read: {error}.")
+    columns = [name.strip() for name in table.columns]
     if len(columns) < 2:
         sys.exit(f"--csv {path} must begin with the names of two columns or more, and commas.")
-    if not any(targets):
+    targets = table.to_series(-1).str.strip_chars().replace("", None).drop_nulls()
+    if targets.is_empty():
         sys.exit(f"--csv {path}: its last column, {columns[-1]}, is the target, and is empty.")
-    known = {target for target in targets if target}
-    are_whole = all(target.lstrip("+-").isdecimal() for target in known)
-    are_few = len(known) <= min(MOST_CLASSES, len(targets) / 3)
-    return columns, (are_whole and are_few) or not any(map(is_number, known))
-
-
-def is_number(text: str) -> bool:
-    """Whether a cell holds a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    numbers = targets.cast(pl.Float64, strict=False)
+    are_whole = numbers.null_count() == 0 and (numbers == numbers.floor()).all()
+    are_few = targets.n_unique() <= min(MOST_CLASSES, table.height / 3)
+    return columns, numbers.null_count() == len(numbers) or (are_whole and are_few)
 
 
 def filled(text: str, words: dict[str, str]) -> str:
-    """A template's text with its words in place, its imports in the order of their modules."""
+    """Fill a template's text, and put its imports into the order of their modules."""
     text = re.sub(rf"(?<![A-Z])({'|'.join(words)})(?![A-Z])", lambda match: words[match[0]], text)
     own = rf"(?m)(?:^from (?:harness|{words['PACKAGE']})\b.*\n)+"
     return re.sub(own, lambda match: "".join(sorted(match[0].splitlines(keepends=True))), text)

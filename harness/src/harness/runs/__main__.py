@@ -14,8 +14,8 @@ for programs. Exit status 1: a mistake in the command, there is no run, or it wa
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,11 @@ from harness.errors import UserError
 from harness.names import program
 
 if TYPE_CHECKING:
-    from harness.runs.reading import RunFiles
+    from harness.runs.frame import Table
+
+NUM_RUNS = {"diff": 2, "show": 1, "reproduce": 1}
+# A metric whose name has one of these is better when it is smaller.
+LOSSES = ("loss", "error", "mae", "mse", "perplexity")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,74 +41,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C.", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # of a pager that was left
+    except BrokenPipeError:  # a pager was left
         sys.stderr.close()
         return 0
 
 
 def _answer(options: argparse.Namespace) -> bool:
-    """Print, and return whether all is as it should be."""
-    from harness.runs import comparing, reading, tables
+    """Print, and return whether the run was reproduced where that was asked for."""
+    from harness.runs import frame, reading, tables
 
-    if options.output and options.what not in ("report", "reproduce"):
-        raise UserError(f"-o is of report and reproduce: write {options.what}'s rows with > FILE.")
+    what, form = options.what, options.form or "table"
+    if options.output and what not in ("report", "reproduce"):
+        raise UserError(f"-o is of report and reproduce: write {what}'s rows with > FILE.")
     runs = reading.find(options.folders or [Path("outputs")])
     if not runs:
         raise UserError("There is no run. Give folders of runs, such as outputs/.")
-    form = options.form or "table"
-    if wanted := {"diff": 2, "show": 1, "reproduce": 1}.get(options.what):
-        if len(runs) != wanted:
-            raise UserError(f"{options.what} takes {wanted} run(s), and there are {len(runs)}.")
-        if options.what == "reproduce":
-            from harness.reproduce import reproduce  # torch
+    if len(runs) != NUM_RUNS.get(what, len(runs)):
+        raise UserError(f"{what} takes {NUM_RUNS[what]} run(s), and there are {len(runs)}.")
+    if what == "reproduce":
+        from harness.reproduce import reproduce  # torch
 
-            again = runs[0].folder / "reproduced" / time.strftime("%Y-%m-%d_%H-%M-%S")
-            return reproduce(runs[0], options.output or again)
-        if options.what == "diff":
-            tables.print_difference(runs[0], runs[1], form)
-        else:
-            tables.print_one(runs[0], form)
+        return reproduce(runs[0], options.output)
+    if what == "diff":
+        tables.print_difference(runs[0], runs[1], form)
         return True
-    found = comparing.chosen(runs, options.filter)
-    if options.filter and (found or options.what != "report"):
-        print(f"{len(found)} of {len(runs)} runs match.", file=sys.stderr)
-    runs = found
-    if options.what == "report":
-        _report(runs, options.output or Path("report.html"), options.force)
-    elif options.what == "best":
-        objectives = {run.objective for run in runs if run.objective}
-        key = options.by or ("best" if len(objectives) == 1 else "")
-        if objectives == {key}:  # as ls and the report name it
-            key = "best"
-        if not key:
-            raise UserError(f"They have several objectives ({', '.join(objectives)}): add --by.")
-        of_loss = any(word in key for word in ("loss", "error", "mae", "mse", "perplexity"))
-        is_max = _is_max(runs) if key == "best" else not of_loss
-        is_max = is_max != options.reverse
-        if key != "best" and form == "table":
-            print(f"the {'largest' if is_max else 'smallest'} {key} first; --reverse turns it")
-        tables.print_best(runs, key, is_max, form)
+    if what == "show":
+        tables.print_one(runs[0], form)
+        return True
+    table = frame.chosen(frame.table_of(runs), options.filter)
+    if table.frame.is_empty():
+        raise UserError(f"No run satisfies the filters: 0 of {len(runs)}.")
+    if options.filter:
+        print(f"{len(table.frame)} of {len(runs)} runs match.", file=sys.stderr)
+    if what == "best":
+        _print_best(table, options, form)
+    elif what == "ls":
+        tables.print_list(frame.in_order(table, options.sort, options.reverse), form)
     else:
-        comparing.check_name(runs, options.sort)
-        tables.print_list(comparing.in_order(runs, options.sort, options.reverse), form)
+        from harness.runs.report import write_report
+
+        path, names = options.output or Path("report.html"), {*table.frame["run"]}
+        runs = [run for run in runs if str(run.folder) in names]
+        write_report(runs, path, options.force)
+        print(f"{path}: {len(runs)} runs, {path.stat().st_size / 1e6:.1f} MB")
     return True
 
 
-def _is_max(runs: "Sequence[RunFiles]") -> bool:
-    """Whether more of their objective is better, in all of them."""
-    return {run.config.get("mode") for run in runs if run.config} == {"max"}
+def _print_best(table: "Table", options: argparse.Namespace, form: str) -> None:
+    """Print groups of runs, the best first: by one metric, or for each objective by itself."""
+    import polars as pl
 
+    from harness.runs import frame, tables
 
-def _report(runs: "Sequence[RunFiles]", path: Path, is_forced: bool) -> None:
-    from harness.runs.report import write_report
-
-    if not runs:
-        raise UserError("No run satisfies the filters: there is nothing to report.")
-    try:
-        write_report(runs, path, is_forced, _is_max(runs))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
-    print(f"{path}: {len(runs)} runs, {path.stat().st_size / 1e6:.1f} MB")
+    pairs = table.frame.select("objective", "mode").drop_nulls("objective").unique()
+    modes = dict(pairs.sort("objective").iter_rows())
+    names = [frame.column_named(table, options.by)] if options.by else [*modes]
+    means = []
+    for name in names:
+        is_max = modes.get(name) == "max" or (
+            name not in modes and not any(word in name for word in LOSSES)
+        )
+        is_max = is_max != options.reverse
+        rows = table.frame if options.by else table.frame.filter(pl.col("objective") == name)
+        means.append(frame.groups(replace(table, frame=rows), name, is_max))
+        if form == "table" and len(means[-1]):
+            print(f"the {'largest' if is_max else 'smallest'} {name} first; --reverse turns it")
+            tables.print_best(means[-1])
+    if all(map(pl.DataFrame.is_empty, means)):
+        wanted = " or ".join(names) or "an objective: add --by"
+        raise UserError(f"None of {len(table.frame)} runs has a value of {wanted}.")
+    if form != "table":
+        tables.write(pl.concat(means, how="diagonal_relaxed").to_dicts(), form)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--sort", default="started", metavar="NAME", help="of ls: a fact, a metric or a setting")
     add("--reverse", action="store_true", help="the other way round")
     add("--filter", action="append", default=[], metavar="NAME=VALUE", help="also <, >, <=, >=, !=")
-    add("--by", metavar="METRIC", help="of best; default: the best value of the runs' objective")
+    add("--by", metavar="METRIC", help="of best; default: the best value of each run's objective")
     add("-o", "--output", type=Path, help="of report: report.html; of reproduce: a new folder")
     add("--force", action="store_true", help="of report: replace a file that is no report")
     form = parser.add_mutually_exclusive_group()

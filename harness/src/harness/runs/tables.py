@@ -1,140 +1,93 @@
-"""Runs on the screen, as JSON or as CSV."""
+"""Print runs for a person, as JSON or as CSV. In: a ``Table``. Out: lines on the screen."""
 
 import csv
 import json
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
+import polars as pl
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from harness.errors import UserError
 from harness.names import flat
 from harness.places import shown
-from harness.runs.comparing import ABOUT, REPEATS, Group, differing, groups, score_of, value_of
-from harness.runs.reading import RunFiles
+from harness.runs.frame import Table, differing, leaf, table_of
+from harness.runs.reading import FACTS, RunFiles
 
-FACTS = ("status", "started", "seconds", "samples/s", "held back by", "commit", "tags", "notes")
-COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red"}
-EMPTY: tuple[Any, ...] = (None, "", [])
+HIDDEN = ("reason", "peak MiB", "step", "objective", "mode")  # facts that a list leaves out
 MOST_SETTINGS = 8  # columns on the screen; JSON and CSV have all
 
 
-def columns_of(runs: Sequence[RunFiles], is_whole: bool) -> list[str]:
-    """What a list of runs shows: facts, what tests have reached, and where settings differ."""
-    tested = dict.fromkeys(n for run in runs for n in run.metrics if n.startswith("test/"))
-    settings = differing(runs)
-    if is_whole:
-        return [*ABOUT, *tested, *settings]
-    names, always = ["run", *FACTS, "best", *tested, *settings[:MOST_SETTINGS]], ("run", "status")
-    return [n for n in names if n in always or any(value_of(r, n) not in EMPTY for r in runs)]
-
-
-def print_list(runs: Sequence[RunFiles], form: str = "table") -> None:
-    """Print runs with what they differ in.
+def print_list(table: Table, form: str = "table") -> None:
+    """Print a row for each run: facts, results of tests, and the settings that differ.
 
     Args:
-        runs: in the order of the rows.
+        table: in the order of the rows.
         form: ``table``, ``json`` or ``csv``.
     """
-    names = columns_of(runs, is_whole=form != "table")
-    write([{name: value_of(run, name) for name in names} for run in runs], form)
-    if form != "table":
-        return
-    for run in runs:
-        if run.reason:
-            console().print(f"{escape(shown(run.folder))}: {run.status}, {escape(run.reason)}")
-    _tell_left_out(len(differing(runs)))
-
-
-def print_best(runs: Sequence[RunFiles], key: str, is_max: bool, form: str = "table") -> None:
-    """Print groups of runs that differ in their seed or fold alone, the best first.
-
-    Raises:
-        UserError: if no run has the value.
-    """
-    found = groups(runs, key, is_max)
-    if not found:
-        raise UserError(f"None of {len(runs)} runs has a value of {key}.")
-    listed = [run for group in found for run in group.runs]
-    settings = [name for name in differing(listed) if name not in REPEATS]
-    num_shown = MOST_SETTINGS if form == "table" else len(settings)
-    write([_row(group, settings[:num_shown], is_max) for group in found], form)
+    frame, settings = table.frame, differing(table)
+    tested = [name for name in table.metrics if name.startswith("test/")]
+    names = [*FACTS, *tested, *settings]
     if form == "table":
-        _tell_left_out(len(settings))
+        names = [name for name in names if name not in (*HIDDEN, *settings[MOST_SETTINGS:])]
+        names = [name for name in names if frame[name].null_count() < len(frame)]
+    write(frame.select(names).to_dicts(), form)
+    if form == "table":
+        for folder, status, reason in frame.select("run", "status", "reason").iter_rows():
+            if reason:
+                console().print(f"{escape(shown(folder))}: {status}, {escape(reason)}")
+        _tell_left_out(settings)
 
 
-def _tell_left_out(num_settings: int) -> None:
-    if num_settings > MOST_SETTINGS:
-        left_out = num_settings - MOST_SETTINGS
-        print(f"{left_out} more settings differ: --json and --csv have them.")
+def print_best(means: pl.DataFrame) -> None:
+    """Print the groups of ``frame.groups``."""
+    value, interval, count, *settings, run = means.columns
+    names = (value, interval, count, *settings[:MOST_SETTINGS], run)
+    write(means.select(names).to_dicts())
+    _tell_left_out(settings)
 
 
-def _row(group: Group, settings: Sequence[str], is_max: bool) -> dict[str, Any]:
-    first = group.runs[0]
-    row: dict[str, Any] = {group.key: group.mean, "± 95 %": group.interval}
-    row["runs"] = len(group.runs)
-    row |= {name: first.settings.get(name) for name in settings}
-    best = (max if is_max else min)(group.runs, key=lambda run: score_of(run, group.key))
-    return row | {"best run": str(best.folder)}
+def _tell_left_out(settings: Sequence[str]) -> None:
+    if len(settings) > MOST_SETTINGS:
+        print(f"{len(settings) - MOST_SETTINGS} more settings differ: --json and --csv have them.")
 
 
 def print_difference(one: RunFiles, two: RunFiles, form: str = "table") -> None:
     """Print in which settings, metrics and facts two runs differ."""
-    keys = dict.fromkeys([*differing([one, two]), *one.metrics, *two.metrics])
-    rows = [
-        {"": key, "one": a, "two": b}
-        for key in (*keys, "status", "seconds", "samples/s", "commit")
-        if (a := value_of(one, key)) != (b := value_of(two, key))
-    ]
-    if form == "table":
-        if not rows:
-            print("Their settings and what they have reached are the same.")
-            return
+    table = table_of([one, two])
+    names = (*differing(table), *table.metrics, "status", "seconds", "samples/s", "commit")
+    pairs = {name: table.frame[name].to_list() for name in names}
+    rows = [{"": name, "one": a, "two": b} for name, (a, b) in pairs.items() if a != b]
+    if form == "table" and not rows:
+        print("Their settings and what they have reached are the same.")
+    elif form == "table":
         print(f"one is {shown(one.folder)}, two is {shown(two.folder)}")
     write(rows, form)
 
 
 def print_one(run: RunFiles, form: str = "table") -> None:
-    """Print all that is known of a run."""
-    facts = {name: value_of(run, name) for name in ABOUT} | _made_by(run)
-    facts |= run.metrics | run.settings
-    if form != "table":
-        write([facts], form)
-        return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in facts.items():
-        if value not in EMPTY:
-            table.add_row(f"[bold]{escape(name)}[/bold]", escape(text(name, value)))
-    console().print(table)
-
-
-def _made_by(run: RunFiles) -> dict[str, Any]:
-    """How it was started the first time, with which code, and how often; checksums of its data."""
+    """Print all that is known of a run: also how it was started, with which code and data."""
     starts = run.record.get("starts") or [{}]
-    facts = {"words": run.words, **starts[0], "starts": len(starts)}
-    code = facts.pop("code", {})
-    for name, found in (
-        ("packages", code.get("packages", {})),
-        ("sources (crc32)", code.get("sources", {})),
-        ("data (crc32)", flat(run.record.get("data", {}))),
-    ):
-        facts[name] = ", ".join(f"{key} {value}" for key, value in found.items())
-    if "gpus" in facts:
-        facts["gpus"] = ", ".join(facts["gpus"])
-    return {name: value for name, value in facts.items() if name not in ("time", "commit")}
+    made_by = {"starts": len(starts)} | starts[0] | flat({"data": run.record.get("data", {})})
+    for name, values in made_by.pop("code", {}).items():  # versions, and checksums of files
+        made_by[name] = ", ".join(f"{key} {value}" for key, value in values.items())
+    row = table_of([run]).frame.row(0, named=True)
+    facts = dict.fromkeys(FACTS) | made_by | row
+    if form == "table":
+        rows = [{"": name, "value": value} for name, value in facts.items()]
+        write([row for row in rows if row["value"] not in (None, "", {}, [])])
+    else:
+        write([facts], form)
 
 
-def write(rows: Sequence[dict[str, Any]], form: str) -> None:
-    """Write rows as a table for a person, or for a program.
-
-    What is not a finite number is null in JSON.
-    """
+def write(rows: Sequence[dict[str, Any]], form: str = "table") -> None:
+    """Write rows for a person or a program; what is not a finite number is null in JSON."""
     if form == "json":
         print(json.dumps([{k: _plain(v) for k, v in row.items()} for row in rows], indent=2))
     elif form == "csv" and rows:
@@ -142,17 +95,14 @@ def write(rows: Sequence[dict[str, Any]], form: str) -> None:
         writer.writeheader()
         writer.writerows(rows)
     elif rows:
-        table, short = Table(box=None, pad_edge=False), short_names([*rows[0]])
-        for name in rows[0]:
-            is_right = any(isinstance(row[name], (int, float)) for row in rows)
-            table.add_column(short[name], justify="right" if is_right else "left", overflow="fold")
+        table = RichTable(box=None, pad_edge=False)
+        for name, title in zip(rows[0], titles([*rows[0]]), strict=True):
+            is_right = all(isinstance(row[name], (int, float, type(None))) for row in rows)
+            table.add_column(title, justify="right" if is_right else "left", overflow="fold")
         for row in rows:
-            # In a table of differences the first column, "", names what its row is about.
-            about = {name: row.get("", name) if name else "" for name in row}
-            cells = {name: escape(text(about[name], value)) for name, value in row.items()}
-            if colour := COLOURS.get(row.get("status", "")):
-                cells["status"] = f"[{colour}]{row['status']}[/{colour}]"
-            table.add_row(*cells.values())
+            # Where the first column, "", has names, they say what the row is about.
+            cells = (text(row.get("", name) if name else "", row[name]) for name in row)
+            table.add_row(*map(escape, cells))
         console().print(table)
 
 
@@ -160,48 +110,27 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def titles(names: Sequence[str]) -> list[str]:
+    """Shorten each key to its last part, where no other key has that."""
+    counts = Counter(map(leaf, names))
+    return [leaf(name) if counts[leaf(name)] == 1 else name for name in names]
+
+
 def text(name: str, value: Any) -> str:
-    """A value as a person reads it."""
+    """Write a value as a person reads it."""
     if value is None:
         return ""
+    if name in ("run", "best run"):
+        return shown(value)
     if name == "started":
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
-    if name == "seconds":
-        return duration(value)
-    if name in ("run", "best run"):
-        return shown(Path(value))
+    if name == "seconds":  # as 0:00:07 or 1 day, 2:03:04
+        return str(timedelta(seconds=round(value)))
     if name == "held back by":
-        return str(value).partition(";")[0].replace(" of the time waiting for data", "")
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if name == "samples/s":
-        return f"{value:,.0f}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 1 d 2 h, 3 h 4 min, 5 min 6 s or 7 s."""
-    for size, name, small, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {name} {seconds % size // small:.0f} {smaller}"
-    whole = round(seconds)
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
-
-
-def short_names(names: Sequence[str]) -> dict[str, str]:
-    """The last part of each key, or as many as tell it from the others."""
-    found = {}
-    for name in names:
-        parts = name.split(".")
-        for length in range(1, len(parts) + 1):
-            tail = ".".join(parts[-length:])
-            others = [n for n in names if n != name and (n == tail or n.endswith(f".{tail}"))]
-            if not others:
-                break
-        found[name] = tail
-    return found
+        return str(value).partition(";")[0]
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def console() -> Console:
-    """As wide as the table where the output is a file or a pipe."""
+    """Make a console that is as wide as the table where the output is a file or a pipe."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)

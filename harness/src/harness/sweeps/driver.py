@@ -1,7 +1,8 @@
-"""Run the jobs of a sweep side by side until all have ended, whatever becomes of one of them.
+"""Run the jobs of a sweep side by side, each in a process of its own, until all have ended.
 
-What has been done is read from the jobs' folders, so that a driver which was killed loses nothing:
-its jobs end with it, and the next one goes on. Nothing here imports torch.
+In: a queue of jobs, and a command that takes a job's words. Out: the signal that stopped the sweep,
+or 0. What has been done is read from the jobs' folders, so that a driver that was killed loses
+nothing: its jobs save and end with it, and the next driver goes on. Imports no torch.
 """
 
 import os
@@ -11,127 +12,240 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 
 from harness import record
-from harness.processes import leaving
-from harness.sweeps.jobs import SCREEN, Job, Jobs
-from harness.sweeps.slots import Needs, Slots
-from harness.sweeps.view import View
+from harness.errors import UserError
+from harness.machine import choice, limits, num_gpus
+from harness.processes import launch, leaving
+from harness.runs import reading
 
+SCREEN = "screen.log"  # in a job's folder: what it has printed
 POLL_SECONDS = 0.1
-ROOM_SECONDS = 1.0  # between two looks for room for a job that had none
+WAIT_SECONDS = 1.0  # until GPUs are looked for again
+
+
+@dataclass
+class Job:
+    """One run of a sweep: the number that names its folder, and the words of its command."""
+
+    number: int
+    words: list[str]
+    folder: Path
+
+    @property
+    def run(self) -> reading.RunFiles:
+        """What its folder says now."""
+        return reading.read(self.folder)
+
+    @property
+    def status(self) -> str:
+        """``waiting``, or the status of its run."""
+        return self.run.status if self.folder.exists() else "waiting"
+
+
+class Queue:
+    """The jobs of a sweep. A study adds those that it makes up.
+
+    Attributes:
+        jobs: all jobs so far.
+        waiting: jobs that no driver has looked at.
+        num_jobs: how many there will be.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs, self.waiting, self.num_jobs = [*jobs], [*jobs], len(jobs)
+
+    def next(self) -> Job | None:
+        """Take a job to start now. One that a killed driver has left may still be saving."""
+        for job in [*self.waiting]:
+            status = job.status
+            if status != "running":
+                self.waiting.remove(job)
+                if status != "finished":  # one that has failed is tried again
+                    return job
+                self.ended(job, status)
+        return None
+
+    def ended(self, job: Job, status: str) -> None:
+        """Take note of how a job has ended."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job computes on, and its words there. 0 GPUs stand for the CPU."""
+
+    words: list[str]
+    num_gpus: int = 0
+    min_free_gib: float = 0.0
 
 
 @dataclass
 class Running:
-    """A job's process, and its shares of the machine."""
+    """A job's process, and how much of the machine it has."""
 
     job: Job
     process: "subprocess.Popen[bytes]"
-    shares: set[int]
+    num_slots: int
+    started: float
 
 
 class Driver:
-    """Starts jobs, waits for them, and takes note of how they end.
+    """Starts jobs while there is room, and reports how they end.
 
     Args:
-        jobs: what there is to do.
-        slots: where there is room for them.
+        queue: what there is to do.
         program: a command that takes a job's words.
+        num_parallel: jobs at a time; ``None`` is one per GPU that a job needs, or one on the CPU.
         needs_of: what the job of some words computes on.
-        view: shows what happens.
+        varied: the keys that differ between the jobs, which the screen shows.
     """
 
     def __init__(
         self,
-        jobs: Jobs,
-        slots: Slots,
+        queue: Queue,
         program: Sequence[str],
-        needs_of: Callable[[list[str]], tuple[Needs, list[str]]],
-        view: View,
+        num_parallel: int | None,
+        needs_of: Callable[[list[str]], Needs],
+        varied: Sequence[str] = (),
     ) -> None:
-        self.jobs, self.slots, self.view = jobs, slots, view
-        self.program, self.needs_of = program, needs_of
+        self.queue, self.program, self.needs_of = queue, program, needs_of
+        self.shown = tuple(f"{key}=" for key in varied)
+        self.is_counted = num_parallel is not None
+        self.num_slots = self.num_free = num_parallel or num_gpus() or 1
         self.running: list[Running] = []
-        self.refused: Job | None = None  # there was no room for it
-        self.last_message, self.next_look = "", 0.0  # that there is no room; when to look again
-        self.signal = 0  # that has asked the sweep to stop
+        self.next: Job | None = None  # to start, once there is room
+        self.next_look, self.last_message = 0.0, ""
+        self.signal = 0  # that asked the sweep to stop
 
     def run(self) -> int:
-        """Run what is left of the sweep.
-
-        Returns:
-            The signal that has stopped it; 0 where all jobs have ended.
-        """
-        has_passed_on = False
-        with self._answering():
-            while True:
-                if self.signal and not has_passed_on:
-                    has_passed_on = True
-                    self._pass_on()
-                for done in [one for one in self.running if one.process.poll() is not None]:
-                    self._end(done)
-                if not self.signal and (not self.refused or time.monotonic() > self.next_look):
-                    self._fill()
-                nothing_left = self.refused is None and not self.jobs.pending
-                if not self.running and (self.signal or nothing_left):
-                    return self.signal
-                time.sleep(POLL_SECONDS)
-
-    def _pass_on(self) -> None:
-        """Let the jobs finish their step and save."""
-        self.view.say(
-            f"{signal.Signals(self.signal).name}: {len(self.running)} running jobs "
-            "finish their step and save. Ctrl-C again leaves at once."
-        )
-        for one in self.running:
-            one.process.send_signal(self.signal)
-
-    def _fill(self) -> None:
-        """Start jobs while there is room."""
-        while not self.signal and self.slots.free and (job := self.refused or self.jobs.next()):
-            self.refused = None
-            job.folder.mkdir(exist_ok=True)
-            (job.folder / SCREEN).touch()
-            needs, words = self.needs_of(job.words)
-            started = self.slots.start([*self.program, *words], job.folder, needs)
-            if started is None:
-                self.refused, self.next_look = job, time.monotonic() + ROOM_SECONDS
-                if not self.running and self.last_message != self.slots.why_not:
-                    self.last_message = self.slots.why_not
-                    self.view.say(f"Waits for room for job {job.number}. {self.last_message}")
-                return
-            self.last_message = ""
-            self.running.append(Running(job, *started))
-            self.view.started(job)
-
-    def _end(self, done: Running) -> None:
-        """Take note of how a job has ended."""
-        self.running.remove(done)
-        self.slots.free |= done.shares
-        self.next_look = 0.0
-        job, code = done.job, done.process.returncode
-        is_cut_off = code < 0 or code - 128 in (*leaving.ASKED_TO_LEAVE, signal.SIGKILL)
-        noted = record.read(job.folder)  # without an end where another rank has died
-        is_cut_off |= bool(noted.get("starts")) and noted.get("status") is None
-        if code and not is_cut_off and job.status != "failed":
-            record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
-        status = job.status
-        self.jobs.ended(job, status)
-        self.view.ended(job, status)
-
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._asked) for number in leaving.ASKED_TO_LEAVE}
+        """Run what is left of the sweep, and return the signal that stopped it, or 0."""
+        before = {
+            number: signal.signal(number, self._on_signal) for number in leaving.ASKED_TO_LEAVE
+        }
         try:
-            yield
+            while not self.signal and self._has_more():
+                time.sleep(POLL_SECONDS)
+            if self.signal and self.running:
+                say(
+                    f"{signal.Signals(self.signal).name}: {len(self.running)} running jobs finish "
+                    "their step and save. Ctrl-C again leaves at once."
+                )
+            for running in self.running:
+                running.process.send_signal(self.signal)
+            while self.running:
+                time.sleep(POLL_SECONDS)
+                self._collect()
+            return self.signal
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _has_more(self) -> bool:
+        """Collect jobs that have ended, start others, and return whether any are left."""
+        self._collect()
+        while self.num_free and not self.signal and time.monotonic() >= self.next_look:
+            self.next = self.next or self.queue.next()
+            if self.next is None:
+                break
+            if self._start(self.next):
+                self.next = None
+            else:
+                self.next_look = time.monotonic() + WAIT_SECONDS
+        return bool(self.running or self.next or self.queue.waiting)
+
+    def _start(self, job: Job) -> bool:
+        """Start a job with its share of the machine, if there is room.
+
+        It has a session of its own: Ctrl-C in the terminal reaches the driver alone.
+        """
+        needs = self.needs_of(job.words)
+        num_slots = 1 if self.is_counted else min(max(needs.num_gpus, 1), self.num_slots)
+        if num_slots > self.num_free:
+            return False
+        threads = {}
+        if num_slots < self.num_slots:  # one that is alone has all cores, as a single run
+            cores = max(1, limits.usable_cores() * num_slots // self.num_slots)
+            threads = {"OMP_NUM_THREADS": str(cores)}
+        job.folder.mkdir(exist_ok=True)
+        try:
+            with _gpus(needs) as locks, (job.folder / SCREEN).open("ab") as screen:
+                process = subprocess.Popen(
+                    [*self.program, *needs.words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=screen,
+                    stderr=screen,
+                    env=threads | launch.job_environment(job.folder),
+                    pass_fds=locks,
+                    start_new_session=True,
+                )
+        except UserError as error:
+            if not self.running and self.last_message != str(error):
+                self.last_message = str(error)
+                say(f"Waits for room for job {job.number}. {error}")
+            return False
+        self.num_free -= num_slots
+        self.running.append(Running(job, process, num_slots, time.monotonic()))
+        words = (word for word in job.words if word.lstrip("+~").startswith(self.shown))
+        say(f"job {job.number} starts: {' '.join(words)}")
+        return True
+
+    def _collect(self) -> None:
+        """Take note of jobs that have ended."""
+        for running in [one for one in self.running if one.process.poll() is not None]:
+            self.running.remove(running)
+            self.num_free += running.num_slots
+            self.next_look = 0.0
+            job, code = running.job, running.process.returncode
+            is_cut_off = code < 0 or code - 128 in (*leaving.ASKED_TO_LEAVE, signal.SIGKILL)
+            noted = record.read(job.folder)
+            # Where another rank was killed, the run ends without having noted a status.
+            is_cut_off |= bool(noted.get("starts")) and noted.get("status") is None
+            if code and not is_cut_off and job.status != "failed":
+                record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
+            run = job.run
+            seconds = timedelta(seconds=round(time.monotonic() - running.started))
+            text = f"job {job.number} {run.status} after {seconds}"
+            if run.status != "finished":
+                text += f": {run.reason}"
+            elif run.best is not None:
+                text += f", best {run.objective} {run.best:.4g}"
+            say(text)
+            self.queue.ended(job, run.status)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Note what asks the sweep to stop; a second Ctrl-C leaves."""
         if self.signal and number == signal.SIGINT:
             os._exit(128 + number)
         self.signal = self.signal or number
+
+
+def say(text: str) -> None:
+    """Print a line at once, also into a file."""
+    print(text, flush=True)
+
+
+@contextmanager
+def _gpus(needs: Needs) -> Iterator[list[int]]:
+    """Choose GPUs for the process that the block starts, as ``gpus=emptiest`` does.
+
+    Yields the locks of the GPUs. The job inherits them and holds them as long as it lives, also
+    where its driver was killed.
+
+    Raises:
+        UserError: if there are not enough that are free.
+    """
+    if not needs.num_gpus:
+        yield []
+        return
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        chosen = choice.choose_emptiest(needs.num_gpus, needs.min_free_gib)
+        yield [choice.locks[gpu.uuid].fileno() for gpu in chosen]
+    finally:
+        choice.release()  # the job's copy of a lock stays
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before

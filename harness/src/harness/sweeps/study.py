@@ -1,7 +1,8 @@
-"""A sweep whose settings Optuna makes up, by asking and telling. No torch.
+"""Let Optuna make up the jobs of a sweep, by asking and telling.
 
-A trial is the job of its number: it is RUNNING in the study until its job has ended, however often
-the driver or the job was killed meanwhile. The study and the jobs' folders are all that is known.
+In: words, of which some name several values. Out: a queue whose jobs are the study's trials.
+A trial is RUNNING in the study until its job has ended, however often the driver or the job was
+killed. The study (``study.db``) and the jobs' folders are all that is known. Imports no torch.
 """
 
 import math
@@ -10,54 +11,89 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from harness.allowed import instantiate
 from harness.errors import UserError
-from harness.sweeps.jobs import ENDED, Job, Jobs
+from harness.sweeps.driver import Job, Queue
 
 
-def opened(folder: Path, name: str, mode: str, settings: dict[str, Any]) -> Any:
-    """The study of a sweep, which is made where there is none: ``study.db`` in the sweep's folder.
+def space_of(overrides: Sequence[Override]) -> dict[str, Any]:
+    """Return the distribution of each key for which several values were typed.
 
-    Args:
-        folder: of the sweep.
-        name: of the study.
-        mode: ``min`` or ``max``.
-        settings: conf/sweep/optuna.yaml.
+    Raises:
+        UserError: if Optuna is not installed, or cannot choose from a word.
+    """
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise UserError("sweep=optuna needs Optuna: pip install -e .[sweep]") from error
+    space = {}
+    for override in overrides:
+        if override.is_sweep_override():
+            try:
+                space[override.get_key_element()] = distribution(override)
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{override.input_line}: {error}") from error
+    return space
+
+
+def distribution(override: Override) -> Any:
+    """Return the values among which Optuna chooses for a word; a ValueError if it cannot."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        low, high = value.start, value.end
+        is_whole = isinstance(low, int) and isinstance(high, int)
+        kind: Any = IntDistribution if is_whole else FloatDistribution
+        return kind(low, high, log="log" in value.tags)
+    if isinstance(value, RangeSweep) and not value.shuffle:
+        numbers: list[Any] = list(value.range())
+        if all(isinstance(number, int) for number in numbers):
+            return IntDistribution(min(numbers), max(numbers), step=abs(int(value.step)))
+        high = round(max(numbers), 12)  # 0.7000000000000001
+        return FloatDistribution(min(numbers), high, step=abs(value.step))
+    return CategoricalDistribution([*override.sweep_string_iterator()])
+
+
+def sampler_of(settings: dict[str, Any]) -> Any:
+    """Build Optuna's sampler.
+
+    Raises:
+        UserError: if it does not exist, or does not take its settings.
+    """
+    import optuna
+
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    try:
+        return instantiate(settings)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise UserError(
+            f"sweep.sampler={settings.get('_target_')}: {reason}\n"
+            "Leave out a setting of another sampler with ~sweep.sampler.<setting>."
+        ) from error
+
+
+def open_study(folder: Path, name: str, mode: str, sampler: Any = None) -> Any:
+    """Open the study of a sweep, or make it, in a sweep's folder.
 
     Raises:
         UserError: if it cannot be opened, or seeks another optimum.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise UserError("sweep=optuna needs Optuna: pip install -e .[sweep]") from error
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    path, direction = folder / "study.db", {"min": "minimize", "max": "maximize"}[mode]
+    options: Any = {"study_name": name, "direction": direction, "load_if_exists": True}
     try:
-        sampler = instantiate(settings["sampler"])
-    except UserError:
-        raise  # it is not allowed
-    except Exception as error:  # what it does not take, or that it does not exist
-        reason = str(error.__cause__ or error).partition("\n")[0]
-        raise UserError(
-            f"sweep.sampler={settings['sampler'].get('_target_')}: {reason}\n"
-            "Leave out a setting of another sampler with ~sweep.sampler.<setting>."
-        ) from error
-    path = folder / "study.db"
-    direction: Any = {"min": "minimize", "max": "maximize"}[mode]
-    try:
-        study = optuna.create_study(
-            storage=f"sqlite:///{path}",
-            study_name=name,
-            direction=direction,
-            load_if_exists=True,
-            sampler=sampler,
-        )
-    except Exception as error:  # of SQLite, or of what Optuna reads it with
-        said = str(error).partition("\n")[0]
-        raise UserError(f"{path}: the study cannot be opened: {said}") from error
+        study = optuna.create_study(storage=f"sqlite:///{path}", sampler=sampler, **options)
+    except Exception as error:  # of SQLite or SQLAlchemy
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: the study cannot be opened: {reason}") from error
     if study.direction.name.lower() != direction:
         raise UserError(
             f"The study in {path} does not seek mode={mode}.\n"
@@ -66,81 +102,41 @@ def opened(folder: Path, name: str, mode: str, settings: dict[str, Any]) -> Any:
     return study
 
 
-def distribution(override: Override) -> Any:
-    """Among which values Optuna chooses, for a word that names several.
-
-    Raises:
-        UserError: for a word that Optuna cannot take.
-    """
-    from optuna import distributions
-
-    value = override.value()
-    try:
-        if isinstance(value, IntervalSweep):
-            low: Any = value.start
-            high: Any = value.end
-            is_log = "log" in value.tags
-            if isinstance(low, int) and isinstance(high, int):
-                return distributions.IntDistribution(low, high, log=is_log)
-            return distributions.FloatDistribution(low, high, log=is_log)
-        if isinstance(value, RangeSweep) and not value.shuffle:
-            numbers: list[Any] = list(value.range())
-            is_whole = all(isinstance(number, int) for number in numbers)
-            kind: Any = (
-                distributions.IntDistribution if is_whole else distributions.FloatDistribution
-            )
-            high = max(numbers) if is_whole else round(max(numbers), 12)  # 0.7000000000000001
-            return kind(min(numbers), high, step=abs(value.step))
-        if isinstance(value, (ChoiceSweep, RangeSweep)) or override.is_discrete_sweep():
-            return distributions.CategoricalDistribution([*override.sweep_string_iterator()])
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{override.input_line}: {error}") from error
-    raise UserError(f"{override.input_line} is nothing that Optuna can choose from.")
-
-
-class Study(Jobs):
-    """The jobs of a study, each with a folder in that of the sweep.
+class Study(Queue):
+    """The trials of a study as jobs.
 
     Args:
         study: of Optuna.
         folder: of the sweep.
         overrides: the words, of which some name several values.
         num_trials: jobs in all.
-        objective: whose best value a job is judged by.
     """
 
     def __init__(
-        self,
-        study: Any,
-        folder: Path,
-        overrides: Sequence[Override],
-        num_trials: int,
-        objective: str,
+        self, study: Any, folder: Path, overrides: Sequence[Override], num_trials: int
     ) -> None:
         from optuna.trial import TrialState
 
         super().__init__([])
-        self.study, self.folder, self.states = study, folder, TrialState
-        self.objective, self.num_jobs = objective, num_trials
+        self.study, self.folder, self.failed = study, folder, TrialState.FAIL
+        self.num_jobs, self.space = num_trials, space_of(overrides)
         self.fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
-        varied = [override for override in overrides if override.is_sweep_override()]
-        self.space = {override.get_key_element(): distribution(override) for override in varied}
         for trial in study.get_trials(deepcopy=False):
             job, is_running = self._job(trial), trial.state == TrialState.RUNNING
             if job.folder.is_dir():
-                self.known.append(job)
-                self.pending += [job] if is_running else []
+                self.jobs.append(job)
+                self.waiting += [job] if is_running else []
             elif is_running:  # the driver was killed while the sampler chose its values
-                study.tell(trial.number, state=TrialState.FAIL)
+                study.tell(trial.number, state=self.failed)
 
-    def made_up(self) -> Job | None:
-        """Ask for another trial, if there are not enough."""
-        if len(self.known) >= self.num_jobs:
-            return None
+    def next(self) -> Job | None:
+        """Take a job that was cut off, or ask for another trial, if there are not enough."""
+        if (job := super().next()) or len(self.jobs) >= self.num_jobs:
+            return job
         number = self.study.ask(self.space).number
         job = self._job(self.study.get_trials(deepcopy=False)[number])
         job.folder.mkdir()  # from here on it counts
-        self.known.append(job)
+        self.jobs.append(job)
         return job
 
     def ended(self, job: Job, status: str) -> None:
@@ -149,16 +145,16 @@ class Study(Jobs):
         Raises:
             UserError: if the objective is not logged.
         """
-        value = job.run.best if status == "finished" else None
-        if status == "finished" and value is None:
+        run = job.run
+        if status == "finished" and run.best is None:
             raise UserError(
-                f"objective={self.objective} is not among what {job.folder} has logged: "
-                f"{', '.join(job.run.metrics)}.\nUse one of these with objective= and mode=."
+                f"objective={run.objective} is not among what {job.folder} has logged: "
+                f"{', '.join(run.metrics)}.\nUse one of these with objective= and mode=."
             )
-        if value is not None and math.isfinite(value):
-            self.study.tell(job.number, value, skip_if_finished=True)
-        elif status in ENDED:
-            self.study.tell(job.number, state=self.states.FAIL, skip_if_finished=True)
+        if status == "finished" and math.isfinite(run.best or 0.0):
+            self.study.tell(job.number, run.best, skip_if_finished=True)
+        elif status in ("finished", "failed"):
+            self.study.tell(job.number, state=self.failed, skip_if_finished=True)
 
     def _job(self, trial: Any) -> Job:
         words = [f"{key}={value}" for key, value in trial.params.items()]
