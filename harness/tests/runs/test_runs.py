@@ -69,7 +69,7 @@ def test_every_other_state_is_named_with_its_reason(trained: Path, tmp_path: Pat
     finally:
         holder.communicate()
     told = {Path(row["run"]).name: (row["status"], row["reason"]) for row in rows}
-    step = reading.read(trained).step
+    step = reading.read(trained).facts["step"]
     assert told["running"] == ("running", None)
     assert told["killed"] == ("stopped", f"killed after step {step}")
     assert told["failed"] == ("failed", "ValueError: no horses")

@@ -58,11 +58,12 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     shown_program = f"python {shlex.join(program if is_module else [os.path.relpath(script)])} -m"
     started_by = launcher()
     if started_by.is_one_of_several:
+        keys, devices = {*map(_key, words)}, f"trainer.devices={started_by.num_here}"
+        words += [word for word in ("strategy=ddp", devices) if _key(word) not in keys]
         raise UserError(
             f"{started_by.name} has started {started_by.num_processes} processes, and each would "
             "run the whole sweep: a sweep starts the processes of its jobs itself.\n"
-            f"Use {shown_program} {shlex.join(words)}, with strategy=ddp "
-            f"trainer.devices={started_by.num_here}"
+            f"Use {shown_program} {shlex.join(words)}"
         )
     words = as_hydra_reads(task, words, conf)
     resume = [word for word in words if _key(word) == "resume"]
@@ -79,21 +80,41 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         folder = named or (_same(parent, words) if wanted == "auto" else None)
         folder = folder or _made(parent, words, jobs)
     with which_run.locked(folder):
-        queue = _queue(folder, command, overrides)
-        num_parallel = command.sweep.get("num_parallel", "auto")
-        num_parallel = None if num_parallel == "auto" else num_parallel
-        varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
-        driver = Driver(
-            queue, [sys.executable, *program], num_parallel, lambda job: _needs(conf, job), varied
-        )
-        left = max(queue.num_jobs - sum(job.status == "finished" for job in queue.jobs), 0)
-        where = f"{queue.num_jobs} jobs in {shown(folder)}, {left} to run"
-        print(f"{where}, {driver.num_slots} at a time", flush=True)
-        signum = driver.run()
-        is_whole = _print_end(folder, queue.jobs)
-    if signum or not is_whole:
+        status = _drive(folder, command, overrides, [sys.executable, *program])
+    if status:
         print(f"Go on with: {shown_program} resume={shlex.quote(shown(folder))}")
-        sys.exit(128 + signum if signum else 1)
+        sys.exit(status)
+
+
+def _drive(
+    folder: Path, command: Command, overrides: Sequence[Override], program: Sequence[str]
+) -> int:
+    """Run what is left of a sweep, and return its exit status."""
+    if "num_trials" in command.sweep:
+        from harness.sweeps.study import Study, open_study, sampler_of
+
+        sampler = sampler_of(command.sweep["sampler"])
+        study = open_study(folder, _name(command), command.cfg.mode, sampler)
+        queue: Queue = Study(study, folder, _of_jobs(overrides), command.sweep["num_trials"])
+    else:
+        words_of_jobs = run_folder.as_typed(frozen_files.read_yaml(folder / JOBS))
+        queue = Queue([Job(i, [*words], folder / str(i)) for i, words in enumerate(words_of_jobs)])
+    num_parallel = command.sweep.get("num_parallel", "auto")
+    num_parallel = None if num_parallel == "auto" else num_parallel
+    varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
+    driver = Driver(queue, program, num_parallel, lambda job: _needs(command.conf, job), varied)
+    left = max(queue.num_jobs - sum(job.status == "finished" for job in queue.jobs), 0)
+    where = f"{queue.num_jobs} jobs in {shown(folder)}, {left} to run"
+    print(f"{where}, {driver.num_slots} at a time", flush=True)
+    signum = driver.run()
+    if runs := [job.run for job in queue.jobs if job.folder.exists()]:
+        from harness.runs import frame, tables
+
+        tables.print_list(frame.table_of(runs))
+    counts = Counter(job.status for job in queue.jobs)
+    text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+    print(f"sweep folder: {shown(folder)}: {text}")
+    return 128 + signum if signum else int(set(counts) != {"finished"})
 
 
 def _key(word: str) -> str:
@@ -179,18 +200,6 @@ def _name(command: Command) -> str:
     return str(command.cfg.name or command.choices.get("experiment") or "default")
 
 
-def _queue(folder: Path, command: Command, overrides: Sequence[Override]) -> Queue:
-    """Read the jobs of a sweep, of which some may have ended, from its folder."""
-    if "num_trials" in command.sweep:
-        from harness.sweeps.study import Study, open_study, sampler_of
-
-        sampler = sampler_of(command.sweep["sampler"])
-        study = open_study(folder, _name(command), command.cfg.mode, sampler)
-        return Study(study, folder, _of_jobs(overrides), command.sweep["num_trials"])
-    words_of_jobs = run_folder.as_typed(frozen_files.read_yaml(folder / JOBS))
-    return Queue([Job(i, [*words], folder / str(i)) for i, words in enumerate(words_of_jobs)])
-
-
 def _needs(conf: Path, words: list[str]) -> Needs:
     """Say how many GPUs a job computes on; the driver chooses them."""
     there = num_gpus()
@@ -251,15 +260,3 @@ def _words_of(folder: Path, words: list[str]) -> list[str]:
             "another sweep."
         )
     return [*(word for word in first if _key(word) not in keys), *words]
-
-
-def _print_end(folder: Path, jobs: Sequence[Job]) -> bool:
-    """Print what all jobs have reached, and return whether all have finished."""
-    from harness.runs import frame, tables
-
-    if runs := [job.run for job in jobs if job.folder.exists()]:
-        tables.print_list(frame.table_of(runs))
-    counts = Counter(job.status for job in jobs)
-    text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    print(f"sweep folder: {shown(folder)}: {text}")
-    return set(counts) <= {"finished"}

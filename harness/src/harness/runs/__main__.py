@@ -38,9 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("Stopped by Ctrl-C.", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # a pager was left
         sys.stderr.close()
         return 0
@@ -51,8 +48,6 @@ def _answer(options: argparse.Namespace) -> bool:
     from harness.runs import frame, reading, tables
 
     what, form = options.what, options.form or "table"
-    if options.output and what not in ("report", "reproduce"):
-        raise UserError(f"-o is of report and reproduce: write {what}'s rows with > FILE.")
     runs = reading.find(options.folders or [Path("outputs")])
     if not runs:
         raise UserError("There is no run. Give folders of runs, such as outputs/.")
@@ -95,13 +90,10 @@ def _print_best(table: "Table", options: argparse.Namespace, form: str) -> None:
 
     pairs = table.frame.select("objective", "mode").drop_nulls("objective").unique()
     modes = dict(pairs.sort("objective").iter_rows())
-    names = [frame.column_named(table, options.by)] if options.by else [*modes]
-    means = []
+    names, means = [frame.column_named(table, options.by)] if options.by else [*modes], []
     for name in names:
-        is_max = modes.get(name) == "max" or (
-            name not in modes and not any(word in name for word in LOSSES)
-        )
-        is_max = is_max != options.reverse
+        is_loss = modes[name] == "min" if name in modes else any(w in name for w in LOSSES)
+        is_max = is_loss == options.reverse
         rows = table.frame if options.by else table.frame.filter(pl.col("objective") == name)
         means.append(frame.groups(replace(table, frame=rows), name, is_max))
         if form == "table" and len(means[-1]):

@@ -40,7 +40,7 @@ def table_of(runs: Sequence[RunFiles]) -> Table:
     settings: dict[str, None] = {}
     for run in runs:
         values = {k: v for k, v in flat(run.config).items() if k.partition(".")[0] not in PLACES}
-        rows.append({**values, **run.metrics, **run.facts()})
+        rows.append({**values, **run.metrics, **run.facts})
         metrics |= dict.fromkeys(run.metrics)
         settings |= dict.fromkeys(values)
     names = [*metrics, *(name for name in settings if name not in metrics)]

@@ -6,6 +6,7 @@ Imports no torch, Hydra or OmegaConf: a thousand runs are read in a second or tw
 
 import fcntl
 import json
+import math
 import os
 import struct
 import time
@@ -62,35 +63,9 @@ class RunFiles:
         return "failed" if self.record.get("status") == "failed" else "stopped"
 
     @cached_property
-    def reason(self) -> str:
-        """Why it failed, was stopped or is damaged."""
-        if self.damage or self.status in ("finished", "running"):
-            return self.damage
-        where = "before its first checkpoint" if self.step is None else f"after step {self.step}"
-        return str(self.record.get("reason") or f"killed {where}")
-
-    @cached_property
-    def step(self) -> int | None:
-        """The optimizer step of its newest checkpoint."""
-        names = [path.stem[5:] for path in self.folder.glob("checkpoints/step_*.ckpt")]
-        return max((int(name) for name in names if name.isdigit()), default=None)
-
-    @property
-    def objective(self) -> str | None:
-        """The metric that ``best.ckpt`` was chosen by."""
-        name = self.config.get("objective")
-        return None if name is None else str(name)
-
-    @cached_property
-    def best(self) -> float | None:
-        """The best value of its objective so far."""
-        if self.status == "finished" and "best" in self.record:
-            return float(self.record["best"])
-        if self.objective not in self.table.columns:
-            return None
-        values = self.table[self.objective].drop_nulls()
-        values = values.filter(values.is_finite())
-        return values.max() if self.config.get("mode") == "max" else values.min()  # type: ignore[return-value]
+    def table(self) -> "pl.DataFrame":
+        """All values that were logged: ``step``, and a column for each metric."""
+        return read_table(self.folder / METRICS)
 
     @cached_property
     def metrics(self) -> dict[str, float]:
@@ -98,23 +73,40 @@ class RunFiles:
         columns = {name: self.table[name].drop_nulls() for name in self.table.columns[1:]}
         return self.results or {name: values[-1] for name, values in columns.items() if len(values)}
 
-    @cached_property
-    def table(self) -> "pl.DataFrame":
-        """All values that were logged: ``step``, and a column for each metric."""
-        return read_table(self.folder / METRICS)
+    @property
+    def objective(self) -> tuple[str, str]:
+        """The metric that ``best.ckpt`` was chosen by, and ``min`` or ``max``; empty if unknown."""
+        return str(self.config.get("objective") or ""), str(self.config.get("mode") or "")
 
+    @cached_property
+    def best(self) -> float | None:
+        """The best value of its objective so far."""
+        name, mode = self.objective
+        if self.status == "finished" and "best" in self.record:
+            return float(self.record["best"])
+        if name not in self.table.columns:
+            return None
+        values = self.table[name].drop_nulls().to_list()
+        pick = max if mode == "max" else min
+        return pick(filter(math.isfinite, values), default=None)
+
+    @cached_property
     def facts(self) -> dict[str, Any]:
         """Everything that is known beside metrics and settings; ``None`` where it is not."""
-        noted = self.record
+        noted, reason = self.record, self.damage
+        names = [path.stem[5:] for path in self.folder.glob("checkpoints/step_*.ckpt")]
+        step = max((int(name) for name in names if name.isdigit()), default=None)
+        if self.status in ("failed", "stopped"):
+            where = "before its first checkpoint" if step is None else f"after step {step}"
+            reason = str(noted.get("reason") or f"killed {where}")
         started, seconds = (noted.get("starts") or [{}])[0].get("time"), noted.get("seconds")
         if self.status == "running" and started:
             seconds = time.time() - started
         values = (
-            *(str(self.folder), self.status, self.reason, started, seconds),
+            *(str(self.folder), self.status, reason, started, seconds),
             *(noted.get("samples_per_second", self.metrics.get(SPEED)), noted.get("verdict")),
             *(noted.get("peak_mib"), str(noted.get("commit") or "")[:10], self.config.get("tags")),
-            *(self.config.get("notes"), self.step, self.objective, self.config.get("mode")),
-            self.best,
+            *(self.config.get("notes"), step, *self.objective, self.best),
         )
         return {k: None if v in ("", []) else v for k, v in zip(FACTS, values, strict=True)}
 

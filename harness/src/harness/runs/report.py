@@ -3,7 +3,6 @@
 In: runs. Out: a page with plotly's figures. What a run says is escaped, in figures as well.
 """
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -41,12 +40,7 @@ MOST_CHARACTERS = 40  # of a label in a figure: long ones overlap
 
 
 def write_report(runs: Sequence[RunFiles], path: Path, is_forced: bool = False) -> None:
-    """Write the page; an older report of that name is replaced.
-
-    Args:
-        runs: any, also damaged ones.
-        path: of the HTML file.
-        is_forced: replace a file that is no report as well.
+    """Write the page; an older report of that name is replaced, another file if ``is_forced``.
 
     Raises:
         UserError: plotly is not installed, or the path is taken, or cannot be written.
@@ -75,10 +69,10 @@ def parts_of(runs: Sequence[RunFiles]) -> Iterator[str]:
     title = escape(f"{len(runs)} runs of {shown(root)}")
     yield f"{HEAD}<title>{title}</title></head><body><h1>{title}</h1>"
     script = True  # plotly's, once
-    for objective, mode in dict.fromkeys((run.objective, run.config.get("mode")) for run in runs):
-        group = [r for r in runs if (r.objective, r.config.get("mode")) == (objective, mode)]
-        values = [math.inf if r.best is None else r.best * (-1) ** (mode == "max") for r in group]
-        group = [group[i] for i in sorted(range(len(group)), key=values.__getitem__)]
+    for objective, mode in dict.fromkeys(run.objective for run in runs):
+        group = [run for run in runs if run.objective == (objective, mode)]
+        group.sort(key=lambda run: run.best or 0.0, reverse=mode == "max")
+        group.sort(key=lambda run: run.best is None)  # a stable sort: these come last
         names = [os.path.relpath(run.folder.resolve(), root) for run in group]
         yield f"<h2>{escape(f'{objective} ({mode})' if objective else 'No objective')}</h2>"
         yield html_table(group, names)
@@ -122,7 +116,7 @@ def curves_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
                 }
                 trace |= {"name": _label(name), "line": {"color": COLOURS[i % len(COLOURS)]}}
                 traces.setdefault(metric, []).append(trace | {"mode": "lines+markers"})
-    metrics = sorted(traces, key=lambda name: (name != runs[0].objective, -len(traces[name])))
+    metrics = sorted(traces, key=lambda name: (name != runs[0].objective[0], -len(traces[name])))
     choices = []
     for metric in metrics:
         visible = [metric == other for other in metrics for _ in traces[other]]
@@ -155,7 +149,7 @@ def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
     trace = {"mode": "markers", "marker": {"size": 9}, "x": first["x"][0]}
     labels = [_label(name) for name, known in zip(names, is_known, strict=True) if known]
     trace |= {"y": frame["best"].to_list(), "text": labels}
-    layout = {**layout, "yaxis": _axis(f"best {runs[0].objective}")}
+    layout = {**layout, "yaxis": _axis(f"best {runs[0].objective[0]}")}
     return {"data": [trace], "layout": layout | {"updatemenus": [_menu(choices, 0)]}}
 
 

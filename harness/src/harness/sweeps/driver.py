@@ -34,6 +34,9 @@ class Job:
     number: int
     words: list[str]
     folder: Path
+    process: "subprocess.Popen[bytes] | None" = None  # that computes it now
+    num_slots: int = 0  # which it has of the machine
+    start_time: float = 0.0
 
     @property
     def run(self) -> reading.RunFiles:
@@ -82,16 +85,6 @@ class Needs:
     min_free_gib: float = 0.0
 
 
-@dataclass
-class Running:
-    """A job's process, and how much of the machine it has."""
-
-    job: Job
-    process: "subprocess.Popen[bytes]"
-    num_slots: int
-    started: float
-
-
 class Driver:
     """Starts jobs while there is room, and reports how they end.
 
@@ -115,7 +108,7 @@ class Driver:
         self.shown = tuple(f"{key}=" for key in varied)
         self.is_counted = num_parallel is not None
         self.num_slots = self.num_free = num_parallel or num_gpus() or 1
-        self.running: list[Running] = []
+        self.running: list[Job] = []
         self.next: Job | None = None  # to start, once there is room
         self.next_look, self.last_message = 0.0, ""
         self.signal = 0  # that asked the sweep to stop
@@ -128,13 +121,15 @@ class Driver:
         try:
             while not self.signal and self._has_more():
                 time.sleep(POLL_SECONDS)
-            if self.signal and self.running:
-                say(
+            if self.running:
+                print(
                     f"{signal.Signals(self.signal).name}: {len(self.running)} running jobs finish "
-                    "their step and save. Ctrl-C again leaves at once."
+                    "their step and save. Ctrl-C again leaves at once.",
+                    flush=True,
                 )
-            for running in self.running:
-                running.process.send_signal(self.signal)
+            for job in self.running:
+                assert job.process is not None
+                job.process.send_signal(self.signal)
             while self.running:
                 time.sleep(POLL_SECONDS)
                 self._collect()
@@ -172,7 +167,7 @@ class Driver:
         job.folder.mkdir(exist_ok=True)
         try:
             with _gpus(needs) as locks, (job.folder / SCREEN).open("ab") as screen:
-                process = subprocess.Popen(
+                job.process = subprocess.Popen(
                     [*self.program, *needs.words],
                     stdin=subprocess.DEVNULL,
                     stdout=screen,
@@ -184,35 +179,37 @@ class Driver:
         except UserError as error:
             if not self.running and self.last_message != str(error):
                 self.last_message = str(error)
-                say(f"Waits for room for job {job.number}. {error}")
+                print(f"Waits for room for job {job.number}. {error}", flush=True)
             return False
         self.num_free -= num_slots
-        self.running.append(Running(job, process, num_slots, time.monotonic()))
+        job.num_slots, job.start_time = num_slots, time.monotonic()
+        self.running.append(job)
         words = (word for word in job.words if word.lstrip("+~").startswith(self.shown))
-        say(f"job {job.number} starts: {' '.join(words)}")
+        print(f"job {job.number} starts: {' '.join(words)}", flush=True)
         return True
 
     def _collect(self) -> None:
         """Take note of jobs that have ended."""
-        for running in [one for one in self.running if one.process.poll() is not None]:
-            self.running.remove(running)
-            self.num_free += running.num_slots
+        for job in [*self.running]:
+            code = job.process.poll() if job.process else None
+            if code is None:
+                continue
+            self.running.remove(job)
+            self.num_free += job.num_slots
             self.next_look = 0.0
-            job, code = running.job, running.process.returncode
             is_cut_off = code < 0 or code - 128 in (*leaving.ASKED_TO_LEAVE, signal.SIGKILL)
             noted = record.read(job.folder)
             # Where another rank was killed, the run ends without having noted a status.
             is_cut_off |= bool(noted.get("starts")) and noted.get("status") is None
             if code and not is_cut_off and job.status != "failed":
                 record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
-            run = job.run
-            seconds = timedelta(seconds=round(time.monotonic() - running.started))
-            text = f"job {job.number} {run.status} after {seconds}"
+            run, seconds = job.run, round(time.monotonic() - job.start_time)
+            text = f"job {job.number} {run.status} after {timedelta(seconds=seconds)}"
             if run.status != "finished":
-                text += f": {run.reason}"
+                text += f": {run.facts['reason']}"
             elif run.best is not None:
-                text += f", best {run.objective} {run.best:.4g}"
-            say(text)
+                text += f", best {run.objective[0]} {run.best:.4g}"
+            print(text, flush=True)
             self.queue.ended(job, run.status)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -220,11 +217,6 @@ class Driver:
         if self.signal and number == signal.SIGINT:
             os._exit(128 + number)
         self.signal = self.signal or number
-
-
-def say(text: str) -> None:
-    """Print a line at once, also into a file."""
-    print(text, flush=True)
 
 
 @contextmanager

@@ -19,11 +19,7 @@ from harness.sweeps.driver import Job, Queue
 
 
 def space_of(overrides: Sequence[Override]) -> dict[str, Any]:
-    """Return the distribution of each key for which several values were typed.
-
-    Raises:
-        UserError: if Optuna is not installed, or cannot choose from a word.
-    """
+    """Return the distribution of each key for which several values were typed."""
     try:
         import optuna  # noqa: F401
     except ImportError as error:
@@ -39,7 +35,7 @@ def space_of(overrides: Sequence[Override]) -> dict[str, Any]:
 
 
 def distribution(override: Override) -> Any:
-    """Return the values among which Optuna chooses for a word; a ValueError if it cannot."""
+    """Return the values among which Optuna chooses; a ValueError if it cannot."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()
@@ -58,11 +54,7 @@ def distribution(override: Override) -> Any:
 
 
 def sampler_of(settings: dict[str, Any]) -> Any:
-    """Build Optuna's sampler.
-
-    Raises:
-        UserError: if it does not exist, or does not take its settings.
-    """
+    """Build Optuna's sampler; a UserError if it does not exist, or does not take its settings."""
     import optuna
 
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -79,21 +71,13 @@ def sampler_of(settings: dict[str, Any]) -> Any:
 
 
 def open_study(folder: Path, name: str, mode: str, sampler: Any = None) -> Any:
-    """Open the study of a sweep, or make it, in a sweep's folder.
-
-    Raises:
-        UserError: if it cannot be opened, or seeks another optimum.
-    """
+    """Open the study of a sweep, or make it; a UserError if it seeks another optimum."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path, direction = folder / "study.db", {"min": "minimize", "max": "maximize"}[mode]
     options: Any = {"study_name": name, "direction": direction, "load_if_exists": True}
-    try:
-        study = optuna.create_study(storage=f"sqlite:///{path}", sampler=sampler, **options)
-    except Exception as error:  # of SQLite or SQLAlchemy
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path}: the study cannot be opened: {reason}") from error
+    study = optuna.create_study(storage=f"sqlite:///{path}", sampler=sampler, **options)
     if study.direction.name.lower() != direction:
         raise UserError(
             f"The study in {path} does not seek mode={mode}.\n"
@@ -103,14 +87,7 @@ def open_study(folder: Path, name: str, mode: str, sampler: Any = None) -> Any:
 
 
 class Study(Queue):
-    """The trials of a study as jobs.
-
-    Args:
-        study: of Optuna.
-        folder: of the sweep.
-        overrides: the words, of which some name several values.
-        num_trials: jobs in all.
-    """
+    """The trials of Optuna's study as jobs, up to a number of them."""
 
     def __init__(
         self, study: Any, folder: Path, overrides: Sequence[Override], num_trials: int
@@ -148,7 +125,7 @@ class Study(Queue):
         run = job.run
         if status == "finished" and run.best is None:
             raise UserError(
-                f"objective={run.objective} is not among what {job.folder} has logged: "
+                f"objective={run.objective[0]} is not among what {job.folder} has logged: "
                 f"{', '.join(run.metrics)}.\nUse one of these with objective= and mode=."
             )
         if status == "finished" and math.isfinite(run.best or 0.0):
