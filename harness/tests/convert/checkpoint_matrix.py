@@ -104,7 +104,6 @@ WRAPPERS = {
 LIGHTNING_WRAPPERS = {
     "lightning_net": "net.",
     "lightning_model": "model.",
-    "lightning_other_name": "classifier.",
     "lightning_compiled_net": "net._orig_mod.",
     "lightning_parallel_net": "net.module.",
     "lightning_compiled_parallel_net": "net._orig_mod.module.",
@@ -118,6 +117,17 @@ for _name, _prefix in WRAPPERS.items():
     case(_name, functools.partial(prefixed, _prefix))
 for _name, _prefix in LIGHTNING_WRAPPERS.items():
     case(_name, lambda net, prefix=_prefix: lightning(prefixed(prefix, net)))
+
+
+class Classifier(nn.Module):
+    """A LightningModule's only child whose name says nothing: the weights fit the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = Net()
+
+
+case("lightning_other_name", lambda net: lightning(net.state_dict()), lambda: trained(Classifier()))
 
 
 def wrapped_blocks(net: nn.Module) -> object:

@@ -89,10 +89,11 @@ def test_a_file_size_limit_ends_with_a_line_and_status_4(checkpoint: Path, tmp_p
 def test_an_input_that_changes_while_it_is_read_is_refused(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_pt(*arguments: object) -> None:
-        write.write_pt(*arguments)
+    def write_pt(*arguments: object) -> write.Written:
+        written = write.write_pt(*arguments)
         with checkpoint.open("r+b") as file:
             file.write(b"P")
+        return written
 
     monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
     with pytest.raises(CheckpointError, match="changed while it was read"):
@@ -105,9 +106,10 @@ def test_an_output_that_exists_or_appears_meanwhile_is_kept_unless_forced(
 ) -> None:
     output = tmp_path / "out.pt"
 
-    def write_pt(*arguments: object) -> None:
-        write.write_pt(*arguments)
+    def write_pt(*arguments: object) -> write.Written:
+        written = write.write_pt(*arguments)
         output.write_text("mine")
+        return written
 
     output.write_text("mine")
     with pytest.raises(UserError, match=r"out.pt exists; --force replaces it"):

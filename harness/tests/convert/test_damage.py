@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from harness.convert import CheckpointError, convert
-from harness.convert.read import Checkpoint
+from harness.convert.checkpoint import Checkpoint
 
 from .checkpoint_matrix import save_distributed
 

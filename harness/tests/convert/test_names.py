@@ -1,11 +1,13 @@
 import pytest
 
 from harness.convert import CheckpointError
-from harness.convert.names import Names
+from harness.convert.names import rename
 
 
-def renamed(*names: str, **options: object) -> dict[str, str]:
-    return Names(names, **options).new
+def renamed(
+    *names: str, prefix: str = "auto", is_lightning: bool = False, ema: bool = True
+) -> dict[str, str]:
+    return rename(names, prefix, is_lightning, ema, keep_module=False)[0]
 
 
 def test_what_only_looks_like_a_wrapper_stays() -> None:
@@ -19,12 +21,13 @@ def test_what_only_looks_like_a_wrapper_stays() -> None:
 
 def test_a_wrapper_that_only_its_name_tells_is_said_and_may_be_kept() -> None:
     names = ("net.module.0.weight", "net.module.0.bias")
-    assert set(renamed(*names).values()) == {"net.0.weight", "net.0.bias"}
-    assert set(renamed(*names, keep_module=True).values()) == {*names}
-    assert "--keep-module" in Names(["module.a", "module.b"]).notes[0]
+    new, (note,) = rename(names, "auto", True, True, keep_module=False)
+    assert set(new.values()) == {"0.weight", "0.bias"}
+    assert "--prefix net takes it for the network's own child" in note
+    assert set(renamed(*names, prefix="net").values()) == {"module.0.weight", "module.0.bias"}
     for certain in (["a.b", "module"], ["module.a", "n_averaged"], ["module.a", "b"]):
-        assert Names(certain).notes == []
-    assert Names(["module.a"], keep_module=True).notes == []
+        assert rename(certain, "auto", False, True, keep_module=False)[1] == []
+    assert renamed("module.a", "n_averaged") == {"module.a": "a"}
 
 
 def test_two_names_that_would_become_one_are_an_error() -> None:
@@ -32,14 +35,17 @@ def test_two_names_that_would_become_one_are_an_error() -> None:
         renamed("a.weight", "a._orig_mod.weight")
 
 
-def test_two_networks_and_what_is_no_lightning_module_keep_their_names() -> None:
+def test_only_net_and_model_are_taken_for_the_network() -> None:
+    """An only child of another name stays: the weights fit the module that was trained."""
     assert len(renamed("generator.a", "critic.a", is_lightning=True)) == 2
+    assert renamed("encoder.a", is_lightning=True) == {"encoder.a": "encoder.a"}
+    assert renamed("model.a", "loss.w", is_lightning=True) == {"model.a": "a"}
     assert renamed("model.a", "model.b") == {"model.a": "model.a", "model.b": "model.b"}
 
 
 def test_a_prefix_names_the_network() -> None:
-    names = ("gan.module.generator.a", "gan.module.critic.a")
-    assert renamed(*names, prefix="gan.critic") == {"gan.module.critic.a": "a"}
+    names = ("gan._orig_mod.generator.a", "gan._orig_mod.critic.a")
+    assert renamed(*names, prefix="gan.critic") == {"gan._orig_mod.critic.a": "a"}
     assert len(renamed(*names, prefix="", is_lightning=True)) == 2
     with pytest.raises(CheckpointError, match=r"nothing is called g\.\*; there is: gan"):
         renamed(*names, prefix="g")
@@ -50,5 +56,5 @@ def test_averaged_weights_are_preferred_unless_declined() -> None:
     assert renamed(*names, is_lightning=True) == {"ema_net.module.a": "a"}
     assert renamed(*names, is_lightning=True, ema=False) == {"net.a": "a"}
     assert renamed("net.a", "net.b", "ema.a", is_lightning=True).keys() == {"net.a", "net.b"}
-    (note,) = Names(["net.a", "swa_net.a"], is_lightning=True).notes
+    _, (note,) = rename(["net.a", "swa_net.a"], "auto", True, True, keep_module=False)
     assert note == "swa_net is the average of net; --no-ema takes net"

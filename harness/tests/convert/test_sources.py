@@ -72,9 +72,9 @@ def test_a_shard_alone_is_refused(tmp_path: Path) -> None:
 
 def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> None:
     changes: list[tuple[Callable[[dict[str, object]], object], str]] = [
-        (lambda places: places.pop("bn.bias"), "and by model.safetensors.index.json it is nowhere"),
-        (lambda places: places.update(other=places["bn.bias"]), "other is not in model-0"),
-        (lambda places: places.update({"bn.bias": places["bn.weight"]}), "it is in model-"),
+        (lambda places: places.pop("bn.bias"), "index.json says; they differ by bn.bias"),
+        (lambda places: places.update(other=places["bn.bias"]), "they differ by other"),
+        (lambda places: places.update({"bn.bias": places["bn.weight"]}), "differ by bn.bias"),
         (lambda places: places.update(a="../a.safetensors"), "names no shards beside it"),
         (lambda places: places.update(a=[1]), "index.json cannot be read"),
     ]
@@ -88,7 +88,7 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> Non
     index.write_text(original)
     shard = index.with_name("model-00002-of-00003.safetensors")
     save_file(STATE, shard)
-    assert "and by model.safetensors.index.json it is in" in refusal(index)
+    assert "model-00002-of-00003.safetensors does not hold what" in refusal(index)
     shard.write_bytes(LFS)
     assert f"{shard.name}: not a checkpoint: a Git LFS" in refusal(index)
 
@@ -99,10 +99,10 @@ def test_a_part_of_a_split_network_is_refused(tmp_path: Path) -> None:
         for part in (first, second):
             part.parent.mkdir(exist_ok=True)
             torch.save(STATE, part)
-        assert "into which a network was split" in refusal(first)
+        assert "into which the network was split" in refusal(first)
     save_distributed({"model": dict(STATE)}, tmp_path / "step 10")
     (file,) = (tmp_path / "step 10").glob("*.distcp")
-    assert f"convert its folder, '{file.parent}'" in refusal(file)
+    assert "convert its folder" in refusal(file)
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n"

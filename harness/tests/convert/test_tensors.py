@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from harness.convert import CheckpointError, conversion, convert, load, write
-from harness.convert.read import Checkpoint
+from harness.convert.checkpoint import Checkpoint
 
 from .checkpoint_matrix import same
 
@@ -96,10 +96,13 @@ def test_a_flipped_byte_in_any_copy_is_found(
     for offset, size in places:
         for at in (0, size // 2, size - 1):
 
-            def write_pt(file: BinaryIO, *arguments: object, position: int = offset + at) -> None:
-                write.write_pt(file, *arguments)
+            def write_pt(
+                file: BinaryIO, *arguments: object, position: int = offset + at
+            ) -> write.Written:
+                written = write.write_pt(file, *arguments)
                 file.flush()
                 os.pwrite(file.fileno(), bytes([content[position] ^ 1]), position)
+                return written
 
             monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
             with pytest.raises(CheckpointError, match="not written as it is in the source"):

@@ -18,11 +18,13 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness.errors import UserError
 
-from .conversion import DTYPES, convert
-from .sources import jobs, printable
+from .checkpoint import stem_of, whole
+from .conversion import DTYPES, convert, default_output
+from .names import printable, quoted
 from .tensors import CheckpointError
 
 
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     sources, output, as_list = (options.pop(name) for name in ("sources", "output", "list"))
     try:
-        pairs = jobs(sources, output)
+        pairs = _jobs(sources, output)
     except (UserError, OSError) as error:
         return _failure(error)
     status = 0
@@ -58,6 +60,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         print(report, *[report.listing()] * as_list, sep="\n", flush=True)
     return status
+
+
+def _jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
+    """Pair each checkpoint with its output.
+
+    Raises:
+        UserError: an input does not exist, or an output is also an input, or that of two.
+    """
+    if missing := next((source for source in sources if not Path(source).exists()), None):
+        hint = "; an output has -o before it" if len(sources) > 1 else ""
+        raise UserError(f"{missing} does not exist{hint}.")
+    inputs = {path.resolve(): path for path in map(whole, sources)}
+    outputs: dict[Path, tuple[Path, Path]] = {}
+    for source in inputs.values():
+        target = default_output(source)
+        if output:
+            target = Path(output.replace("{stem}", stem_of(source)))
+        if target.resolve() in outputs:
+            hint = f"-o {quoted('{stem}' + target.suffix)} gives each its own"
+            raise UserError(f"{target} would be written more than once; {hint}")
+        if inputs.get(target.resolve(), source) is not source:
+            raise UserError(f"{target}, for {source}, is also an input; name another output")
+        outputs[target.resolve()] = source, target
+    return list(outputs.values())
 
 
 def _failure(error: Exception, files: str = "") -> int:
@@ -79,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="keep", choices=DTYPES, help="of floating tensors")
     add("--prefix", default="auto", metavar="NAME", help='the network\'s submodule; "" for all')
     add("--key", metavar="NAME", help="the file's entry of weights, a.b if nested; '' for all")
-    add("--no-ema", dest="ema", action="store_false", help="not the averaged weights")
-    add("--keep-module", action="store_true", help="a real child of the network is called module")
+    ema = argparse.BooleanOptionalAction
+    add("--ema", action=ema, default=True, help="prefer averaged weights where there are some")
     add("--no-verify", dest="verify", action="store_false", help="do not read the result again")
     add("--list", action="store_true", help="list the tensors and write nothing")
     add("--force", action="store_true", help="replace existing outputs")

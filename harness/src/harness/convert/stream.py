@@ -1,14 +1,16 @@
-"""The bytes of a tensor in row-major order, a block at a time, whatever its layout in the file."""
+"""Stream a tensor's bytes in row-major order, a block at a time, whatever its layout in the file.
+
+In: a Tensor, and the element type to cast to. Out: blocks that conversion.py and write.py copy.
+"""
 
 import functools
 import math
 import os
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from .tensors import CheckpointError, Record, Tensor, target_dtype
+from .tensors import CheckpointError, Record, Tensor
 
 if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does not need it
     import numpy.typing as npt
@@ -19,7 +21,6 @@ BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower
 _GATHERED = 8 << 20  # bytes gathered at once: of a transposed matrix, the larger the faster
 _LEAST = 1 << 18  # bytes that are read at once, however few of them are wanted
 _CASTABLE = ("float64", "float32", "float16", "bfloat16")
-_NOT_WRITTEN = "{} was not written as it is in the source: a failing disk or memory"
 _NO_TILES = "damaged: its shards do not make up the tensor"
 Sizes = tuple[int, ...]  # or the position of an element
 
@@ -45,72 +46,14 @@ def stream(tensor: Tensor, dtype: str) -> Iterator[memoryview]:
     return map(functools.partial(_cast, tensor.dtype, dtype), chunks)
 
 
-def verify(source: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: str) -> None:
-    """Raise a CheckpointError unless `new` holds the tensors of `source`, converted to `dtype`.
-
-    Checksums are compared. Where the source states that of a tensor's bytes, the new bytes are
-    compared with it: one reading then finds damage of either file.
-    """
-    if source.keys() != new.keys():
-        raise CheckpointError(_NOT_WRITTEN.format("the list of tensors"))
-    # Views of the same two records lie in them alike, and are compared together.
-    alike: defaultdict[tuple[Any, ...], list[tuple[int, int, str]]] = defaultdict(list)
-    pairs: dict[tuple[Any, ...], tuple[Tensor, Tensor, str]] = {}
-    for name, old in source.items():
-        copy, wanted = new[name], target_dtype(old, dtype)
-        if (copy.dtype, copy.shape) != (wanted, old.shape):
-            raise CheckpointError(_NOT_WRITTEN.format(name))
-        if old.record and copy.stride == old.stride:
-            records = old.record, copy.record, old.dtype, copy.dtype, copy.offset - old.offset
-            alike[records].append((old.offset, old.offset + old.span, name))
-            continue
-        if [bool(step) for step in copy.stride] == [bool(step) for step in old.stride]:
-            old, copy = old.core, copy.core
-        pairs[old.view, copy.view] = old, copy, name
-    for (record, copied, kind, wanted, distance), views in alike.items():
-        for start, stop, names in merged(views):
-            old = Tensor(kind, (stop - start,), (1,), start, record)
-            copy = Tensor(wanted, (stop - start,), (1,), start + distance, copied)
-            pairs[old.view, copy.view] = old, copy, names[0]
-    partly_read: dict[Record, str] = {}
-    for old, copy, name in pairs.values():
-        stated = old.stated_crc if copy.dtype == old.dtype else None
-        if stated is None:
-            partly_read.update(dict.fromkeys(old.records, name))
-        if copy.stated_crc is None:
-            partly_read.update(dict.fromkeys(copy.records, name))
-        expected = _crc32(stream(old, copy.dtype)) if stated is None else stated
-        actual = _crc32(stream(copy, copy.dtype))
-        if actual != expected or copy.stated_crc not in (None, actual):
-            if stated is not None:
-                check(old.records[0], name)
-            raise CheckpointError(_NOT_WRITTEN.format(name))
-    for record, name in partly_read.items():
-        check(record, name)
-
-
 def check(record: Record, name: str) -> None:
     """Raise a CheckpointError unless a record matches its checksum, if the file states one."""
-    if record.crc is not None and record.crc != _crc32(read(record, 0, record.num_bytes)):
+    if record.crc is not None and record.crc != crc32(read(record, 0, record.num_bytes)):
         raise CheckpointError(f"damaged: {name} does not match its checksum; copy the file again")
 
 
-def merged(views: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int, list[str]]]:
-    """Join (start, stop, name) of views that overlap; those without elements are left out."""
-    first, end, names = 0, 0, list[str]()
-    for start, stop, name in sorted(view for view in views if view[0] < view[1]):
-        if names and start >= end:
-            yield first, end, names
-            names = []
-        if not names:
-            first = end = start
-        end = max(end, stop)
-        names.append(name)
-    if names:
-        yield first, end, names
-
-
-def _crc32(chunks: Iterable[memoryview]) -> int:
+def crc32(chunks: Iterable[memoryview]) -> int:
+    """Return the checksum of all chunks."""
     crc = 0
     for chunk in chunks:
         crc = zlib.crc32(chunk, crc)

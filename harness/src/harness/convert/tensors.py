@@ -1,9 +1,14 @@
-"""What a checkpoint holds, as data: records are bytes in a file, tensors are views of records."""
+"""Describe tensors as places in files.
 
+A Record is a range of bytes in an open file; a Tensor is a strided view of one, or of several if
+it is sharded. The readers (formats.py, checkpoint.py) make Tensors; stream.py reads their bytes.
+"""
+
+import errno
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,40 +22,35 @@ class CheckpointError(UserError):
 
 @contextmanager
 def parsing(what: str) -> Iterator[None]:
-    """Report whatever goes wrong in the block as damage: foreign bytes can fail in any way."""
+    """Report any failure in the block as damage: foreign bytes can fail in any way."""
     try:
         yield
-    except (CheckpointError, OSError):
+    except CheckpointError:
         raise
     except Exception as error:
+        # EINVAL is an offset that no file has, which the checkpoint states.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise CheckpointError(f"damaged: {what} cannot be read ({type(error).__name__})") from error
 
 
 class Budget:
-    """What may be made of a file, in proportion to the bytes that were read of it.
+    """Charge what is built from a file against the file's size.
 
-    A few bytes of a pickle can repeat what came before. Work that such repetitions multiply, rather
-    than the length of the file, is paid for in units of about 10 us and 100 bytes.
+    A few bytes of a pickle can repeat what came before without end. Every opcode costs
+    OPCODE_COST bytes and every name of a tensor NAME_COST; honest files have several times that.
     """
 
+    OPCODE_COST, NAME_COST, PART_COST = 4, 200, 16
+
     def __init__(self) -> None:
-        self.left = 200_000  # so that a small file may repeat itself
+        self.left = 2_000_000
 
     def spend(self, amount: int) -> None:
-        """Pay for work that is about to be done.
-
-        Raises:
-            CheckpointError: the file has not as many bytes as that.
-        """
+        """Raise a CheckpointError if the file has fewer bytes than what is made of it costs."""
         self.left -= amount
         if self.left < 0:
-            raise CheckpointError("damaged: it repeats itself more often than any checkpoint does")
-
-    def spend_names(self, state: Mapping[str, Any]) -> None:
-        """Pay for the entries of a state_dict; each part of a name leads to a copy of the rest."""
-        for name, value in state.items():
-            size = 48 + 8 * len(value.shape) if isinstance(value, Tensor) else 8
-            self.spend(size + len(name) * (1 + name.count(".")) // 16)
+            raise CheckpointError("damaged: it holds more objects than a file of its size can have")
 
 
 class DType(NamedTuple):
@@ -112,7 +112,7 @@ class Tensor:
     stride: tuple[int, ...]  # steps between elements, in elements
     offset: int = 0  # of the first element in the record, in elements
     record: Record | None = None  # None for a sharded tensor
-    # Returns pairs of a shard and the position of its first element; they tile the tensor.
+    # Returns pairs of the position of a shard's first element and the shard; they tile the tensor.
     load_shards: Callable[[], list[tuple[tuple[int, ...], "Tensor"]]] | None = None
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class Tensor:
 
     @property
     def core(self) -> "Tensor":
-        """The tensor without its repetitions: of an expanded axis one element."""
+        """The tensor without its repetitions: one element of an expanded axis."""
         if 0 not in self.stride:
             return self
         sizes = zip(self.shape, self.stride, strict=True)
@@ -158,7 +158,7 @@ class Tensor:
 
     @property
     def overlaps(self) -> bool:
-        """Whether elements may share memory, or interlace, and not for an expanded axis alone."""
+        """Whether elements may share memory or interlace, other than by an expanded axis."""
         end = 1
         for step, size in sorted(zip(self.stride, self.shape, strict=True)):
             if size > 1 and step:
@@ -166,11 +166,6 @@ class Tensor:
                     return True
                 end += (size - 1) * step
         return False
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether it passes over elements of the record, besides those that it repeats."""
-        return self.span > self.core.numel
 
     @property
     def is_plain(self) -> bool:
@@ -194,13 +189,9 @@ class Tensor:
 
     @property
     def view(self) -> tuple[Any, ...]:
-        """What two tensors have in common that are the same elements in the same order."""
+        """A key that two tensors share if they are the same elements in the same order."""
         place = self.record, self.load_shards, self.offset
         return *place, self.dtype, self.shape, self.stride
-
-    def flat(self, start: int, stop: int) -> "Tensor":
-        """Return elements [start, stop) of the record as they lie there."""
-        return Tensor(self.dtype, (stop - start,), (1,), start, self.record)
 
 
 def target_dtype(tensor: Tensor, dtype: str) -> str:

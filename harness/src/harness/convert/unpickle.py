@@ -1,4 +1,8 @@
-"""Read a pickle as data: nothing that it names is imported, nothing that it asks for is called."""
+"""Read a pickle as data: nothing that it names is imported, nothing that it asks for is called.
+
+In: an open file. Out: dicts, lists, numbers and texts; Tensors, whose bytes stay in the file; and
+an Inert in place of every call that is not one of the few in _CALLS.
+"""
 
 import pickle
 from collections.abc import Callable, Iterable
@@ -11,9 +15,9 @@ RecordOf = Callable[[str, int, int], Record]
 
 _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.storage}
 _STORAGES["UntypedStorage"] = "uint8"
-
 _MAX_NAME = 1_000  # characters of a global, or of a storage's key
-_MAX_ARGUMENTS = 16  # of a call that is understood: a tuple that is used often is not copied
+_MAX_ARGUMENTS = 16  # of a call that is understood
+_CHARGED_AT_ONCE = 1024  # opcodes
 
 
 class Global(str):
@@ -30,7 +34,7 @@ class Storage(NamedTuple):
 
 
 class Inert:
-    """What calling a Global would have made: the name, the arguments, the state, the items."""
+    """Stand-in for the result of a call: the name, the arguments, the state, the items."""
 
     __slots__ = ("args", "items", "name", "state")
 
@@ -41,11 +45,11 @@ class Inert:
         self.items: Any = ()
 
     def append(self, value: Any) -> None:
-        """Add an item, of which most have none."""
+        """Add an item."""
         self.extend((value,))
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Add items."""
+        """Add items; the list is made for the few that have some."""
         self.items = self.items or []
         self.items.extend(values)
 
@@ -54,9 +58,10 @@ class Inert:
 
 
 class Key:
-    """A key that is not text, known by its identity: whoever chooses keys can make others collide.
+    """A dict's key that is not text, hashed by its identity.
 
-    Hashing a nested tuple can even take exponential time.
+    Otherwise a file could choose keys that collide, or nested tuples, whose hash takes exponential
+    time.
     """
 
     __slots__ = ("value",)
@@ -70,7 +75,7 @@ class Key:
 
 
 class Dict(dict[Any, Any]):
-    """A dict, or an OrderedDict, whose keys are text or hashed by their identity."""
+    """A dict or an OrderedDict, whose keys are texts, Inerts or Keys."""
 
     __slots__ = ()
 
@@ -103,7 +108,7 @@ def _tensor(
     return Tensor(kind, shape, stride, offset, storage.record)
 
 
-# The only calls that are understood, and what each stands for. All others give an Inert.
+# The only calls that are understood, and what each stands for.
 _FIRST_ARGUMENT = (
     *("builtins.set", "__builtin__.set", "torch.Size", "torch.nn.parameter.Parameter"),
     *("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"),
@@ -119,28 +124,26 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 class _LongError(Exception):
-    """A text, bytes or a number is longer than is kept."""
+    """A text or a number is longer than is read."""
 
 
 class _Memo(list[Any]):
-    """What a pickle puts aside by number. As keys of a dict numbers could be made to collide."""
+    """The pickle's memo: a list, since the keys of a dict could be made to collide."""
 
-    def __init__(self, spend: Callable[[int], None]) -> None:
-        self._spend = spend
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if (num_missing := index - len(self)) > 0:
-            self._spend(num_missing)
-        if num_missing >= 0:
-            self.extend([None] * (num_missing + 1))
+        if (num_missing := index + 1 - len(self)) > 0:
+            self.budget.spend(num_missing)
+            self.extend([None] * num_missing)
         super().__setitem__(index, value)
 
 
 class InertUnpickler(pickle._Unpickler):
-    """Python's own unpickler, protocols 0 to 5, with every door to code closed.
+    """Python's own unpickler, protocols 0 to 5, with every call replaced by data.
 
-    Time and memory are linear in the bytes that are read, whatever they are. The C unpickler is no
-    base: its opcodes cannot be overridden.
+    The C unpickler cannot be the base, since its opcodes cannot be overridden.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
@@ -152,31 +155,28 @@ class InertUnpickler(pickle._Unpickler):
 
     def __init__(self, file: Any, record_of: RecordOf | None, budget: Budget | None = None) -> None:
         super().__init__(file, encoding="latin1")
-        self.record_of = record_of
-        self.budget = budget or Budget()
-        self.memo = _Memo(self.spend)
-        self._globals: dict[str, Global] = {}
-        self._file = file
-        self._num_skipped, self._num_paid = 0, file.tell()
+        self.record_of, self.budget, self._file = record_of, budget or Budget(), file
+        self.memo = _Memo(self.budget)
 
     def load(self) -> Any:
         """Return the next object of the file."""
         self.metastack, self.stack = [], []
         self.append = self.stack.append
         self.read, self.readline = self._read, self._readline
-        dispatch, read = self.dispatch, self._file.read
-        while (opcode := read(1)) != pickle.STOP:
+        num_opcodes = 0
+        while (opcode := self._file.read(1)) != pickle.STOP:
+            num_opcodes += 1
+            if num_opcodes % _CHARGED_AT_ONCE == 0:
+                self.budget.spend(Budget.OPCODE_COST * _CHARGED_AT_ONCE)
             try:
-                dispatch[opcode[0]](self)
+                self.dispatch[opcode[0]](self)
             except _LongError:
                 self.append(Inert(Global("a long text")))
-        self.spend(0)
         return self.stack.pop()
 
     def _read(self, size: int) -> Any:
         if size > self.max_text:
             self._file.seek(size, 1)
-            self._num_skipped += size
             raise _LongError
         return self._file.read(size)
 
@@ -186,29 +186,19 @@ class InertUnpickler(pickle._Unpickler):
             raise EOFError
         return line
 
-    def spend(self, amount: int) -> None:
-        """Pay for what has nothing to do with the number of bytes that say it."""
-        num_read = self._file.tell() - self._num_skipped
-        self.budget.left += num_read - self._num_paid
-        self._num_paid = num_read
-        self.budget.spend(amount)
-
     def find_class(self, module: str, name: str) -> Global:
         """Return the name alone."""
         if len(module) + len(name) > _MAX_NAME:
             raise CheckpointError("damaged: it names a class that no code can have")
-        name = f"{module}.{name}"
-        if name not in self._globals:
-            self.spend(len(name))
-            self._globals[name] = Global(name)
-        return self._globals[name]
+        self.budget.spend(len(name))
+        return Global(f"{module}.{name}")
 
     def get_extension(self, code: int) -> None:
-        """Push the name alone: the registry of copyreg is not asked."""
+        """Push the name alone, without a look into copyreg's registry."""
         self.append(Global(f"copyreg.extension_{code}"))
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the Storage of torch.save that is meant."""
+        """Return the Storage that torch.save means."""
         if pid[0] == "module":  # a legacy file's class, with its source text
             return pid[1]
         if len(pid) > 6:
@@ -233,12 +223,12 @@ class InertUnpickler(pickle._Unpickler):
     def _call(self, func: Any, args: Any) -> Any:
         if func == "torch._tensor._rebuild_from_type_v2":
             func, _cls, args, _state = args
-        known = _CALLS.get(func) if isinstance(func, Global) else None
-        if not known or len(args) > _MAX_ARGUMENTS:
+        call = _CALLS.get(func) if isinstance(func, Global) else None
+        if not call or len(args) > _MAX_ARGUMENTS:
             return Inert(func, args)
-        if known is Dict and args:  # Python 2 gave it a list
-            self.spend(len(args[0]))
-        return known(*args)
+        if call is Dict and args:  # Python 2 gave it a list, which is copied
+            self.budget.spend(Budget.PART_COST * len(args[0]))
+        return call(*args)
 
     def _newobj_ex(self) -> None:
         self.stack.pop()  # keyword arguments
@@ -253,24 +243,21 @@ class InertUnpickler(pickle._Unpickler):
         items = self.pop_mark()
         self.append(Dict(zip(items[::2], items[1::2], strict=True)))
 
-    dispatch[pickle.FRAME[0]] = lambda self: self._file.read(8)  # a length, which says nothing
+    dispatch[pickle.FRAME[0]] = lambda self: self._file.read(8)  # a length, which is not needed
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _reduce
     dispatch[pickle.NEWOBJ_EX[0]] = _newobj_ex
     dispatch[pickle.BUILD[0]] = _build
     dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(Dict())
     dispatch[pickle.DICT[0]] = _dict
-    # Sets are read as lists: nothing in them is hashed.
+    # Sets are read as lists, so that nothing in them is hashed.
     dispatch[pickle.EMPTY_SET[0]] = dispatch[pickle.EMPTY_LIST[0]]
     dispatch[pickle.ADDITEMS[0]] = dispatch[pickle.APPENDS[0]]
     dispatch[pickle.FROZENSET[0]] = dispatch[pickle.LIST[0]]
-    # A bytearray is allocated, and cleared, before it turns out that the file is shorter.
+    # A bytearray would be allocated before it turns out that the file is shorter.
     dispatch[pickle.BYTEARRAY8[0]] = dispatch[pickle.BINBYTES8[0]]
 
 
 @parsing("its pickle")
-def unpickle(file: Any, record_of: RecordOf | None = None, budget: Budget | None = None) -> Any:
-    """Return the next object of an open file as dicts, lists, numbers, Tensors and Inerts.
-
-    Without `record_of` there may be no tensors in it.
-    """
+def unpickle(file: Any, budget: Budget, record_of: RecordOf | None = None) -> Any:
+    """Return the next object of an open file; without `record_of` it may hold no tensors."""
     return InertUnpickler(file, record_of, budget).load()

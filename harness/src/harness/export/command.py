@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.checkpoints.lookup import verified
 from harness.command import run_folder, validate
 from harness.command.compose import compose_command, in_quotes
-from harness.convert.sources import stem_of
+from harness.convert.checkpoint import stem_of
 from harness.errors import UserError
 from harness.export.calls import inside, observed, quiet
 from harness.export.files import METHOD, WRITERS, Network, difference, traced

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from harness.convert.sources import is_checkpoint_folder
+from harness.convert.checkpoint import is_checkpoint_folder
 from harness.errors import UserError
 from harness.names import did_you_mean
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 from torch import Tensor
 
-from harness.convert.loading import Weights, opened
+from harness.convert.conversion import Weights, opened
 from harness.convert.tensors import CheckpointError
 from harness.errors import UserError
 from harness.init.fitting import Fit, fitted, tensors_of, typed_map, with_beginning
@@ -53,7 +53,7 @@ def start_from(module: pl.LightningModule, init: Init) -> Started:
                     path, key=init.key, prefix=init.prefix, ema=init.ema, keep_module=keeps
                 )
                 weights = files.enter_context(reading)
-                tried.append((weights, fitted(weights.tensors, own, init)))
+                tried.append((weights, fitted(weights.chosen.tensors, own, init)))
             weights, fit = max(tried, key=lambda pair: (len(pair[1].taken), -len(pair[1].rest)))
             check(fit, weights, own, init)
             values = weights.read(fit.taken.values())
@@ -76,9 +76,9 @@ def check(fit: Fit, weights: Weights, own: Mapping[str, Tensor], init: Init) -> 
         UserError: says what, and what to type.
     """
     if not fit.taken:
-        here, there = few(tops(places(own))), few(tops(places(weights.tensors)))
+        here, there = few(tops(places(own))), few(tops(places(weights.chosen.tensors)))
         raise UserError(
-            f"init.path={init.path}: none of its {len(weights.tensors)} tensors fits "
+            f"init.path={init.path}: none of its {len(weights.chosen.tensors)} tensors fits "
             f"{'the module' if init.into == AUTO else fit.place}.\n"
             f"The file has {there}; the module has {here}.\n"
             "init.prefix=<part> takes a part of the file, init.map={old: new} renames."
@@ -124,16 +124,22 @@ def told(path: Path, fit: Fit, weights: Weights) -> Started:
         rows["does not fit"] = "; ".join(_faults(fit))
     if fit.left_out:
         rows["left out"] = few(fit.left_out)
-    notes = [_in_words_of_init(note) for note in weights.notes if "--keep-module" not in note]
+    notes = [
+        _in_words_of_init(note)
+        for note in weights.chosen.notes
+        if "taken for a wrapper" not in note
+    ]
     if notes:
         rows["note"] = "; ".join(notes[:3])
     lines = [f"{name}: {value}" for name, value in rows.items()]
-    lines += [f"took {name} <- {weights.sources[there]}" for name, there in fit.taken.items()]
+    lines += [
+        f"took {name} <- {weights.chosen.sources[there]}" for name, there in fit.taken.items()
+    ]
     lines += [f"another shape: {name} {what}" for name, what in fit.misshaped.items()]
     lines += [f"not in the file: {name}" for name in fit.missing]
     lines += [f"only in the file: {name}" for name in fit.unexpected]
     lines += [f"left out: {name}" for name in fit.left_out]
-    others = weights.left_out + weights.dropped
+    others = weights.chosen.left_out + weights.chosen.dropped
     lines += [f"the file holds besides: {', '.join(others)}"] if others else []
     return Started(rows, lines)
 
@@ -168,7 +174,7 @@ def _new_name(fit: Fit, weights: Weights, own: Mapping[str, Tensor]) -> dict[str
     old, new = unexpected[0][start:], missing[0][start:]
     there = {
         with_beginning(name, old, new): tensor.shape
-        for name, tensor in weights.tensors.items()
+        for name, tensor in weights.chosen.tensors.items()
         if is_below(name, [old])
     }
     here = {name[start:]: tuple(own[name].shape) for name in fit.missing}
