@@ -14,6 +14,7 @@ from .opcodes import (
     dumped,
     get,
     module,
+    name_of,
     plain,
     put,
     repeated,
@@ -54,6 +55,10 @@ PICKLES: dict[str, Maker] = {
     "one_tensor": one_tensor,
 }
 VALUES: dict[str, Maker] = {
+    "empty_lists": lambda n, _: b"](" + b"]" * n + b"e",
+    "empty_dicts": lambda n, _: b"](" + b"}" * n + b"e",
+    "long_deque": lambda n, _: name_of("collections.deque") + name_of("builtins.range")
+        + dumped(10**8) + b"\x85R\x85R",
     "nested_lists": lambda n, _: b"]" * (n // 2 + 1) + b"a" * (n // 2),
     "instances": lambda n, _: b"](" + repeated(b"(ia\nb\n", n) + b"e",
     "memoized": lambda n, _: b"]" + b"\x94" * n,

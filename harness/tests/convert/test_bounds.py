@@ -1,7 +1,4 @@
-"""Time and memory are linear in the bytes of a file, with small constants, whatever they say.
-
-CPU time and memory are those of a process of its own; its limits are twice what the docs promise.
-"""
+"""No file of 10 MB takes more than 5 s of computing or 300 MB, measured in a process of its own."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +9,7 @@ import torch
 
 from harness.convert import convert
 
-from .hostile import Converter, num_bytes, too_much
+from .hostile import Converter, too_much
 from .hostile_files import FILES
 
 
@@ -29,11 +26,11 @@ def check(converter: Converter, path: Path, suffix: str, said: object) -> None:
     assert not cost.forbidden, said
     assert not cost.result.startswith("TRACEBACK"), (said, cost.result)
     assert "\n" not in cost.result, said
-    assert not too_much(cost, 2 * num_bytes(path)), (said, cost)
+    assert not too_much(cost), (said, cost)
 
 
-@pytest.mark.parametrize("size", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-def test_a_hostile_file_costs_what_its_bytes_explain(
+@pytest.mark.parametrize("size", [500_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_a_hostile_file_is_read_or_refused_in_bounds(
     size: int, converter: Converter, tmp_path: Path
 ) -> None:
     for name, make in FILES.items():
@@ -53,9 +50,9 @@ def test_long_values_are_passed_over(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "out.pt").keys() == {"a"}
 
 
-def test_many_honest_names_are_no_repetition(tmp_path: Path) -> None:
+def test_many_honest_names_are_not_refused(tmp_path: Path) -> None:
     """Scalars with short names and an average beside them: each has the fewest bytes."""
-    state = {f"{i:x}": torch.tensor(float(i)) for i in range(1_000)}
+    state = {f"{i:x}": torch.tensor(float(i)) for i in range(20_000)}
     torch.save({"state_dict": state, "state_dict_ema": state}, tmp_path / "in.ckpt")
-    report = convert(tmp_path / "in.ckpt", tmp_path / "out.pt", dry_run=True)
-    assert len(report.tensors) == 1_000
+    report = convert(tmp_path / "in.ckpt", tmp_path / "out.pt")
+    assert len(report.tensors) == 20_000

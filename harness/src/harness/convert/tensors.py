@@ -41,7 +41,7 @@ class Budget:
     OPCODE_COST bytes and every name of a tensor NAME_COST; honest files have several times that.
     """
 
-    OPCODE_COST, NAME_COST, PART_COST = 4, 200, 16
+    OPCODE_COST, NAME_COST, PART_COST = 4, 100, 16
 
     def __init__(self) -> None:
         self.left = 2_000_000
