@@ -1,7 +1,8 @@
 """``scripts/runs.py report``: what the page holds."""
 
 import json
-from html.parser import HTMLParser
+import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,32 +16,14 @@ pytest.importorskip("plotly")
 EVIL = "</script><img src=x onerror=alert(1)><!-- &amp; \u2028"
 
 
-class Blocks(HTMLParser):
-    """A page's tags, all addresses that they name, and its tables as rows of cells."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.tables: list[list[list[str]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [str(v) for name, v in attrs if name in ("src", "href")]
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_data(self, data: str) -> None:
-        if self.tags[-1:] in (["td"], ["th"]):
-            self.tables[-1][-1][-1] += data
-
-    def handle_endtag(self, tag: str) -> None:
-        self.tags.append(f"/{tag}")
+def rows_of(page: str) -> dict[str, dict[str, str]]:
+    """Read the tables of a page: the columns of each run."""
+    runs: dict[str, dict[str, str]] = {}
+    for table in re.findall("<table>(.*?)</table>", page, re.DOTALL):
+        lines = [re.findall("<t[dh]>(.*?)</t[dh]>", row) for row in table.split("</tr>")[:-1]]
+        head, *rows = ([*map(unescape, cells)] for cells in lines)
+        runs |= {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +43,9 @@ def folder(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_page_holds_results_settings_and_pictures(folder: Path) -> None:
-    page = Blocks((folder / "page.html").read_text())
-    table = {}
-    for head, *rows in page.tables:
-        table |= {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+def test_the_page_holds_results_and_settings_and_a_run_says_no_html(folder: Path) -> None:
+    page = (folder / "page.html").read_text()
+    table = rows_of(page)
     assert table.keys() == {"a", "<b>b", "c", "failed", "damaged"}
     assert table["<b>b"]["lr"] == "0.03"
     assert table["c"]["dropout"] == "0.5"
@@ -73,26 +54,29 @@ def test_the_page_holds_results_settings_and_pictures(folder: Path) -> None:
     assert table["failed"]["reason"] == EVIL
     assert table["damaged"]["status"] == "damaged"
     assert "cannot be read" in table["damaged"]["reason"]
+    assert "<b>" not in page
+    assert "<img src=x" not in page
+    assert "default-src 'none'" in page
+    assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?!data:)', page)
 
 
-def test_the_page_names_no_other_file_and_what_a_run_says_is_never_html(folder: Path) -> None:
-    text = (folder / "page.html").read_text()
-    page = Blocks(text)
-    assert all(address.startswith("data:") for address in page.addresses)
-    assert "default-src 'none'" in text
-    assert "<b>" not in text
-    assert "<img src=x" not in text
+def test_curves_hold_what_was_logged_and_the_objective_comes_first(folder: Path) -> None:
+    names = ["a", "c", "failed"]
+    first, *_ = report.curves_of([reading.read(folder / name) for name in names], names)
+    assert first.layout.title.text == "val/accuracy"
+    assert [trace.name for trace in first.data] == names
+    points = reading.read(folder / "a").table.select("step", "val/accuracy").drop_nulls()
+    assert [*first.data[0].x] == points["step"].to_list()
+    assert [*first.data[0].y] == points["val/accuracy"].to_list()
 
 
-def test_curves_hold_what_was_logged(folder: Path) -> None:
-    found = [reading.read(folder / name) for name in ("a", "c", "failed")]
-    figure = report.curves_of(found, ["a", "c", "failed"])
-    assert figure["layout"]["updatemenus"][0]["buttons"][0]["label"] == "val/accuracy"
-    traces = [trace for trace in figure["data"] if trace.get("visible", True)]
-    assert [trace["name"] for trace in traces] == ["a", "c", "failed"]
-    points = found[0].table.select("step", "val/accuracy").drop_nulls()
-    assert traces[0]["x"] == points["step"].to_list()
-    assert traces[0]["y"] == points["val/accuracy"].to_list()
+def test_metrics_are_drawn_against_the_settings_that_differ(folder: Path) -> None:
+    names = ["a", "<b>b", "c"]
+    figures = report.scatter_of([reading.read(folder / name) for name in names], names)
+    lr, *_ = (figure for figure in figures if "optimizer.lr" in figure.layout.title.text)
+    assert [*lr.data[0].x] == [0.003, 0.03, 0.3]
+    assert lr.layout.xaxis.type == "log"
+    assert lr.data[0].hovertext[1] == "&lt;b&gt;b"
 
 
 def test_another_file_is_kept_and_mistakes_are_told_in_a_line(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.machine.limits import usable_cores
-from harness.sweeps.driver import Job
 from tests.conftest import ROOT
 from tests.machine.fake_nvml import FakeGpu, write_fake
 
@@ -72,15 +71,6 @@ def wait_for(folder: Path, num_events: int, process: "subprocess.Popen[str]") ->
         time.sleep(0.005)
 
 
-def statuses(folder: Path, expected: list[str]) -> list[str]:
-    """What has become of the jobs; they are given time to become what is expected."""
-    jobs = [Job(number, [], folder / str(number)) for number in range(len(expected))]
-    end = time.monotonic() + 60
-    while [job.status for job in jobs] != expected and time.monotonic() < end:
-        time.sleep(0.02)
-    return [job.status for job in jobs]
-
-
 def test_jobs_run_side_by_side_each_with_its_threads_and_kills_change_nothing(
     tmp_path: Path,
 ) -> None:
@@ -117,17 +107,6 @@ def storm(folder: Path, expected: dict[str, Any], num_kills: int, seed: int) -> 
     events = [event for *_, event, _, _ in trace(folder)]
     assert "again" not in events  # no finished job has run once more
     assert not [pair for pair in overlapping(folder) if pair[0][2] == pair[1][2]]
-
-
-def test_ctrl_c_lets_jobs_save_and_starts_no_more(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    process = start(folder, ["steps=1000", "steps=1000", "steps=1"])
-    assert statuses(folder, ["running"] * 2) == ["running"] * 2
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGINT
-    assert "SIGINT: 2 running jobs finish their step and save" in said
-    assert statuses(folder, ["stopped", "stopped", "waiting"])[2] == "waiting"
 
 
 def test_two_jobs_are_never_on_one_gpu_and_one_that_waits_says_so(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
-"""Write runs as one HTML page that needs nothing else: for each objective a table and two figures.
+"""Write runs as one HTML page that needs nothing else: for each objective a table and figures.
 
 In: runs. Out: a page with plotly's figures. What a run says is escaped, in figures as well.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -18,6 +19,9 @@ from harness.runs.frame import differing, table_of
 from harness.runs.reading import RunFiles
 from harness.runs.tables import text, titles
 
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
 OURS = '<meta name="generator" content="harness report of runs">'
 # The policy forbids the browser every request; plotly's script needs the two exceptions.
 HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">{OURS}
@@ -27,10 +31,10 @@ HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">{OURS}
 body {{ font: 14px/1.4 system-ui, sans-serif; margin: 1rem 2rem }}
 .wide {{ overflow-x: auto }} table {{ border-collapse: collapse }}
 th, td {{ padding: .25rem .6rem; text-align: left; border-bottom: 1px solid #ddd }}
+body > div {{ display: inline-block; max-width: 100% }}
 td {{ max-width: 24rem; overflow-wrap: anywhere; font-variant-numeric: tabular-nums }}
 </style>
 """
-COLOURS = ("#2f6fde", "#e07b00", "#1f9d55", "#d43d51", "#8a5cd6", "#9c6b4e", "#d65db1", "#7a828e")
 FACTS = ("seconds", "samples/s", "held back by", "started", "tags", "notes", "commit", "reason")
 # By name, because plotly's own choice has a button that sends the chart away.
 BUTTONS = {"displaylogo": False, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "autoScale2d"]]}
@@ -76,11 +80,10 @@ def parts_of(runs: Sequence[RunFiles]) -> Iterator[str]:
         names = [os.path.relpath(run.folder.resolve(), root) for run in group]
         yield f"<h2>{escape(f'{objective} ({mode})' if objective else 'No objective')}</h2>"
         yield html_table(group, names)
-        for figure in (curves_of(group, names), scatter_of(group, names)):
-            if figure["data"]:
-                figure["layout"] |= {"height": 480, "hovermode": "closest"}
-                yield to_html(figure, BUTTONS, False, script, False, validate=False)
-                script = False
+        for figure in (*curves_of(group, names), *scatter_of(group, names)):
+            figure.update_layout(height=400, width=640, showlegend=len(group) <= MOST_IN_LEGEND)
+            yield to_html(figure, BUTTONS, include_plotlyjs=script, full_html=False)
+            script = False
     yield "</body></html>"
 
 
@@ -100,57 +103,40 @@ def _row(tag: str, cells: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>\n"
 
 
-def curves_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
-    """Draw each metric that was logged more than once, with a menu of metrics.
+def curves_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figure]":
+    """Draw each metric that was logged more than once: the objective first."""
+    import plotly.express as px
 
-    The objective comes first, then what most of the runs have logged.
-    """
-    traces: dict[str, list[dict[str, Any]]] = {}
-    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
-        for metric in run.table.columns[1:]:
-            points = thinned(run.table.select("step", metric).drop_nulls())
-            if len(points) > 1:
-                trace: dict[str, Any] = {
-                    "x": points["step"].to_list(),
-                    "y": points[metric].to_list(),
-                }
-                trace |= {"name": _label(name), "line": {"color": COLOURS[i % len(COLOURS)]}}
-                traces.setdefault(metric, []).append(trace | {"mode": "lines+markers"})
-    metrics = sorted(traces, key=lambda name: (name != runs[0].objective[0], -len(traces[name])))
-    choices = []
-    for metric in metrics:
-        visible = [metric == other for other in metrics for _ in traces[other]]
-        choices.append(_choice(metric, {"visible": visible}, {"yaxis.title.text": _label(metric)}))
-    for other in metrics[1:]:
-        for trace in traces[other]:
-            trace["visible"] = False
-    scales = [_choice(scale, {}, {"yaxis.type": scale}) for scale in ("linear", "log")]
-    layout: dict[str, Any] = {"showlegend": 1 < len(runs) <= MOST_IN_LEGEND}
-    layout |= {"xaxis": _axis("step"), "yaxis": _axis(*metrics[:1] or [""])}
-    layout["updatemenus"] = [_menu(choices, 0), _menu(scales, 0.5)]
-    return {"data": [trace for metric in metrics for trace in traces[metric]], "layout": layout}
+    counts = Counter(name for run in runs for name in run.table.columns[1:])
+    labels = _labels(names)
+    for metric in sorted(counts, key=lambda name: (name != runs[0].objective[0], -counts[name])):
+        frames = []
+        for run, label in zip(runs, labels, strict=True):
+            if metric in run.table.columns:
+                points = thinned(run.table.select("step", pl.col(metric).alias("y")).drop_nulls())
+                frames.append(points.with_columns(pl.lit(label).alias("run")))
+        points = pl.concat(frames)
+        if points["step"].n_unique() > 1:
+            yield px.line(points, x="step", y="y", color="run", markers=True, title=escape(metric))
 
 
-def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
-    """Draw each run's best value against a setting, with a menu of settings."""
+def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figure]":
+    """Draw each run's best value against each setting that differs."""
+    import plotly.express as px
+
     table = table_of(runs)
-    is_known = table.frame["best"].cast(pl.Float64).is_finite().fill_null(value=False)
-    frame, choices = table.frame.filter(is_known), []
-    for key in differing(table):
-        values, scale = frame[key].to_list(), "category"
-        if frame[key].dtype.is_numeric() and values and None not in values:
-            scale = "log" if min(values) > 0 and max(values) >= 10 * min(values) else "linear"
-        else:
-            values = [_label(str(value)) for value in values]
-        choices.append(_choice(key, {"x": [values]}, {"xaxis": _axis(key, type=scale)}))
-    if not choices or len(frame) < 2:
-        return {"data": [], "layout": {}}
-    first, layout = choices[0]["args"]
-    trace = {"mode": "markers", "marker": {"size": 9}, "x": first["x"][0]}
-    labels = [_label(name) for name, known in zip(names, is_known, strict=True) if known]
-    trace |= {"y": frame["best"].to_list(), "text": labels}
-    layout = {**layout, "yaxis": _axis(f"best {runs[0].objective[0]}")}
-    return {"data": [trace], "layout": layout | {"updatemenus": [_menu(choices, 0)]}}
+    labels = pl.Series("label", _labels(names), dtype=pl.String)
+    frame = table.frame.with_columns(labels, pl.col("best").cast(pl.Float64))
+    frame = frame.filter(pl.col("best").is_finite())
+    for name in differing(table) if len(frame) > 1 else []:
+        x = frame[name].alias("x")
+        numbers: list[float] = x.drop_nulls().to_list() if x.dtype.is_numeric() else []
+        is_log = bool(numbers) and min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
+        if not numbers:
+            x = pl.Series("x", _labels(x.cast(pl.String).fill_null("null").to_list()))
+        title = escape(f"best {runs[0].objective[0]} against {name}")
+        points = frame.select(x, "best", "label")
+        yield px.scatter(points, x="x", y="best", hover_name="label", log_x=is_log, title=title)
 
 
 def thinned(points: pl.DataFrame) -> pl.DataFrame:
@@ -166,18 +152,8 @@ def thinned(points: pl.DataFrame) -> pl.DataFrame:
     return points.filter(is_extreme).drop("bucket")
 
 
-def _label(name: str) -> str:
-    """Shorten a text for a figure, and escape it."""
-    return escape(name if len(name) <= MOST_CHARACTERS else f"…{name[-MOST_CHARACTERS:]}")
-
-
-def _axis(title: str, **more: str) -> dict[str, Any]:
-    return {"title": {"text": _label(title)}, "automargin": True, **more}
-
-
-def _choice(name: str, traces: dict[str, Any], layout: dict[str, Any]) -> dict[str, Any]:
-    return {"label": _label(name), "method": "update", "args": [traces, layout]}
-
-
-def _menu(choices: list[dict[str, Any]], x: float) -> dict[str, Any]:
-    return {"buttons": choices, "x": x, "xanchor": "left", "y": 1.15, "yanchor": "top"}
+def _labels(names: Sequence[str]) -> list[str]:
+    """Shorten texts for a figure, unless two would become the same, and escape them."""
+    short = [name[-MOST_CHARACTERS:] for name in names]
+    short = [s if s == n else f"…{s}" for s, n in zip(short, names, strict=True)]
+    return [*map(escape, short if len({*short}) == len({*names}) else names)]
