@@ -2,13 +2,11 @@
 
     python benchmarks/checkpoint.py [--repeats 7] [--megabytes 64] [--json checkpoint.json]
 
-Steps of 50 ms (they wait) with the callbacks that make a run resumable, and without them; and a
-checkpoint's stall against one write of its bytes with sync. Contenders are interleaved, so that a
-busy machine slows all of them alike: read the ratios.
+The hooks of the callbacks that make a run resumable, per step; and what training waits for a
+checkpoint, against one write of its bytes with sync.
 """
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,86 +18,49 @@ import contest
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
-from torch.utils.data import DataLoader, TensorDataset
+from pytorch_lightning.demos.boring_classes import BoringModel
 
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.exact.seeded_steps import SeededSteps
 
-STEP_SECONDS, STEPS = 0.05, 40
-GOAL_STEP, GOAL_STALL = 0.01, 1.0
-
-
-class Timed(pl.Callback):
-    """Measure what one callback adds to each step: the time that its hooks take."""
-
-    def __init__(self, callback: pl.Callback) -> None:
-        self.callback, self.seconds = callback, 0.0
-
-    def timed(self, hook: str) -> Callable[..., None]:
-        """The hook, with a clock around it."""
-        function = getattr(self.callback, hook)
-
-        def call(*arguments: Any, **kwargs: Any) -> None:
-            started = time.perf_counter()
-            function(*arguments, **kwargs)
-            self.seconds += time.perf_counter() - started
-
-        return call
-
-
-class Waiting(pl.LightningModule):
-    """A step that takes 50 ms of another device's time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
-
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """Wait."""
-        time.sleep(STEP_SECONDS)
-        return self.layer(batch[0]).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One that changes nothing."""
-        return torch.optim.SGD(self.parameters(), lr=0.0)
+NUM_STEPS = 64  # as many as BoringModel has samples
 
 
 def bookkeeping(folder: Path) -> float:
-    """Seconds per step spent in the hooks that make a run resumable."""
-    timed = []
-    for callback in (SafePoint(folder, every_minutes=10), SeededSteps(seed=0)):
-        measured = Timed(callback)
-        for hook in ("on_train_batch_start", "on_train_batch_end"):
-            setattr(callback, hook, measured.timed(hook))
-        timed.append(measured)
+    """Return the milliseconds per step that are spent in the hooks."""
+    spent = [0.0]
+
+    def timed(hook: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        started = time.perf_counter()
+        hook(*arguments, **named)
+        spent[0] += time.perf_counter() - started
+
+    callbacks: list[pl.Callback] = [SafePoint(folder, every_minutes=10), SeededSteps(seed=0)]
+    for callback in callbacks:
+        for name in ("on_train_batch_start", "on_train_batch_end"):
+            setattr(callback, name, partial(timed, getattr(callback, name)))
     trainer = pl.Trainer(
         accelerator="cpu",
-        max_steps=STEPS,
+        max_steps=NUM_STEPS,
+        limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[measured.callback for measured in timed],
+        callbacks=callbacks,
         plugins=[DurableCheckpointIO()],
-        default_root_dir=folder,
     )
-    trainer.fit(Waiting(), DataLoader(TensorDataset(torch.zeros(STEPS, 2))))
-    return sum(measured.seconds for measured in timed) / STEPS
+    trainer.fit(BoringModel())
+    return spent[0] / NUM_STEPS * 1e3
 
 
 def write_once(data: bytes, path: Path) -> None:
-    """The least that a durable file needs."""
+    """Do the least that a durable file needs."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def seconds(function: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
 
 
 def main() -> None:
@@ -108,43 +69,33 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
     options = parser.parse_args()
     # As a model of several layers with its optimizer's two moments has them.
-    values = options.megabytes * 2**20 // 4
-    checkpoint = {f"tensor_{i}": torch.randn(values // 24) for i in range(24)}
+    size = options.megabytes * 2**20 // 4 // 24
+    checkpoint = {f"tensor_{i}": torch.randn(size) for i in range(24)}
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        folder = Path(name)
+        path = Path(name, "a.ckpt")
         durable, lightning = DurableCheckpointIO(), TorchCheckpointIO()
-        durable.save_checkpoint(checkpoint, folder / "a.ckpt")
-        data = (folder / "a.ckpt").read_bytes()
+        durable.save_checkpoint(checkpoint, path)
+        contenders: dict[str, Callable[[], None]] = {
+            "one write with sync": partial(write_once, path.read_bytes(), Path(name, "plain")),
+            "training waits": partial(durable.save_checkpoint, checkpoint, path, lambda: None),
+            "until it is safe": partial(durable.save_checkpoint, checkpoint, path),
+            "Lightning's, no sync": partial(
+                lightning.save_checkpoint, checkpoint, Path(name, "b.ckpt")
+            ),
+        }
 
         def milliseconds(function: Callable[[], None]) -> float:
             durable.finish()
-            return seconds(function) * 1e3
+            started = time.perf_counter()
+            function()
+            return (time.perf_counter() - started) * 1e3
 
-        contenders: dict[str, Callable[[], None]] = {
-            "one write with sync": lambda: write_once(data, folder / "plain"),
-            "durable, training waits": lambda: durable.save_checkpoint(
-                checkpoint, folder / "a.ckpt", lambda: None
-            ),
-            "durable, until it is safe": lambda: durable.save_checkpoint(
-                checkpoint, folder / "a.ckpt"
-            ),
-            "Lightning's, no sync": lambda: lightning.save_checkpoint(
-                checkpoint, folder / "b.ckpt"
-            ),
-        }
         turns = {name: partial(milliseconds, function) for name, function in contenders.items()}
         writes = contest.take_turns(turns, options.repeats)
         durable.finish()
-        steps = [bookkeeping(folder) * 1e6 for _ in range(options.repeats)]
-    print(contest.machine())
-    share = statistics.median(steps) * 1e-6 / STEP_SECONDS
-    print(f"bookkeeping per step, microseconds {contest.spread(steps, 0)}")
-    print(f"share of a 50 ms step {share:.4f}, goal {GOAL_STEP}\n")
-    print(f"{options.megabytes} MB {'':19} milliseconds (min - max)     of one write (min - max)")
-    for name, times in writes.items():
-        of_one_write = contest.ratio(times, writes["one write with sync"])
-        print(f"{name:25} {contest.spread(times, 0):28} {of_one_write}")
-    print(f"goal of what training waits for: {GOAL_STALL} of one write")
+        steps = [bookkeeping(Path(name)) for _ in range(options.repeats)]
+    contest.show(f"{options.megabytes} MB", "ms", writes, decimals=0)
+    print(f"\nbookkeeping per step: {contest.spread(steps, 3)} ms")
     contest.write(options.json, {"bookkeeping": steps, "writes": writes})
 
 

@@ -9,12 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
 from harness.machine.limits import usable_cores
 
 # Modules beside this one that configs name.
-os.environ.setdefault("YAML_ALLOWED", "images,memory,startup")
+os.environ.setdefault("YAML_ALLOWED", "images,startup")
 
 # The small project of the library's tests, whose commands are measured.
 ROOT = Path(__file__).resolve().parents[1] / "tests" / "project"
@@ -24,7 +22,7 @@ sys.path.insert(0, SOURCES[0])
 
 
 def arguments(doc: str, repeats: int) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+    """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,27 +43,32 @@ def take_turns(
 
 
 def spread(values: list[float], decimals: int = 2) -> str:
-    """Median with smallest and largest."""
+    """Return the median with the smallest and the largest."""
     median = statistics.median(values)
-    return f"{median:.{decimals}f} ({min(values):.{decimals}f} - {max(values):.{decimals}f})"
+    return f"{median:.{decimals}f} ({min(values):.{decimals}f} to {max(values):.{decimals}f})"
 
 
-def ratio(values: list[float], baseline: list[float]) -> str:
-    """The same of the ratios within each turn, which a change of the machine's load spares."""
-    return spread([value / base for value, base in zip(values, baseline, strict=True)])
+def show(title: str, unit: str, figures: Mapping[str, list[float]], decimals: int = 2) -> None:
+    """Print a row per contender, with ratios to the first one within each turn."""
+    baseline, *_ = figures.values()
+    print(f"{machine()}\n\n| {title} | {unit} | of {next(iter(figures))} |\n|---|---|---|")
+    for name, values in figures.items():
+        ratios = [value / base for value, base in zip(values, baseline, strict=True)]
+        print(f"| {name} | {spread(values, decimals)} | {spread(ratios)} |")
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Return what the figures were measured on."""
+    import torch  # late: a process that measures the memory of others must be small itself
+
     model = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next((ln.split(": ")[1] for ln in lines if ln.startswith("model name")), model)
     if torch.cuda.is_available():
         model += f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    load = os.getloadavg()[0]
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{usable_cores()} cores of {model}, {versions}, load {load:.1f}"
+    return f"{usable_cores()} cores of {model}, {versions}, load {os.getloadavg()[0]:.1f}"
 
 
 def write(path: Path | None, figures: object) -> None:

@@ -4,23 +4,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from harness.data.batches import BatchedDataset
-from harness.data.datamodule import DataModule
+from harness import BatchedDataset, DataModule
 
-NUM_TRAIN, NUM_VAL, NUM_CLASSES = 60_000, 10_000, 10
+NUM_TRAIN, NUM_CLASSES = 60_000, 10
 
 
 def make_images(num_images: int) -> tuple[Tensor, Tensor]:
-    """Images (N, 1, 28, 28), uint8, and labels (N,)."""
+    """Return images (N, 1, 28, 28), uint8, and labels (N,)."""
     generator = torch.Generator().manual_seed(num_images)
     images = torch.randint(256, (num_images, 1, 28, 28), dtype=torch.uint8, generator=generator)
     return images, torch.randint(NUM_CLASSES, (num_images,), generator=generator)
 
 
 class Images(BatchedDataset):
-    """Whole batches out of memory, as the README shows it."""
+    """Whole batches out of memory."""
 
     def __init__(self, num_images: int) -> None:
         self.images, self.labels = make_images(num_images)
@@ -34,25 +32,12 @@ class Images(BatchedDataset):
         return images.float().div_(255), self.labels.index_select(0, rows)
 
 
-class SingleImages(Dataset[Any]):
-    """The same, sample by sample, as tutorials show it."""
-
-    def __init__(self, num_images: int) -> None:
-        self.images, self.labels = make_images(num_images)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.images[index].float() / 255, self.labels[index]
-
-
 class ImageData(DataModule):
-    """The images as this project takes them."""
+    """The images as the harness takes them."""
 
-    num_classes = 10
+    num_classes = NUM_CLASSES
 
-    def __init__(self, num_train: int = NUM_TRAIN, num_val: int = NUM_VAL, **kwargs: Any) -> None:
+    def __init__(self, num_train: int, num_val: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sizes = {"train": num_train, "val": num_val}
 
@@ -61,7 +46,7 @@ class ImageData(DataModule):
 
 
 def mlp() -> nn.Module:
-    """784-64-128-64-10 with BatchNorm."""
+    """Build 784-64-128-64-10 with BatchNorm."""
     layers: list[nn.Module] = [nn.Flatten()]
     num_inputs = 28 * 28
     for width in (64, 128, 64):

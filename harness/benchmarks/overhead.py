@@ -1,22 +1,17 @@
-"""Training through this project beside a loop written by hand, and beside plain Lightning.
+"""Training through the harness beside a loop written by hand, and beside plain Lightning.
 
     python benchmarks/overhead.py [--network mlp|cnn] [--repeats 7] [--json overhead.json]
 
 All train the same network with AdamW and a one-cycle schedule on the same 60,000 images of 28x28
-bytes in batches of 128, count the mean loss and the accuracy in training, evaluate loss,
-accuracy and F1 on 10,000 images after each epoch, and write the best checkpoint. Counted are the
-steps of the epochs after the first, and all the time that they take, evaluation included.
-
-This project runs as `train.py` does, with its default callbacks, loggers and progress bar, which
-draws for a terminal that throws it away.
+bytes in batches of 128, count loss and accuracy, evaluate loss, accuracy and F1 on 10,000 images
+after each epoch, and write the best checkpoint. Counted are the steps of the epochs after the
+first, and all the time that they take, evaluation included. The harness runs as `train.py` does,
+with its default callbacks, loggers and a progress bar for a terminal that throws it away.
 """
 
 import os
 
-os.environ |= {
-    "FORCE_COLOR": "1",
-    "TERM": "xterm-256color",
-}  # the progress bar draws, though nobody looks
+os.environ |= {"FORCE_COLOR": "1", "TERM": "xterm-256color"}  # the progress bar draws
 
 import contextlib
 import gc
@@ -39,22 +34,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from harness.command.compose import compose
-from harness.run import build as run
+from harness.run.build import build
 
 BATCH_SIZE, LR = 128, 1e-3
-CONF = contest.ROOT / "conf"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Stopwatch(pl.Callback):
-    """The steps per second of all epochs after the first, if there are more than one.
-
-    What a run does once, at its end, is left out: its last checkpoint, and what a device can reach.
-    """
+    """Count the steps per second of all epochs after the first, if there are more than one."""
 
     steps_per_second = 0.0
 
@@ -74,68 +65,75 @@ def now() -> float:
 
 
 def by_hand(make: Callable[[], nn.Module], num_train: int, num_val: int, num_epochs: int) -> float:
-    """A loop as an expert writes it: data indexed by batches, nothing read back until the end.
+    """Train as an expert writes it: data indexed by batches, nothing read back within an epoch.
 
-    After an epoch of better accuracy it writes a checkpoint, and waits until that is on the disk.
     In a process group each process takes its share of each batch.
     """
-    in_group = dist.is_initialized()
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if in_group else (0, 1)
-    (images_train, labels_train), (images_val, labels_val) = (
+    train, val = (
         [tensor.to(DEVICE) for tensor in images.make_images(num)] for num in (num_train, num_val)
     )
     torch.manual_seed(1)
     net: nn.Module = make().to(DEVICE)
-    if in_group:
+    if dist.is_initialized():
         net = DistributedDataParallel(net, gradient_as_bucket_view=True)
     optimizer = AdamW(net.parameters(), lr=LR, fused=True)
-    steps_per_epoch = -(-num_train // BATCH_SIZE)
-    scheduler = OneCycleLR(optimizer, LR, total_steps=num_epochs * steps_per_epoch)
-    started, best = now(), 0.0
+    num_steps = -(-num_train // BATCH_SIZE)
+    scheduler = OneCycleLR(optimizer, LR, total_steps=num_epochs * num_steps)
+    started, best = now(), -1.0
     for epoch in range(num_epochs):
         if epoch == 1:
             started = now()
         net.train()
-        loss_sum, num_right = torch.zeros((), device=DEVICE), torch.zeros((), device=DEVICE)
-        for batch in torch.randperm(num_train, device=DEVICE).split(BATCH_SIZE):
-            indices = batch.tensor_split(world_size)[rank]
-            inputs = images_train.index_select(0, indices).float().div_(255)
-            labels = labels_train.index_select(0, indices)
+        sums = torch.zeros(2, device=DEVICE)  # of losses, of right answers
+        for inputs, labels in shares(train, torch.randperm(num_train, device=DEVICE)):
             logits = net(inputs)
             loss = F.cross_entropy(logits, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
-            loss_sum += loss.detach() * len(labels)
-            num_right += (logits.detach().argmax(1) == labels).sum()
-        net.eval()
-        val_loss = torch.zeros((), device=DEVICE)
-        confusion = torch.zeros(images.NUM_CLASSES**2, device=DEVICE)
-        with torch.inference_mode():
-            for batch in torch.arange(num_val, device=DEVICE).split(BATCH_SIZE):
-                indices = batch.tensor_split(world_size)[rank]
-                inputs = images_val.index_select(0, indices).float().div_(255)
-                labels = labels_val.index_select(0, indices)
-                logits = net(inputs)
-                val_loss += F.cross_entropy(logits, labels) * len(labels)
-                cells = labels * images.NUM_CLASSES + logits.argmax(1)
-                confusion += torch.bincount(cells, minlength=len(confusion))
-        sums = torch.cat([torch.stack([loss_sum, num_right, val_loss]), confusion])
-        if in_group:
-            dist.all_reduce(sums)
-        confusion = sums[3:].view(images.NUM_CLASSES, images.NUM_CLASSES)
-        right = confusion.diagonal()
-        f1 = (2 * right / (confusion.sum(0) + confusion.sum(1)).clamp(min=1)).mean()
-        *_, num_right_val, _ = [float(score) for score in (*sums[:3], right.sum(), f1)]
-        if num_right_val > best and rank == 0:
-            best = num_right_val
+            sums += torch.stack([loss.detach() * len(labels), right(logits, labels)])
+        accuracy = evaluate(net.eval(), val, sums)
+        if accuracy > best and not (dist.is_initialized() and dist.get_rank()):
+            best = accuracy
             save({"net": net, "optimizer": optimizer, "scheduler": scheduler})
-    return (num_epochs - 1) * steps_per_epoch / (now() - started)
+    return (num_epochs - 1) * num_steps / (now() - started)
+
+
+def shares(data: list[Tensor], order: Tensor) -> Any:
+    """Yield this process's share of each batch."""
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    for batch in order.split(BATCH_SIZE):
+        rows = batch.tensor_split(world_size)[rank]
+        yield data[0].index_select(0, rows).float().div_(255), data[1].index_select(0, rows)
+
+
+def right(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.detach().argmax(1) == labels).sum()
+
+
+@torch.inference_mode()
+def evaluate(net: nn.Module, val: list[Tensor], sums: Tensor) -> float:
+    """Return the accuracy; count loss and F1 as well, and read the sums of training."""
+    loss = torch.zeros(1, device=DEVICE)
+    confusion = torch.zeros(images.NUM_CLASSES**2, device=DEVICE)
+    for inputs, labels in shares(val, torch.arange(len(val[1]), device=DEVICE)):
+        logits = net(inputs)
+        loss += F.cross_entropy(logits, labels) * len(labels)
+        cells = labels * images.NUM_CLASSES + logits.argmax(1)
+        confusion += torch.bincount(cells, minlength=len(confusion))
+    sums = torch.cat([sums, loss, confusion])
+    if dist.is_initialized():
+        dist.all_reduce(sums)
+    confusion = sums[3:].view(images.NUM_CLASSES, images.NUM_CLASSES)
+    hits = confusion.diagonal()
+    f1 = (2 * hits / (confusion.sum(0) + confusion.sum(1)).clamp(min=1)).mean()
+    *_, num_right, _ = [float(score) for score in (*sums[:3], hits.sum(), f1)]
+    return num_right / len(val[1])
 
 
 def save(parts: dict[str, Any]) -> None:
-    """Write a checkpoint whole or not at all."""
+    """Write a checkpoint whole or not at all, and wait until it is on the disk."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "best.part")
         with path.open("wb") as file:
@@ -145,27 +143,25 @@ def save(parts: dict[str, Any]) -> None:
         path.rename(Path(folder, "best.ckpt"))
 
 
-def through_project(
+def through_harness(
     network: str,
     num_train: int,
     num_val: int,
     num_epochs: int,
-    overrides: Sequence[str] = (),
-    watch: pl.Callback | None = None,
-    **data: Any,
+    words: Sequence[str] = (),
+    watch: Sequence[pl.Callback] = (),
 ) -> float:
-    """The default run of this project, with other data and another network."""
+    """Train as `train.py` does, with other data and another network."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"trainer.max_epochs={num_epochs}", f"model.optimizer.lr={LR}", "test=false"]
-        cfg = compose("train", [*settings, f"run_dir={folder}", *overrides], CONF)
+        cfg = compose("train", [*settings, f"run_dir={folder}", *words], contest.ROOT / "conf")
         OmegaConf.set_struct(cfg, False)
         cfg.data = {"_target_": "images.ImageData", "num_train": num_train, "num_val": num_val}
-        cfg.data.update({"batch_size": BATCH_SIZE, "seed": cfg.seed, **data})
+        cfg.data.update({"batch_size": BATCH_SIZE, "seed": cfg.seed})
         cfg.model.net = {"_target_": f"images.{network}"}
         stopwatch = Stopwatch()
-        callbacks = [stopwatch] if watch is None else [stopwatch, watch]
-        trainer, model, datamodule = run.build(cfg)
-        trainer.callbacks += callbacks  # type: ignore[attr-defined]  # set untyped
+        trainer, model, datamodule = build(cfg)
+        trainer.callbacks += [stopwatch, *watch]  # type: ignore[attr-defined]  # set untyped
         trainer.fit(model, datamodule)
     return stopwatch.steps_per_second
 
@@ -176,27 +172,24 @@ class PlainModule(pl.LightningModule):
     def __init__(self, make: Callable[[], nn.Module], total_steps: int) -> None:
         super().__init__()
         self.net, self.total_steps = make(), total_steps
-        for split in ("train", "val"):
-            setattr(self, f"{split}_accuracy", MulticlassAccuracy(images.NUM_CLASSES))
+        self.train_accuracy = MulticlassAccuracy(images.NUM_CLASSES)
+        self.val_accuracy = MulticlassAccuracy(images.NUM_CLASSES)
         self.val_f1 = MulticlassF1Score(images.NUM_CLASSES)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        inputs, labels = batch
-        logits = self.net(inputs)
-        loss = F.cross_entropy(logits, labels)
-        self.train_accuracy(logits, labels)
+        logits = self.net(batch[0])
+        loss = F.cross_entropy(logits, batch[1])
+        self.train_accuracy(logits, batch[1])
         self.log("train/loss", loss, prog_bar=True)
         self.log("train/accuracy", self.train_accuracy, on_step=False, on_epoch=True)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        inputs, labels = batch
-        logits = self.net(inputs)
-        self.val_accuracy(logits, labels)
-        self.val_f1(logits, labels)
-        self.log("val/loss", F.cross_entropy(logits, labels), prog_bar=True)
-        self.log("val/accuracy", self.val_accuracy)
-        self.log("val/f1", self.val_f1)
+        logits = self.net(batch[0])
+        self.val_accuracy(logits, batch[1])
+        self.val_f1(logits, batch[1])
+        self.log("val/loss", F.cross_entropy(logits, batch[1]), prog_bar=True)
+        self.log_dict({"val/accuracy": self.val_accuracy, "val/f1": self.val_f1})
 
     def configure_optimizers(self) -> Any:
         optimizer = AdamW(self.parameters(), lr=LR)
@@ -207,32 +200,29 @@ class PlainModule(pl.LightningModule):
 def plain_lightning(
     make: Callable[[], nn.Module], num_train: int, num_val: int, num_epochs: int
 ) -> float:
-    """Lightning's Trainer with its defaults, and a data set of single samples."""
+    """Train with Lightning's defaults, and a data set of single samples."""
+    pl.seed_everything(1, verbose=False)
+    stopwatch, num_steps = Stopwatch(), -(-num_train // BATCH_SIZE)
     with tempfile.TemporaryDirectory() as folder:
-        pl.seed_everything(1, verbose=False)
-        stopwatch = Stopwatch()
         trainer = pl.Trainer(
             max_epochs=num_epochs, default_root_dir=folder, callbacks=[stopwatch], devices=1
         )
-        trainer.fit(
-            PlainModule(make, num_epochs * -(-num_train // BATCH_SIZE)),
-            DataLoader(images.SingleImages(num_train), BATCH_SIZE, shuffle=True),
-            DataLoader(images.SingleImages(num_val), BATCH_SIZE),
+        train, val = (
+            TensorDataset(pixels.float() / 255, labels)
+            for pixels, labels in (images.make_images(num_train), images.make_images(num_val))
         )
+        loaders = DataLoader(train, BATCH_SIZE, shuffle=True), DataLoader(val, BATCH_SIZE)
+        trainer.fit(PlainModule(make, num_epochs * num_steps), *loaders)
     return stopwatch.steps_per_second
 
 
 def quietly(measure: Callable[[], float]) -> float:
-    """Measure with the screen thrown away and without another contender's rubbish."""
+    """Measure with the screen thrown away and without another contender's garbage."""
     gc.collect()
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-        warnings.catch_warnings(),
-    ):
+    with open(os.devnull, "w") as nowhere, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return measure()
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            return measure()
 
 
 def main() -> None:
@@ -245,17 +235,12 @@ def main() -> None:
     make = getattr(images, options.network)
     contenders = {
         "by hand": partial(by_hand, make, *sizes),
-        "this project": partial(through_project, options.network, *sizes),
+        "the harness": partial(through_harness, options.network, *sizes),
         "plain Lightning": partial(plain_lightning, make, *sizes),
     }
     turns = {name: partial(quietly, measure) for name, measure in contenders.items()}
     figures = contest.take_turns(turns, options.repeats)
-    print(contest.machine())
-    print(f"{options.network:20} {'steps/s (min - max)':28} of the loop by hand (min - max)")
-    for name, values in figures.items():
-        print(
-            f"{name:20} {contest.spread(values, 0):28} {contest.ratio(values, figures['by hand'])}"
-        )
+    contest.show(options.network, "steps/s", figures, decimals=0)
     contest.write(options.json, figures)
 
 
