@@ -89,6 +89,6 @@ class Converter:
         self._process.communicate()
 
 
-def too_much(cost: Cost) -> bool:
-    """Whether a file of at most 10 MB took more than the docs promise."""
-    return cost.cpu_seconds > 5 or cost.mib > 300
+def too_much(cost: Cost, size: int) -> bool:
+    """Whether a file took more than the docs promise: of 10 MB, 5 s of computing and 300 MB."""
+    return cost.cpu_seconds > 1 + 0.4e-6 * size or cost.mib > 64 + 24e-6 * size

@@ -56,6 +56,7 @@ PICKLES: dict[str, Maker] = {
 }
 VALUES: dict[str, Maker] = {
     "empty_lists": lambda n, _: b"](" + b"]" * n + b"e",
+    "padded_lists": lambda n, _: b"](" + b"]" * (n // 5) + dumped("a" * (4 * n // 5)) + b"e",
     "empty_dicts": lambda n, _: b"](" + b"}" * n + b"e",
     "long_deque": lambda n, _: name_of("collections.deque") + name_of("builtins.range")
         + dumped(10**8) + b"\x85R\x85R",

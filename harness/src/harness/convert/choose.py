@@ -21,6 +21,7 @@ ENTRIES = ("state_dict", "model_state_dict", "model_state", "model", "module", "
 _TRAINING = re.compile(r"optim|sched|scaler|rng|callbacks|loops|criterion|hyper_|hparams|config")
 _MOMENTS = {"exp_avg", "momentum_buffer", "square_avg"}  # an optimizer's, for one parameter
 _MAX_DEPTH = 5  # of an entry
+_MAX_CONTAINERS = 100_000  # that are searched for entries, breadth first
 _MAX_SHOWN = 20  # entries, in a message
 
 
@@ -170,6 +171,8 @@ def _places(root: Any) -> dict[Place, Any]:
         if _holds_weights(value) and not is_optimizer:
             places[place] = value
         for name, inner in _items(value) if len(place) < _MAX_DEPTH else ():
+            if len(todo) == _MAX_CONTAINERS:
+                break
             if isinstance(inner, dict | list | tuple | Inert) and id(inner) not in seen:
                 seen.add(id(inner))
                 todo.append(((*place, name), inner))
