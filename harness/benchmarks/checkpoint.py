@@ -1,9 +1,8 @@
-"""What it costs to be able to stop: per step, and per checkpoint.
+"""How long training waits for a checkpoint, against one write of its bytes with sync.
 
     python benchmarks/checkpoint.py [--repeats 7] [--megabytes 64] [--json checkpoint.json]
 
-The hooks of the callbacks that make a run resumable, per step; and what training waits for a
-checkpoint, against one write of its bytes with sync.
+What a step costs more in a run that can be stopped is part of overhead.py's figures.
 """
 
 import os
@@ -12,47 +11,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import contest
-import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
-from pytorch_lightning.demos.boring_classes import BoringModel
 
-from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
-from harness.exact.seeded_steps import SeededSteps
-
-NUM_STEPS = 64  # as many as BoringModel has samples
-
-
-def bookkeeping(folder: Path) -> float:
-    """Return the milliseconds per step that are spent in the hooks."""
-    spent = [0.0]
-
-    def timed(hook: Callable[..., None], *arguments: Any, **named: Any) -> None:
-        started = time.perf_counter()
-        hook(*arguments, **named)
-        spent[0] += time.perf_counter() - started
-
-    callbacks: list[pl.Callback] = [SafePoint(folder, every_minutes=10), SeededSteps(seed=0)]
-    for callback in callbacks:
-        for name in ("on_train_batch_start", "on_train_batch_end"):
-            setattr(callback, name, partial(timed, getattr(callback, name)))
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_steps=NUM_STEPS,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-        plugins=[DurableCheckpointIO()],
-    )
-    trainer.fit(BoringModel())
-    return spent[0] / NUM_STEPS * 1e3
 
 
 def write_once(data: bytes, path: Path) -> None:
@@ -93,10 +57,8 @@ def main() -> None:
         turns = {name: partial(milliseconds, function) for name, function in contenders.items()}
         writes = contest.take_turns(turns, options.repeats)
         durable.finish()
-        steps = [bookkeeping(Path(name)) for _ in range(options.repeats)]
     contest.show(f"{options.megabytes} MB", "ms", writes, decimals=0)
-    print(f"\nbookkeeping per step: {contest.spread(steps, 3)} ms")
-    contest.write(options.json, {"bookkeeping": steps, "writes": writes})
+    contest.write(options.json, writes)
 
 
 if __name__ == "__main__":
