@@ -16,7 +16,7 @@ from project.models.regressor import Regressor
 def model() -> Regressor:
     net = MLP(in_features=4, hidden=[8], num_classes=1)
     regressor = Regressor(net, nn.MSELoss(), partial(SGD, lr=0.1))
-    data = SimpleNamespace(target_mean=100.0, target_std=5.0)
+    data = SimpleNamespace(facts={"target_mean": 100.0, "target_std": 5.0})
     regressor._trainer = SimpleNamespace(datamodule=data)
     regressor.on_fit_start()
     return regressor
