@@ -85,8 +85,8 @@ def observed(model: pl.LightningModule, data: Any) -> tuple[nn.Module, list[Call
     if not calls:
         step = "validation_step" if missing else "test_step"
         raise UserError(
-            f"{name}.{step} calls neither self(...) nor self.net(...): there is nothing to export. "
-            "Let it call self(...), and forward compute what other programs want."
+            f"{name}.{step} calls neither self(...), self.net(...) nor self.model(...): nothing to "
+            "export. Let it call self(...), and forward compute what other programs want."
         )
     first = calls[0]
     nested = [name for name, value in first.constants.items() if any(True for _ in inside(value))]
