@@ -160,6 +160,7 @@ def test_mistakes_are_told_in_a_line(trained: Path, tmp_path: Path, capsys) -> N
         (["ls", tmp_path], "There is no run"),
         (["ls", trained, "--filter", "lrs=1"], "No run has lrs. It may be"),
         (["diff", trained], "diff takes 2"),
+        (["best", trained, "--by", "notes"], "None of 1 runs has a value of notes"),
         (["best", trained, "--by", "test/horses"], "No run has test/horses. It may be test/"),
     ):
         assert runs.main([str(word) for word in words]) == 1

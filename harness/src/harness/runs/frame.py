@@ -160,13 +160,14 @@ def groups(table: Table, name: str, is_max: bool) -> pl.DataFrame:
     score, runs = pl.col("score"), pl.col("runs")
     is_best = (pl.col("objective") == name) & pl.col("best").is_not_null()
     value = pl.when(is_best).then("best").otherwise(name).cast(pl.Float64, strict=False)
-    frame = table.frame.with_columns(value.alias("score")).filter(score.is_finite())
+    frame = table.frame.with_columns(value.alias("score"), pl.lit(0).alias("all"))
+    frame = frame.filter(score.is_finite())
     names = differing(replace(table, frame=frame))
     settings = [setting for setting in names if setting not in REPEATS]
     # A run that was repeated with the same seed and fold counts once, as it was run last.
     repeats = [setting for setting in REPEATS if setting in table.settings]
     frame = frame.sort("started").unique([*settings, *repeats] or ["run"], keep="last")
-    means = frame.group_by(settings or [pl.lit(0).alias("all")]).agg(
+    means = frame.group_by(settings or ["all"]).agg(
         score.mean().alias("mean"),
         score.std(),
         pl.len().alias("runs"),

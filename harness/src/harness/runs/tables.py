@@ -73,8 +73,10 @@ def print_difference(one: RunFiles, two: RunFiles, form: str = "table") -> None:
 
 def print_one(run: RunFiles, form: str = "table") -> None:
     """Print all that is known of a run: also how it was started, with which code and data."""
-    starts = run.record.get("starts") or [{}]
-    made_by = {"starts": len(starts)} | starts[0] | flat({"data": run.record.get("data", {})})
+    starts = run.record.get("starts", [])
+    made_by = (
+        {"starts": len(starts)} | (starts or [{}])[0] | flat({"data": run.record.get("data", {})})
+    )
     for name, values in made_by.pop("code", {}).items():  # versions, and checksums of files
         made_by[name] = ", ".join(f"{key} {value}" for key, value in values.items())
     row = table_of([run]).frame.row(0, named=True)
