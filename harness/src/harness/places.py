@@ -97,15 +97,6 @@ def is_owners(file: str) -> bool:
     return not (is_library or is_generated or is_ours) and path.is_file()
 
 
-@cache
-def is_owners_class(kind: type) -> bool:
-    """Whether somebody who trains with the harness has written a class."""
-    try:
-        return is_owners(inspect.getfile(kind))
-    except (OSError, TypeError):  # built in, or typed into a prompt
-        return kind.__module__ == "__main__"
-
-
 def shown(file: str | Path) -> str:
     """A path as seen from the working directory, which is what a user types, if it is below."""
     path = os.path.relpath(file)

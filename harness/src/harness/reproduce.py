@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 
 from harness import code_version, frozen_files, record
 from harness.checkpoints.reading import read
-from harness.checkpoints.stand_in import StandIn
 from harness.command import run_folder
 from harness.data.checksum import checksum
 from harness.errors import UserError
@@ -145,7 +144,6 @@ def reached(folder: Path) -> dict[str, Any]:
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
     """List the places where two trees of values differ by a bit; a NaN equals a NaN."""
-    a, b = _unmarked(a), _unmarked(b)
     if type(a) is not type(b):
         return [f"{where}: {type(a)} is not {type(b)}"]
     if isinstance(a, torch.Tensor):
@@ -162,8 +160,6 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
     if isinstance(a, (list, tuple, deque)) and len(a) == len(b):
         pairs = zip(a, b, strict=True)
         return [d for i, (x, y) in enumerate(pairs) for d in differences(x, y, f"{where}[{i}]")]
-    if isinstance(a, StandIn):  # whose values cannot be compared
-        a, b = repr(a), repr(b)
     return [] if a == b or (a != a and b != b) else [f"{where}: {a!r:.60} != {b!r:.60}"]
 
 
@@ -174,11 +170,3 @@ def _of_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> list[str]:
     if bool(((a == b) | ((a != a) & (b != b))).all()):
         return []
     return [f"{where} by at most {float((a.double() - b.double()).abs().max()):.2g}"]
-
-
-def _unmarked(node: Any) -> Any:
-    """Remove the mark of an object that existed when training began.
-
-    The mark goes by ids, which Python may give again to a later object.
-    """
-    return node["of"] if isinstance(node, dict) and node.get("#") == "same" else node

@@ -1,14 +1,9 @@
 """Modules, callbacks and data whose Python attributes decide what a run comes to."""
 
 import copy
-import enum
-import itertools
-import random
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -16,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from small.data import Synthetic
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 
 class Module(pl.LightningModule):
@@ -129,99 +123,58 @@ class MemoryBank(Module):
         return self.centre + self.start + sum(t.sum() for t in self.bank.values()) + arrays
 
 
-class Generators(Module):
-    def make(self) -> None:
-        self.torch_rng = torch.Generator().manual_seed(1)
-        self.rng, self.old = np.random.default_rng(1), np.random.RandomState(1)
-        self.python = {"rng": random.Random(1)}
+class Shared(Module):
+    """Two names of one list, a list of the class, and one list in another."""
 
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        drawn = torch.rand((), generator=self.torch_rng) + self.rng.random()
-        return drawn + self.old.standard_normal() + self.python["rng"].random()
-
-
-class AverageMeter:
-    """The class that everybody writes."""
-
-    def __init__(self) -> None:
-        self.sum, self.count, self.parts = 0.0, 0, [0.0]
-
-    def update(self, value: float) -> float:
-        self.sum, self.count = self.sum + value, self.count + 1
-        self.parts.append(value)
-        return self.sum / self.count + sum(self.parts)
-
-
-@dataclass
-class History:
-    values: list[float] = field(default_factory=list)
-    parent: Any = None
-
-
-class Point(NamedTuple):
-    x: float
-    y: float
-
-
-class Phase(enum.Enum):
-    FIRST = 0.1
-    SECOND = 0.7
-
-
-class Objects(Module):
     shared: ClassVar[list[float]] = []
 
     def make(self) -> None:
-        self.meter = self.same_meter = AverageMeter()
-        self.meters: dict[str, AverageMeter] = {}
-        self.history, self.phase = History(parent=self), Phase.FIRST
-        self.point = Point(0.0, 0.0)
         self.shared.clear()
+        self.history = self.same_history = [0.0]
+        self.groups: dict[str, Any] = {"all": self.history}
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
-        value = loss.item()
-        self.meters.setdefault(str(batch_idx), AverageMeter()).update(value)
-        self.history.values.append(value)
-        self.phase = Phase.SECOND if self.global_step % 4 > 1 else Phase.FIRST
-        self.point = Point(self.point.y, value)
-        self.shared.append(value)
-        sums = [self.point.x, self.phase.value, self.same_meter.update(value)]
-        assert self.history.parent is self
-        assert self.meter is self.same_meter
-        sums += [m.update(0.1) for m in self.meters.values()] + self.history.values
-        return 0.05 * (sum(sums) + sum(self.shared))
-
-
-class Shadow:
-    """An average of the weights, with a ``state_dict`` and no ``nn.Module``."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.shadow = {k: v.detach().clone() for k, v in module.named_parameters()}
-        self.parameters = list(module.parameters())
-
-    def update(self) -> Tensor:
-        for old, new in zip(self.shadow.values(), self.parameters, strict=True):
-            old.lerp_(new.detach(), 0.5)
-        return sum(t.square().sum() for t in self.shadow.values())
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.shadow
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            self.shadow[name].copy_(value)
+        self.history.append(loss.item())
+        self.shared.append(loss.item())
+        assert self.same_history is self.history
+        assert self.groups["all"] is self.history
+        return 0.1 * sum(self.same_history) + 0.05 * sum(self.shared)
 
 
 class AnchorOfStart(Module):
-    """An average, and the weights that a run begins with, which are others in a resumed run."""
+    """The weights that a run begins with, which are others in a resumed run."""
 
     def on_fit_start(self) -> None:
-        self.anchor = copy.deepcopy(dict(self.head.named_parameters()))
-        self.average = Shadow(self.head)
+        self.anchor = {k: p.detach().clone() for k, p in self.head.named_parameters()}
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         apart = [(self.anchor[k] - p).square().sum() for k, p in self.head.named_parameters()]
-        return sum(apart).detach() + self.average.update() / 10
+        return sum(apart).detach()
+
+
+class Tempered(Module):
+    """Changes its hyper-parameters."""
+
+    def make(self) -> None:
+        self.save_hyperparameters({"temperature": 1.0})
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        self.hparams["temperature"] *= 0.9
+        return self.hparams["temperature"]
+
+
+class CountingSGD(torch.optim.SGD):
+    """Keeps a number in an attribute, which no state_dict has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.num_calls += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / (1 + self.num_calls % 3)
+        return super().step(closure)
 
 
 class Modes(Module):
@@ -251,8 +204,7 @@ class Harder(Module):
 
 
 HABITS = (
-    StepOutputs, Numbers, Containers, MemoryBank, Generators, Objects, AnchorOfStart,
-    Modes, Harder,
+    StepOutputs, Numbers, Containers, MemoryBank, Shared, AnchorOfStart, Tempered, Modes, Harder,
 )  # fmt: skip
 
 
@@ -272,13 +224,16 @@ class Everything(*HABITS):  # type: ignore[misc]
     def on_train_epoch_start(self) -> None:
         Modes.on_train_epoch_start(self)
 
+    def configure_optimizers(self) -> Any:
+        return CountingSGD(self.parameters(), lr=0.1, momentum=0.9)
+
 
 class Recorder(pl.Callback):
     """A user's callback without ``state_dict``, which tells the data set of the epoch."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self.mean, self.rate = MeanMetric(), 0.0
+        self.rate = 0.0
         self.lock = threading.Lock()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -291,10 +246,9 @@ class Recorder(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *_: Any
     ) -> None:
         self.losses.append(outputs["loss"].item())
-        self.mean.update(outputs["loss"].detach())
         with torch.no_grad():
             pl_module.head.bias.mul_(1 - 0.01 * sum(self.losses) * self.rate)
-        pl_module.log("callback", self.mean.compute())
+        pl_module.log("callback", sum(self.losses) / len(self.losses))
 
 
 class Data(Synthetic):
@@ -328,25 +282,90 @@ class Shifted(torch.utils.data.Dataset[Any]):
         return x[0] + self.shift + self.data.noise_level, y[0]
 
 
+class AverageMeter:
+    """The class that everybody writes."""
+
+    def __init__(self) -> None:
+        self.sum, self.lock = 0.0, threading.Lock()
+
+
 class CannotBeKept(Module):
     """Holds what no checkpoint can, beside what nobody misses."""
 
     def make(self) -> None:
         self.function: Any = F.relu
-        self.lock, self.path, self.large = threading.Lock(), Path("a"), torch.zeros(())
+        self.lock, self.meter = threading.Lock(), AverageMeter()
+        self.rng, self.unused = torch.Generator().manual_seed(1), AverageMeter()
+        self.handled = AverageMeter()
+
+    def on_fit_start(self) -> None:
+        self.teacher = [copy.deepcopy(self.head)]
+        self.helper = AverageMeter()
 
     def on_train_start(self) -> None:
-        self.stream = itertools.count()
-        self.record = np.zeros(1, [("a", np.float32)])
-        self.nested: Any = defaultdict(lambda: defaultdict(lambda: 0))
+        self.stream = iter(range(1000))
+        self.nested: Any = defaultdict(lambda: 0)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.nested["a"]["b"] += 1
-        self.record["a"] += 1
+        self.nested["a"] += 1
+        self.meter.sum += 1
+        self.handled.sum += 1
         self.function = lambda x: x + 1
         self.lock = threading.Lock()
-        self.large = torch.ones(2**19)  # 2 MB
-        return 0.1 * next(self.stream)
+        self.large = torch.ones(2**18)
+        return 0.1 * next(self.stream) + torch.rand((), generator=self.rng)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["sum"] = self.handled.sum
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.handled.sum = checkpoint["sum"]
+
+
+class Exchanges(Module):
+    """Adds a layer and exchanges the optimizer in its third step, and plays with its sampler."""
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        if self.global_step == 2:
+            self.extra = nn.Linear(2, 2)
+            optimizer = torch.optim.Adam(self.parameters())
+            self.trainer.strategy.optimizers = [optimizer]
+        return 0.0
+
+
+class CountingBatches(torch.utils.data.BatchSampler):
+    """Counts its epochs in a number, and in a list."""
+
+    num_epochs: int = 0
+
+    def __init__(self, size: int) -> None:
+        super().__init__(torch.utils.data.RandomSampler(range(size)), 300, drop_last=False)
+        self.num_epochs, self.epochs = 0, list[int]()
+
+    def __iter__(self) -> Any:
+        self.num_epochs += 1
+        batches = list(super().__iter__())
+        return iter(batches[self.num_epochs % 2 :] + batches[: self.num_epochs % 2])
+
+
+class ListingBatches(CountingBatches):
+    def __iter__(self) -> Any:
+        self.epochs.append(1)
+        return super().__iter__()
+
+
+class CountingData(Data):
+    """Its batch sampler puts the last batch first in every other epoch."""
+
+    batches: type[CountingBatches] = CountingBatches
+
+    def train_dataloader(self) -> Any:
+        dataset = super().train_dataloader().dataset
+        return torch.utils.data.DataLoader(dataset, batch_sampler=self.batches(len(dataset)))
+
+
+class ListingData(CountingData):
+    batches = ListingBatches
 
 
 class PerProcess(Module):
@@ -354,14 +373,14 @@ class PerProcess(Module):
 
     def make(self) -> None:
         self.losses: list[float] = []
-        self.num_steps, self.world, self.rng = 0, 0, random.Random()
-        self.offset = 0
+        self.all: dict[str, Any] = {"num_steps": 0, "losses": self.losses}
+        self.num_steps, self.world, self.offset = 0, 0, 0
 
     def on_train_start(self) -> None:
         self.world, self.offset = self.trainer.world_size, self.global_rank + 1
-        self.rng.seed(self.global_rank)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.losses.append(loss.item() + self.rng.random())
+        self.losses.append(loss.item())
+        assert self.all["losses"] is self.losses
         self.num_steps += 1
         return 0.1 * sum(self.losses) / len(self.losses) + 0.01 * self.num_steps + self.world

@@ -1,15 +1,13 @@
 """Python attributes of modules, data and callbacks go on where they were."""
 
 import csv
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from harness.checkpoints.placing import LostError, Placer
+from harness.checkpoints import attributes
 from harness.command.compose import compose
 from tests.checkpoints import kept
 from tests.faults.resume_sweep import COMMON, train
@@ -69,37 +67,55 @@ def test_run_goes_on_with_every_attribute_of_module_data_and_callbacks(reference
     run_dir = go_on(reference, "step_7", *EVERYTHING)
     assert states(run_dir) == states(reference)
     assert differences(contents(reference), contents(run_dir)) == []
-    assert lines_of(run_dir, "as in a run that begins") == []
-    assert lines_of(run_dir, "The first batch was read") == []
+    assert lines_of(run_dir, "These are not as they were") == []
 
 
 def test_only_what_training_has_changed_is_put_back_where_an_epoch_begins(reference: Path) -> None:
     """Settings of the new command stay. Lightning calls that epoch's hooks itself."""
     run_dir = go_on(reference, "step_5", *EVERYTHING)
     assert states(run_dir) == states(reference)
-    found = contents(run_dir)["last.ckpt"]["safe_point"]["attributes"]
-    assert {name for owner, name in found["of_all"] if owner == "data"} == {"noise_level"}
+    found = contents(run_dir)["last.ckpt"]["changed_attributes"]
+    assert {name for owner, name in found["common"] if owner == "data"} == {"noise_level"}
 
 
-def test_what_cannot_be_kept_is_told_once_with_the_line_that_sets_it(tmp_path: Path) -> None:
-    words = ("checkpoint.attribute_megabytes=1", f"data._target_={OWN}.MovingData")
+def test_what_cannot_be_kept_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attributes, "LARGEST_MEGABYTES", 0.5)
+    monkeypatch.setattr(attributes, "NUM_SHOWN", 20)
+    words = (f"data._target_={OWN}.MovingData",)
     train(config(tmp_path / "run", *words, module="CannotBeKept"))
     reference = (tmp_path / "run").rename(tmp_path / "reference")
     (line,) = lines_of(reference, "Checkpoints lack")
-    for name in ("function", "large", "stream", "record"):
-        assert re.search(rf"CannotBeKept.{name}, set in \S*tests/checkpoints/kept.py:", line)
-    assert "more than 1 MB" in line
-    assert "an iterator" in line
-    for name in ("lock", "path"):
-        assert lines_of(reference, f"CannotBeKept.{name}") == []
+    for name in ("function", "large (more than", "stream", "rng", "meter", "teacher", "nested"):
+        assert f"module.{name}" in line
+    for name in ("lock", "unused", "helper", "handled"):
+        assert f"module.{name}" not in line
     run_dir = go_on(reference, "step_7", *words, module="CannotBeKept")
-    (line,) = lines_of(run_dir, "as in a run that begins")
-    assert "CannotBeKept.stream" in line
-    # The functions of what training has made are not known.
-    assert "CannotBeKept.nested" in line
-    # What changes while a batch is moved may be another one in the first batch.
-    (line,) = lines_of(run_dir, "changes while a batch is read or moved")
-    assert "MovingData.noise_level" in line
+    (line,) = lines_of(run_dir, "These are not as they were")
+    assert "module.stream" in line
+    assert "data.noise_level (changes while a batch is read or moved)" in line
+
+
+def test_structure_that_no_run_can_go_on_with_is_named_at_that_checkpoint(tmp_path: Path) -> None:
+    train(config(tmp_path / "run", module="Exchanges"))
+    (line,) = lines_of(tmp_path / "run", "has added, removed or exchanged")
+    assert "extra.bias, extra.weight, optimizer 0" in line
+
+
+def test_batch_sampler_goes_on_counting_its_epochs_and_a_list_of_it_is_named(
+    tmp_path: Path,
+) -> None:
+    words = (f"data._target_={OWN}.CountingData",)
+    train(config(tmp_path / "run", *words, module="StepOutputs"))
+    reference = (tmp_path / "run").rename(tmp_path / "reference")
+    for step in ("step_3", "step_5", "step_7"):
+        run_dir = go_on(reference, step, *words, module="StepOutputs")
+        assert differences(contents(reference), contents(run_dir)) == []
+        assert lines_of(run_dir, "draws other batches") == []
+    assert lines_of(reference, "Checkpoints lack") == []
+    words = (f"data._target_={OWN}.ListingData", "trainer.max_epochs=1")
+    train(config(tmp_path / "list", *words, module="StepOutputs"))
+    (line,) = lines_of(tmp_path / "list", "Checkpoints lack")
+    assert "batch sampler 0.epochs" in line
 
 
 def run_in_processes(folder: Path, strategy: str, *words: str) -> Path:
@@ -122,30 +138,19 @@ def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_in_common(
     leave_at(run_dir, 8)
     run_in_processes(tmp_path, "ddp(2)", f"resume={run_dir}")
     assert differences(expected, contents(run_dir)) == []
-    for text in ("as in a run that begins", "Checkpoints lack"):
+    for text in ("These are not as they were", "Checkpoints lack"):
         assert lines_of(run_dir, text) == []
 
     alone = tmp_path / "alone" / "run" / run_dir.name
     leave_at(alone, 8)
     run_in_processes(tmp_path / "alone", "cpu", f"resume={alone}", "trainer.max_epochs=4")
-    (line,) = lines_of(alone, "as in a run that begins")
+    (line,) = lines_of(alone, "These are not as they were")
     assert line.count("differed between 2 processes") == 3
-    for name in ("losses", "rng", "offset"):  # the last of a hook at the start
-        assert f"PerProcess.{name}" in line
-    (line,) = lines_of(alone, "PerProcess.world")
-    assert "(was 2, is 1)" in line
+    for name in ("losses", "all", "offset"):  # the last of a hook at the start
+        assert f"module.{name}" in line
+    assert "module.world (was 2, and a hook has set 1)" in line
     (line,) = lines_of(alone, "had 2 processes and has 1 now")
-    assert "PerProcess.num_steps" in line
-    assert "PerProcess.losses" not in line
-    attributes = contents(alone)["last.ckpt"]["safe_point"]["attributes"]
-    assert attributes["of_all"]["module", "num_steps"] == 20
-
-
-def test_checkpoint_names_no_code_that_is_run(tmp_path: Path) -> None:
-    """Objects are of classes that the owner's modules have; nothing else is looked up."""
-    placer = Placer({}, torch.device("cpu"))
-    node = {"#": "object", "class": "subprocess.Popen", "names": ["args"], "values": ["true"]}
-    with pytest.raises(LostError, match="no subprocess"):
-        placer.place(node)
-    meter = node | {"class": f"{OWN}.AverageMeter"}
-    assert vars(placer.place(meter)) == {"args": "true"}
+    assert "module.num_steps" in line
+    assert "module.losses" not in line
+    kept_now = contents(alone)["last.ckpt"]["changed_attributes"]
+    assert kept_now["common"]["module", "num_steps"] == 20

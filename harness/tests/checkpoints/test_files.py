@@ -1,6 +1,7 @@
 """No damaged or partial file is ever taken for a checkpoint."""
 
 import errno
+import os
 import random
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.checkpoints import lookup, writing
+from harness.checkpoints import lookup
 from harness.checkpoints.reading import unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
 from tests.faults.damage import damages, not_rejected
@@ -62,14 +63,14 @@ def test_values_may_change_while_they_are_written(
 ) -> None:
     """Training goes on; the link and the removal of the oldest wait for the file."""
     goes_on, order = threading.Event(), []
-    write = writing.write
+    sync = os.fsync
 
-    def write_late(file: Any, pieces: Any) -> None:
+    def sync_late(descriptor: int) -> None:
         assert goes_on.wait(20)
-        write(file, pieces)
-        order.append("written")
+        sync(descriptor)
+        order.append("synced")
 
-    monkeypatch.setattr(writing, "write", write_late)
+    monkeypatch.setattr(os, "fsync", sync_late)
     io, weights = DurableCheckpointIO(), torch.zeros(1000)
     path = lookup.path_of(tmp_path, 1)
     io.save_checkpoint({"weights": weights}, path, lambda: order.append("safe"))
@@ -77,24 +78,17 @@ def test_values_may_change_while_they_are_written(
     assert not path.exists()
     goes_on.set()
     io.finish()
-    assert order == ["written", "safe"]
+    assert order == ["synced", "synced", "safe"]  # the file and its folder
     assert torch.load(path)["weights"].sum() == 0
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
 def test_error_of_the_disk_is_raised_once_and_stops_nobody(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a checkpoint is larger than the memory that waits to be written."""
-    monkeypatch.setattr(writing, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(writing, "MOST_BYTES", 2000)
-
-    def fail(file: Any, pieces: Any) -> None:
-        if moment == "after":
-            list(pieces)
+    def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(writing, "write", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     io = DurableCheckpointIO()
     io.save_checkpoint({"weights": torch.zeros(9000)}, tmp_path / "a.ckpt", lambda: None)
     with pytest.raises(OSError, match="Input/output"):
@@ -103,18 +97,37 @@ def test_error_of_the_disk_is_raised_once_and_stops_nobody(
     assert list(tmp_path.iterdir()) == []
 
 
+class FullFile:
+    """Takes some bytes, and then none."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: Any) -> int:
+        if self.file.tell() > 1000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("moment", ["written", "synced"])
 def test_full_disk_is_said_and_the_last_checkpoint_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     io, path = DurableCheckpointIO(), lookup.path_of(tmp_path, 1)
     io.save_checkpoint({"step": 1}, path)
+    save = torch.save
 
-    def write_half(file: Any, pieces: Any) -> None:
-        file.write(b"half of it")
+    def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(writing, "write", write_half)
-    io.save_checkpoint({"step": 1}, path)
+    if moment == "written":
+        monkeypatch.setattr(torch, "save", lambda content, file: save(content, FullFile(file)))
+    else:
+        monkeypatch.setattr(os, "fsync", fail)
+    io.save_checkpoint({"step": 1, "weights": torch.zeros(9000)}, path)
     assert io.met_full_disk
     assert [file.name for file in tmp_path.iterdir()] == ["step_1.ckpt"]
     assert lookup.damage(path) is None

@@ -27,7 +27,7 @@ EARLY = 0.15  # of the kills come before the first step of an attempt
 SECONDS_TO_START = 2.0
 WORKER = "pt_data_worker"  # how torch names the processes of its loaders
 # What a run says of a state that is not kept.
-TOLD = ("Checkpoints lack ", "These are as in a run that begins")
+TOLD = ("Checkpoints lack ", "These are not as they were")
 HANGS_AFTER = 120  # seconds
 
 

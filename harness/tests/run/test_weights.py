@@ -53,12 +53,12 @@ def test_earlier_best_checkpoint_is_told_where_the_best_found_no_room(
 ) -> None:
     original, tried = writing.write, []
 
-    def write(file: Any, pieces: Any) -> None:
+    def write(content: Any, file: Any) -> None:
         if "best" in Path(file.name).name:
             tried.append(file.name)
             if len(tried) > 1:
                 raise OSError(errno.ENOSPC, "No space left on device")
-        original(file, pieces)
+        original(content, file)
 
     monkeypatch.setattr(writing, "write", write)
     run = train(*words, "mode=min")  # each epoch is better

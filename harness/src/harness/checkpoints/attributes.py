@@ -1,250 +1,257 @@
-"""What Python objects of a run hold that no state_dict does, so that a run goes on with it."""
+"""Keeps the Python attributes that training has changed, with a checkpoint.
 
+In: the values that ``owners`` finds. Kept are those that differ from how they were when the run
+began, so that settings of a new command stay, and that are plain (see ``plain``). Any other that
+has changed is named once. Next: ``safe_point`` writes them, and has them put back on resume.
+"""
+
+import copy
+import logging
+import weakref
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from harness.checkpoints.belongings import inherited
-from harness.checkpoints.fingerprints import fingerprint, rough_print
+from harness.checkpoints.fingerprints import fingerprint
 from harness.checkpoints.owners import (
-    BUFFERS,
-    FLAGS,
-    MODULE,
+    FLAG,
+    GRADIENT,
+    SAMPLER,
     Name,
+    changed_structure,
     is_handled,
     known_objects,
-    owners,
+    set_value,
+    structure,
     values,
-    warn_of,
 )
-from harness.checkpoints.packing import CONTAINERS, SCALARS, Packer, UnkeptError
-from harness.checkpoints.placing import MISSING, LostError, Placer
+from harness.checkpoints.plain import (
+    MARK,
+    SCALARS,
+    TENSORS,
+    NotPlainError,
+    Packer,
+    Unpacker,
+)
+from harness.names import few
 from harness.processes.agreement import gather
 
-# What is not kept alive for its id: nobody would see that another object has got it.
-LARGE = (*CONTAINERS, torch.Tensor, np.ndarray, torch.nn.Module)
+log = logging.getLogger(__name__)
+
+LARGEST_MEGABYTES = 256  # of one tensor or array, in every process
+NUM_SHOWN = 5  # attributes of one message
+ADVICE = (
+    "Keep it as numbers, text, lists, dicts, arrays, a buffer or a torchmetric, or write it in "
+    "on_save_checkpoint and read it in on_load_checkpoint (of a callback: state_dict and "
+    "load_state_dict)."
+)
+
+
+class AttributePacker(Packer):
+    """Packs attributes: tensors become copies on the CPU, objects are refused.
+
+    Args:
+        names: of parameters and others that a checkpoint holds in another place, by id.
+    """
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.names = names
+        self.reached: set[int] = set()  # ids of the containers and tensors of one attribute
+
+    def pack(self, value: Any, place: tuple[Any, ...] = ()) -> Any:
+        """See ``Packer``."""
+        if not isinstance(value, (tuple, frozenset, np.generic)) and type(value) not in SCALARS:
+            self.reached.add(id(value))
+        is_large = getattr(value, "nbytes", 0) > LARGEST_MEGABYTES * 2**20
+        if is_large and place[:1] != (GRADIENT,):
+            raise NotPlainError(f"more than {LARGEST_MEGABYTES} MB")
+        return super().pack(value, place)
+
+    def tensor(self, value: torch.Tensor, place: tuple[Any, ...]) -> Any:
+        """Copy a tensor to the CPU; of one with a graph its values."""
+        if type(value) not in TENSORS or value.is_meta:
+            return self.other(value, place)
+        if id(value) in self.names and place[:1] != ("buffer",):
+            raise NotPlainError(f"it holds {self.names[id(value)]}")
+        if value.requires_grad and value.is_leaf:
+            raise NotPlainError("a tensor that is trained, and no parameter")
+        data = value.detach().to("cpu", copy=True)
+        return data if value.device.type == "cpu" else {MARK: "tensor", "data": data}
 
 
 class Attributes:
-    """Keeps the attributes of the module, the data module and the author's callbacks.
+    """Compares attributes with those of the start, keeps what differs, and puts it back."""
 
-    Kept is what differs from how it was when the run began, in every checkpoint from the one on
-    that finds it changed. Lightning and torch keep their own.
-
-    Args:
-        megabytes: of one process that a checkpoint takes at most.
-    """
-
-    def __init__(self, megabytes: float) -> None:
-        self.most_bytes = megabytes * 2**20
-        self.fresh: dict[Name, Any] = {}  # fingerprints when the run began
-        self.started: dict[Name, Any] = {}  # of what the hooks at the start have changed
-        self.first: dict[int, Any] = {}  # by id: the objects that were there then, or None
-        self.changed: set[Name] = set()
-        self.told: set[Name] = set()
-        self.placed: dict[Name, Any] = {}  # fingerprints of what a checkpoint held
+    def __init__(self) -> None:
+        self.fresh: dict[Name, Any] = {}  # fingerprints before the hooks at the start
+        self.started: dict[Name, Any] = {}  # those that these hooks have changed
+        self.objects: dict[Name, Any] = {}  # what was there after them
+        self.structure: dict[str, Any] = {}
+        self.placed: dict[Name, Any] = {}  # fingerprints of what was put back
+        self.told: set[str | Name] = set()
 
     def begin(self, trainer: pl.Trainer) -> None:
-        """Know how everything was before the hooks at the start."""
-        packer = self._comparing(trainer)
-        self.fresh = {name: self._print(packer, v) for name, v in values(trainer).items()}
+        """Look at all values before the hooks at the start."""
+        self.fresh, self.structure = fingerprints(trainer), structure(trainer)
 
     def begin_training(self, trainer: pl.Trainer) -> None:
-        """Know how it was after them."""
-        packer = self._comparing(trainer)
-        self.first, self.started = {}, {}
-        for name, value in values(trainer).items():
-            now = self._print(packer, value)
-            for one in (value, *(found for found, _ in packer.packed.values())):
-                self.first[id(one)] = None if isinstance(one, LARGE) else one
-            if now != self.fresh.get(name):
-                self.started[name] = now
-        self.changed |= self.started.keys()
+        """Look at them after these hooks."""
+        alive, now = values(trainer), fingerprints(trainer)
+        self.fresh |= {name: now[name] for name in now if name[0].startswith(SAMPLER)}
+        self.started = {name: now[name] for name in now if now[name] != self.fresh.get(name)}
+        self.objects = {
+            name: weakref.ref(value) if isinstance(value, (torch.Tensor, np.ndarray)) else value
+            for name, value in alive.items()
+        }
 
     def keep(self, trainer: pl.Trainer, group: Any = None) -> dict[str, Any]:
-        """What a checkpoint holds of all processes; what it does not is told once."""
-        packed: dict[Name, Any] = {}
-        left: dict[Name, str] = {}
-        comparing, alive = self._comparing(trainer), values(trainer)
-        packer = Packer(comparing.known, self.first, self.most_bytes)
-        now = {
-            name: self._print(comparing, value)
-            for name, value in alive.items()
-            if name not in self.changed or name in self.started
-        }
-        self.changed |= {n for n, found in now.items() if found != self.fresh.get(n)}
-        as_started = {n for n, found in self.started.items() if now.get(n, MISSING) == found}
-        self.started = {name: self.started[name] for name in as_started}
-        for name in dict.fromkeys((*self.fresh, *alive)):
-            if name in alive and name not in self.changed:
-                continue
+        """What a checkpoint holds of all processes; what it does not is named once."""
+        alive, now = values(trainer), fingerprints(trainer)
+        packer = AttributePacker(known_objects(trainer))
+        nodes: dict[Name, Any] = {}
+        reached: dict[Name, set[int]] = {}
+        lost = {name: "was deleted" for name in self.fresh if name not in alive}
+        for name in (name for name in alive if now[name] != self.fresh.get(name)):
+            packer.reached = reached[name] = set()
             try:
-                packed[name] = packer.pack(alive[name]) if name in alive else {"#": "deleted"}
-            except UnkeptError as reason:
-                if name not in as_started:
-                    left[name] = str(reason)
-        is_alone = trainer.world_size == 1
-        mine = {n: None if is_alone else fingerprint(node) for n, node in packed.items()}
-        prints = gather(trainer, (mine, left), group)
-        equal = {n for n in mine if all(n in other and other[n] == mine[n] for other, _ in prints)}
-        left = {name: why for _, lacks in prints for name, why in lacks.items()}
-        self._tell_left(trainer, left)
-        differing = {name: node for name, node in packed.items() if name not in equal}
+                if name[0].startswith(SAMPLER):
+                    raise NotPlainError("a sampler's; its numbers are kept")
+                nodes[name] = packer.pack(alive[name], name)
+            except NotPlainError as reason:
+                # Hooks at the start make it again, unless it was computed from the weights.
+                has_tensors = now[name][1]
+                if now[name] != self.started.get(name) or has_tensors:
+                    lost[name] = str(reason)
+        common, each = nodes, [dict[Name, Any]()]
+        if trainer.world_size > 1:
+            found = gather(trainer, ({n: now[n] for n in nodes}, lost), group)
+            lost = {name: why for _, of_one in found for name, why in of_one.items()}
+            differing = {n for n in nodes if any(there.get(n) != now[n] for there, _ in found)}
+            differing = with_shared(differing, reached)
+            common = {name: node for name, node in nodes.items() if name not in differing}
+            each = gather(trainer, {n: nodes[n] for n in nodes if n in differing}, group)
+        self._tell_lost(trainer, lost)
         return {
             "settings": settings(trainer),
-            "of_all": {name: node for name, node in packed.items() if name in equal},
-            "of_each": gather(trainer, differing, group),
-            "of_start": [name for name in packed if name in as_started],
-            "left": left,
+            "common": common,
+            "each": each,
+            "of_start": [n for n in nodes if n in self.started and self.started[n] == now[n]],
+            "in_place": [n for n in nodes if self._is_first(n, alive[n])],
+            "lost": lost,
         }
+
+    def _is_first(self, name: Name, value: Any) -> bool:
+        """Whether an attribute is still the object that it was when training began."""
+        first = self.objects.get(name)
+        return (first() if isinstance(first, weakref.ref) else first) is value
 
     def put_back(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
         """Put back what ``keep`` has kept; with `is_last` tell what is lost."""
-        nodes, each = dict(saved["of_all"]), saved["of_each"]
-        lost: dict[Name, str] = dict.fromkeys(saved["left"], "was not kept")
+        each, lost = saved["each"], dict(saved["lost"])
+        of_this_rank: dict[Name, Any] = {}
         if len(each) == trainer.world_size:
-            nodes |= each[trainer.global_rank]
+            of_this_rank = each[trainer.global_rank]
         else:
-            names = dict.fromkeys(name for one in each for name in one)
+            names = {name for one in each for name in one}
             lost |= dict.fromkeys(names, f"differed between {len(each)} processes")
-        other: dict[Name, str] = {}
-        if saved["settings"] != settings(trainer):  # a hook may have looked at them
-            numbers = [n for n in saved["of_start"] if n in nodes and type(nodes[n]) in SCALARS]
-            other = {n: f"was {nodes.pop(n)!r}" for n in numbers if n[0] not in (FLAGS, BUFFERS)}
-        moved = self._moved(trainer)
-        known = {name: value for value, name in known_objects(trainer).values()}
-        placer = Placer(known, trainer.strategy.root_device)
+        nodes: dict[Name, Any] = copy.deepcopy({**saved["common"], **of_this_rank})
+        # Hooks at the start may have computed numbers from the processes, devices or epochs.
+        others: dict[Name, Any] = {}
+        if saved["settings"] != settings(trainer):
+            numbers = [n for n in saved["of_start"] if type(nodes.get(n, [])) in SCALARS]
+            others = {name: nodes.pop(name) for name in numbers if name[0] != FLAG}
+        before, alive = fingerprints(trainer), values(trainer)
+        others = {name: was for name, was in others.items() if alive.get(name) != was}
+        moved = [n for n, placed in self.placed.items() if before.get(n) != placed]
+        targets = {id(nodes[n]): alive[n] for n in saved["in_place"] if n in nodes and n in alive}
+        unpacker = Unpacker(trainer.strategy.root_device, targets)
         for name, node in nodes.items():
             try:
-                set_value(trainer, placer, name, node)
-            except Exception as error:  # LostError, or what an author's `load_state_dict` raises
-                lost[name] = str(error)
-        self.changed |= nodes.keys()
-        comparing, alive = self._comparing(trainer), values(trainer)
-        self.placed = {n: self._print(comparing, alive[n]) for n in nodes if n in alive}
-        self.started |= {
-            name: self._print(comparing, alive[name]) for name in saved["of_start"] if name in alive
+                set_value(trainer, name, unpacker.unpack(node))
+            except Exception as error:  # its owner is not there, or refuses it
+                lost[name] = f"{type(error).__name__}: {error}"
+        now = fingerprints(trainer)
+        self.placed = {name: now[name] for name in nodes if name in now}
+        self.started |= {name: now[name] for name in saved["of_start"] if name in now}
+        lost |= {
+            n: f"was {was!r}, and a hook has set {alive.get(n)!r}" for n, was in others.items()
         }
-        if is_last and trainer.is_global_zero:
-            other = {n: f"{was}, is {alive.get(n)!r}" for n, was in other.items()}
-            other = {n: text for n, text in other.items() if f"was {alive.get(n)!r}," not in text}
-            tell_lost(trainer, lost, other, moved)
-            tell_copied(trainer, saved, [n for n in nodes if n not in lost])
+        lost |= {n: "changes while a batch is read or moved" for n in moved if n not in lost}
+        if is_last:
+            self._tell_resumed(trainer, lost, saved)
 
-    def _moved(self, trainer: pl.Trainer) -> list[Name]:
-        """What is not as it was put back: reading or moving the first batch has changed it.
+    def _tell_resumed(
+        self, trainer: pl.Trainer, lost: dict[Name, str], saved: dict[str, Any]
+    ) -> None:
+        """Say of which attributes a run goes on otherwise than it was stopped."""
+        counts = [
+            name
+            for name, node in saved["common"].items()
+            if name not in (*saved["of_start"], *lost)
+            and name[0] not in (FLAG, GRADIENT)
+            and type(node) not in (type(None), bool, str)
+        ]
+        before, now = saved["settings"][0], trainer.world_size
+        for names, sentence in (
+            (lost, "These are not as they were, and what depends on them will differ: %s."),
+            (
+                dict.fromkeys(counts if before != now else [], ""),
+                f"The run had {before} processes and has {now} now. Each goes on with what was "
+                "equal in all of them, so that counts of a process's own samples have another "
+                "sum: %s.",
+            ),
+        ):
+            shown = {name: why for name, why in names.items() if not is_handled(trainer, name)}
+            if shown and trainer.is_global_zero:
+                log.warning(sentence, listed(shown))
 
-        Live values are compared with live ones. Packed ones of two processes may differ where the
-        values do not, as by what was there when training began.
-        """
-        comparing, alive = self._comparing(trainer), values(trainer)
-        there = self.placed.keys() & alive.keys()
-        return sorted(n for n in there if self._print(comparing, alive[n]) != self.placed[n])
-
-    def _comparing(self, trainer: pl.Trainer) -> Packer:
-        known = {key: name for key, (_, name) in known_objects(trainer).items()}
-        return Packer(known, None, self.most_bytes)
-
-    @staticmethod
-    def _print(packer: Packer, value: Any) -> Any:
-        packer.packed, packer.num_bytes = {}, 0
-        if type(value) in (bool, int, float, str):
-            return type(value), repr(value)  # NaN is equal to itself, and 0.0 not to -0.0
-        try:
-            return fingerprint(packer.pack(value))
-        except UnkeptError:
-            return rough_print(value)
-
-    def _tell_left(self, trainer: pl.Trainer, left: dict[Name, str]) -> None:
-        """Say once what checkpoints do not hold."""
-        new = {name: why for name, why in left.items() if name not in self.told}
-        self.told |= new.keys()
+    def _tell_lost(self, trainer: pl.Trainer, lost: dict[Name, str]) -> None:
+        """Name once what checkpoints lack, and what keeps any run from going on from them."""
+        changed = changed_structure(self.structure, structure(trainer))
+        new = {name: why for name, why in lost.items() if name not in self.told}
         new = {name: why for name, why in new.items() if not is_handled(trainer, name)}
-        if new and trainer.is_global_zero:
-            is_large = any("MB" in why for why in new.values())
-            warn_of(
-                trainer,
-                "Checkpoints lack %s: a run that goes on from one begins anew with it.\nKeep it as "
-                "a buffer (register_buffer), or give a module on_save_checkpoint and "
-                "on_load_checkpoint, a callback or data module state_dict and load_state_dict%s.",
-                new,
-                ", or set checkpoint.attribute_megabytes higher" if is_large else "",
+        is_new_structure = not self.told.issuperset(changed)
+        self.told |= {*new, *changed}
+        if not trainer.is_global_zero:
+            return
+        if new:
+            log.warning(
+                "Checkpoints lack %s: a run that goes on from one begins anew with it.\n%s",
+                listed(new),
+                ADVICE,
+            )
+        if is_new_structure:
+            log.warning(
+                "Training has added, removed or exchanged %s: no run can go on from checkpoints "
+                "that are written from here on, since it would build the module as this one began."
+                "\nBuild all layers in __init__ or configure_model and all optimizers in "
+                "configure_optimizers, and freeze what is not trained yet.",
+                few(changed, NUM_SHOWN),
             )
 
 
-def tell_lost(
-    trainer: pl.Trainer, lost: dict[Name, str], other: dict[Name, str], moved: list[Name]
-) -> None:
-    """Say of which attributes a run goes on otherwise than it was stopped."""
-    if lost := {name: why for name, why in lost.items() if not is_handled(trainer, name)}:
-        sentence = "These are as in a run that begins, and what depends on them will differ: %s."
-        warn_of(trainer, sentence, lost)
-    if other:
-        warn_of(
-            trainer,
-            "The run goes on with other processes, devices or epochs, and with what its hooks have "
-            "set now: %s.",
-            other,
-        )
-    if moved := [name for name in moved if name not in lost]:
-        warn_of(
-            trainer,
-            "The first batch was read or moved with the values of these after it, and may differ: "
-            "%s.",
-            dict.fromkeys(moved, "changes while a batch is read or moved"),
-        )
+def fingerprints(trainer: pl.Trainer) -> dict[Name, Any]:
+    """The digest of each value."""
+    names = known_objects(trainer)
+    buffers = {id(buffer) for buffer in trainer.lightning_module.buffers()}
+    apart = {key: name for key, name in names.items() if key not in buffers}
+    return {
+        name: fingerprint(value, apart if name[0] == "buffer" else names)
+        for name, value in values(trainer).items()
+    }
 
 
-def tell_copied(trainer: pl.Trainer, saved: dict[str, Any], names: list[Name]) -> None:
-    """Say what each process of another number of them has got, as it may be counted twice."""
-    before, now = saved["settings"][0], trainer.world_size
-    if before == now:
-        return
-    changed = saved["of_all"].keys() - set(saved["of_start"])
-    counts = [
-        name
-        for name in names
-        if name in changed
-        and name[0] != FLAGS
-        and type(saved["of_all"][name]) not in (type(None), bool, str)
-        and not is_handled(trainer, name)
-    ]
-    if counts:
-        warn_of(
-            trainer,
-            f"The run had {before} process{'es' * (before > 1)} and has {now} now. Each goes on "
-            "with what was equal in all of them, so that counts of a process's own samples have "
-            "another sum: %s.",
-            dict.fromkeys(counts, ""),
-        )
-
-
-def set_value(trainer: pl.Trainer, placer: Placer, name: Name, node: Any) -> None:
-    """Put back one of what ``values`` gives.
-
-    Raises:
-        LostError: if it cannot be.
-    """
-    owner, attribute = name
-    module = trainer.lightning_module
-    if owner == FLAGS:
-        module.get_parameter(attribute).requires_grad_(node)
-        return
-    owned: Any = owners(trainer).get(owner)
-    if owner in (MODULE, BUFFERS):
-        path, _, attribute = attribute.rpartition(".")
-        owned = module.get_submodule(path)
-    kind: Any = type(owned)
-    if owner == BUFFERS:
-        setattr(owned, attribute, placer.place(node, module.get_buffer(name[1])))
-    elif owned is None or attribute in inherited(kind) or attribute.startswith("__"):
-        raise LostError("is no attribute of this run")
-    elif type(node) is dict and node.get("#") == "deleted":
-        vars(owned).pop(attribute, None)
-    else:
-        placer.set(owned, attribute, node)
+def with_shared(names: set[Name], reached: dict[Name, set[int]]) -> set[Name]:
+    """Some names and all that share a list, dict or tensor with one of them, at any distance."""
+    while True:
+        ids = {key for name in names for key in reached[name]}
+        more = {name for name, keys in reached.items() if keys & ids} - names
+        if not more:
+            return names
+        names = names | more
 
 
 def settings(trainer: pl.Trainer) -> list[int]:
@@ -252,3 +259,9 @@ def settings(trainer: pl.Trainer) -> list[int]:
     num_devices = trainer.num_devices * trainer.num_nodes
     planned = int(min(trainer.estimated_stepping_batches, 2**62))
     return [trainer.world_size, num_devices, int(trainer.accumulate_grad_batches), planned]
+
+
+def listed(reasons: dict[Name, str]) -> str:
+    """Attributes as ``module.history (a list of objects)``, the first few of them."""
+    texts = [f"{owner}.{name}" + f" ({why})" * bool(why) for (owner, name), why in reasons.items()]
+    return few(texts, NUM_SHOWN)

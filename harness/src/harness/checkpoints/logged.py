@@ -43,9 +43,10 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
     logged = {}
     for key, one in logs.logged.items():
         if isinstance(one, LoggedMetric):
-            logged[key] = one.how | {"path": paths.get(id(one.metric))}
+            if id(one.metric) in paths:  # it has counted since the epoch began
+                logged[key] = one.how | {"path": paths[id(one.metric)]}
         elif one.is_logged:
-            logged[key] = copied(one.state())
+            logged[key] = copied(one.state()) | {"dtype": one.zero.dtype}
     return {
         "metrics": {name: metric_counts(metric) for name, metric in metrics.items()},
         "logged": logged,
@@ -71,13 +72,13 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     for key in dict.fromkeys(key for rank in (mine, *others) for key in rank["logged"]):
         states = [rank["logged"][key] for rank in (mine, *others) if key in rank["logged"]]
         if "path" in (how := states[0]):
-            if how["path"] is not None:
-                own = module.get_submodule(how.pop("path"))
-                with in_hook(module, how.pop("fx")):
-                    logs(value=own, **how)
+            own = module.get_submodule(how.pop("path"))
+            with in_hook(module, how.pop("fx")):
+                logs(value=own, **how)
             continue
-        with trainer.precision_plugin.train_step_context():  # its precision is that of the sums
-            logged = logs.made(key, how["how"])
+        logged = logs.made(key, how["how"])
+        logged.zero = logged.zero.to(how["dtype"])  # of the hook's precision, not of this moment's
+        logged.reset()
         logged.restore(copied(states, device), takes_all)
         logs.hand_over(logged)
 

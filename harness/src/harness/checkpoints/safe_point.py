@@ -1,3 +1,10 @@
+"""Writes checkpoints between two optimizer steps, and goes on from them.
+
+In: a run's folder, and how often to write. Next: ``attributes`` and ``logged`` give what
+Lightning's checkpoints lack, ``writing`` brings them to the disk, ``upstream.resume`` mends what
+Lightning restores wrongly.
+"""
+
 import logging
 import math
 import signal
@@ -13,10 +20,10 @@ from pytorch_lightning.callbacks import (
     WeightAveraging,
 )
 
-from harness.checkpoints import gradients, logged, lookup
+from harness.checkpoints import logged, lookup
 from harness.checkpoints.attributes import Attributes
-from harness.checkpoints.contents import is_written
-from harness.checkpoints.reading import FORMAT, check_format
+from harness.checkpoints.owners import authors_callbacks
+from harness.checkpoints.reading import ATTRIBUTES, FORMAT, check_format
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import remove_parts
 from harness.loggers.rewind import Logs
@@ -45,8 +52,6 @@ class SafePoint(pl.Callback):
         every_n_steps: write one whenever the number of steps passes a multiple of this.
         every_minutes: and when this much time has passed since the last.
         num_kept: how many stay; two, so that a damaged one costs only a little time.
-        attribute_megabytes: what a checkpoint may hold of the attributes that no state_dict has, of
-            each process; what is more is told.
     """
 
     def __init__(
@@ -55,7 +60,6 @@ class SafePoint(pl.Callback):
         every_n_steps: int | None = None,
         every_minutes: float | None = None,
         num_kept: int = 2,
-        attribute_megabytes: float = 64,
     ) -> None:
         if num_kept < 2:
             raise ValueError(f"num_kept={num_kept}: use 2 or more, one of them may be damaged.")
@@ -65,7 +69,7 @@ class SafePoint(pl.Callback):
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.signals = Signals()
         self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
-        self.attributes = Attributes(attribute_megabytes)
+        self.attributes = Attributes()
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
@@ -80,7 +84,6 @@ class SafePoint(pl.Callback):
             self.agreement = Agreement(trainer)
             assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
             self.io = trainer.strategy.checkpoint_io
-            self.io.contents.trainer = trainer
             self.signals.before_leaving = self.io.finish
             if trainer.is_global_zero:
                 remove_parts(self.folder)
@@ -120,14 +123,10 @@ class SafePoint(pl.Callback):
             is_inside = self.loaded["each_rank"] is not None
             if is_inside:
                 callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-                hook = "on_train_epoch_start"
                 of_epochs = (GradientAccumulationScheduler, StochasticWeightAveraging)
-                heard = [c for c in callbacks if is_written(c, hook) or isinstance(c, of_epochs)]
-                resume.begin_epoch(trainer, heard)
-            self._put_attributes_back(trainer, is_last=not is_inside)
-
-    def _put_attributes_back(self, trainer: pl.Trainer, is_last: bool) -> None:
-        self.attributes.put_back(trainer, self.loaded["attributes"], is_last)
+                heard = [c for c in callbacks if isinstance(c, of_epochs)]
+                resume.begin_epoch(trainer, [*authors_callbacks(trainer), *heard])
+            self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -139,9 +138,8 @@ class SafePoint(pl.Callback):
             resume.end_restart(trainer, self.limit_val_batches)
             if self.loaded["each_rank"] is not None:
                 # Again: the hooks that move a batch have been called for the first one.
-                self._put_attributes_back(trainer, is_last=True)
+                self.attributes.put_back(trainer, self.loaded["attributes"])
                 logged.restore_of_this_rank(trainer, self.loaded["each_rank"])
-            gradients.put_back(trainer, self.loaded["gradients"])
             self.loaded = {}
         is_due, signum = 0, 0
         answer = self.agreement.ask(
@@ -187,7 +185,7 @@ class SafePoint(pl.Callback):
                 self._take_back_what_came_later(trainer)
             else:
                 trainer.limit_val_batches = self.limit_val_batches
-            self._put_attributes_back(trainer, is_last=True)
+            self.attributes.put_back(trainer, self.loaded["attributes"])
             for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
                 if isinstance(callback, WeightAveraging):
                     callback.on_train_end(trainer, pl_module)
@@ -214,10 +212,9 @@ class SafePoint(pl.Callback):
             "each_rank": None
             if self.is_end
             else gather(trainer, logged.of_this_rank(trainer), self.agreement.group),
-            "gradients": gradients.waiting(trainer, self.agreement.group),
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
-            "attributes": self.attributes.keep(trainer, self.agreement.group),
         }
+        checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.agreement.group)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -230,7 +227,7 @@ class SafePoint(pl.Callback):
         if not trainer.training:
             return
         check_format(checkpoint, trainer.ckpt_path)
-        self.loaded = checkpoint["safe_point"]
+        self.loaded = checkpoint["safe_point"] | {"attributes": checkpoint[ATTRIBUTES]}
         trainer.fit_loop.setup_data()  # the loaders say how many batches make a step
         before, now = self.loaded["batches_per_step"], int(trainer.accumulate_grad_batches)
         resume.repair_counters(checkpoint, before, now)

@@ -125,6 +125,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         self.is_read = False  # by the loader
         self.sampler = self  # Lightning announces the epoch to `loader.batch_sampler.sampler`
         self.turns: list[list[Any]] | None = None  # this process's batches of an evaluation
+        self.initial_numbers = numbers_in(batches)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -132,6 +133,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         self.totals = [0]  # samples in the batches before each one of this epoch
         self.sums = [0]  # a checksum of the indices in the batches before each one
         self.first: list[list[Any]] = []  # batches of a training, for the first-batch check
+        self.numbers = self.sampler_numbers()  # before the first of them is drawn
 
     def _draw(self) -> Iterator[list[Any]]:
         """Draw the batches of a round, and count them."""
@@ -170,6 +172,19 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         for name in ("batch_size", "drop_last"):
             settings[name] = getattr(self.batches, name, None)
         return settings
+
+    def sampler_numbers(self) -> list[dict[str, Any]]:
+        """The changed numbers of each sampler, as one that counts its epochs has them."""
+        return [
+            {name: value for name, value in now.items() if before.get(name) != value}
+            for now, before in zip(numbers_in(self.batches), self.initial_numbers, strict=False)
+        ]
+
+    def restore_numbers(self, saved: list[dict[str, Any]]) -> None:
+        """Give the samplers the numbers that those of a checkpoint had."""
+        for sampler, numbers in zip(samplers_in(self.batches), saved, strict=False):
+            vars(sampler).update(numbers)
+        self.numbers = self.sampler_numbers()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next ``iter``, also of a sampler that has epochs of its own."""
@@ -274,6 +289,13 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         first = self.totals[min(step, len(self.totals) - 1)]
         size = self.counts(batch_idx)[1]
         return first + bounds(size, micro * self.num_ranks, self.num_shares)[0]
+
+
+def numbers_in(batches: Any) -> list[dict[str, Any]]:
+    """The numbers among the attributes of each sampler of a batch sampler."""
+    attributes = [getattr(sampler, "__dict__", {}) for sampler in samplers_in(batches)]
+    numbers = (bool, int, float)
+    return [{n: v for n, v in own.items() if type(v) in numbers} for own in attributes]
 
 
 def samplers_in(batches: Any) -> list[Any]:

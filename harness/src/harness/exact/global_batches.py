@@ -81,6 +81,8 @@ class GlobalBatches(pl.Callback):
         saved_by_loader = [*self.loaded, *[{}] * len(taken)]
         self.loaded = []
         for sharing, now, saved in zip(self.sharing, self.checksums, saved_by_loader, strict=False):
+            if isinstance(sharing, SharedBatchSampler):
+                sharing.restore_numbers(saved.get("numbers", []))
             sharing.start_at(*self.start, checksum=saved.get("sum"))
             settings = sharing.settings()
             for name, before in saved.get("settings", {}).items():
@@ -168,7 +170,11 @@ class GlobalBatches(pl.Callback):
         saved: list[dict[str, Any]] = []
         epoch, step = position_in(checkpoint, self.batches_per_step)
         for sharing, checksum_now in zip(self.sharing, self.checksums, strict=True):
-            entry = {"settings": sharing.settings(), "data": checksum_now}
+            entry: dict[str, Any] = {"settings": sharing.settings(), "data": checksum_now}
+            if isinstance(sharing, SharedBatchSampler):
+                # An epoch in whose middle a run goes on is drawn again from its beginning.
+                is_inside = sharing.running == epoch
+                entry["numbers"] = sharing.numbers if is_inside else sharing.sampler_numbers()
             saved.append(entry | {"sum": sharing.checksum_at(epoch, step)})
         checkpoint["loaders"] = saved
 

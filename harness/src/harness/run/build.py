@@ -51,6 +51,7 @@ from harness.watch.replicas import Replicas
 
 log = logging.getLogger(__name__)
 CONFIG = "config.yaml"
+SAFE_POINT = ("every_n_steps", "every_minutes", "num_kept")
 
 
 def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule | None]:
@@ -181,7 +182,8 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:
     """The Trainer's arguments for what writes checkpoints, finds ranks, synchronises BatchNorm."""
-    plugins: list[Any] = [DurableCheckpointIO(), *environments()]
+    is_trusted = "resume" in cfg and bool(OmegaConf.select(cfg, "checkpoint.trusted"))
+    plugins: list[Any] = [DurableCheckpointIO(is_trusted), *environments()]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
         return {"plugins": [*plugins, SyncBatchNormAnywhere()], "sync_batchnorm": False}
@@ -201,7 +203,8 @@ def own_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.Callb
         own += [OptimizerStates(), Provenance(cfg)]
     own += [Speed(*map(cfg.get, SWITCHES)), *freezing]
     if is_kept and cfg.checkpoint is not None:
-        own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **cfg.checkpoint))
+        settings = {key: cfg.checkpoint[key] for key in SAFE_POINT if key in cfg.checkpoint}
+        own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **settings))
     own += [SeededSteps(cfg.seed), ExactEvaluation(), FirstBatchCheck(), DeadRanks()]
     return [*own, Learning(), Objective()] if is_training else own
 

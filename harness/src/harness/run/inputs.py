@@ -10,8 +10,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from harness.checkpoints.lookup import link
-from harness.checkpoints.reading import read, unreadable
+from harness.checkpoints.reading import read_weights, unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
+from harness.convert import CheckpointError
 from harness.errors import UserError
 from harness.processes.launch import global_rank
 
@@ -78,8 +79,8 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
         UserError: if it is none of a training run, or its weights are not the model's.
     """
     try:
-        weights = read(path)["state_dict"]
-    except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
+        weights = read_weights(path)
+    except (OSError, RuntimeError, KeyError, UnpicklingError, CheckpointError) as error:
         raise UserError(f"checkpoint={path} is not a checkpoint of a training run.") from error
     try:
         model.load_state_dict(weights)

@@ -6,21 +6,18 @@ and not begun. In: the checkpoint and the Trainer that loads it (``checkpoints.s
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import CombinedLoader
-from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
-from torchmetrics import Metric
 
 from harness.upstream.logged_values import in_hook
 
 PRIVATE = {
-    "torch:Tensor()": "_version",
     "harness.upstream.resume:loaders()": "_mode",
     "harness.upstream.resume:schedule()": "_schedule_phases",
     "trainer:fit_loop.epoch_loop": "_batches_that_stepped",
@@ -45,11 +42,6 @@ def cycles(loaders: CombinedLoader) -> bool:
 def num_steps_logged(trainer: pl.Trainer) -> int:
     """The step that loggers get for what is logged now; one less for an epoch's last values."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-def num_changes(tensor: Tensor) -> int:
-    """How often a tensor was changed in place."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int, int]:
@@ -148,14 +140,6 @@ def begin_epoch(trainer: pl.Trainer, callbacks: list[pl.Callback]) -> None:
             tensor.copy_(value)
     for group, before in zip(groups, settings, strict=True):
         group.update(before)
-
-
-def unsaved_buffers(module: nn.Module) -> Iterator[str]:
-    """The names of buffers that no checkpoint holds: those that are not persistent."""
-    saved = nn.Module.state_dict(module)  # not an author's override, which may leave weights out
-    for path, part in module.named_modules():
-        names = [name for name, _ in part.named_buffers(path, recurse=False)]
-        yield from (name for name in names if name not in saved and not isinstance(part, Metric))
 
 
 def repair_model_checkpoints(trainer: pl.Trainer, states: dict[str, Any]) -> None:
