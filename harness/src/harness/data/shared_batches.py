@@ -17,6 +17,7 @@ from torch.utils.data import Sampler
 
 from harness.data.batches import Batch, BatchedDataset, bounds
 from harness.data.randomness import generators_in, mix, reseed, seeded_iteration
+from harness.data.sampler_numbers import SamplerNumbers, samplers_in
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         self.is_read = False  # by the loader
         self.sampler = self  # Lightning announces the epoch to `loader.batch_sampler.sampler`
         self.turns: list[list[Any]] | None = None  # this process's batches of an evaluation
-        self.initial_numbers = numbers_in(batches)
+        self.numbers = SamplerNumbers(batches)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -133,7 +134,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         self.totals = [0]  # samples in the batches before each one of this epoch
         self.sums = [0]  # a checksum of the indices in the batches before each one
         self.first: list[list[Any]] = []  # batches of a training, for the first-batch check
-        self.numbers = self.sampler_numbers()  # before the first of them is drawn
+        self.numbers.begin_epoch()
 
     def _draw(self) -> Iterator[list[Any]]:
         """Draw the batches of a round, and count them."""
@@ -172,19 +173,6 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         for name in ("batch_size", "drop_last"):
             settings[name] = getattr(self.batches, name, None)
         return settings
-
-    def sampler_numbers(self) -> list[dict[str, Any]]:
-        """The changed numbers of each sampler, as one that counts its epochs has them."""
-        return [
-            {name: value for name, value in now.items() if before.get(name) != value}
-            for now, before in zip(numbers_in(self.batches), self.initial_numbers, strict=False)
-        ]
-
-    def restore_numbers(self, saved: list[dict[str, Any]]) -> None:
-        """Give the samplers the numbers that those of a checkpoint had."""
-        for sampler, numbers in zip(samplers_in(self.batches), saved, strict=False):
-            vars(sampler).update(numbers)
-        self.numbers = self.sampler_numbers()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next ``iter``, also of a sampler that has epochs of its own."""
@@ -289,22 +277,6 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         first = self.totals[min(step, len(self.totals) - 1)]
         size = self.counts(batch_idx)[1]
         return first + bounds(size, micro * self.num_ranks, self.num_shares)[0]
-
-
-def numbers_in(batches: Any) -> list[dict[str, Any]]:
-    """The numbers among the attributes of each sampler of a batch sampler."""
-    attributes = [getattr(sampler, "__dict__", {}) for sampler in samplers_in(batches)]
-    numbers = (bool, int, float)
-    return [{n: v for n, v in own.items() if type(v) in numbers} for own in attributes]
-
-
-def samplers_in(batches: Any) -> list[Any]:
-    """Find the samplers that a batch sampler, or one of those, holds, and itself."""
-    found = [batches]
-    for sampler in found:
-        held = vars(sampler).values() if hasattr(sampler, "__dict__") else ()
-        found += [s for s in held if isinstance(s, Sampler) and all(s is not f for f in found)]
-    return found
 
 
 def as_bytes(indices: list[Any]) -> bytes:

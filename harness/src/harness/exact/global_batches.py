@@ -82,7 +82,7 @@ class GlobalBatches(pl.Callback):
         self.loaded = []
         for sharing, now, saved in zip(self.sharing, self.checksums, saved_by_loader, strict=False):
             if isinstance(sharing, SharedBatchSampler):
-                sharing.restore_numbers(saved.get("numbers", []))
+                sharing.numbers.restore(saved.get("numbers", []))
             sharing.start_at(*self.start, checksum=saved.get("sum"))
             settings = sharing.settings()
             for name, before in saved.get("settings", {}).items():
@@ -174,7 +174,8 @@ class GlobalBatches(pl.Callback):
             if isinstance(sharing, SharedBatchSampler):
                 # An epoch in whose middle a run goes on is drawn again from its beginning.
                 is_inside = sharing.running == epoch
-                entry["numbers"] = sharing.numbers if is_inside else sharing.sampler_numbers()
+                numbers = sharing.numbers
+                entry["numbers"] = numbers.at_start if is_inside else numbers.changed()
             saved.append(entry | {"sum": sharing.checksum_at(epoch, step)})
         checkpoint["loaders"] = saved
 
