@@ -4,8 +4,9 @@ In: the trainer. Out: each value by the name of its owner and of the attribute. 
 compares them with those of the start, and keeps what differs.
 """
 
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +25,6 @@ from harness.shards import parted_like, whole
 Name = tuple[str, str]  # an owner, and its attribute
 FLAG, GRADIENT, SAMPLER = "requires_grad", "gradient", "batch sampler"
 HYPER_PARAMETERS = " hparams"  # ends the name of an owner
-OF_OPTIMIZERS = {"_step_count", "_opt_called", "_wrapped_by_lr_sched"}  # set by schedules
 MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
 
 
@@ -67,15 +67,21 @@ def authors_samplers(trainer: pl.Trainer) -> list[Any]:
 @lru_cache
 def hidden(kind: Any) -> set[str]:
     """The attributes of a class's objects that Lightning or torch keep for themselves."""
-    made: dict[type, Callable[[], Any]] = {
-        base: base for base in (nn.Module, pl.LightningModule, pl.LightningDataModule)
+    module, data = pl.LightningModule(), pl.LightningDataModule()
+    for owner in (module, data):
+        owner.save_hyperparameters({"a": 1})
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    with warnings.catch_warnings(action="ignore"):
+        torch.optim.lr_scheduler.ConstantLR(optimizer)  # which leaves marks on it
+    stock: dict[type, Any] = {
+        nn.Module: nn.Module(),
+        pl.LightningModule: module,
+        pl.LightningDataModule: data,
+        Metric: SumMetric(),
+        torch.optim.Optimizer: optimizer,
     }
-    made[Metric] = SumMetric
-    made[torch.optim.Optimizer] = lambda: torch.optim.SGD([torch.zeros(1)])
-    names = {"_hparams", "_hparams_initial", "_hparams_name"}
-    for base, make in made.items():
-        names |= vars(make()).keys() - {"training"} if issubclass(kind, base) else set()
-    return names | OF_OPTIMIZERS if issubclass(kind, torch.optim.Optimizer) else names
+    names = {name for base, one in stock.items() if issubclass(kind, base) for name in vars(one)}
+    return names - {"training"}
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
