@@ -43,7 +43,8 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
     logged = {}
     for key, one in logs.logged.items():
         if isinstance(one, LoggedMetric):
-            if id(one.metric) in paths:  # it has counted since the epoch began
+            # What an epoch's end has logged is of the epoch before.
+            if id(one.metric) in paths and not one.how["fx"].endswith("_epoch_end"):
                 logged[key] = one.how | {"path": paths[id(one.metric)]}
         elif one.is_logged:
             logged[key] = copied(one.state()) | {"dtype": one.zero.dtype}
