@@ -44,7 +44,7 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
     for key, one in logs.logged.items():
         if isinstance(one, LoggedMetric):
             # What an epoch's end has logged is of the epoch before.
-            if id(one.metric) in paths and not one.how["fx"].endswith("_epoch_end"):
+            if id(one.metric) in paths and not one.how["fx"].endswith("epoch_end"):
                 logged[key] = one.how | {"path": paths[id(one.metric)]}
         elif one.is_logged:
             logged[key] = copied(one.state()) | {"dtype": one.zero.dtype}
