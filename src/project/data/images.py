@@ -207,7 +207,7 @@ class Images(SplitDataModule):
             given["train"] = np.setdiff1d(drawn, np.concatenate([given[s] for s in used]))
         counts = ", ".join(f"{split} {len(part):,}" for split, part in given.items())
         self.say(
-            f"data.root={self.root}: {len(names):,} images, {len(class_names)} classes; {counts}"
+            f"data.root={self.root}: {len(rows):,} images, {len(class_names)} classes; {counts}"
         )
         drawn_from = hashlib.sha256(json.dumps([names[row] for row in drawn]).encode()).hexdigest()
         return {

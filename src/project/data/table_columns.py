@@ -42,7 +42,10 @@ def read_table(
             table = table.with_columns(stripped.replace(nothing, [None] * len(nothing)))
             table = table.rename(str.strip).filter(~pl.all_horizontal(pl.all().is_null()))
     except (OSError, ValueError, TypeError, pl.exceptions.PolarsError) as error:
-        raise UserError(f"{key}={path} cannot be read: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"{key}={path} cannot be read: {str(error).splitlines()[0]}\n"
+            "If its values are not separated by commas, say by what: 'data.separator=\";\"'."
+        ) from error
     if "" in table.columns:
         raise UserError(
             f"{key}={path} has a column without a name, as an index that pandas writes.\n"
@@ -115,8 +118,8 @@ def learn_column(column: pl.Series, train: NDArray[np.int64], is_category: bool)
     }
 
 
-def check_texts(present: pl.Series) -> None:
-    """Refuse numbers with a flaw, and ids, which would be learnt as categories."""
+def check_flawed_numbers(present: pl.Series) -> None:
+    """Refuse texts that are mostly numbers, and name one that is none."""
     name, are_numbers = present.name, present.cast(pl.Float64, strict=False).is_not_null()
     if np.mean(are_numbers.to_numpy()) > MOSTLY:
         flaw = present.filter(~are_numbers)[0]
@@ -124,6 +127,12 @@ def check_texts(present: pl.Series) -> None:
             f"column {name} holds numbers, and others such as {flaw!r}.\nCount it as missing: "
             f"data.missing=['{flaw}']. Or take all as categories: data.categories=[{name}]."
         )
+
+
+def check_texts(present: pl.Series) -> None:
+    """Refuse numbers with a flaw, and ids, which would be learnt as categories."""
+    check_flawed_numbers(present)
+    name = present.name
     if present.n_unique() == len(present) > 1:
         raise UserError(
             f"column {name} has another text in each row, such as {present[0]!r}: an id?\nLeave it "

@@ -18,6 +18,7 @@ from project.data.memory import Rows
 from project.data.table_columns import (
     MISSING,
     as_numbers,
+    check_flawed_numbers,
     chosen,
     encoded,
     learn_column,
@@ -108,6 +109,7 @@ class Table(SplitDataModule):
             return codes.to_numpy()
         numbers = as_numbers(column)
         if numbers is None:
+            check_flawed_numbers(column)
             raise UserError(
                 f"data.target={self.target} holds texts such as {column[0]!r}, and no numbers.\n"
                 "For classes use experiment=table_classes, or data.classes=true with a classifier."
