@@ -67,8 +67,8 @@ FAULTS = {
     ),
     "a converted file lacks a weight": Fault(
         "convert/choose.py",
-        "state = {name: value for name, value in state.items() if value is not None}",
-        "state = dict([*state.items()][:-1])",
+        "    state = _state(value, budget)\n",
+        "    state = dict([*_state(value, budget).items()][:-1])\n",
         "convert/test_matrix.py",
     ),
     "the last rows of metrics.csv are not written": Fault(

@@ -84,6 +84,12 @@ def hidden(kind: Any) -> set[str]:
     return names - {"training"}
 
 
+def extends_lightnings(kind: type) -> bool:
+    """Whether a callback's class extends one of Lightning's, and not ``Callback`` alone."""
+    bases = (b for b in kind.__mro__ if issubclass(b, pl.Callback) and b is not pl.Callback)
+    return any(base.__module__.startswith("pytorch_lightning.") for base in bases)
+
+
 def attributes_of(owner: Any) -> dict[str, Any]:
     """The attributes of an object that its author has made.
 
@@ -100,7 +106,11 @@ def attributes_of(owner: Any) -> dict[str, Any]:
                 if isinstance(value, (list, dict, set, deque)) and not name.startswith("__")
             }
     found |= vars(owner)
-    states = owner.metric_state if isinstance(owner, Metric) else ()
+    states: Any = owner.metric_state if isinstance(owner, Metric) else ()
+    if isinstance(owner, pl.Callback) and extends_lightnings(kind):
+        # Such as a ModelCheckpoint: Lightning saves what it needs of its own.
+        found = {n: v for n, v in found.items() if not n.startswith("_")}
+        states = owner.state_dict()
     return {
         name: value
         for name, value in found.items()

@@ -22,7 +22,7 @@ from pytorch_lightning.callbacks import (
 
 from harness.checkpoints import logged, lookup
 from harness.checkpoints.attributes import Attributes
-from harness.checkpoints.owners import authors_callbacks
+from harness.checkpoints.owners import MACHINERY
 from harness.checkpoints.reading import ATTRIBUTES, FORMAT, check_format
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import remove_parts
@@ -124,8 +124,8 @@ class SafePoint(pl.Callback):
             if is_inside:
                 callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
                 of_epochs = (GradientAccumulationScheduler, StochasticWeightAveraging)
-                heard = [c for c in callbacks if isinstance(c, of_epochs)]
-                resume.begin_epoch(trainer, [*authors_callbacks(trainer), *heard])
+                heard = [c for c in callbacks if isinstance(c, of_epochs) or begins_epochs(c)]
+                resume.begin_epoch(trainer, heard)
             self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
 
     def on_train_batch_start(
@@ -286,3 +286,13 @@ class SafePoint(pl.Callback):
         self.saved_since_asked = True
         if is_end:
             self.io.finish()
+
+
+def begins_epochs(callback: pl.Callback) -> bool:
+    """Whether the author has written what a callback does as an epoch begins.
+
+    A subclass of Lightning's ``BaseFinetuning`` that does not is Lightning's there: it would give
+    the optimizer its parameters a second time.
+    """
+    hook = type(callback).on_train_epoch_start
+    return hook.__module__.partition(".")[0] not in MACHINERY
