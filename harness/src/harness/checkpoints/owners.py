@@ -25,6 +25,8 @@ from harness.shards import parted_like, whole
 Name = tuple[str, str]  # an owner, and its attribute
 FLAG, GRADIENT, SAMPLER = "requires_grad", "gradient", "batch sampler"
 HYPER_PARAMETERS = " hparams"  # ends the name of an owner
+# The state of ``fully_shard`` on a module: who looks at its tensors' memory keeps it from growing.
+OF_FSDP = "__composable_api_state_key"
 MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
 
 
@@ -116,6 +118,7 @@ def attributes_of(owner: Any) -> dict[str, Any]:
         for name, value in found.items()
         if name not in hidden(kind)
         and name not in states
+        and not name.startswith(OF_FSDP)
         and not (callable(value) and callable(getattr(kind, name, None)))
     }
 
