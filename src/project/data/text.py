@@ -138,8 +138,11 @@ class Text(SplitDataModule):
         if file is not None:
             return Path(file)
         path = self.cache_dir / f"sentences_{NUM_SENTENCES}_{SENTENCES_SEED}.txt"
-        text = sentences(NUM_SENTENCES, SENTENCES_SEED)
-        return cached(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+        def write(part: Path) -> None:
+            part.write_text(sentences(NUM_SENTENCES, SENTENCES_SEED), encoding="utf-8")
+
+        return cached(path, write)
 
     def tokens(self, file: str | None, unit: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The ids of a file, and where its lines end."""
