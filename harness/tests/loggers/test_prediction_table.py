@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from harness.errors import UserError
 from harness.loggers.prediction_table import PredictionTable, columns_of, numbered, plain
 
 
@@ -31,8 +30,8 @@ RETURNED: list[tuple[Any, dict[str, Any]]] = [
         {"prediction.0": [5, 6], "prediction.1.b.0": [1, 2]},
     ),
     (
-        {"a": [torch.tensor([i, i + 1]) for i in (1, 3, 5)], "text": ["x", "y"]},
-        {"a.0": [1, 2], "a.1": [3, 4], "a.2": [5, 6], "text": ["x", "y"]},
+        {"a": [torch.tensor([i, i + 1]) for i in (1, 3)], "text": ["x", "y"]},
+        {"a": [[1, 2], [3, 4]], "text": ["x", "y"]},
     ),
     # Detection: boxes of each image, of which the second has none.
     (
@@ -59,9 +58,9 @@ def test_what_has_no_row_per_sample_is_refused() -> None:
         (torch.zeros(3, 4), "returned 3 rows for 2 samples. "),
         ({"loss": torch.tensor(1.0)}, "returned a float for 2 samples in loss. "),
         (None, "returned a NoneType for 2 samples. "),
-        ([torch.zeros(2), torch.zeros(2)], "these may be rows or columns"),
+        ([torch.zeros(2)] * 3, "returned 3 rows for 2 samples. "),
     ):
-        with pytest.raises(UserError) as error:
+        with pytest.raises(ValueError, match="predict_step") as error:
             columns_of(plain(returned), "", num_samples=2)
         assert message in str(error.value)
 
@@ -114,8 +113,8 @@ def test_padded_rows_of_several_widths_are_warned_of_and_lists_are_right(
 ) -> None:
     """Padding depends on the other samples of a batch; a sample's own list does not."""
     for shapes, says in (
-        ([(2, 3), (2, 5), (1, 4)], "prediction has 3 columns in one batch and 5 in another: a sam"),
-        ([(2, 3, 2), (1, 4, 2)], "prediction has 6 columns in one batch and 8 in another"),
+        ([(2, 3), (2, 5), (1, 4)], "Batches have different columns (prediction.3, prediction.4): cells"),
+        ([(2, 3, 2), (1, 4, 2)], "Batches have different columns (prediction.6, prediction.7): cells"),
         ([(2, 3), (1, 3)], ""),
         ([(2,), (1,)], ""),
     ):

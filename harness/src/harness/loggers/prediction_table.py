@@ -1,10 +1,14 @@
-"""Write the predictions of all processes to one CSV."""
+"""Write the predictions of all processes to one CSV.
+
+In: what ``predict_step`` returns for each batch. Out: a table with a row per sample, in the data
+set's order, and a file beside it for batches that are no table.
+"""
 
 import csv
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,8 +17,8 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import BasePredictionWriter
+from torch import Tensor
 
-from harness.errors import UserError
 from harness.files import write_durably
 from harness.processes.agreement import gather
 
@@ -28,15 +32,14 @@ Row: TypeAlias = tuple[int, int, int | None, dict[str, Any]]  # loader, batch, i
 class PredictionTable(BasePredictionWriter):
     """Write predictions to one CSV, a row per sample, in the data set's order.
 
-    ``predict_step`` may return a tensor with a row per sample, a list with a text or a number per
-    sample, and dicts, tuples, lists and dataclasses of these: their keys and positions become the
-    columns' names, such as ``scores.0``. Of a list with one dict per sample, as of detected
-    objects, each key becomes a column whose cells hold lists. So does a list with a list of
-    numbers per sample, as of padded sequences, each cut to its length.
+    ``predict_step`` may return a tensor or array with a row per sample, a list with one element per
+    sample, and dicts, tuples and dataclasses of these: keys and positions become the columns'
+    names, such as ``scores.0``. A list's elements are cells: numbers, texts, lists of a sample's
+    own length. If they are dicts, as of detected objects, each key becomes a column.
 
-    Samples are numbered by their index in the data set. Where Lightning does not know that, as of
-    a stream, they are numbered as they arrive: batch by batch, and of the processes' k-th batches
-    the first process's first. A column ``loader`` distinguishes several loaders.
+    Samples are numbered by their index in the data set. Those of a stream, which has none, are
+    numbered as they arrive: batch by batch, in each by rank. A column ``loader`` distinguishes
+    several loaders.
 
     Batches without a row per sample go into a file beside the table that ends in ``.pt``: a list
     of dicts with ``loader``, ``batch``, ``samples`` (their indices, or None) and ``prediction``,
@@ -64,7 +67,7 @@ class PredictionTable(BasePredictionWriter):
         batch_idx: int = 0,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the rows of one batch."""
+        """Add the rows of one batch."""
         # Lightning passes the last batch's indices again where it does not know this one's.
         has_indices = bool(batch_indices) and batch_indices is not self.last_indices
         indices = list(batch_indices or ()) if has_indices else None
@@ -72,11 +75,11 @@ class PredictionTable(BasePredictionWriter):
         if prediction is None:
             return
         prediction = plain(prediction)
-        num_samples = len(indices) if indices else next(sizes(prediction), 1)
+        num_samples = len(indices) if indices else batch_size(prediction)
         try:
             columns = columns_of(prediction, "", num_samples)
-        except UserError as error:
-            self.reason = self.reason or str(error).partition("\n")[0]
+        except ValueError as error:
+            self.reason = self.reason or str(error)
             where = {"loader": dataloader_idx, "batch": batch_idx, "samples": indices}
             self.batches.append(where | {"prediction": prediction})
             return
@@ -102,10 +105,87 @@ class PredictionTable(BasePredictionWriter):
             warn_of_widths(rows)
             loader = getattr(trainer, "predict_dataloaders", None)
             columns = getattr(getattr(loader, "dataset", None), "sample_columns", {})
-            text = table(numbered(rows), columns if isinstance(columns, Mapping) else {})
+            text = table(numbered(rows), columns)
             write_durably(self.path, text.encode(errors="surrogateescape"))
         elif not batches:
             log.warning("%s is not written: predict_step has returned nothing.", self.path)
+
+
+def plain(value: Any) -> Any:
+    """Convert a value to tensors, dicts, lists, tuples, numbers and texts; others become texts."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.from_numpy(value.copy())
+    elif isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value) and not isinstance(value, (Mapping, type)):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().clone()
+        return value if type(value) is Tensor else value.as_subclass(Tensor)
+    if isinstance(value, Mapping):
+        return {k if isinstance(k, int) else str(k): plain(part) for k, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (tuple if isinstance(value, tuple) else list)(map(plain, value))
+    return value if value is None or isinstance(value, SINGLE) else str(value)
+
+
+def batch_size(prediction: Any) -> int:
+    """Return the length of the first tensor or list of a prediction; 1 if it has neither."""
+    while isinstance(prediction, (dict, tuple)) and prediction:
+        prediction = next(iter(prediction.values() if isinstance(prediction, dict) else prediction))
+    is_scalar = isinstance(prediction, Tensor) and prediction.ndim == 0
+    return len(prediction) if isinstance(prediction, (Tensor, list)) and not is_scalar else 1
+
+
+def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
+    """Return names and cells of the columns in a prediction that ``plain`` has converted.
+
+    Raises:
+        ValueError: if something does not have one row per sample.
+    """
+    if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested:
+        if value.ndim < 2:
+            value = value.tolist()
+        elif len(value) == num_samples:  # (B, ...): a column per position
+            value = tuple(value.flatten(start_dim=1).unbind(dim=1))
+    elif isinstance(value, list) and len(value) == num_samples:
+        if all(isinstance(sample, dict) for sample in value):
+            keys = dict.fromkeys(key for sample in value for key in sample)
+            value = {key: [sample.get(key) for sample in value] for key in keys}
+        else:
+            value = cell(value)
+    if isinstance(value, tuple):
+        value, name = dict(enumerate(value)), name or "prediction"
+    if isinstance(value, dict):
+        columns: dict[str, list[Any]] = {}
+        for key, part in value.items():
+            if part is not None:
+                columns |= columns_of(part, f"{name}.{key}" if name else str(key), num_samples)
+        return columns
+    if isinstance(value, SINGLE) and num_samples == 1:
+        value = [value]
+    if not isinstance(value, list) or len(value) != num_samples:
+        is_rows = isinstance(value, (list, Tensor))
+        what = f"{len(value)} rows" if is_rows else f"a {type(value).__name__}"
+        where = f" in {name}" if name else ""
+        raise ValueError(
+            f"predict_step returned {what} for {num_samples} samples{where}. Return one row per "
+            "sample; of several columns a tuple or a dict."
+        )
+    if name in OWN_COLUMNS:
+        name = f"prediction.{name}"
+    return {name or "prediction": value}
+
+
+def cell(value: Any) -> Any:
+    """Convert a value to what stands in one cell."""
+    if isinstance(value, dict):
+        return {key: cell(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(map(cell, value))
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
@@ -126,135 +206,36 @@ def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def warn_of_widths(rows: list[Row]) -> None:
-    """Warn once where batches of a loader have as many columns as their longest sample."""
-    widths: dict[tuple[int, str], int] = {}
-    for loader, names in dict.fromkeys((loader, tuple(cells)) for loader, _, _, cells in rows):
-        parents = (name.rpartition(".") for name in names)
-        numbers = Counter(parent for parent, _, last in parents if parent and last.isdigit())
-        for name, width in numbers.items():
-            if widths.setdefault((loader, name), width) != width:
-                log.warning(
-                    "%s has %d columns in one batch and %d in another: a sample's cells then "
-                    "depend on its batch. Return a list with a list of each sample's own numbers "
-                    "(row[:length].tolist()), or columns of one width.",
-                    *(name, widths[loader, name], width),
-                )
-                return
+    """Warn if batches of a loader have as many columns as their longest sample."""
+    names_of: dict[int, tuple[str, ...]] = {}
+    for loader, _, _, cells in rows:
+        if (first := names_of.setdefault(loader, tuple(cells))) != tuple(cells):
+            names = sorted({*first} ^ {*cells})
+            log.warning(
+                "Batches have different columns (%s): cells that depend on the other samples of a "
+                "batch, such as padding, are not the sample's own. Return a list with each "
+                "sample's own numbers (row[:length].tolist()), or columns of one width.",
+                ", ".join(names[:3]),
+            )
+            return
 
 
 def table(
-    rows: dict[tuple[int, int], dict[str, Any]], about: Mapping[str, Sequence[Any]] | None = None
+    rows: dict[tuple[int, int], dict[str, Any]], sample_columns: Mapping[str, Sequence[Any]]
 ) -> str:
-    """Write the text of a CSV.
+    """Return the text of a CSV.
 
     Args:
         rows: cells by loader and number.
-        about: columns that the data set has, by number, before the predicted ones.
+        sample_columns: what the data set says of each sample, before the predicted columns.
     """
     own = OWN_COLUMNS if len({loader for loader, _ in rows}) > 1 else OWN_COLUMNS[1:]
     names = dict.fromkeys(name for row in rows.values() for name in row)  # batches may differ
-    about = {name: column for name, column in (about or {}).items() if name not in names}
+    facts = {name: column for name, column in sample_columns.items() if name not in names}
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [*own, *about, *names], extrasaction="ignore")
+    writer = csv.DictWriter(text, [*own, *facts, *names], extrasaction="ignore")
     writer.writeheader()
     for loader, number in sorted(rows):
-        sample = {name: column[number] for name, column in about.items()}
+        sample = {name: column[number] for name, column in facts.items()}
         writer.writerow({"loader": loader, "sample": number} | sample | rows[loader, number])
     return text.getvalue()
-
-
-def plain(value: Any) -> Any:
-    """Convert a value to tensors, dicts, lists, tuples, numbers and texts; others become texts."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        value = torch.from_numpy(value.copy())
-    elif isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = value._asdict()
-    elif is_dataclass(value) and not isinstance(value, (Mapping, type)):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().clone()
-        return value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
-    if isinstance(value, Mapping):
-        return {k if isinstance(k, int) else str(k): plain(part) for k, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return (tuple if isinstance(value, tuple) else list)(map(plain, value))
-    return value if value is None or isinstance(value, SINGLE) else str(value)
-
-
-def sizes(prediction: Any) -> Iterator[int]:
-    """Samples of a batch, as each part of its prediction shows them; single values show none."""
-    if isinstance(prediction, torch.Tensor) and prediction.ndim:
-        yield len(prediction)
-    elif isinstance(prediction, list):
-        lengths = {len(v) if isinstance(v, torch.Tensor) and v.ndim else -1 for v in prediction}
-        yield max(lengths) if len(lengths) == 1 and lengths != {-1} else len(prediction)
-    elif isinstance(prediction, (dict, tuple)):
-        for part in prediction.values() if isinstance(prediction, dict) else prediction:
-            yield from sizes(part)
-
-
-def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
-    """Names and values of the columns in what ``predict_step`` has returned, made ``plain``.
-
-    Raises:
-        UserError: if something does not have one row per sample.
-    """
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
-        if value.ndim < 2:
-            value = value.tolist()
-        elif len(value) == num_samples:  # (B, ...): a column per position
-            value = tuple(value.flatten(start_dim=1).unbind(dim=1))
-    elif isinstance(value, list):
-        value = rows_or_columns(value, num_samples)
-    if isinstance(value, tuple):
-        value, name = dict(enumerate(value)), name or "prediction"
-    if isinstance(value, dict):
-        columns: dict[str, list[Any]] = {}
-        for key, part in value.items():
-            if part is not None:
-                columns |= columns_of(part, f"{name}.{key}" if name else str(key), num_samples)
-        return columns
-    if isinstance(value, SINGLE) and num_samples == 1:
-        value = [value]
-    if not isinstance(value, list) or len(value) != num_samples:
-        is_rows = isinstance(value, (list, torch.Tensor))
-        what = f"{len(value)} rows" if is_rows else f"a {type(value).__name__}"
-        raise UserError(
-            f"predict_step returned {what} for {num_samples} samples"
-            f"{f' in {name}' if name else ''}. Return one row per sample."
-        )
-    if name in OWN_COLUMNS:
-        name = f"prediction.{name}"
-    return {name or "prediction": value}
-
-
-def rows_or_columns(values: list[Any], num_samples: int) -> Any:
-    """Read a list: as a cell per sample, a tuple of columns, or a dict of columns.
-
-    Raises:
-        UserError: if it may be rows as well as columns.
-    """
-    is_columns = all(isinstance(v, torch.Tensor) and v.shape[:1] == (num_samples,) for v in values)
-    if is_columns and len(values) == num_samples > 1:
-        raise UserError(
-            f"predict_step returned a list of {num_samples} tensors of as many numbers for "
-            f"{num_samples} samples: these may be rows or columns.\n"
-            "Return a tuple of columns, or torch.stack(list) for rows."
-        )
-    if is_columns or len(values) != num_samples:
-        return tuple(values)
-    if all(isinstance(v, dict) for v in values):
-        keys = dict.fromkeys(key for sample in values for key in sample)
-        return {key: [cell(sample.get(key)) for sample in values] for key in keys}
-    return cell(values)
-
-
-def cell(value: Any) -> Any:
-    """Convert a value to what stands in one cell."""
-    if isinstance(value, dict):
-        return {key: cell(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return list(map(cell, value))
-    return value.tolist() if isinstance(value, torch.Tensor) else value
