@@ -113,8 +113,14 @@ def test_padded_rows_of_several_widths_are_warned_of_and_lists_are_right(
 ) -> None:
     """Padding depends on the other samples of a batch; a sample's own list does not."""
     for shapes, says in (
-        ([(2, 3), (2, 5), (1, 4)], "Batches have different columns (prediction.3, prediction.4): cells"),
-        ([(2, 3, 2), (1, 4, 2)], "Batches have different columns (prediction.6, prediction.7): cells"),
+        (
+            [(2, 3), (2, 5), (1, 4)],
+            "Batches have different columns (prediction.3, prediction.4): cells",
+        ),
+        (
+            [(2, 3, 2), (1, 4, 2)],
+            "Batches have different columns (prediction.6, prediction.7): cells",
+        ),
         ([(2, 3), (1, 3)], ""),
         ([(2,), (1,)], ""),
     ):
