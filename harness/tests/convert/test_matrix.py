@@ -65,12 +65,12 @@ def test_a_module_starts_from_each_of_them(checkpoints: Made) -> None:
         expected = network.state_dict()
         module = Module(emptied(copy.deepcopy(network)))
         probe = module.probe.weight.clone()
-        started = start_from(module, Init(path=str(path)))
+        rows, lines = start_from(module, Init(path=str(path)))
         found = module.net.state_dict()
         assert all(same(found[key], value) for key, value in expected.items()), name
         assert torch.equal(probe, module.probe.weight)
-        assert started.rows["fits"] == f"{len(expected)} of {len(expected)} tensors of net", name
-        assert sum(line.startswith("took net.") for line in started.lines) == len(expected)
+        assert rows["fits"] == f"{len(expected)} of the {len(expected)} tensors of net", name
+        assert sum(line.startswith("took net.") for line in lines) == len(expected)
 
 
 def test_the_raw_weights_can_be_had_instead_of_the_average(checkpoints: Made) -> None:
@@ -80,7 +80,7 @@ def test_the_raw_weights_can_be_had_instead_of_the_average(checkpoints: Made) ->
         assert raw.keys() == averaged.state_dict().keys()
         assert not torch.equal(raw["conv.weight"], averaged.conv.weight)
         module = Module(copy.deepcopy(averaged))
-        assert "init.ema=false takes " in start_from(module, Init(path=str(path))).rows["note"]
+        assert "init.ema=false takes " in start_from(module, Init(path=str(path)))[0]["note"]
         start_from(module, Init(path=str(path), ema=False))
         assert same(module.net.conv.weight.detach(), raw["conv.weight"])
 

@@ -1,6 +1,7 @@
-"""``init`` of a command: which weights a run starts from, and what it freezes.
+"""The settings below ``init``: which weights a run starts from, and which parts it freezes.
 
-Imports no torch: mistakes are answered before a run has a folder.
+In: a mapping of plain values. Out: a checked ``Init``. Next: ``weights`` and ``freezing``.
+Imports no torch, so that mistakes are answered before a run has a folder.
 """
 
 import os
@@ -11,10 +12,9 @@ from typing import Any
 
 from harness.convert.checkpoint import is_checkpoint_folder
 from harness.errors import UserError
-from harness.names import did_you_mean
+from harness.names import as_names, did_you_mean
 
-AUTO = "auto"
-# What a folder that is no checkpoint itself may hold: that of a run, and of Hugging Face.
+# The weights in the folder of a run, and in one of Hugging Face.
 IN_FOLDERS = (
     "checkpoints/best.ckpt",
     "checkpoints/last.ckpt",
@@ -26,95 +26,56 @@ IN_FOLDERS = (
 
 @dataclass(frozen=True)
 class Init:
-    """The settings below ``init``.
+    """The settings below ``init``; names of parts are those of the module, ``net.backbone``."""
 
-    Attributes:
-        path: a checkpoint, or the folder of a run or of one; ``None`` starts from fresh weights.
-        key: the entry of the file to take; see ``convert``.
-        prefix: the part of the file's weights to take.
-        ema: prefer averaged weights.
-        into: the part of the module that takes them, ``""`` for the whole; ``auto`` finds it.
-        map: beginnings of the file's names, and what they are called here.
-        strict: refuse what does not fit.
-        leave_out: parts of the module, or of the file, that are not taken.
-        freeze: parts of the module that are not trained.
-        unfreeze_at_epoch: the epoch, counted from 0, from which on they are.
-    """
-
-    path: str | None = None
-    key: str | None = None
-    prefix: str = AUTO
+    path: str | None = None  # a checkpoint, or a folder of one or of a run; None: fresh weights
+    key: str | None = None  # this and the next two choose among the file's weights: see convert
+    prefix: str = "auto"
     ema: bool = True
-    into: str = AUTO
-    map: Mapping[str, str] = field(default_factory=dict)
-    strict: bool = True
-    leave_out: tuple[str, ...] = ()
-    freeze: tuple[str, ...] = ()
-    unfreeze_at_epoch: int | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)  # beginnings of the file's names
+    strict: bool = True  # refuse a file that does not fit as a whole
+    leave_out: tuple[str, ...] = ()  # parts that keep their fresh start
+    freeze: tuple[str, ...] = ()  # parts that are not trained
+    unfreeze_at_epoch: int | None = None  # counted from 0
 
 
 def settings(node: Any) -> Init:
-    """Read and check what is set below ``init``.
-
-    Args:
-        node: plain values; ``None`` where the config is of before there was an ``init``.
+    """Read what is set below ``init``; ``None`` is unset. The command's rules check the types.
 
     Raises:
         UserError: with what to type instead.
     """
-    if node is None:
-        return Init()
-    if not isinstance(node, Mapping):
-        raise UserError(
-            f"init: {node} stands in a YAML file, where init has keys.\n"
-            f"Write init: {{path: {node}}} there."
-        )
-    known = [each.name for each in fields(Init)]
-    for name in map(str, node):
-        if name not in known:
-            raise UserError(f"There is no key init.{name}.{did_you_mean(name, known, 'init.')}")
-    values = {str(name): value for name, value in node.items()}
-    for name in ("path", "key"):
-        if values.get(name) is not None:
-            values[name] = _text(name, values[name])
-    for name in ("prefix", "into"):
-        if name in values:
-            values[name] = _text(name, values[name] or "").strip(".")
-    for name in ("leave_out", "freeze"):
-        if name in values:
-            given = values[name] or ()
-            parts = [given] if isinstance(given, str) else given
-            if not isinstance(parts, (list, tuple)) or not all(map(_is_name, parts)):
-                raise UserError(f"init.{name}={given} must be a list: init.{name}=[net.head].")
-            values[name] = tuple(part.strip(".") for part in parts)
-    if "map" in values:
-        values["map"] = _map(values["map"] or {})
-    for name in ("ema", "strict"):
-        if not isinstance(values.get(name, True), bool):
-            raise UserError(f"init.{name}={values[name]}: use true or false.")
-    epoch = values.get("unfreeze_at_epoch")
-    if epoch is not None and (type(epoch) is not int or epoch < 1):
-        raise UserError(f"init.unfreeze_at_epoch={epoch} must be a whole number, 1 or more.")
-    if epoch is not None and not values.get("freeze"):
-        raise UserError(
-            f"init.unfreeze_at_epoch={epoch}, and nothing is frozen.\n"
-            "Name the parts: init.freeze=[net.backbone]."
-        )
+    if not isinstance(node, Mapping | None):
+        raise UserError(f"init has keys in a YAML file: write init: {{path: {node}}} there.")
+    values = {name: value for name, value in (node or {}).items() if value is not None}
+    keys = [each.name for each in fields(Init)]
+    for name in values:
+        if name not in keys:
+            raise UserError(f"There is no key init.{name}.{did_you_mean(name, keys, 'init.')}")
+    for name in {"path", "key", "prefix"} & values.keys():
+        values[name] = str(values[name])
+    for name in {"leave_out", "freeze"} & values.keys():
+        values[name] = tuple(map(str, as_names(values[name])))
+    names = values.get("rename", {})
+    if not isinstance(names, Mapping):
+        raise UserError(f"init.rename={names} must be pairs, such as init.rename={{fc: head}}.")
+    values["rename"] = {str(old): str(new or "") for old, new in names.items()}
+    if "unfreeze_at_epoch" in values and not values.get("freeze"):
+        raise UserError("init.unfreeze_at_epoch needs init.freeze=[<part>]: nothing is frozen.")
     return Init(**values)
 
 
 def file_of(path: str) -> Path:
-    """The checkpoint that a path stands for; of a run's folder its best one.
+    """Return the checkpoint that a path stands for; of a run's folder its best one.
 
     Raises:
         UserError: if there is none.
     """
     given = Path(path).expanduser()
     if not given.exists():
-        there = sorted(os.listdir(given.parent)) if given.parent.is_dir() else []
-        hint = did_you_mean(
-            given.name, there, "" if given == Path(given.name) else f"{given.parent}/"
-        )
+        siblings = os.listdir(given.parent) if given.parent.is_dir() else []
+        folder = "" if given == Path(given.name) else f"{given.parent}/"
+        hint = did_you_mean(given.name, sorted(siblings), folder)
         raise UserError(f"init.path={path}: there is no such file or folder.{hint}")
     if not given.is_dir() or is_checkpoint_folder(given):
         return given
@@ -125,22 +86,3 @@ def file_of(path: str) -> Path:
         f"init.path={path} is a folder, neither of a run with a checkpoint nor of weights.\n"
         f"Name the file, as in init={given / 'weights.safetensors'}."
     )
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip("."))
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, (bool, Mapping, list)):
-        raise UserError(f"init.{name}={value} must be text.")
-    return str(value)
-
-
-def _map(given: Any) -> dict[str, str]:
-    if not isinstance(given, Mapping):
-        raise UserError(f"init.map={given} must give names for names: init.map={{fc: head}}.")
-    names = {str(old).strip("."): _text("map", new or "").strip(".") for old, new in given.items()}
-    if len(names) < len(given):
-        raise UserError(f"init.map={dict(given)} names something twice.")
-    return names

@@ -1,187 +1,189 @@
-"""Start from the weights of a checkpoint: what fits is loaded, what does not is listed."""
+"""Start from the weights of a checkpoint: match them by name and shape, load, list the rest.
 
-from collections.abc import Iterable, Mapping
+In: a module and the settings. Out: rows for the screen and lines for the log.
+"""
+
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
-from torch import Tensor
+import torch
 
 from harness.convert.conversion import Weights, opened
-from harness.convert.tensors import CheckpointError
+from harness.convert.tensors import CheckpointError, Tensor
 from harness.errors import UserError
-from harness.init.fitting import Fit, fitted, tensors_of, typed_map, with_beginning
-from harness.init.parts import bare, places, tops, typed
-from harness.init.settings import AUTO, Init, file_of
+from harness.init.parts import bare, check_parts, prefixes
+from harness.init.settings import Init, file_of
 from harness.names import few, is_below
 
-# The converter names its command's options.
-OPTIONS = {
-    "--key ": "init.key=",
-    "--prefix ": "init.prefix=",
-    "--no-ema": "init.ema=false",
-    " convert ": " give ",
-}
-MAX_PARTS = 4  # that a message offers to leave out
+SHAPE, MISSING, UNEXPECTED = "of another shape", "not in the file", "only in the file"
+MOST_PARTS = 4  # that a message offers to leave out
 
 
-@dataclass
-class Started:
-    """What a run has started from: ``rows`` for the screen, and ``lines`` for the log."""
+class Match(NamedTuple):
+    """The tensors of a file and of the part of a module that takes them, by the module's names."""
 
-    rows: dict[str, str]
-    lines: list[str]
+    part: str  # "" is the whole module
+    taken: dict[str, str]  # with their names in the file
+    misfits: dict[str, dict[str, str]]  # by the reason; with both shapes where these differ
+    left_out: list[str]
+
+    def __str__(self) -> str:
+        misfits = [name for why in (SHAPE, MISSING) for name in self.misfits.get(why, ())]
+        num = len(self.taken) + len(misfits)
+        return f"{len(self.taken)} of the {num} tensors of {self.part or 'the module'}"
+
+    def faults(self, most: int = 3) -> str:
+        """Say what does not fit, with so many names for each reason."""
+        lists = {
+            reason: [f"{name} {shapes}".rstrip() for name, shapes in names.items()]
+            for reason, names in self.misfits.items()
+        }
+        return "; ".join(f"{len(names)} {why}: {few(names, most)}" for why, names in lists.items())
 
 
-def start_from(module: pl.LightningModule, init: Init) -> Started:
+def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], list[str]]:
     """Load a checkpoint's weights into the part of a module that they fit.
+
+    Returns:
+        What was loaded and what was not: rows for the screen, and lines for the log.
 
     Raises:
         UserError: if they cannot be read, or do not fit as they must; nothing is loaded then.
     """
     assert init.path is not None
-    path = file_of(init.path)
-    own = tensors_of(module)
-    # Only with a child of that name can `module` be something else than a wrapper's.
+    tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    state = module.state_dict(keep_vars=True)  # with each name of what is shared
+    own = {bare(name): value for name, value in state.items() if id(value) in tensors}
+    # With a child of that name, `module` may be something else than a wrapper's: try both.
     has_module = any("module" in name.split(".") for name in own)
+    choice: Any = {"key": init.key, "prefix": init.prefix, "ema": init.ema}
+    matches: list[tuple[Match, Weights]] = []
     try:
         with ExitStack() as files:
-            tried: list[tuple[Weights, Fit]] = []
-            for keeps in (False, True)[: 1 + has_module]:
-                reading = opened(
-                    path, key=init.key, prefix=init.prefix, ema=init.ema, keep_module=keeps
-                )
+            for keep_module in (False, True) if has_module else (False,):
+                reading = opened(file_of(init.path), **choice, keep_module=keep_module)
                 weights = files.enter_context(reading)
-                tried.append((weights, fitted(weights.chosen.tensors, own, init)))
-            weights, fit = max(tried, key=lambda pair: (len(pair[1].taken), -len(pair[1].rest)))
-            check(fit, weights, own, init)
-            values = weights.read(fit.taken.values())
+                matches.append((matched(weights.chosen.tensors, own, init), weights))
+            match, weights = max(matches, key=lambda pair: len(pair[0].taken))
+            check(match, init)
+            values = weights.read(match.taken.values())
     except CheckpointError as error:
-        raise UserError(f"init.path={_in_words_of_init(str(error))}") from error
-    actual = {bare(name): name for name in module.state_dict()}
-    state = {actual[name]: values[there] for name, there in fit.taken.items()}
-    try:
-        module.load_state_dict(state, strict=False)
-    except RuntimeError as error:  # of a module that checks more than shapes
-        reason = " ".join(str(error).split())
-        raise UserError(f"init.path={path} does not fit {fit.place}: {reason}") from error
-    return told(path, fit, weights)
+        raise UserError(f"init.path={with_settings(str(error))}") from error
+    with torch.no_grad():
+        for name, stored in match.taken.items():
+            own[name].copy_(values[stored])
+    return report(match, weights)
 
 
-def check(fit: Fit, weights: Weights, own: Mapping[str, Tensor], init: Init) -> None:
-    """Refuse weights that do not fit.
+def matched(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init: Init) -> Match:
+    """Match a file's tensors with a module's.
 
     Raises:
-        UserError: says what, and what to type.
+        UserError: if a setting names what is not there.
     """
-    if not fit.taken:
-        here, there = few(tops(places(own))), few(tops(places(weights.chosen.tensors)))
-        raise UserError(
-            f"init.path={init.path}: none of its {len(weights.chosen.tensors)} tensors fits "
-            f"{'the module' if init.into == AUTO else fit.place}.\n"
-            f"The file has {there}; the module has {here}.\n"
-            "init.prefix=<part> takes a part of the file, init.map={old: new} renames."
-        )
-    if not init.strict or not fit.rest:
+    sources = {renamed(name, init.rename): name for name in stored}
+    check_parts(f"init.rename={init.rename}", filter(None, init.rename), stored)
+    if len(sources) < len(stored):
+        raise UserError(f"init.rename={init.rename} gives two tensors of the file one name.")
+    part = destination({name: stored[source] for name, source in sources.items()}, own)
+    in_part = {name: value for name, value in own.items() if is_below(name, [part])}
+    in_file = {f"{part}.{name}".lstrip("."): source for name, source in sources.items()}
+    check_parts(f"init.leave_out={[*init.leave_out]}", init.leave_out, [*own, *in_file])
+    match = Match(part, {}, defaultdict(dict), [])
+    missing: list[str] = []
+    for name in dict.fromkeys([*in_part, *in_file]):
+        if is_below(name, init.leave_out):
+            match.left_out.append(name)
+        elif name not in in_part:
+            match.misfits[UNEXPECTED][name] = ""
+        elif name not in in_file:
+            missing.append(name)
+        elif shapes := mismatch(stored[in_file[name]], own[name]):
+            match.misfits[SHAPE][name] = shapes
+        else:
+            match.taken[name] = in_file[name]
+    # A file may have one name of tied weights, and none for the counts of torch before 0.4.1.
+    has_value = {id(own[name]) for name in match.taken}
+    for name in missing:
+        if id(own[name]) not in has_value and not name.endswith(".num_batches_tracked"):
+            match.misfits[MISSING][name] = ""
+    return match
+
+
+def renamed(name: str, rename: Mapping[str, str]) -> str:
+    """Exchange the longest beginning, of whole parts, that is renamed; "" strips or adds."""
+    olds = [old for old in rename if is_below(name, [old])]
+    old = max(olds, key=len, default="")
+    rest = name[len(old) :].lstrip(".")
+    return ".".join(filter(None, (rename.get(old, ""), rest)))
+
+
+def destination(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -> str:
+    """Return the part of the module in which most tensors fit; of equal ones an outer one."""
+    votes: Counter[str] = Counter()
+    for name, value in own.items():
+        pieces = name.split(".")
+        for depth in range(len(pieces)):
+            if (tensor := stored.get(".".join(pieces[depth:]))) is not None:
+                # One that fits by its shape too outweighs all that fit by their names alone.
+                votes[".".join(pieces[:depth])] += 1 if mismatch(tensor, value) else 1 + len(own)
+    return max(votes, key=lambda part: (votes[part], not part, -part.count(".")), default="")
+
+
+def mismatch(stored: Tensor, own: torch.Tensor) -> str:
+    """Say why the module's tensor cannot take that of the file; "" if it can."""
+    if tuple(stored.shape) != tuple(own.shape):
+        return f"{tuple(stored.shape)}, here {tuple(own.shape)}"
+    dtype: torch.dtype = getattr(torch, stored.dtype)
+    is_alike = dtype.is_floating_point == own.is_floating_point()
+    return "" if is_alike else f"{dtype}, here {own.dtype}"
+
+
+def check(match: Match, init: Init) -> None:
+    """Refuse weights that do not fit, or none of which fits.
+
+    Raises:
+        UserError: with the names, and what to type.
+    """
+    if match.taken and not (init.strict and match.misfits):
         return
-    parts = _parts_of(fit.rest, fit)
-    said = [f"Type init.strict=false to start {fit.place} from what fits."]
-    if len(parts) <= MAX_PARTS:
-        left_out = typed([*init.leave_out, *parts])
-        said = [f"Type init.leave_out={left_out} to go without these, or init.strict=false."]
-    if new_name := _new_name(fit, weights, own):
-        said = [f"Type init.map={typed_map({**init.map, **new_name})} if these are the same."]
-    said = [*_norms(fit), *said]
-    total = len(fit.taken) + len(fit.misshaped) + len(fit.missing)
-    raise UserError(
-        f"init.path={init.path}: {len(fit.taken)} of the {total} tensors of {fit.place} fit. "
-        f"{'; '.join(_faults(fit))}.\n{' '.join(said)}"
+    fitting = prefixes(match.taken)
+    parts = dict.fromkeys(  # the largest ones in which nothing fits
+        next(part for part in prefixes([name]) if part not in fitting)
+        for names in match.misfits.values()
+        for name in names
     )
+    advice = "init.rename={old: new} renames parts, init.prefix=<part> takes one of the file."
+    if match.taken and len(parts) <= MOST_PARTS:
+        left_out = ",".join([*init.leave_out, *parts])
+        advice = f"Type init.leave_out=[{left_out}] to go without these, or init.strict=false."
+    raise UserError(f"init.path={init.path}: {match} fit. {match.faults()}.\n{advice}")
 
 
-def _norms(fit: Fit) -> list[str]:
-    """Say where one of the two has BatchNorm: other weights go with another norm."""
-    of_file = any(name.endswith(".running_var") for name in fit.unexpected)
-    of_module = any(name.endswith(".running_var") for name in fit.missing)
-    if of_file and not of_module:
-        return [
-            "The file's network has BatchNorm, and this one has none: build it as the file's is."
-        ]
-    if of_module and not of_file:
-        return ["This network has BatchNorm, and the file's has not: build it alike."]
-    return []
+def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:
+    """Return rows with a few names, and lines with all, of what was loaded and what was not."""
+
+    def rows(most: int) -> dict[str, str]:
+        texts = {
+            "starts from": f"{weights.checkpoint.path} ({weights.checkpoint.kind})",
+            "fits": str(match),
+            "does not fit": match.faults(most),
+            "left out": few(match.left_out, most),
+            "note": with_settings("; ".join(weights.chosen.notes)),
+        }
+        return {row: text for row, text in texts.items() if text}
+
+    sources = weights.chosen.sources
+    lines = [f"{row}: {text}" for row, text in rows(sys.maxsize).items()]
+    lines += [f"took {name} <- {sources[stored]}" for name, stored in match.taken.items()]
+    return rows(3), lines
 
 
-def told(path: Path, fit: Fit, weights: Weights) -> Started:
-    """What is said of weights that were loaded."""
-    num = len(fit.taken) + len(fit.misshaped) + len(fit.missing)
-    rows = {"starts from": f"{path} ({weights.checkpoint.kind})"}
-    rows["fits"] = f"{len(fit.taken)} of {num} tensors of {fit.place}"
-    if fit.cast:
-        rows["fits"] += "".join(f", {n} cast from {a} to {b}" for (a, b), n in fit.cast.items())
-    if fit.rest:
-        rows["does not fit"] = "; ".join(_faults(fit))
-    if fit.left_out:
-        rows["left out"] = few(fit.left_out)
-    notes = [
-        _in_words_of_init(note)
-        for note in weights.chosen.notes
-        if "taken for a wrapper" not in note
-    ]
-    if notes:
-        rows["note"] = "; ".join(notes[:3])
-    lines = [f"{name}: {value}" for name, value in rows.items()]
-    lines += [
-        f"took {name} <- {weights.chosen.sources[there]}" for name, there in fit.taken.items()
-    ]
-    lines += [f"another shape: {name} {what}" for name, what in fit.misshaped.items()]
-    lines += [f"not in the file: {name}" for name in fit.missing]
-    lines += [f"only in the file: {name}" for name in fit.unexpected]
-    lines += [f"left out: {name}" for name in fit.left_out]
-    others = weights.chosen.left_out + weights.chosen.dropped
-    lines += [f"the file holds besides: {', '.join(others)}"] if others else []
-    return Started(rows, lines)
-
-
-def _faults(fit: Fit) -> list[str]:
-    """What does not fit, in three lists of a few names each."""
-    misshaped = [f"{name} {what}" for name, what in fit.misshaped.items()]
-    kinds = {
-        "of another shape": misshaped,
-        "not in the file": fit.missing,
-        "only in the file": fit.unexpected,
-    }
-    return [f"{len(names)} {kind}: {few(names, 3)}" for kind, names in kinds.items() if names]
-
-
-def _parts_of(names: Iterable[str], fit: Fit) -> list[str]:
-    """The largest parts that the names are in, and in which nothing fits."""
-    taken = places(fit.taken)
-    parts: dict[str, None] = {}
-    for name in names:
-        parts[next(place for place in places([name]) if place not in taken)] = None
-    return list(parts)
-
-
-def _new_name(fit: Fit, weights: Weights, own: Mapping[str, Tensor]) -> dict[str, str]:
-    """A renaming that would make all of it fit, if there is one."""
-    missing = _parts_of(fit.missing, fit)
-    unexpected = _parts_of(fit.unexpected, fit)
-    if fit.misshaped or len(missing) != 1 or len(unexpected) != 1:
-        return {}
-    start = len(fit.into) + 1 if fit.into else 0
-    old, new = unexpected[0][start:], missing[0][start:]
-    there = {
-        with_beginning(name, old, new): tensor.shape
-        for name, tensor in weights.chosen.tensors.items()
-        if is_below(name, [old])
-    }
-    here = {name[start:]: tuple(own[name].shape) for name in fit.missing}
-    return {old: new} if there == here else {}
-
-
-def _in_words_of_init(text: str) -> str:
-    for option, setting in OPTIONS.items():
-        text = text.replace(option, setting)
-    return text
+def with_settings(text: str) -> str:
+    """Put settings in the place of the converter's options in one of its messages."""
+    return re.sub("--(key|prefix) ", r"init.\1=", text).replace("--no-ema", "init.ema=false")

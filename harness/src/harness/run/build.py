@@ -146,10 +146,10 @@ def made_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
         return model, []
     init = settings(OmegaConf.to_container(cfg.init) if cfg.get("init") is not None else None)
     if init.path is not None and cfg.resume is None:
-        started = start_from(model, init)
+        rows, lines = start_from(model, init)
         if global_rank() == 0:
-            summary.show(started.rows)
-            log.info("\n".join(started.lines))
+            summary.show(rows)
+            log.info("\n".join(lines))
     freezing = [Freezing(init.freeze, init.unfreeze_at_epoch)] if init.freeze else []
     for callback in freezing:
         callback.freeze(model)
