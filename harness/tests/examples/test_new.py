@@ -106,14 +106,14 @@ def write_all(write: Write, folder: Path) -> list[str]:
 
 def test_the_last_column_decides_the_model(tmp_path: Path) -> None:
     for targets, expected in (
-        (["cat", "dog", ""], True),
-        (["0", "1", "2"], True),
-        (["0.5", "1", "2"], False),
-        (list(map(str, range(30))), False),
+        (["cat", "dog", ""], "table_mlp"),
+        (["0", "1", "2"], "table_mlp"),
+        (["0.5", "1", "2"], "table_regressor"),
+        (list(map(str, range(30))), "table_regressor"),
     ):
         table = tmp_path / "t.csv"
         table.write_text("city,y\n" + "".join(f"Rome,{target}\n" for target in targets * 4))
-        assert new.read_columns(table) == (["city", "y"], expected)
+        assert new.words_of_table(table)["MODEL"] == expected
 
 
 def test_what_cannot_be_written_is_refused_with_a_reason(write: Write, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_cannot_be_written_is_refused_with_a_reason(write: Write, tmp_path:
     before = sorted(tmp_path.rglob("*"))
     for words, message in (
         (("data", "mine", "--csv", "nope.csv"), "--csv nope.csv cannot be read"),
-        (("data", "mine", "--csv", "LICENSE"), "must begin with the names of two columns"),
+        (("data", "mine", "--csv", "LICENSE"), "needs two named columns or more"),
         (("model", "mine", "--csv", "houses.csv"), "--csv belongs to data, not to model"),
         (("module", "tensor"), "The new file uses another Tensor.* my_tensor"),
         *((("data", name), "my_data") for name in ("My", "class", "../x", "", "x" * 17, "null")),

@@ -65,7 +65,7 @@ def test_a_run_is_trained_again_by_its_own_code_whatever_there_is_today(trained:
     assert first.startswith(f"With your rights it runs the code of {start['commit'][:7]} by Ada, ")
     assert first.endswith(f" and {start['diff']}.")
     assert "differs" not in result.stdout
-    assert result.stdout.count("equal by bit") == 5
+    assert result.stdout.endswith("reproduced, equal by bit\n")
     (again,) = (trained / "reproduced").iterdir()
     assert [*again.glob("code/src/*/models/untracked.py")]
     assert len(reading.find([project / "outputs"])) == 1  # it is no further run
@@ -80,29 +80,26 @@ def copy(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "copy", symlinks=True, ignore=ignored))
 
 
-def test_what_is_missing_is_told_in_lines_and_nothing_is_made(copy: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_told_and_nothing_is_made(copy: Path, tmp_path: Path) -> None:
     noted = record.read(copy)
     start, data = noted["starts"][0], noted["data"]
-    other = {**start, "code": {**start["code"], "sources": {"harness": 1}}}
     file = {"data.file": {**data["files"]["data.file"], "crc32": 1}}
     for changes, line in (
         ({"starts": [{**start, "commit": None}]}, "outside of a git repository, or with version"),
-        ({"starts": [{"commit": start["commit"]}]}, "outside of a git repository, or with version"),
         ({"starts": [{**start, "no_diff": "it is large"}]}, "was not kept: it is large."),
-        ({"starts": [other, start]}, "Its code has changed while it was stopped"),
         ({"data": {**data, "files": file}}, "rows.csv is gone, or holds other data than then."),
         ({"starts": [{**start, "commit": "0" * 40}]}, "git log failed in "),
     ):
         record.note(copy, **{"starts": [start], "data": data, **changes})
         with pytest.raises(UserError, match=line):
             reproduce(reading.read(copy), tmp_path / "again")
-    record.note(copy, starts=[start])
     config = (copy / "config.yaml").read_text()
+    record.note(copy, starts=[start])
     (copy / "config.yaml").write_text(config.replace("\nseed: 1\n", "\nseed: 2\n"))
     with pytest.raises(UserError, match="damaged, or edited"):
-        reproduce(reading.read(copy), tmp_path / "edited")
+        reproduce(reading.read(copy), tmp_path / "again")
     (copy / "results.json").unlink()
-    with pytest.raises(UserError, match="It is stopped: let it finish with resume="):
+    with pytest.raises(UserError, match="it is stopped. Let it finish with resume="):
         reproduce(reading.read(copy), tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
@@ -119,5 +116,5 @@ def test_a_difference_is_told_with_its_place_and_its_size(trained: Path, copy: P
     table = (copy / "metrics.csv").read_text()
     (copy / "metrics.csv").write_text(table.replace("val/", "other/", 1))
     found = equality.differences(before, equality.reached(copy))
-    assert found[0] == f"/best.ckpt/state_dict/{name} by at most 0.5"
-    assert found[1].startswith("/metrics.csv: ['other/")
+    assert found[-1] == f"/best.ckpt/state_dict/{name} by at most 0.5"
+    assert found[0].startswith("/metrics.csv: ")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.command import run_folder
+from harness.command import run_folder, sweep
+from harness.command.compose import compose_command
 from tests.faults import fork_server
 from tests.faults.fork_server import command
 from tests.refusals import refusal
@@ -59,75 +60,81 @@ def test_grid_is_the_single_runs_in_hydras_order(swept: Path, tmp_path: Path) ->
     assert ours == theirs
 
 
-def test_same_words_go_on_with_a_sweep_and_others_are_refused(swept: Path) -> None:
+def test_same_words_go_on_with_a_sweep_and_others_start_another(swept: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in swept.glob("*/results.json")}
-    for words in (("resume=auto", *TINY, *GRID), (f"resume={swept}",)):
-        status, said = again(swept.parents[2], *words)
-        assert status == 0, said
-        assert "0 to run" in said
+    status, said = again(swept.parents[2], "resume=auto", *TINY, *GRID)
+    assert status == 0, said
+    assert "0 to run" in said
     assert {path: path.stat().st_mtime_ns for path in swept.glob("*/results.json")} == before
-    place = f"output_dir={swept.parents[2]}"
-    said = refusal("-m", f"resume={swept}", *TINY, GRID[0], "seed=1,2,3", place)
-    assert said.startswith(f"resume={swept} goes on with ")
-    assert said.partition("\n")[0].endswith("seed=1,2,3.")
+    assert sweep._same(swept.parent, ["seed=1,2"]) is None
     assert sweeps(swept.parents[2]) == [swept]
 
 
 def test_failed_jobs_keep_their_folders_with_the_reason(tmp_path: Path) -> None:
     """Also one that cannot be composed."""
-    status, said = again(tmp_path, *TINY, "model.optimizer.lr=-1,0.01,fast")
+    words = [*TINY, "model.optimizer.lr=-1,0.01,fast"]
+    status, said = again(tmp_path, *words)
     assert status == 1
-    (sweep,) = sweeps(tmp_path)
+    (folder,) = sweeps(tmp_path)
     assert "job 0 failed" in said
-    assert f"{sweep / '0'}: failed, model.optimizer: Invalid learning rate: -1" in said
-    assert f"{sweep / '2'}: failed, model.optimizer.lr=fast: model.optimizer.lr takes a n" in said
-    assert f"Go on with: python train.py -m resume={sweep}\n" in said
-    assert "Invalid learning rate: -1" in (sweep / "0" / "screen.log").read_text()
-    assert (sweep / "1" / "results.json").exists()
-    status, said = again(tmp_path, f"resume={sweep}")
+    assert f"{folder / '0'}: failed, model.optimizer: Invalid learning rate: -1" in said
+    assert f"{folder / '2'}: failed, model.optimizer.lr=fast: model.optimizer.lr takes a n" in said
+    assert f"Go on with: python train.py -m resume=auto {' '.join(TINY[:3])}" in said
+    assert "Invalid learning rate: -1" in (folder / "0" / "screen.log").read_text()
+    assert (folder / "1" / "results.json").exists()
+    status, said = again(tmp_path, "resume=auto", *words)
     assert status == 1
     assert "2 to run" in said
-    assert (sweep / "0" / "screen.log").read_text().count("run folder") == 2
+    assert (folder / "0" / "screen.log").read_text().count("run folder") == 2
 
 
 RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
-MISTAKES = {
-    "-m trainer.devcies=1,2": "Did you mean trainer.devices?",
-    "-m seed=1,2 model.optimizer.lr=interval(0,1)": "sweep=optuna",
-    "-m seed=1,2 sweep.num_parallel=0": "sweep.num_parallel=0 must be",
-    "-m seed=1,2 resume=nowhere": "there is no sweep",
-    "-m sweep=optuna seed=1": "sweep=optuna has nothing to choose",
-    f"-m sweep=optuna {RATE} +sweep.sampler.no=1": "sweep.sampler=optuna",
-    f"-m sweep=optuna {RATE} sweep.num_trials=0": "must be a whole number, 1 or more",
-    "-m seed=1,2 hydra/launcher=slurm": "under Slurm see harness/docs/cluster.md",
-    "-m seed=1,2 hydra/sweeper=optuna": "sweeps are python train.py -m",
-    "-m seed=1,2 hydra.callbacks.a._target_=x": "callbacks are Lightning's",
-    "-m seed=1,2 --cfg job": "Leave out one",
-    "seed=1 sweep.num_parallel=2": "train.py -m sweep.num_parallel=2",
-}
 
 
-def test_mistake_leaves_nothing(tmp_path: Path) -> None:
-    for words, hint in MISTAKES.items():
-        said = refusal(*words.split(), *TINY, f"output_dir={tmp_path / 'out'}")
-        assert hint in said, words
-        assert len(said.splitlines()) <= 2, said
-        assert not (tmp_path / "out").exists(), words
-    assert "-m is for trainings" in refusal("-m", "checkpoint=a,b", task="evaluate")
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    {
+        "-m trainer.devcies=1,2": "Did you mean trainer.devices?",
+        "-m seed=1,2 model.optimizer.lr=interval(0,1)": "sweep=optuna",
+        "-m seed=1,2 sweep.num_parallel=0": "sweep.num_parallel=0 must be",
+        "-m seed=1,2 resume=outputs/x": "a sweep goes on by its words. Use python",
+        "-m sweep=optuna seed=1": "sweep=optuna has nothing to choose",
+        "-m sweep=optuna model.optimizer.lr=interval(1,0)": "model.optimizer.lr=interval(1,0): ",
+        f"-m sweep=optuna {RATE} +sweep.sampler.no=1": "sweep.sampler=optuna",
+        f"-m sweep=optuna {RATE} sweep.storage=nowhere": "sweep.storage=nowhere: ",
+        f"-m sweep=optuna {RATE} sweep.num_trials=0": "must be a whole number, 1 or more",
+        "-m seed=1,2 hydra/launcher=slurm": "under Slurm see harness/docs/cluster.md",
+        "-m seed=1,2 --cfg job": "Leave out one",
+        "seed=1 sweep.num_parallel=2": "train.py -m sweep.num_parallel=2",
+    }.items(),
+)
+def test_mistake_leaves_nothing(words: str, hint: str, tmp_path: Path) -> None:
+    if "optuna " in words:
+        pytest.importorskip("optuna")
+    said = refusal(*words.split(), *TINY, f"output_dir={tmp_path / 'out'}")
+    assert hint in said
+    assert len(said.splitlines()) <= 2, said
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = compose_command("train", ["strategy=ddp", "trainer.devices=2"])
+    command.cfg.trainer.accelerator = "gpu"
+    monkeypatch.setattr(sweep, "num_gpus", lambda: 5)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,3,5,1,2")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in sweep._slots(command)] == ["7,3", "5,1"]
+    command.cfg.gpus.order = "emptiest"
+    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in sweep._slots(command)] == [None, None]
 
 
 def test_study_makes_up_the_settings_and_goes_on_for_more(tmp_path: Path) -> None:
-    status, said = again(tmp_path, *TINY, "sweep=optuna", RATE, "sweep.num_trials=1")
-    assert status == 0, said
-    (sweep,) = sweeps(tmp_path)
-    status, said = again(tmp_path, f"resume={sweep}", "sweep.num_trials=2", "seed=2")
-    assert status == 1
-    assert " goes on with " in said
-    status, said = again(tmp_path, f"resume={sweep}", "sweep.num_trials=2")
-    assert status == 0, said
-    assert "2 jobs in" in said
-    assert len([*sweep.glob("*/results.json")]) == 2
-    rates = {run_folder.load_config(sweep / str(n)).model.optimizer.lr for n in range(2)}
+    pytest.importorskip("optuna")
+    for num_trials in (1, 2):
+        words = ("sweep=optuna", RATE, f"sweep.num_trials={num_trials}")
+        status, said = again(tmp_path, "resume=auto", *TINY, *words)
+        assert status == 0, said
+    (folder,) = sweeps(tmp_path)
+    rates = {run_folder.load_config(folder / str(n)).model.optimizer.lr for n in range(2)}
     assert len(rates) == 2
     assert all(1e-4 <= rate <= 1e-2 for rate in rates)
 
@@ -137,20 +144,21 @@ def started(folder: Path, *words: str) -> fork_server.Started:
 
 
 def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
-    driver = started(tmp_path, *TINY, "trainer.max_epochs=60", "seed=1,2")
+    words = (*TINY, "trainer.max_epochs=60", "seed=1,2")
+    driver = started(tmp_path, *words)
     end = time.monotonic() + 200
     while not [*tmp_path.glob("sweeps/*/*/0/metrics.csv")] and time.monotonic() < end:
         time.sleep(0.02)
     driver.send_signal(signal.SIGINT)
     assert driver.wait() == 128 + signal.SIGINT
-    (sweep,) = sweeps(tmp_path)
-    assert f"Go on with: python train.py -m resume={sweep}" in (tmp_path / "log").read_text()
-    assert [*(sweep / "0" / "checkpoints").glob("step_*.ckpt")]
-    assert not (sweep / "1").exists()
-    status, said = again(tmp_path, f"resume={sweep}")
+    (folder,) = sweeps(tmp_path)
+    assert "Go on with: python train.py -m resume=auto" in (tmp_path / "log").read_text()
+    assert [*(folder / "0" / "checkpoints").glob("step_*.ckpt")]
+    assert not (folder / "1").exists()
+    status, said = again(tmp_path, "resume=auto", *words)
     assert status == 0, said
-    assert "goes on from " in (sweep / "0" / "screen.log").read_text()
-    assert {path.parent.name for path in sweep.glob("*/results.json")} == {"0", "1"}
+    assert "goes on from " in (folder / "0" / "screen.log").read_text()
+    assert {path.parent.name for path in folder.glob("*/results.json")} == {"0", "1"}
 
 
 @pytest.mark.slow
@@ -173,9 +181,9 @@ def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
             break
     assert status == 0, (tmp_path / "log").read_text()[-2000:]
     # A driver that was killed before it wrote its words has left a folder that is no sweep.
-    (sweep,) = [place for place in sweeps(tmp_path) if (place / "overrides.yaml").exists()]
+    (folder,) = [place for place in sweeps(tmp_path) if (place / "overrides.yaml").exists()]
     for number in range(4):
-        job = sweep / str(number)
+        job = folder / str(number)
         first = [word for word in run_folder.load_words(job) if not word.startswith("output_dir=")]
         place = tmp_path / f"single_{number}"
         result = command("train.py", *first, f"output_dir={place}")

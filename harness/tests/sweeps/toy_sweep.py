@@ -1,6 +1,6 @@
 """A sweep of toy jobs, which take a second and no torch, and a driver that tests may kill.
 
-python -m tests.sweeps.toy_sweep FOLDER NUM_PARALLEL NUM_GPUS WORDS WORDS ...
+python -m tests.sweeps.toy_sweep FOLDER NUM_PARALLEL WORDS WORDS ...
 """
 
 import fcntl
@@ -17,8 +17,7 @@ import harness  # noqa: F401  # follows the driver, as every run does
 from harness import record
 from harness.files import write_durably
 from harness.processes import launch
-from harness.sweeps.driver import Driver, Job, Needs, Queue
-from harness.sweeps.study import Study, open_study, sampler_of
+from harness.sweeps.driver import Driver, Job, Queue
 
 CONFIG = b"{data: {}, model: {}, objective: val/loss, mode: min}\n"
 SAMPLER = {"_target_": "optuna.samplers.RandomSampler"}
@@ -43,8 +42,7 @@ def job(words: list[str]) -> None:
 
         def tell(event: str) -> None:
             devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            threads = os.environ.get("OMP_NUM_THREADS", "")
-            line = [time.monotonic(), folder.name, event, devices, threads]
+            line = [time.monotonic(), folder.name, event, devices]
             trace.write(json.dumps(line) + "\n")
             trace.flush()
 
@@ -75,21 +73,21 @@ def queue_of(folder: Path, typed: list[list[str]]) -> Queue:
     """Make a grid of what is typed, or a study where a number of trials is asked for."""
     if "TRIALS" not in os.environ:
         return Queue([Job(i, words, folder / str(i)) for i, words in enumerate(typed)])
+    from harness.sweeps.study import Study
+
     words = OverridesParser.create().parse_overrides(typed[0])
-    study = open_study(folder, "toy", "min", sampler_of(SAMPLER))
-    return Study(study, folder, words, int(os.environ["TRIALS"]))
+    settings = {"sampler": SAMPLER, "num_trials": int(os.environ["TRIALS"])}
+    settings["storage"] = os.environ.get("STORAGE")
+    return Study(settings, "min", words).open(folder)
 
 
-def main(folder: Path, num_parallel: int | None, num_gpus: int, typed: list[list[str]]) -> int:
-    def needs_of(words: list[str]) -> Needs:
-        settings = dict(word.split("=") for word in words)
-        return Needs(words, int(settings.get("gpus", num_gpus)))
-
-    folder.mkdir(exist_ok=True)
+def main(folder: Path, num_parallel: int, typed: list[list[str]]) -> int:
+    folder.mkdir(exist_ok=True, parents=True)
     with (folder / ".lock").open("a") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         queue = queue_of(folder, typed)
-        signum = Driver(queue, PROGRAM, num_parallel, needs_of, ["seed"]).run()
+        slots = [{"CUDA_VISIBLE_DEVICES": str(number)} for number in range(num_parallel)]
+        signum = Driver(queue, PROGRAM, slots).run()
         is_whole = all(job.status == "finished" for job in queue.jobs)
         return 128 + signum if signum else int(not is_whole)
 
@@ -98,6 +96,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "--job":
         job(sys.argv[2:])
     else:
-        there, parallel, gpus, *typed = sys.argv[1:]
-        split = [words.split() for words in typed]
-        sys.exit(main(Path(there), int(parallel) or None, int(gpus), split))
+        there, parallel, *typed = sys.argv[1:]
+        sys.exit(main(Path(there), int(parallel), [words.split() for words in typed]))

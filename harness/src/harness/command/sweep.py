@@ -1,8 +1,8 @@
 """Run a sweep as it is typed, or go on with it: ``train.py -m <words>``.
 
-In: words, of which some name several values. Out: a folder with a run for each job, and the exit
-status. Hydra's parser reads the words, and every combination is a job, numbered as by Hydra's own
-sweeper. Next: ``sweeps.driver``, which runs the jobs; each begins at ``command.main``. No torch.
+In: words, some with several values. Out: a folder with a run for each job, and the exit status.
+Every combination is a job, numbered as by Hydra's own sweeper, or Optuna chooses. Next:
+``sweeps.driver``, whose jobs begin at ``command.main``. Imports no torch.
 """
 
 import itertools
@@ -10,31 +10,27 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
-from omegaconf import OmegaConf
 
-from harness import frozen_files
 from harness.command import run_folder, validate, which_run
 from harness.command.compose import Command, as_hydra_reads, compose_command
 from harness.command.explain import explained
 from harness.errors import UserError
-from harness.machine import num_gpus
+from harness.machine import limits, num_gpus
 from harness.places import shown
 from harness.processes.launcher import launcher
 from harness.strategies.launchable import device_indices
-from harness.sweeps.driver import Driver, Job, Needs, Queue
+from harness.sweeps.driver import Driver, Job, Queue
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 MULTIRUN = ("-m", "--multirun", "hydra.mode=MULTIRUN")
-JOBS = "jobs.yaml"  # the words of a grid's jobs: a glob may match other files later
-MOST_TRIED = 20  # jobs, until one can be composed
-# Words that may change where a sweep goes on: where it is, and how it is run.
-MAY_CHANGE = ("resume", "output_dir", "name", "sweep.num_parallel", "sweep.num_trials")
+MAY_CHANGE = ("sweep.num_parallel", "sweep.num_trials")  # where a sweep goes on
 
 
 def run(task: str, conf: Path, typed: Sequence[str]) -> None:
@@ -45,67 +41,44 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         SystemExit: with 1 where a job has not finished, and 128 + a signal's number.
     """
     words = [word for word in typed if word not in MULTIRUN]
-    if task != "train":
-        raise UserError(
-            f"-m is for trainings: python train.py -m <words>. Call {task}.py once for each "
-            "checkpoint."
-        )
-    if flags := [word for word in words if word.startswith("-")]:
-        raise UserError(f"-m runs a sweep, and {flags[0]} asks for something else. Leave out one.")
-    script = os.path.abspath(sys.argv[0])
     is_module = sys.modules["__main__"].__spec__ is not None
-    program = ["-m", "harness", task] if is_module else [script]
-    shown_program = f"python {shlex.join(program if is_module else [os.path.relpath(script)])} -m"
-    started_by = launcher()
-    if started_by.is_one_of_several:
-        keys, devices = {*map(_key, words)}, f"trainer.devices={started_by.num_here}"
-        words += [word for word in ("strategy=ddp", devices) if _key(word) not in keys]
-        raise UserError(
-            f"{started_by.name} has started {started_by.num_processes} processes, and each would "
-            "run the whole sweep: a sweep starts the processes of its jobs itself.\n"
-            f"Use {shown_program} {shlex.join(words)}"
-        )
+    program = ["-m", "harness", task] if is_module else [os.path.relpath(sys.argv[0])]
+    typed_program = f"python {shlex.join(program)} -m"
+    _check_call(task, words, typed_program)
     words = as_hydra_reads(task, words, conf)
-    resume = [word for word in words if _key(word) == "resume"]
-    wanted = resume[-1].partition("=")[2].strip("'\"") if resume else "null"
-    words = [word for word in words if word not in resume]
-    named = None if wanted in ("null", "auto") else Path(wanted).resolve()
-    if named:
-        words = _words_of(named, words)
+    resume = [word.partition("=")[2] for word in words if _key(word) == "resume"]
+    words = [word for word in words if _key(word) != "resume"]
+    again = f"{typed_program} resume=auto {shlex.join(words)}"
+    if resume[-1:] not in ([], ["auto"], ["null"]):
+        raise UserError(f"resume={resume[-1]}: a sweep goes on by its words. Use {again}")
     overrides = _parsed(conf, words)
-    command = _first_valid(conf, overrides)
-    jobs = _checked(command, overrides)
-    parent = Path(command.cfg.output_dir, "sweeps", _name(command))
+    words = [str(override.input_line) for override in overrides]
+    # A mistake in the first job is reported now, and one in a later job when that one starts.
+    command = compose_command("train", [_values(override)[0] for override in overrides], conf)
+    command.is_sweep = True
+    validate.check(command)
+    jobs = [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
+    open_queue = _study(command, jobs) if "num_trials" in command.sweep else _grid(jobs)
+    parent = Path(command.cfg.output_dir, "sweeps", command.cfg.name)
     with which_run.choosing(parent):
-        folder = named or (_same(parent, words) if wanted == "auto" else None)
-        folder = folder or _made(parent, words, jobs)
+        folder = _same(parent, words) if resume[-1:] == ["auto"] else None
+        if folder is None:
+            folder = which_run.make(parent)
+            run_folder.save_words(words, folder)
     with which_run.locked(folder):
-        status = _drive(folder, command, overrides, [sys.executable, *program])
+        driver = Driver(open_queue(folder), [sys.executable, *program], _slots(command))
+        status = _drive(driver, folder)
     if status:
-        print(f"Go on with: {shown_program} resume={shlex.quote(shown(folder))}")
+        print(f"Go on with: {again}")
         sys.exit(status)
 
 
-def _drive(
-    folder: Path, command: Command, overrides: Sequence[Override], program: Sequence[str]
-) -> int:
-    """Run what is left of a sweep, and return its exit status."""
-    if "num_trials" in command.sweep:
-        from harness.sweeps.study import Study, open_study, sampler_of
-
-        sampler = sampler_of(command.sweep["sampler"])
-        study = open_study(folder, _name(command), command.cfg.mode, sampler)
-        queue: Queue = Study(study, folder, _of_jobs(overrides), command.sweep["num_trials"])
-    else:
-        words_of_jobs = run_folder.as_typed(frozen_files.read_yaml(folder / JOBS))
-        queue = Queue([Job(i, [*words], folder / str(i)) for i, words in enumerate(words_of_jobs)])
-    num_parallel = command.sweep.get("num_parallel", "auto")
-    num_parallel = None if num_parallel == "auto" else num_parallel
-    varied = [override.key_or_group for override in overrides if override.is_sweep_override()]
-    driver = Driver(queue, program, num_parallel, lambda job: _needs(command.conf, job), varied)
-    left = max(queue.num_jobs - sum(job.status == "finished" for job in queue.jobs), 0)
-    where = f"{queue.num_jobs} jobs in {shown(folder)}, {left} to run"
-    print(f"{where}, {driver.num_slots} at a time", flush=True)
+def _drive(driver: Driver, folder: Path) -> int:
+    """Run what is left of a sweep, print a table of its runs, and return its exit status."""
+    queue = driver.queue
+    left = queue.num_jobs - sum(job.status == "finished" for job in queue.jobs)
+    where = f"{queue.num_jobs} jobs in {shown(folder)}, {max(left, 0)} to run"
+    print(f"{where}, {len(driver.free)} at a time", flush=True)
     signum = driver.run()
     if runs := [job.run for job in queue.jobs if job.folder.exists()]:
         from harness.runs import frame, tables
@@ -117,19 +90,35 @@ def _drive(
     return 128 + signum if signum else int(set(counts) != {"finished"})
 
 
+def _check_call(task: str, words: Sequence[str], program: str) -> None:
+    """Refuse what is no sweep of trainings, and several processes that would each run it."""
+    if task != "train":
+        raise UserError(f"-m is for train.py. Call {task}.py once for each checkpoint.")
+    if flags := [word for word in words if word.startswith("-")]:
+        raise UserError(f"-m runs a sweep, and {flags[0]} asks for something else. Leave out one.")
+    if launcher().is_one_of_several:
+        raise UserError(
+            f"{launcher().name} has started several processes, and each would run all jobs.\nUse "
+            f"{program} {shlex.join(words)} strategy=ddp trainer.devices={launcher().num_here}"
+        )
+
+
 def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
 def _parsed(conf: Path, words: Sequence[str]) -> list[Override]:
-    """Parse words as Hydra does; ``glob(*)`` looks for the files of a group."""
-    with explained("train", [*words], conf):
-        with hydra.initialize_config_dir(str(conf), version_base="1.3"):
-            parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-            overrides = parser.parse_overrides([*words])
-            for override in overrides:  # while the files are within reach
-                if override.is_discrete_sweep():
-                    _values(override)
+    """Parse words as Hydra does, with the files of ``glob(*)`` in its place: others may come."""
+    with (
+        explained("train", [*words], conf),
+        hydra.initialize_config_dir(str(conf), version_base="1.3"),
+    ):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        overrides = parser.parse_overrides([*words])
+        for i, override in enumerate(overrides):
+            if isinstance(override.value(), Glob):
+                names = ",".join(override.sweep_string_iterator())
+                overrides[i] = parser.parse_override(f"{override.get_key_element()}={names}")
         return overrides
 
 
@@ -140,99 +129,37 @@ def _values(override: Override) -> list[str]:
     key, value = override.get_key_element(), override.value()
     if isinstance(value, IntervalSweep):
         return [f"{key}={value.start}"]
-    texts = [*override.sweep_string_iterator()]
-    if isinstance(value, Glob):  # files that begin with _ are parts of others
-        texts = [text for text in texts if not text.startswith("_")]
-    return [f"{key}={text}" for text in texts]
+    return [f"{key}={text}" for text in override.sweep_string_iterator()]
 
 
-def _first_valid(conf: Path, overrides: Sequence[Override]) -> Command:
-    """Compose the first job that can be: a mistake of another one is that job's own."""
-    errors = [UserError("A word of the sweep has no values.")]
-    for words in itertools.islice(itertools.product(*map(_values, overrides)), MOST_TRIED):
-        try:
-            command = compose_command("train", words, conf)
-            command.is_sweep = True
-            validate.check(command)
-            return command
-        except UserError as error:
-            errors.append(error)
-    raise errors[:2][-1]
+def _grid(overrides: Sequence[Override]) -> Callable[[Path], Queue]:
+    """Make a job of each combination; one that is typed twice is one."""
+    if endless := [o.input_line for o in overrides if isinstance(o.value(), IntervalSweep)]:
+        raise UserError(
+            f"{endless[0]} has no end of values. List some (0.001,0.01), or add sweep=optuna."
+        )
+    combinations = [*dict.fromkeys(itertools.product(*map(_values, overrides)))]
+    return lambda at: Queue([Job(i, [*w], at / str(i)) for i, w in enumerate(combinations)])
 
 
-def _checked(command: Command, overrides: Sequence[Override]) -> list[list[str]] | None:
-    """Check the settings of a sweep, and return the words of a grid's jobs; none of a study's.
-
-    A job that is asked for twice is one.
-    """
-    for name in ("num_parallel", "num_trials"):
-        value = command.sweep.get(name, 1)
-        if (name, value) != ("num_parallel", "auto") and (type(value) is not int or value < 1):
-            auto = ", or auto" if name == "num_parallel" else ""
-            raise UserError(f"sweep.{name}={value} must be a whole number, 1 or more{auto}.")
-    if "num_trials" in command.sweep:
-        from harness.sweeps import study
-
-        if command.cfg.objective is None:
-            raise UserError("sweep=optuna needs an objective: what is to be the best.")
-        if not study.space_of(overrides):
-            raise UserError(
-                "sweep=optuna has nothing to choose: every job would be the same.\n"
-                'Add values, such as "model.optimizer.lr=tag(log,interval(1e-4,1e-1))".'
-            )
-        study.sampler_of(command.sweep["sampler"])
-        return None
-    for override in overrides:
-        if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise UserError(
-                f"{override.input_line} has no end of values.\n"
-                "Name some (0.001,0.01), or let Optuna choose: sweep=optuna."
-            )
-    values = map(_values, _of_jobs(overrides))
-    return [list(words) for words in dict.fromkeys(itertools.product(*values))]
-
-
-def _of_jobs(overrides: Sequence[Override]) -> list[Override]:
-    return [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
-
-
-def _name(command: Command) -> str:
-    return str(command.cfg.name or command.choices.get("experiment") or "default")
-
-
-def _needs(conf: Path, words: list[str]) -> Needs:
-    """Say how many GPUs a job computes on; the driver chooses them."""
-    there = num_gpus()
-    if not there or sys.platform == "darwin":
-        return Needs(words)
+def _study(command: Command, overrides: Sequence[Override]) -> Callable[[Path], Queue]:
+    """Let Optuna choose the jobs."""
     try:
-        command = compose_command("train", words, conf)
-        validate.check(command)
-    except UserError:
-        return Needs(words)  # its own process says why it cannot run
-    cfg = command.cfg
-    if cfg.trainer.accelerator in ("cpu", "mps"):
-        return Needs(words)
-    devices = cfg.trainer.devices
-    is_all = devices in (-1, "-1", "auto") or device_indices(devices) is not None
-    if "gpus" in cfg and cfg.gpus.order != "visible":
-        words = [*words, "gpus=visible", "gpus.min_free_gib=null"]
-    least = (cfg.get("gpus") or {}).get("min_free_gib") or 0.0
-    return Needs(words, there if is_all else int(devices), float(least))
-
-
-def _made(parent: Path, words: Sequence[str], jobs: Sequence[Sequence[str]] | None) -> Path:
-    """Make a sweep's folder; it is one once its words are written, the last of all."""
-    folder = which_run.make(parent)
-    if jobs is not None:
-        text = OmegaConf.to_yaml(OmegaConf.create([list(job) for job in jobs]))
-        frozen_files.write_yaml(folder / JOBS, text)
-    run_folder.save_words([*words], folder)
-    return folder
+        from harness.sweeps.study import Study
+    except ImportError as error:
+        raise UserError("sweep=optuna needs Optuna: pip install -e .[sweep]") from error
+    if command.cfg.objective is None:
+        raise UserError("sweep=optuna needs objective=<a logged value>: what is to be the best.")
+    study = Study(command.sweep, command.cfg.mode, overrides)
+    if not study.space:
+        raise UserError(
+            "sweep=optuna has nothing to choose. Add values, such as "
+            '"model.optimizer.lr=tag(log,interval(1e-4,1e-1))".'
+        )
+    return study.open
 
 
 def _lasting(words: Sequence[str]) -> list[str]:
-    """Choose the words that a sweep is made of."""
     return [word for word in words if _key(word) not in MAY_CHANGE]
 
 
@@ -245,18 +172,21 @@ def _same(parent: Path, words: Sequence[str]) -> Path | None:
     return None
 
 
-def _words_of(folder: Path, words: list[str]) -> list[str]:
-    """Return the words of a sweep that is named by its folder, with those that may change."""
-    if not (folder / "overrides.yaml").is_file() or (folder / "config.yaml").exists():
-        raise UserError(
-            f"resume={folder}: there is no sweep.\n"
-            "Use resume=auto, or the folder of a sweep, <output_dir>/sweeps/<name>/<date>_<time>."
-        )
-    first, keys = run_folder.load_words(folder), {_key(word) for word in words}
-    if _lasting(words) not in ([], _lasting(first)):
-        raise UserError(
-            f"resume={folder} goes on with {shlex.join(_lasting(first))}, and not with "
-            f"{shlex.join(_lasting(words))}.\nLeave these out, or leave out resume= to start "
-            "another sweep."
-        )
-    return [*(word for word in first if _key(word) not in keys), *words]
+def _slots(command: Command) -> list[dict[str, str]]:
+    """Choose the variables of jobs that run at a time: GPUs of their own, or a share of cores."""
+    trainer, num = command.cfg.trainer, command.sweep.get("num_parallel", "auto")
+    most = None if num == "auto" else num
+    slots: list[dict[str, str]] = [{}] * (most or 1)
+    if trainer.accelerator not in ("cpu", "mps") and (num_here := num_gpus()):
+        devices = trainer.devices
+        is_all = devices in (-1, "-1", "auto") or device_indices(devices) is not None
+        size = num_here if is_all else min(int(devices), num_here)
+        gpus = os.environ.get(VISIBLE, ",".join(map(str, range(num_here)))).split(",")
+        starts = range(0, num_here - size + 1, size)
+        slots = [{VISIBLE: ",".join(gpus[start : start + size])} for start in starts][:most]
+        if command.cfg.gpus.order != "visible":  # each job chooses among all GPUs
+            slots = [{}] * len(slots)
+    if len(slots) > 1 and "OMP_NUM_THREADS" not in os.environ:
+        threads = {"OMP_NUM_THREADS": str(max(1, limits.usable_cores() // len(slots)))}
+        slots = [slot | threads for slot in slots]
+    return slots

@@ -43,6 +43,7 @@ def check(command: Command) -> None:
         for key in OmegaConf.missing_keys(cfg):
             raise UserError(f"{key} has no value. Add {key}=<value>.")
         values = flat(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+        values |= flat({"sweep": command.sweep})
     for key, word in NEEDED.items():
         if OmegaConf.select(cfg, key) is None and not (key == "data" and "data" in cfg):
             raise UserError(f"{word} was removed, and nothing runs without it. Leave out ~{word}.")

@@ -40,24 +40,27 @@ def main() -> None:
     parser.add_argument("--csv", metavar="FILE", help="a table; its last column is the target")
     arguments = parser.parse_args()
     kind, name = arguments.kind, arguments.name
-    if arguments.csv and kind != "data":
-        sys.exit(f"--csv belongs to data, not to {kind}.")
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,15}", name) or name in WORDS:
         sys.exit(
-            f"{name!r} must be a name that Python can import: up to 16 lower case letters, numbers "
-            "and underscores, such as my_data, and no word of Python or YAML."
+            f"{name!r} must be up to 16 lower case letters, numbers and underscores, such as "
+            "my_data, and no word of Python or YAML."
         )
-    if not Path("conf", "train.yaml").is_file():
-        sys.exit("There is no conf/train.yaml here. Type it in the project's folder.")
-    words = {"NAME": name, "PACKAGE": package()}
-    words["CLASS"] = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    packages = [path.parent.name for path in Path("src").glob("*/__init__.py")]
+    if len(packages) != 1 or not Path("conf", "train.yaml").is_file():
+        sys.exit(
+            "Type it in a project's folder, which has conf/train.yaml and one package in src/."
+        )
+    words = {"NAME": name, "PACKAGE": packages[0], "CLASS": name.title().replace("_", "")}
     group = "model" if kind == "module" else kind  # of conf/
     run = f"python train.py {group}={name}"
     if arguments.csv:
+        if kind != "data":
+            sys.exit(f"--csv belongs to data, not to {kind}.")
         kind = "csv"
         words |= words_of_table(Path(arguments.csv))
         run += f" model={words['MODEL']}"
-    texts = {path: (TEMPLATES / file).read_text() for path, file in files(kind, name).items()}
+    files = templates(kind, group, name, packages[0])
+    texts = {path: (TEMPLATES / file).read_text() for path, file in files.items()}
     if there := [path for path in texts if Path(path).exists()]:
         sys.exit(f"{' and '.join(there)} exist already. Choose another name, or remove them first.")
     if kind != "csv" and re.search(rf"\b{words['CLASS']}\b", "".join(texts.values())):
@@ -70,57 +73,39 @@ def main() -> None:
     print(f"run    {run}\ntest   pytest {tested}")
 
 
-def files(kind: str, name: str) -> dict[str, str]:
+def templates(kind: str, group: str, name: str, package: str) -> dict[str, str]:
     """Return the template of each file to write: the YAML, the code and its test."""
-    group = {"module": "model", "csv": "data"}.get(kind, kind)
     folder = "data" if group == "data" else "models"
-    chosen = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}
+    files = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}
     if kind in ("model", "module", "data"):
-        chosen[f"src/{package()}/{folder}/{name}.py"] = f"{kind}.py.txt"
+        files[f"src/{package}/{folder}/{name}.py"] = f"{kind}.py.txt"
     if kind != "experiment":
-        chosen[f"tests/{folder}/test_{name}.py"] = f"test_{kind}.py.txt"
-    return chosen
-
-
-def package() -> str:
-    """Find the project's package: the one beside the harness."""
-    names = {path.parent.name for path in Path("src").glob("*/__init__.py")} - {"harness"}
-    if len(names) != 1:
-        sys.exit(f"src/ must hold one package beside harness, and holds {len(names)}.")
-    return names.pop()
+        files[f"tests/{folder}/test_{name}.py"] = f"test_{kind}.py.txt"
+    return files
 
 
 def words_of_table(path: Path) -> dict[str, str]:
     """Fill the template of a table by its columns, and print what its last one holds."""
-    columns, are_classes = read_columns(path)
-    print(f"target {columns[-1]}: {'classes' if are_classes else 'numbers'}")
-    table = path.resolve()
-    table = table.relative_to(Path.cwd()) if table.is_relative_to(Path.cwd()) else table
-    return {
-        "PATH": json.dumps(str(table)),
-        "TARGET": json.dumps(columns[-1]),
-        "COLUMNS": ", ".join(columns),
-        "TRUTH": json.dumps(are_classes),
-        "MODEL": "table_mlp" if are_classes else "table_regressor",
-    }
-
-
-def read_columns(path: Path) -> tuple[list[str], bool]:
-    """Read the names of a table's columns, and whether the last one holds classes."""
     try:
         table = pl.read_csv(path, infer_schema=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         sys.exit(f"--csv {path} cannot be read: {error}.")
     columns = [name.strip() for name in table.columns]
-    if len(columns) < 2:
-        sys.exit(f"--csv {path} must begin with the names of two columns or more, and commas.")
     targets = table.to_series(-1).str.strip_chars().replace("", None).drop_nulls()
-    if targets.is_empty():
-        sys.exit(f"--csv {path}: its last column, {columns[-1]}, is the target, and is empty.")
+    if len(columns) < 2 or targets.is_empty():
+        sys.exit(f"--csv {path} needs two named columns or more, and values in the last one.")
     numbers = targets.cast(pl.Float64, strict=False)
     are_whole = numbers.null_count() == 0 and (numbers == numbers.floor()).all()
     are_few = targets.n_unique() <= min(MOST_CLASSES, table.height / 3)
-    return columns, numbers.null_count() == len(numbers) or (are_whole and are_few)
+    are_classes = numbers.null_count() == len(numbers) or (are_whole and are_few)
+    print(f"target {columns[-1]}: {'classes' if are_classes else 'numbers'}")
+    return {
+        "PATH": json.dumps(str(path)),
+        "TARGET": json.dumps(columns[-1]),
+        "COLUMNS": ", ".join(columns),
+        "TRUTH": json.dumps(are_classes),
+        "MODEL": "table_mlp" if are_classes else "table_regressor",
+    }
 
 
 def filled(text: str, words: dict[str, str]) -> str:

@@ -8,8 +8,8 @@
     python scripts/runs.py report -o report.html    a page with all curves, for any browser
     python scripts/runs.py reproduce RUN            train it again with its commit, and compare
 
-Runs are read in any state: also those that run, were stopped or are damaged. --json and --csv are
-for programs. Exit status 1: a mistake in the command, there is no run, or it was not reproduced.
+Runs are read in any state: also those that run, were stopped or are damaged. --json is for
+programs. Exit status 1: a mistake in the command, there is no run, or it was not reproduced.
 """
 
 import argparse
@@ -38,17 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
-    except BrokenPipeError:  # a pager was left
-        sys.stderr.close()
-        return 0
 
 
 def _answer(options: argparse.Namespace) -> bool:
     """Print, and return whether the run was reproduced where that was asked for."""
     from harness.runs import frame, reading, tables
 
-    what, form = options.what, options.form or "table"
-    runs = reading.find(options.folders or [Path("outputs")])
+    what, runs = options.what, reading.find(options.folders or [Path("outputs")])
     if not runs:
         raise UserError("There is no run. Give folders of runs, such as outputs/.")
     if len(runs) != NUM_RUNS.get(what, len(runs)):
@@ -58,52 +54,45 @@ def _answer(options: argparse.Namespace) -> bool:
 
         return reproduce(runs[0], options.output)
     if what == "diff":
-        tables.print_difference(runs[0], runs[1], form)
+        tables.print_difference(runs[0], runs[1], options.json)
         return True
     if what == "show":
-        tables.print_one(runs[0], form)
+        tables.print_one(runs[0], options.json)
         return True
     table = frame.chosen(frame.table_of(runs), options.filter)
     if table.frame.is_empty():
         raise UserError(f"No run satisfies the filters: 0 of {len(runs)}.")
-    if options.filter:
-        print(f"{len(table.frame)} of {len(runs)} runs match.", file=sys.stderr)
-    if what == "best":
-        _print_best(table, options, form)
-    elif what == "ls":
-        tables.print_list(frame.in_order(table, options.sort, options.reverse), form)
+    if what == "ls":
+        name = frame.column_named(table, options.sort)
+        rows = table.frame.sort(name, descending=options.reverse, nulls_last=True)
+        tables.print_list(replace(table, frame=rows), options.json)
+    elif what == "best":
+        _print_best(table, options)
     else:
         from harness.runs.report import write_report
 
         path, names = options.output or Path("report.html"), {*table.frame["run"]}
-        runs = [run for run in runs if str(run.folder) in names]
-        write_report(runs, path, options.force)
-        print(f"{path}: {len(runs)} runs, {path.stat().st_size / 1e6:.1f} MB")
+        write_report([run for run in runs if str(run.folder) in names], path)
+        print(f"{path}: {len(names)} runs, {path.stat().st_size / 1e6:.1f} MB")
     return True
 
 
-def _print_best(table: "Table", options: argparse.Namespace, form: str) -> None:
-    """Print groups of runs, the best first: by one metric, or for each objective by itself."""
-    import polars as pl
-
+def _print_best(table: "Table", options: argparse.Namespace) -> None:
+    """Print groups of runs by one metric, the best first."""
     from harness.runs import frame, tables
 
-    pairs = table.frame.select("objective", "mode").drop_nulls("objective").unique()
-    modes = dict(pairs.sort("objective").iter_rows())
-    names, means = [frame.column_named(table, options.by)] if options.by else [*modes], []
-    for name in names:
-        is_loss = modes[name] == "min" if name in modes else any(w in name for w in LOSSES)
-        is_max = is_loss == options.reverse
-        rows = table.frame if options.by else table.frame.filter(pl.col("objective") == name)
-        means.append(frame.groups(replace(table, frame=rows), name, is_max))
-        if form == "table" and len(means[-1]):
-            print(f"the {'largest' if is_max else 'smallest'} {name} first; --reverse turns it")
-            tables.print_best(means[-1])
-    if all(map(pl.DataFrame.is_empty, means)):
-        wanted = " or ".join(names) or "an objective: add --by"
-        raise UserError(f"None of {len(table.frame)} runs has a value of {wanted}.")
-    if form != "table":
-        tables.write(pl.concat(means, how="diagonal_relaxed").to_dicts(), form)
+    modes = dict(table.frame.select("objective", "mode").drop_nulls().unique().iter_rows())
+    if not options.by and len(modes) != 1:
+        raise UserError(f"The runs have {len(modes)} objectives. Add --by METRIC.")
+    name = frame.column_named(table, options.by or next(iter(modes)))
+    is_loss = modes[name] == "min" if name in modes else any(word in name for word in LOSSES)
+    is_max = is_loss == options.reverse
+    means = frame.groups(table, name, is_max)
+    if means.is_empty():
+        raise UserError(f"None of {len(table.frame)} runs has a value of {name}.")
+    if not options.json:
+        print(f"the {'largest' if is_max else 'smallest'} {name} first; --reverse turns it")
+    tables.show(means, options.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,12 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--sort", default="started", metavar="NAME", help="of ls: a fact, a metric or a setting")
     add("--reverse", action="store_true", help="the other way round")
     add("--filter", action="append", default=[], metavar="NAME=VALUE", help="also <, >, <=, >=, !=")
-    add("--by", metavar="METRIC", help="of best; default: the best value of each run's objective")
+    add("--by", metavar="METRIC", help="of best; default: the objective of the runs")
     add("-o", "--output", type=Path, help="of report: report.html; of reproduce: a new folder")
-    add("--force", action="store_true", help="of report: replace a file that is no report")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", dest="form", action="store_const", const="json")
-    form.add_argument("--csv", dest="form", action="store_const", const="csv")
+    add("--json", action="store_true", help="for a program")
     return parser
 
 

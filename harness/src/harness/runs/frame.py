@@ -1,10 +1,10 @@
-"""Put runs into one polars frame, and choose, sort and group its rows.
+"""Put runs into one polars frame, and choose and group its rows.
 
 In: runs as ``reading`` has read them. Out: a ``Table`` with a row for each run and a column for
 each fact, metric and setting. Next: ``tables`` prints it, ``report`` draws it.
 """
 
-import difflib
+import math
 import operator
 import re
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from typing import Any
 import polars as pl
 
 from harness.errors import UserError
-from harness.names import flat
-from harness.runs.reading import FACTS, RunFiles
+from harness.names import did_you_mean, flat
+from harness.runs.reading import RunFiles
 
 REPEATS = ("seed", "data.seed", "data.fold")  # repetitions of one setting: `best` averages them
 FIRST = ("model.optimizer", "model", "data", "trainer", "init", "seed")  # tuned most often
@@ -27,39 +27,38 @@ CONDITION = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
 
 @dataclass(frozen=True)
 class Table:
-    """Runs as rows of a frame, and which of its columns are metrics and which are settings."""
+    """Runs as rows of a frame, and which columns are facts, metrics and settings."""
 
     frame: pl.DataFrame
+    facts: list[str]
     metrics: list[str]
     settings: list[str]
 
 
 def table_of(runs: Sequence[RunFiles]) -> Table:
     """Make a table of runs; what a run does not have is null."""
-    rows, metrics = [], dict.fromkeys(FACTS)
-    settings: dict[str, None] = {}
-    for run in runs:
-        values = {k: v for k, v in flat(run.config).items() if k.partition(".")[0] not in PLACES}
-        rows.append({**values, **run.metrics, **run.facts})
-        metrics |= dict.fromkeys(run.metrics)
-        settings |= dict.fromkeys(values)
-    names = [*metrics, *(name for name in settings if name not in metrics)]
+    settings = [
+        {k: v for k, v in flat(run.config).items() if k.partition(".")[0] not in PLACES}
+        for run in runs
+    ]
+    kinds = [run.facts for run in runs], [run.metrics for run in runs], settings
+    facts, metrics, keys = ([*dict.fromkeys(n for row in rows for n in row)] for rows in kinds)
+    names = dict.fromkeys([*facts, *metrics, *keys])
+    rows = [{**c, **b, **a} for a, b, c in zip(*kinds, strict=True)]
     frame = pl.DataFrame([_column(name, [row.get(name) for row in rows]) for name in names])
-    return Table(frame, names[len(FACTS) : len(metrics)], names[len(metrics) :])
+    return Table(frame, facts, metrics, keys)
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:
     """Make a column of numbers or booleans; mixed values and lists become text, as typed."""
     kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
-        values = [None if value is None else float(value) for value in values]
-    elif kinds not in ({int}, {float}, {bool}):
-        values = [None if value is None else _as_text(value) for value in values]
-    return pl.Series(name, values)
+    if kinds in ({int}, {float}, {int, float}, {bool}):
+        return pl.Series(name, values, strict=False)
 
+    def text(value: Any) -> str:
+        return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
-def _as_text(value: Any) -> str:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+    return pl.Series(name, [None if value is None else text(value) for value in values])
 
 
 def differing(table: Table) -> list[str]:
@@ -67,17 +66,15 @@ def differing(table: Table) -> list[str]:
 
     Of two that are equal everywhere, such as ``seed`` and ``data.seed``, one is listed.
     """
-    names: list[str] = []
     if not table.settings:
-        return names
-    has_config = pl.any_horizontal(pl.col(table.settings).is_not_null())
-    frame = table.frame.filter(has_config)
+        return []
+    # A run whose settings are missing differs in none.
+    frame = table.frame.filter(pl.any_horizontal(pl.col(table.settings).is_not_null()))
+    names: dict[tuple[Any, ...], str] = {}
     for name in sorted(table.settings, key=lambda name: (name.count("."), rank(name))):
-        alike = [other for other in names if leaf(other) == leaf(name)]
-        is_equal = any(frame[name].equals(frame[other]) for other in alike)
-        if frame[name].n_unique() > 1 and not is_equal:
-            names.append(name)
-    return sorted(names, key=rank)
+        if frame[name].n_unique() > 1:
+            names.setdefault((leaf(name), *frame[name]), name)
+    return sorted(names.values(), key=rank)
 
 
 def rank(name: str) -> int:
@@ -92,55 +89,38 @@ def leaf(name: str) -> str:
 
 
 def column_named(table: Table, name: str) -> str:
-    """Find the column of a fact, a metric or a setting, which may be called by its last part.
-
-    Raises:
-        UserError: with names that come near.
-    """
+    """Find the column of a fact, a metric or a setting, which may be called by its last part."""
     if name in table.frame.columns:
         return name
-    if settings := [setting for setting in table.settings if leaf(setting) == name]:
+    if settings := [one for one in table.settings if one.endswith(f".{name}")]:
         return min(settings, key=rank)
-    names = {*table.frame.columns, *map(leaf, table.settings)}
-    near = difflib.get_close_matches(name, sorted(names), 3, 0.3)
-    raise UserError(f"No run has {name}. It may be {', '.join(near) or 'status'}.")
+    raise UserError(f"No run has {name}.{did_you_mean(name, table.frame.columns)}")
 
 
 def chosen(table: Table, conditions: Sequence[str]) -> Table:
-    """Keep runs that satisfy all conditions, such as ``status=finished`` or ``test/loss<0.1``.
-
-    A list equals its text, and each of its items. Numbers are compared as numbers.
-
-    Raises:
-        UserError: if one is no condition, or no run has what it names.
-    """
+    """Keep runs that satisfy all conditions, such as ``status=finished`` or ``test/loss<0.1``."""
     frame = table.frame
     for condition in conditions:
         match = CONDITION.fullmatch(condition)
         if not match:
             raise UserError(f"{condition}: write a condition as status=finished or test/loss<0.1.")
-        name, sign, wanted = (part.strip() for part in match.groups())
-        column = frame[column_named(table, name)]
-        try:
-            numbers, number = column.cast(pl.Float64, strict=False), float(wanted)
-        except ValueError:
-            numbers, number = pl.repeat(None, len(frame), dtype=pl.Float64, eager=True), 0.0
-        if sign in SIGNS:
-            mask = SIGNS[sign](numbers, number)
-        else:
-            text = column.cast(pl.String).fill_null("null").str.to_lowercase().str.strip_chars("[]")
-            word = re.sub(r",\s+", ",", wanted.lower().strip("[]"))
-            mask = (text == word) | text.str.split(",").list.contains(word)
-            mask = mask | (numbers == number).fill_null(value=False)
-            mask = mask if sign == "=" else ~mask
-        frame = frame.filter(mask.fill_null(value=False))
+        name, sign, wanted = match.groups()
+        values = frame[column_named(table, name)]
+        frame = frame.filter([_satisfies(value, sign, wanted.lower()) for value in values])
     return replace(table, frame=frame)
 
 
-def in_order(table: Table, name: str, is_reversed: bool = False) -> Table:
-    """Sort runs by a fact, a metric or a setting; those without it come last."""
-    name, how = column_named(table, name), {"nulls_last": True, "maintain_order": True}
-    return replace(table, frame=table.frame.sort(name, descending=is_reversed, **how))
+def _satisfies(value: Any, sign: str, wanted: str) -> bool:
+    """Compare numbers as numbers; a list equals its text, and each of its items."""
+    try:
+        number, other = float(value), float(wanted)
+    except (TypeError, ValueError):
+        number = other = math.nan
+    if sign in SIGNS:
+        return bool(SIGNS[sign](number, other))
+    text = "null" if value is None else str(value).lower().strip("[]")
+    wanted = wanted.strip("[]").replace(" ", "")
+    return (number == other or wanted in (text, *text.split(","))) == (sign == "=")
 
 
 def groups(table: Table, name: str, is_max: bool) -> pl.DataFrame:
@@ -160,18 +140,21 @@ def groups(table: Table, name: str, is_max: bool) -> pl.DataFrame:
     score, runs = pl.col("score"), pl.col("runs")
     is_best = (pl.col("objective") == name) & pl.col("best").is_not_null()
     value = pl.when(is_best).then("best").otherwise(name).cast(pl.Float64, strict=False)
-    frame = table.frame.with_columns(value.alias("score"), pl.lit(0).alias("all"))
-    frame = frame.filter(score.is_finite())
+    frame = table.frame.with_columns(value.alias("score")).filter(score.is_finite())
     names = differing(replace(table, frame=frame))
     settings = [setting for setting in names if setting not in REPEATS]
-    # A run that was repeated with the same seed and fold counts once, as it was run last.
-    repeats = [setting for setting in REPEATS if setting in table.settings]
-    frame = frame.sort("started").unique([*settings, *repeats] or ["run"], keep="last")
-    means = frame.group_by(settings or ["all"]).agg(
-        score.mean().alias("mean"),
-        score.std(),
-        pl.len().alias("runs"),
-        pl.col("run").sort_by("score", descending=is_max).first().alias("best run"),
+    # Runs that are equal but for their folder are no repetitions: each is in a row of its own.
+    keys = [*settings, *(setting for setting in REPEATS if setting in table.settings)]
+    copy = pl.int_range(pl.len()).over(keys) if keys else pl.int_range(pl.len())
+    means = (
+        frame.with_columns(copy.alias("copy"))
+        .group_by([*settings, "copy"])
+        .agg(
+            score.mean().alias("mean"),
+            score.std(),
+            pl.len().alias("runs"),
+            pl.col("run").sort_by("score", descending=is_max).first().alias("best run"),
+        )
     )
     quantiles = pl.Series(stdtrit(means["runs"].to_numpy() - 1, 0.975))
     means = means.with_columns((quantiles * score / runs.sqrt()).alias("± 95 %"))

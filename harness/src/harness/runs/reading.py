@@ -9,8 +9,7 @@ import json
 import math
 import os
 import struct
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from harness import record
+from harness.checkpoints.lookup import by_step
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,40 +27,17 @@ if TYPE_CHECKING:
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may come without libyaml
 CONFIG, RESULTS, METRICS = "config.yaml", "results.json", "metrics.csv"
-SPEED = "throughput/samples_per_second"
-FACTS: tuple[str, ...]
-FACTS = ("run", "status", "reason", "started", "seconds", "samples/s", "held back by", "peak MiB")
-FACTS += ("commit", "tags", "notes", "step", "objective", "mode", "best")
 
 
 @dataclass
 class RunFiles:
-    """What a run's folder says of it.
-
-    Attributes:
-        folder: of the run.
-        config: its frozen settings; empty where they are missing or damaged.
-        results: the last value of each metric; ``None`` where it has not finished.
-        record: see ``harness.record``.
-        damage: why its settings cannot be read.
-    """
+    """What a run's folder says of it."""
 
     folder: Path
-    config: dict[str, Any]
-    results: dict[str, float] | None
-    record: dict[str, Any]
-    damage: str = ""
-
-    @cached_property
-    def status(self) -> str:
-        """``finished``, ``running``, ``failed``, ``stopped`` or ``damaged``."""
-        if self.damage:
-            return "damaged"
-        if is_locked(self.folder / ".lock"):
-            return "running"
-        if self.results is not None:
-            return "finished"
-        return "failed" if self.record.get("status") == "failed" else "stopped"
+    status: str  # finished, running, failed, stopped or damaged
+    config: dict[str, Any]  # its frozen settings; empty where they are missing or damaged
+    results: dict[str, float]  # the last value of each metric; empty until it has finished
+    record: dict[str, Any]  # see ``harness.record``
 
     @cached_property
     def table(self) -> "pl.DataFrame":
@@ -86,29 +63,40 @@ class RunFiles:
             return float(self.record["best"])
         if name not in self.table.columns:
             return None
-        values = self.table[name].drop_nulls().to_list()
         pick = max if mode == "max" else min
-        return pick(filter(math.isfinite, values), default=None)
+        return pick(filter(math.isfinite, self.table[name].drop_nulls()), default=None)
 
-    @cached_property
+    @property
+    def reason(self) -> str | None:
+        """Why it has not finished."""
+        if self.status == "damaged":
+            return f"{CONFIG} cannot be read"
+        if self.status not in ("failed", "stopped"):
+            return None
+        saved = by_step(self.folder / "checkpoints")
+        where = f"after {saved[-1].stem}" if saved else "before its first checkpoint"
+        return str(self.record.get("reason") or f"killed {where}")
+
+    @property
     def facts(self) -> dict[str, Any]:
-        """Everything that is known beside metrics and settings; ``None`` where it is not."""
-        noted, reason = self.record, self.damage
-        names = [path.stem[5:] for path in self.folder.glob("checkpoints/step_*.ckpt")]
-        step = max((int(name) for name in names if name.isdigit()), default=None)
-        if self.status in ("failed", "stopped"):
-            where = "before its first checkpoint" if step is None else f"after step {step}"
-            reason = str(noted.get("reason") or f"killed {where}")
-        started, seconds = (noted.get("starts") or [{}])[0].get("time"), noted.get("seconds")
-        if self.status == "running" and started:
-            seconds = time.time() - started
-        values = (
-            *(str(self.folder), self.status, reason, started, seconds),
-            *(noted.get("samples_per_second", self.metrics.get(SPEED)), noted.get("verdict")),
-            *(noted.get("peak_mib"), str(noted.get("commit") or "")[:10], self.config.get("tags")),
-            *(self.config.get("notes"), step, *self.objective, self.best),
-        )
-        return {k: None if v in ("", []) else v for k, v in zip(FACTS, values, strict=True)}
+        """What there is beside metrics and settings; ``None`` where it is not known."""
+        noted, config = self.record, self.config
+        facts = {
+            "run": str(self.folder),
+            "status": self.status,
+            "reason": self.reason,
+            "started": (noted.get("starts") or [{}])[0].get("time"),
+            "seconds": noted.get("seconds"),
+            "samples/s": noted.get("samples_per_second"),
+            "held back by": noted.get("verdict"),
+            "commit": str(noted.get("commit") or "")[:10],
+            "tags": config.get("tags"),
+            "notes": config.get("notes"),
+            "objective": self.objective[0],
+            "mode": self.objective[1],
+            "best": self.best,
+        }
+        return {name: None if value in ("", []) else value for name, value in facts.items()}
 
 
 def find(folders: Sequence[Path]) -> list[RunFiles]:
@@ -117,39 +105,37 @@ def find(folders: Sequence[Path]) -> list[RunFiles]:
     Raises:
         UserError: if there is no such folder.
     """
-    paths: dict[str, str] = {}
+    runs: dict[Path, RunFiles] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder. Give runs, or folders of runs.")
-        for path in _run_folders(str(folder)):
-            paths.setdefault(os.path.realpath(path), path)
-    return [read(Path(path)) for path in paths.values()]
-
-
-def _run_folders(folder: str) -> Iterator[str]:
-    """Find folders with a config; evaluations inside of such a folder are no runs."""
-    for path, inside, files in os.walk(folder):
-        if CONFIG in files:
-            inside.clear()
-            yield path
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        for path, inside, files in os.walk(folder):
+            if CONFIG in files:
+                inside.clear()  # evaluations in a run's folder are no runs
+                runs.setdefault(Path(path).resolve(), read(Path(path)))
+            inside[:] = sorted(name for name in inside if not name.startswith("."))
+    return [*runs.values()]
 
 
 def read(folder: Path) -> RunFiles:
     """Read one run's folder; never raises for what is in it."""
-    config, damage, results = {}, "", None
-    try:
+    config: Any = None
+    results: dict[str, float] = {}
+    with suppress(OSError, ValueError, yaml.YAMLError):
         config = yaml.load((folder / CONFIG).read_bytes(), LOADER)
-        if not isinstance(config, dict) or not {"data", "model"} <= config.keys():
-            config, damage = {}, f"{CONFIG} is not the config of a run"
-    except FileNotFoundError:  # a sweep's job that has not begun, or was refused
-        pass
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        damage = f"{CONFIG} cannot be read: {' '.join(str(error).split())[:100]}"
     with suppress(OSError, ValueError, AttributeError):
         values = json.loads((folder / RESULTS).read_bytes())
         results = {k: v for k, v in values.items() if isinstance(v, (int, float))}
-    return RunFiles(folder, config, results, record.read(folder), damage)
+    noted, is_whole = record.read(folder), isinstance(config, dict) and "model" in config
+    if not is_whole and (folder / CONFIG).exists():  # a job that was refused has none
+        status = "damaged"
+    elif is_locked(folder / ".lock"):
+        status = "running"
+    elif (folder / RESULTS).exists():
+        status = "finished"
+    else:
+        status = "failed" if noted.get("status") == "failed" else "stopped"
+    return RunFiles(folder, status, config if is_whole else {}, results, noted)
 
 
 def read_table(path: Path) -> "pl.DataFrame":
@@ -157,10 +143,9 @@ def read_table(path: Path) -> "pl.DataFrame":
     import polars as pl  # takes a tenth of a second, which a command need not wait for
 
     try:
-        options: dict[str, Any] = {"truncate_ragged_lines": True, "encoding": "utf8-lossy"}
         # No globbing: a folder may be called lr[0.1].
-        table = pl.read_csv(path, infer_schema=False, glob=False, **options)
-    except (OSError, pl.exceptions.PolarsError):  # missing, or still empty
+        table = pl.read_csv(path, infer_schema=False, glob=False, truncate_ragged_lines=True)
+    except (OSError, pl.exceptions.PolarsError):  # missing, empty or damaged
         table = pl.DataFrame()
     if "step" not in table.columns:
         return pl.DataFrame(schema={"step": pl.Int64})

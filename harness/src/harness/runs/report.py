@@ -4,7 +4,6 @@ In: runs. Out: a page with plotly's figures. What a run says is escaped, in figu
 """
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from harness.errors import UserError
-from harness.files import replacing
+from harness.files import write_durably
 from harness.places import shown
 from harness.runs.frame import differing, table_of
 from harness.runs.reading import RunFiles
@@ -29,38 +28,30 @@ HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">{OURS}
  script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:">
 <style>
 body {{ font: 14px/1.4 system-ui, sans-serif; margin: 1rem 2rem }}
-.wide {{ overflow-x: auto }} table {{ border-collapse: collapse }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto }}
 th, td {{ padding: .25rem .6rem; text-align: left; border-bottom: 1px solid #ddd }}
-body > div {{ display: inline-block; max-width: 100% }}
-td {{ max-width: 24rem; overflow-wrap: anywhere; font-variant-numeric: tabular-nums }}
+body > div {{ display: inline-block }}
 </style>
 """
 FACTS = ("seconds", "samples/s", "held back by", "started", "tags", "notes", "commit", "reason")
-# By name, because plotly's own choice has a button that sends the chart away.
-BUTTONS = {"displaylogo": False, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "autoScale2d"]]}
-NUM_BUCKETS = 250  # of a long curve; each keeps its smallest and its largest value
-MOST_IN_LEGEND = 25
-MOST_CHARACTERS = 40  # of a label in a figure: long ones overlap
+MOST_POINTS = 500  # of a curve
 
 
-def write_report(runs: Sequence[RunFiles], path: Path, is_forced: bool = False) -> None:
-    """Write the page; an older report of that name is replaced, another file if ``is_forced``.
+def write_report(runs: Sequence[RunFiles], path: Path) -> None:
+    """Write the page; an older report of that name is replaced.
 
     Raises:
-        UserError: plotly is not installed, or the path is taken, or cannot be written.
+        UserError: plotly is not installed, or the path is another file, or cannot be written.
     """
     try:
         import plotly.io  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            "The report is drawn with plotly, which is not installed: pip install -e .[report]"
-        ) from error
+        raise UserError("The report needs plotly: pip install -e .[report]") from error
     try:
-        if path.exists() and not is_forced and OURS.encode() not in path.read_bytes()[:1000]:
-            raise UserError(f"{path} is no report of runs, and is kept. --force replaces it.")
-        with replacing(path) as file:
-            for part in parts_of(runs):
-                file.write(part.encode(errors="replace"))  # a folder may be named by any bytes
+        if path.exists() and OURS.encode() not in path.read_bytes()[:1000]:
+            raise UserError(f"{path} is no report of runs. Remove it, or choose another -o FILE.")
+        # A folder may be named by any bytes.
+        write_durably(path, "".join(parts_of(runs)).encode(errors="replace"))
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 
@@ -77,12 +68,12 @@ def parts_of(runs: Sequence[RunFiles]) -> Iterator[str]:
         group = [run for run in runs if run.objective == (objective, mode)]
         group.sort(key=lambda run: run.best or 0.0, reverse=mode == "max")
         group.sort(key=lambda run: run.best is None)  # a stable sort: these come last
-        names = [os.path.relpath(run.folder.resolve(), root) for run in group]
+        names = [escape(os.path.relpath(run.folder.resolve(), root)) for run in group]
         yield f"<h2>{escape(f'{objective} ({mode})' if objective else 'No objective')}</h2>"
         yield html_table(group, names)
         for figure in (*curves_of(group, names), *scatter_of(group, names)):
-            figure.update_layout(height=400, width=640, showlegend=len(group) <= MOST_IN_LEGEND)
-            yield to_html(figure, BUTTONS, include_plotlyjs=script, full_html=False)
+            figure.update_layout(height=400, width=640)
+            yield to_html(figure, include_plotlyjs=script, full_html=False)
             script = False
     yield "</body></html>"
 
@@ -93,29 +84,26 @@ def html_table(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     tested = [name for name in table.metrics if name.startswith("test/")]
     columns = ["status", "best", *tested, *differing(table), *FACTS]
     columns = [name for name in columns if table.frame[name].null_count() < len(runs)]
-    rows = [_row("th", ["run", *titles(columns)])]
+    rows = [("run", *map(escape, titles(columns)))]
     for name, row in zip(names, table.frame.select(columns).iter_rows(), strict=True):
-        rows.append(_row("td", [name, *map(text, columns, row)]))
-    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
-
-
-def _row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>\n"
+        rows.append((name, *map(escape, map(text, columns, row))))
+    lines = "</td></tr>\n<tr><td>".join("</td><td>".join(row) for row in rows)
+    return f"<table><tr><td>{lines}</td></tr></table>"
 
 
 def curves_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figure]":
-    """Draw each metric that was logged more than once: the objective first."""
+    """Draw each metric that was logged more than once, the objective first."""
     import plotly.express as px
 
-    counts = Counter(name for run in runs for name in run.table.columns[1:])
-    labels = _labels(names)
-    for metric in sorted(counts, key=lambda name: (name != runs[0].objective[0], -counts[name])):
-        frames = []
-        for run, label in zip(runs, labels, strict=True):
+    metrics = dict.fromkeys(name for run in runs for name in run.table.columns[1:])
+    for metric in sorted(metrics, key=lambda name: name != runs[0].objective[0]):
+        curves = []
+        for run, name in zip(runs, names, strict=True):
             if metric in run.table.columns:
-                points = thinned(run.table.select("step", pl.col(metric).alias("y")).drop_nulls())
-                frames.append(points.with_columns(pl.lit(label).alias("run")))
-        points = pl.concat(frames)
+                points = run.table.select("step", pl.col(metric).alias("y")).drop_nulls()
+                points = points.gather_every(len(points) // MOST_POINTS + 1)
+                curves.append(points.with_columns(pl.lit(name).alias("run")))
+        points = pl.concat(curves)
         if points["step"].n_unique() > 1:
             yield px.line(points, x="step", y="y", color="run", markers=True, title=escape(metric))
 
@@ -125,35 +113,14 @@ def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figu
     import plotly.express as px
 
     table = table_of(runs)
-    labels = pl.Series("label", _labels(names), dtype=pl.String)
-    frame = table.frame.with_columns(labels, pl.col("best").cast(pl.Float64))
+    frame = table.frame.with_columns(pl.Series("label", names), pl.col("best").cast(pl.Float64))
     frame = frame.filter(pl.col("best").is_finite())
     for name in differing(table) if len(frame) > 1 else []:
         x = frame[name].alias("x")
         numbers: list[float] = x.drop_nulls().to_list() if x.dtype.is_numeric() else []
         is_log = bool(numbers) and min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
         if not numbers:
-            x = pl.Series("x", _labels(x.cast(pl.String).fill_null("null").to_list()))
+            x = pl.Series("x", [escape(str(value)) for value in x])
         title = escape(f"best {runs[0].objective[0]} against {name}")
         points = frame.select(x, "best", "label")
         yield px.scatter(points, x="x", y="best", hover_name="label", log_x=is_log, title=title)
-
-
-def thinned(points: pl.DataFrame) -> pl.DataFrame:
-    """Keep of each bucket of a long curve the points of its smallest and its largest value."""
-    size = -(-len(points) // NUM_BUCKETS)
-    if size <= 2:
-        return points
-    value = pl.col(points.columns[1])
-    points = points.with_columns((pl.int_range(pl.len()) // size).alias("bucket"))
-    points = points.filter(value.is_finite())
-    points = points.unique(["bucket", points.columns[1]], keep="first", maintain_order=True)
-    is_extreme = (value == value.min().over("bucket")) | (value == value.max().over("bucket"))
-    return points.filter(is_extreme).drop("bucket")
-
-
-def _labels(names: Sequence[str]) -> list[str]:
-    """Shorten texts for a figure, unless two would become the same, and escape them."""
-    short = [name[-MOST_CHARACTERS:] for name in names]
-    short = [s if s == n else f"…{s}" for s, n in zip(short, names, strict=True)]
-    return [*map(escape, short if len({*short}) == len({*names}) else names)]
