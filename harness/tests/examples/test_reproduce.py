@@ -99,7 +99,7 @@ def test_what_is_missing_is_told_and_nothing_is_made(copy: Path, tmp_path: Path)
     with pytest.raises(UserError, match="damaged, or edited"):
         reproduce(reading.read(copy), tmp_path / "again")
     (copy / "results.json").unlink()
-    with pytest.raises(UserError, match="it is stopped. Let it finish with resume="):
+    with pytest.raises(UserError, match=r"it is stopped\. Let it finish with resume="):
         reproduce(reading.read(copy), tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
