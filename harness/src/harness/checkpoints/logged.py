@@ -17,20 +17,18 @@ from harness.upstream.logged_values import (
     restore_metric,
 )
 
+VALUES = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+
 
 def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
     """What callbacks and loggers read; the same in every process."""
-    return {
-        "callback_metrics": copied(trainer.callback_metrics),
-        "logged_metrics": copied(trainer.logged_metrics),
-        "progress_bar_metrics": copied(trainer.progress_bar_metrics),
-        "should_stop": trainer.should_stop,  # by early stopping
-    }
+    values = {name: copied(getattr(trainer, name)) for name in VALUES}
+    return values | {"should_stop": trainer.should_stop}  # by early stopping
 
 
 def restore_of_all_ranks(trainer: pl.Trainer, values: dict[str, Any]) -> None:
     """Put back what ``of_all_ranks`` has taken."""
-    for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
+    for name in VALUES:
         getattr(trainer, name).update(values[name])
     trainer.should_stop = values["should_stop"]
 

@@ -1,133 +1,116 @@
-"""Packs Python values into what ``torch.load(weights_only=True)`` reads, and unpacks them.
+"""Packs plain values into checkpoints, unpacks them, and computes digests of any value.
 
 In: numbers, text, None, lists, tuples, dicts, sets, deques, Counters, defaultdicts, NumPy arrays
-and tensors. Out: the same values; a kind that torch's plain reader refuses becomes a dict whose key
-``"#"`` names it. Next: ``writing`` packs whole checkpoints, ``attributes`` what training changed.
+and tensors. Out: what ``torch.load(weights_only=True)`` reads: a kind that it refuses becomes a
+dict whose key ``"#"`` names the kind. Next: ``writing`` packs whole checkpoints, ``attributes``
+what training has changed.
 """
 
+import hashlib
+import io
+import logging
+import pickle
+import threading
+import time
+import types
+import weakref
+import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 MARK = "#"
-SCALARS = {type(None), bool, int, float, complex, str, bytes}
-NATIVE = {bytearray, torch.Size, torch.dtype, torch.device, torch.layout}
-MAPPINGS: dict[str, Any] = {k.__name__: k for k in (dict, OrderedDict, Counter, defaultdict)}
-COLLECTIONS: dict[str, Any] = {k.__name__: k for k in (list, tuple, set, frozenset, deque)}
-FACTORIES: dict[str, Any] = {
-    kind.__name__: kind for kind in (list, dict, set, int, float, deque, Counter, OrderedDict)
-}
+SCALARS = {type(None), bool, int, float, complex, str, bytes, bytearray}
+SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
+MAPPINGS: Any = (dict, OrderedDict, Counter, defaultdict)
+COLLECTIONS: Any = (list, tuple, set, frozenset, deque)
+KINDS: dict[str, Any] = {k.__name__: k for k in (*MAPPINGS, *COLLECTIONS, int, float)}
 TENSORS = (Tensor, torch.nn.Parameter)
-
-
-class NotPlainError(Exception):
-    """Says why a value cannot be packed."""
+# Objects without a state of the run: handles of the system, and data sets, which give the same
+# sample for an index. So are the objects of packages that only show or record a run.
+IGNORED = (
+    *(types.ModuleType, logging.Logger, logging.Handler, io.IOBase, weakref.ref),
+    *(threading.Thread, threading.Event, threading.Condition, threading.local),
+    *(type(threading.Lock()), type(threading.RLock()), Dataset, DataLoader, Sampler),
+)
+RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matplotlib")
 
 
 class Packer:
     """Packs values; an object that is reached twice is packed once, so that it stays shared.
 
-    Subclasses decide what becomes of tensors and of objects that are not plain.
+    What is not plain becomes ``None``, and ``objects`` names it.
     """
 
     def __init__(self) -> None:
         self.nodes: dict[int, tuple[Any, Any]] = {}  # by id: a value, and what it is packed into
+        self.objects: list[tuple[tuple[Any, ...], str]] = []  # where each is, and a reason
+        self.num_marked = 0  # values that torch's plain reader would refuse
 
-    def tensor(self, value: Tensor, place: tuple[Any, ...]) -> Any:
-        """Pack a tensor, which is saved with the attributes that its author has given it."""
-        is_plain = type(value) in TENSORS and {*map(type, vars(value).values())} <= SCALARS
-        return value if is_plain else self.other(value, place)
-
-    def other(self, value: Any, place: tuple[Any, ...]) -> Any:
-        """Pack an object of another kind, or raise a ``NotPlainError``."""
-        raise NotPlainError(f"a {class_name(value)}")
+    def refuse(self, value: Any, place: tuple[Any, ...], reason: str = "") -> None:
+        """Note that a value is not plain."""
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        self.objects.append((place, reason or kind.removeprefix("builtins.")))
 
     def pack(self, value: Any, place: tuple[Any, ...] = ()) -> Any:
-        """Pack a value; nothing is copied where nothing has to be replaced.
-
-        Args:
-            value: anything.
-            place: keys and indices that lead to it, for messages.
-
-        Raises:
-            NotPlainError: from ``tensor`` and ``other``, or for a container that holds itself.
-        """
-        if type(value) in SCALARS or type(value) in NATIVE:
+        """Pack a value; `place` are the keys and indices that lead to it."""
+        if type(value) in SCALARS or (type(value) is tuple and not value):
             return value
         if id(value) not in self.nodes:
             self.nodes[id(value)] = value, self  # until its parts are packed
             self.nodes[id(value)] = value, self._pack(value, place)
         node = self.nodes[id(value)][1]
-        if node is self:
-            raise NotPlainError(f"a {class_name(value)} that holds itself")
-        return node
+        return self.refuse(value, place, "it holds itself") if node is self else node
 
     def _pack(self, value: Any, place: tuple[Any, ...]) -> Any:
         kind = type(value)
-        if kind in MAPPINGS.values():
+        if kind in MAPPINGS:
             return self._mapping(value, place)
-        if kind in COLLECTIONS.values():
-            parts = list(value)
-            if not {*map(type, parts)} <= SCALARS:
+        if kind in COLLECTIONS:
+            parts, is_flat = list(value), {*map(type, value)} <= SCALARS
+            if not is_flat:
                 parts = [self.pack(part, (*place, i)) for i, part in enumerate(value)]
-            is_same = all(map(is_identical, parts, value))
-            if kind in (list, tuple, set) and is_same:
-                return value
-            if kind in (list, tuple):
+            if kind in (list, tuple) or (kind is set and is_flat):
                 return kind(parts)
-            maxlen = value.maxlen if kind is deque else None
-            return {MARK: kind.__name__, "items": parts, "maxlen": maxlen}
-        if isinstance(value, Tensor):
+            return self.marked(kind, parts, getattr(value, "maxlen", None))
+        if kind in TENSORS:
             return self.tensor(value, place)
-        is_array = kind is np.ndarray or isinstance(value, np.generic)
-        if is_array and not value.dtype.hasobject and not value.dtype.names:
-            return packed_array(value)
-        return self.other(value, place)
+        if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
+            file = io.BytesIO()
+            np.save(file, value, allow_pickle=False)  # with its type, shape and order
+            data = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+            return self.marked(np.ndarray, data, kind is np.ndarray)
+        return self.refuse(value, place)
 
     def _mapping(self, value: Any, place: tuple[Any, ...]) -> Any:
         kind = type(value)
         keys = [self.pack(key, (*place, key)) for key in value]
         values = [self.pack(item, (*place, key)) for key, item in value.items()]
-        if kind is not defaultdict and MARK not in value and all(map(is_identical, keys, value)):
-            if all(map(is_identical, values, value.values())):
-                return value
-            if kind is not Counter:
-                node = kind(zip(keys, values, strict=True))
-                if kind is OrderedDict:
-                    vars(node).update(vars(value))  # the `_metadata` of a state_dict
-                return node
+        items = list(zip(keys, values, strict=True))
         factory = getattr(value, "default_factory", None)
-        if factory is not None and factory not in FACTORIES.values():
-            return self.other(value, place)  # a function
-        name = None if factory is None else factory.__name__
-        return {MARK: kind.__name__, "keys": keys, "values": values, "factory": name}
+        if factory not in (None, *KINDS.values()):
+            return self.refuse(value, place, "a defaultdict with a function")
+        has_plain_keys = {*map(type, value)} <= SCALARS and MARK not in value
+        if kind not in (dict, OrderedDict) or not has_plain_keys:
+            return self.marked(kind, items, getattr(factory, "__name__", None))
+        node = kind(items)
+        if kind is OrderedDict:
+            vars(node).update(vars(value))  # the `_metadata` of a state_dict
+        return node
 
+    def tensor(self, value: Tensor, place: tuple[Any, ...]) -> Any:
+        """Pack a tensor; it is saved with the attributes that its author has given it."""
+        has_plain_attributes = {*map(type, vars(value).values())} <= SCALARS
+        return value if has_plain_attributes else self.refuse(value, place)
 
-def is_identical(one: Any, other: Any) -> bool:
-    """Whether two names stand for one object."""
-    return one is other
-
-
-def class_name(value: Any) -> str:
-    """The name of a value's class, with its module."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
-
-def packed_array(value: Any) -> dict[str, Any]:
-    """An array or scalar of NumPy as its bytes, in the order in which they lie in memory."""
-    array = np.asarray(value)
-    order: Any = "F" if array.flags.fnc else "C"
-    data = array.ravel(order).view(np.uint8).copy()
-    return {
-        MARK: "array" if isinstance(value, np.ndarray) else "scalar",
-        "dtype": array.dtype.str,
-        "shape": list(array.shape),
-        "order": order,
-        "data": torch.from_numpy(data),
-    }
+    def marked(self, kind: type, items: Any, option: Any = None) -> dict[str, Any]:
+        """Pack a value as its parts, under the name of its kind."""
+        self.num_marked += 1
+        return {MARK: kind.__name__, "items": items, "option": option}
 
 
 class Unpacker:
@@ -144,7 +127,7 @@ class Unpacker:
 
     def unpack(self, node: Any) -> Any:
         """The value of a node, whose own lists and dicts become part of it."""
-        if type(node) in SCALARS or type(node) in NATIVE:
+        if type(node) in SCALARS:
             return node
         if id(node) not in self.made:
             self.made[id(node)] = filled(self.targets.get(id(node)), self._unpack(node))
@@ -154,7 +137,7 @@ class Unpacker:
         kind = type(node)
         if kind is dict and MARK in node:
             return self._marked(node)
-        if kind in MAPPINGS.values():
+        if kind in MAPPINGS:
             for key, value in node.items():
                 node[key] = self.unpack(value)
         elif kind is list and not {*map(type, node)} <= SCALARS:
@@ -164,46 +147,90 @@ class Unpacker:
         return node
 
     def _marked(self, node: dict[str, Any]) -> Any:
-        match name := node[MARK]:
-            case "tensor":
-                return node["data"].to(self.device)
-            case "array" | "scalar":
-                flat = node["data"].numpy().view(node["dtype"])
-                array = flat.reshape(node["shape"], order=node["order"])
-                return array if name == "array" else array[()]
-            case "deque":
-                return deque(map(self.unpack, node["items"]), node["maxlen"])
-        if name in COLLECTIONS:
-            return COLLECTIONS[name](map(self.unpack, node["items"]))
-        is_default = name == "defaultdict"
-        made = defaultdict(FACTORIES.get(node["factory"])) if is_default else MAPPINGS[name]()
-        keys, values = map(self.unpack, node["keys"]), map(self.unpack, node["values"])
-        dict.update(made, zip(keys, values, strict=True))
-        return made
+        name, items, option = node[MARK], node["items"], node["option"]
+        if name == "Tensor":
+            return items.to(self.device)
+        if name == "ndarray":
+            array = np.load(io.BytesIO(items.numpy().tobytes()), allow_pickle=False)
+            return array if option else array[()]
+        parts = map(self.unpack, items)
+        if name == "deque":
+            return deque(parts, option)
+        if name == "defaultdict":
+            return defaultdict(KINDS.get(option), parts)
+        return Counter(dict(parts)) if name == "Counter" else KINDS[name](parts)
 
 
 def filled(live: Any, value: Any) -> Any:
     """An object filled with the contents of another one, or that one where it cannot be."""
     if type(live) is not type(value):
         return value
-    if isinstance(live, Tensor):
-        is_dense = live.layout is torch.strided and live.is_leaf and not live.is_inference()
-        if not is_dense or (live.shape, live.dtype) != (value.shape, value.dtype):
+    if isinstance(live, (Tensor, np.ndarray)):
+        is_writable = live.flags.writeable if isinstance(live, np.ndarray) else live.is_leaf
+        if not is_writable or (live.shape, live.dtype) != (value.shape, value.dtype):
             return value
         with torch.no_grad():
-            live.copy_(value)
-    elif isinstance(live, np.ndarray):
-        if not live.flags.writeable or (live.shape, live.dtype) != (value.shape, value.dtype):
-            return value
-        live[...] = value
-    elif isinstance(live, (list, bytearray)):
-        live[:] = value
-    elif isinstance(live, (dict, set)):
-        live.clear()
-        live.update(value)
-    elif isinstance(live, deque) and live.maxlen == value.maxlen:
-        live.clear()
-        live.extend(value)
-    else:
+            live[...] = value
+        return live
+    is_same_size = getattr(live, "maxlen", None) == getattr(value, "maxlen", None)
+    if not isinstance(live, (list, dict, set, deque)) or not is_same_size:
         return value
+    live.clear()
+    (live.update if isinstance(live, (dict, set)) else live.extend)(value)
     return live
+
+
+class DigestPickler(pickle.Pickler):
+    """Pickles any value; names stand for what is large, shared or cannot be pickled.
+
+    Args:
+        file: takes the pickle, which is never read.
+        named: objects that a checkpoint holds in another place, by id.
+    """
+
+    def __init__(self, file: Any, named: dict[int, str]) -> None:
+        super().__init__(file, protocol=4)
+        self.named, self.has_tensors = named, False
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Describe one object that is no number, text or builtin container."""
+        kind = type(obj)
+        if obj is str:  # of which ``text`` makes what it returns
+            return NotImplemented
+        if id(obj) in self.named:
+            return text(self.named[id(obj)])
+        if isinstance(obj, IGNORED) or kind.__module__.partition(".")[0] in RECORDING:
+            return text(kind)
+        if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
+            return text(id(obj))
+        if hasattr(kind, "__next__"):
+            return text(time.monotonic_ns())  # an iterator may have moved on, and nobody sees it
+        if isinstance(obj, (Tensor, np.ndarray)):
+            self.has_tensors = True
+            if isinstance(obj, Tensor) and obj.layout is torch.strided and not obj.is_quantized:
+                flat = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+                numbers = flat.view(torch.uint8).cpu().numpy().data
+                return text(obj.dtype, tuple(obj.shape), zlib.crc32(numbers))
+        try:
+            reduced = obj.__reduce_ex__(4)
+        except Exception:  # whatever an author's object raises
+            return text(kind, id(obj))
+        return text(kind, reduced) if isinstance(reduced, str) else reduced
+
+
+def text(*parts: Any) -> tuple[Any, ...]:
+    """A text in the place of an object, as pickle takes it."""
+    return str, (repr(parts),)
+
+
+def digest(value: Any, named: dict[int, str]) -> tuple[Any, bool]:
+    """What is equal for equal values, and whether the value holds tensors or arrays."""
+    if type(value) in SCALARS:
+        return (type(value).__name__, repr(value)), False  # a NaN equals itself, 0.0 not -0.0
+    content = hashlib.blake2b(digest_size=16)
+    pickler = DigestPickler(types.SimpleNamespace(write=content.update), named)
+    try:
+        pickler.dump(value)
+    except Exception:  # too deep, or of an author's class that raises
+        return ("object", id(value)), True
+    return content.hexdigest(), pickler.has_tensors

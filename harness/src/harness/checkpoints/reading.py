@@ -1,4 +1,4 @@
-"""Reads checkpoints and executes nothing, unless the run says ``checkpoint.trusted=true``.
+"""Reads checkpoints, and executes nothing that lies in them.
 
 In: a file that ``writing`` wrote. Out: its values, or a reason why no run can go on from it.
 """
@@ -16,14 +16,12 @@ from harness.checkpoints.lookup import damage
 from harness.checkpoints.plain import Unpacker
 from harness.errors import UserError
 
-FORMAT = 2  # of what a run goes on from; raised when resuming changes
+FORMAT = 3  # of what a run goes on from; raised when resuming changes
 ATTRIBUTES = "changed_attributes"  # the entry that is packed and unpacked by ``attributes``
 LEFT_OUT = "left_out"  # the entry that names objects without which no run can go on
 
 
-def read(
-    path: str | Path, map_location: Any = "cpu", mmap: bool = False, is_trusted: bool = False
-) -> dict[str, Any]:
+def read(path: str | Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
     """Read a checkpoint.
 
     Raises:
@@ -32,7 +30,7 @@ def read(
         RuntimeError: it is cut off, or no file of ``torch.save``.
     """
     try:
-        found = torch.load(path, map_location, weights_only=not is_trusted, mmap=mmap)
+        found = torch.load(path, map_location, weights_only=True, mmap=mmap)
     except (OSError, RuntimeError, MemoryError, UnpicklingError):
         raise
     except Exception as error:  # whatever a pickle that no program writes leads to
@@ -80,42 +78,20 @@ def unreadable(path: Path) -> str | None:
     return reason
 
 
-def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str, Any]:
-    """Read a checkpoint for going on, and refuse one that has lost or still holds objects.
+def read_to_resume(path: Path, map_location: Any) -> dict[str, Any]:
+    """Read a checkpoint for going on.
 
     Raises:
-        UserError: names what still can be done.
+        UserError: it lacks objects, or another version has written it.
     """
-    try:
-        checkpoint = read(path, map_location, is_trusted=is_trusted)
-    except UnpicklingError as error:
-        if not holds_objects(path):
-            raise
-        raise UserError(
-            f"{path} holds objects, which only a run with checkpoint.trusted=true goes on with: to "
-            f"read them executes code of the file.\nOr {start_anew(path)}."
-        ) from error
-    if objects := checkpoint.get(LEFT_OUT):
-        raise UserError(
-            f"{path} lacks {objects}, which is not plain, and cannot be gone on with.\n"
-            f"Use checkpoint.trusted=true from the start, or {start_anew(path)}."
-        )
-    return checkpoint
-
-
-def check_format(checkpoint: dict[str, Any], path: Any) -> None:
-    """Refuse to go on from what another version has written; its weights are read as ever.
-
-    Raises:
-        UserError: names what still can be done.
-    """
-    if checkpoint.get("safe_point", {}).get("format") != FORMAT:
-        raise UserError(
-            f"{path} cannot be gone on with: another version of the harness has written it.\n"
-            f"Go back to that version, or {start_anew(path)}."
-        )
-
-
-def start_anew(path: Any) -> str:
-    """What a refusal offers."""
-    return f"start another run from its weights with init={path}"
+    checkpoint = read(path, map_location)
+    if LEFT_OUT in checkpoint:
+        reason = f"it lacks {checkpoint[LEFT_OUT]}, which is not plain"
+    elif checkpoint.get("safe_point", {}).get("format") != FORMAT:
+        reason = "another version of the harness has written it"
+    else:
+        return checkpoint
+    raise UserError(
+        f"{path} cannot be gone on with: {reason}.\n"
+        f"Start another run from its weights with init={path}."
+    )

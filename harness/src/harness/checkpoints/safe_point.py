@@ -22,8 +22,8 @@ from pytorch_lightning.callbacks import (
 
 from harness.checkpoints import logged, lookup
 from harness.checkpoints.attributes import Attributes
-from harness.checkpoints.owners import MACHINERY
-from harness.checkpoints.reading import ATTRIBUTES, FORMAT, check_format
+from harness.checkpoints.owners import MACHINERY, package
+from harness.checkpoints.reading import ATTRIBUTES, FORMAT
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import remove_parts
 from harness.loggers.rewind import Logs
@@ -88,6 +88,29 @@ class SafePoint(pl.Callback):
             if trainer.is_global_zero:
                 remove_parts(self.folder)
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep what the hooks put back; let a longer run have a longer schedule."""
+        if not trainer.training:
+            return
+        self.loaded = checkpoint["safe_point"] | {"attributes": checkpoint[ATTRIBUTES]}
+        trainer.fit_loop.setup_data()  # the loaders say how many batches make a step
+        before, now = self.loaded["batches_per_step"], int(trainer.accumulate_grad_batches)
+        resume.repair_counters(checkpoint, before, now)
+        resume.repair_model_checkpoints(trainer, checkpoint["callbacks"])
+        planned = self.loaded["num_steps_planned"]
+        for schedule in checkpoint["lr_schedulers"]:
+            length = schedule.get("total_steps")
+            if length == planned and length != trainer.estimated_stepping_batches:
+                resume.forget_length(schedule)
+                if trainer.is_global_zero:
+                    log.warning(
+                        "The learning rate's schedule now ends at step %s; the steps before "
+                        "followed a shorter one.",
+                        trainer.estimated_stepping_batches,
+                    )
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Bring back the values that callbacks look at."""
         self.attributes.begin(trainer)
@@ -96,7 +119,7 @@ class SafePoint(pl.Callback):
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Bring back the loop's counters."""
+        """Have the epoch's place brought back after all hooks at the start."""
         self.signals.wait_for_step = self.has_begun = True
         self._take_back_what_came_later(trainer)
         resume.after_start_hooks(trainer, partial(self._begin_epochs, trainer))
@@ -123,9 +146,7 @@ class SafePoint(pl.Callback):
             is_inside = self.loaded["each_rank"] is not None
             if is_inside:
                 callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-                of_epochs = (GradientAccumulationScheduler, StochasticWeightAveraging)
-                heard = [c for c in callbacks if isinstance(c, of_epochs) or begins_epochs(c)]
-                resume.begin_epoch(trainer, heard)
+                resume.begin_epoch(trainer, [c for c in callbacks if begins_epochs(c)])
             self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
 
     def on_train_batch_start(
@@ -197,73 +218,6 @@ class SafePoint(pl.Callback):
 
     on_exception = teardown
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Add what is counted in the middle of an epoch."""
-        if not self.is_writing:
-            return  # another callback's checkpoint, from which no run goes on
-        checkpoint["safe_point"] = {
-            "format": FORMAT,
-            "step": trainer.global_step,
-            "logs": self.logged,
-            "batches_per_step": self.batches_per_step,
-            "all_ranks": logged.of_all_ranks(trainer),
-            "each_rank": None
-            if self.is_end
-            else gather(trainer, logged.of_this_rank(trainer), self.agreement.group),
-            "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
-        }
-        checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.agreement.group)
-
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep what the hooks put back; let a longer run have a longer schedule.
-
-        Raises:
-            UserError: if another version has written the checkpoint.
-        """
-        if not trainer.training:
-            return
-        check_format(checkpoint, trainer.ckpt_path)
-        self.loaded = checkpoint["safe_point"] | {"attributes": checkpoint[ATTRIBUTES]}
-        trainer.fit_loop.setup_data()  # the loaders say how many batches make a step
-        before, now = self.loaded["batches_per_step"], int(trainer.accumulate_grad_batches)
-        resume.repair_counters(checkpoint, before, now)
-        resume.repair_model_checkpoints(trainer, checkpoint["callbacks"])
-        planned = self.loaded["num_steps_planned"]
-        for schedule in checkpoint["lr_schedulers"]:
-            length = schedule.get("total_steps")
-            if length == planned and length != trainer.estimated_stepping_batches:
-                resume.forget_length(schedule)
-                if trainer.is_global_zero:
-                    log.warning(
-                        "The learning rate's schedule now ends at step %s; the steps before "
-                        "followed a shorter one.",
-                        trainer.estimated_stepping_batches,
-                    )
-
-    def _leave(self, trainer: pl.Trainer, signum: int) -> NoReturn:
-        """End this process once the checkpoint is safe; all of them have agreed to.
-
-        Args:
-            trainer: the run's.
-            signum: what has asked for it.
-        """
-        self.io.finish()
-        if trainer.is_global_zero:
-            log.warning(
-                "%s: %s step %d. Go on with resume=%s",
-                signal.Signals(signum).name,
-                "could not save" if self.io.met_full_disk else "saved",
-                trainer.global_step,
-                self.folder.parent,
-            )
-        status = 128 + signum
-        trainer.strategy.barrier()
-        raise AgreedExit(status)
-
     def _save(self, trainer: pl.Trainer, is_end: bool = False) -> None:
         step = trainer.global_step
         if step == self.saved_step and not is_end:
@@ -287,12 +241,44 @@ class SafePoint(pl.Callback):
         if is_end:
             self.io.finish()
 
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add what is counted in the middle of an epoch."""
+        if not self.is_writing:
+            return  # another callback's checkpoint, from which no run goes on
+        counts = logged.of_this_rank(trainer)
+        checkpoint["safe_point"] = {
+            "format": FORMAT,
+            "step": trainer.global_step,
+            "logs": self.logged,
+            "batches_per_step": self.batches_per_step,
+            "all_ranks": logged.of_all_ranks(trainer),
+            "each_rank": None if self.is_end else gather(trainer, counts, self.agreement.group),
+            "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
+        }
+        checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.agreement.group)
+
+    def _leave(self, trainer: pl.Trainer, signum: int) -> NoReturn:
+        """End this process once the checkpoint is safe; all of them have agreed to."""
+        self.io.finish()
+        if trainer.is_global_zero:
+            log.warning(
+                "%s: %s step %d. Go on with resume=%s",
+                signal.Signals(signum).name,
+                "could not save" if self.io.met_full_disk else "saved",
+                trainer.global_step,
+                self.folder.parent,
+            )
+        trainer.strategy.barrier()
+        raise AgreedExit(128 + signum)
+
 
 def begins_epochs(callback: pl.Callback) -> bool:
-    """Whether the author has written what a callback does as an epoch begins.
+    """Whether what a callback does as an epoch begins must be done again inside one.
 
-    A subclass of Lightning's ``BaseFinetuning`` that does not is Lightning's there: it would give
-    the optimizer its parameters a second time.
+    A subclass of Lightning's ``BaseFinetuning`` that does not define that hook must not: it would
+    give the optimizer its parameters a second time.
     """
-    hook = type(callback).on_train_epoch_start
-    return hook.__module__.partition(".")[0] not in MACHINERY
+    is_stock = isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging))
+    return is_stock or package(type(callback).on_train_epoch_start) not in MACHINERY

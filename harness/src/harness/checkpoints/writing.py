@@ -5,7 +5,6 @@ defaults, whole whenever the power goes. Next: ``reading`` and ``lookup``.
 """
 
 import logging
-import pickle
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,9 +15,8 @@ import numpy as np
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from harness.checkpoints.plain import Packer, class_name
+from harness.checkpoints.plain import Packer
 from harness.checkpoints.reading import ATTRIBUTES, LEFT_OUT, read_to_resume
-from harness.errors import UserError
 from harness.files import FULL, replacing
 from harness.names import few
 
@@ -28,42 +26,20 @@ HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 CLASSES = ("hparams_type", "datamodule_hparams_type")  # of the hyper-parameters' containers
 
 
-class ObjectPacker(Packer):
-    """Packs a checkpoint, and notes what in it is not plain.
-
-    Args:
-        keeps: leave such objects where they are; they are replaced by ``None`` otherwise.
-    """
-
-    def __init__(self, keeps: bool) -> None:
-        super().__init__()
-        self.keeps, self.objects = keeps, list[str]()
-
-    def other(self, value: Any, place: tuple[Any, ...]) -> Any:
-        """Note an object."""
-        keys = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in place]
-        self.objects.append(f"{''.join(keys).removeprefix('.')} ({class_name(value)})")
-        return value if self.keeps else None
-
-
 class DurableCheckpointIO(CheckpointIO):
     """Write checkpoints so that a file of that name is whole, whenever the power goes.
 
-    It is written beside its place and synced, takes its name in one move, and the folder is
-    synced. Lightning's own way stages in ``$TMPDIR``, which may be another file system, and
-    syncs nothing. A full disk is told, and training goes on: earlier checkpoints stand.
-
-    Args:
-        is_trusted: keep objects that are not plain, and read them: this executes code of the file.
+    A checkpoint is written beside its place and synced, takes its name in one move, and the folder
+    is synced. Lightning's own way stages in ``$TMPDIR``, which may be another file system, and
+    syncs nothing. A full disk is reported, and training goes on with the earlier checkpoints.
     """
 
-    def __init__(self, is_trusted: bool = False) -> None:
-        self.is_trusted = is_trusted
+    def __init__(self) -> None:
         self.met_full_disk = False  # the last checkpoint found no room
         self.not_written: set[Path] = set()  # that found no room; an older one may have the name
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def save_checkpoint(
         self,
@@ -79,16 +55,13 @@ class DurableCheckpointIO(CheckpointIO):
             checkpoint: what to write, of which nothing is looked at after this call.
             path: its place.
             storage_options: called when it is safe. Without it this call waits for that.
-
-        Raises:
-            UserError: if an object of a trusted checkpoint cannot be pickled.
         """
         self.finish()
-        path, content = Path(path), self.prepared(checkpoint)
+        path, content = Path(path), self._plain(checkpoint)
         self.met_full_disk = False
         try:
             with ExitStack() as stack:
-                write(content, stack.enter_context(replacing(path)))
+                torch.save(content, stack.enter_context(replacing(path)))
                 syncing = stack.pop_all()
         except Exception as error:
             if not self._is_full(path, error):
@@ -111,7 +84,7 @@ class DurableCheckpointIO(CheckpointIO):
                 self.error = error
 
     def _is_full(self, path: Path, error: BaseException) -> bool:
-        """Say that the disk has no room, if that is the cause of an error."""
+        """Report that the disk has no room, if that is the cause of an error."""
         cause: BaseException | None = error  # torch raises another one while it closes the file
         while cause is not None and not (isinstance(cause, OSError) and cause.errno in FULL):
             cause = cause.__cause__ or cause.__context__
@@ -119,41 +92,42 @@ class DurableCheckpointIO(CheckpointIO):
             return False
         self.met_full_disk = True
         self.not_written.add(path)
-        reason = cause.strerror if isinstance(cause, OSError) else cause
-        log.error("%s was not written: %s. Free space on its disk.", path, reason)
+        log.error("%s was not written: %s. Free space on its disk.", path, cause)
         return True
 
-    def prepared(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """What is written of a checkpoint; what is not plain is left out, and told once."""
-        packer = ObjectPacker(self.is_trusted)
+    def _plain(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """What is written of a checkpoint; what is not plain is left out, and reported once."""
+        packer = Packer()
         content: dict[str, Any] = {}
-        left_out: list[str] = []
+        settings: list[str] = []  # hyper-parameters that are left out
         for key, value in checkpoint.items():
-            if key in (*HYPER_PARAMETERS, *CLASSES) and not self.is_trusted:
-                if key in HYPER_PARAMETERS:
-                    content[key], odd = plain_settings(value)
-                    left_out += [f"{key}.{name}" for name in odd]
-            else:
-                is_ours = key in (ATTRIBUTES, *HYPER_PARAMETERS, *CLASSES)
-                content[key] = value if is_ours else packer.pack(value, (key,))
-        if left_out := [name for name in left_out if name not in self.told]:
-            names = [name.partition(".")[2] for name in left_out]
+            if key == ATTRIBUTES:
+                content[key] = value
+            elif key in HYPER_PARAMETERS:
+                numbers = {n: v.item() for n, v in value.items() if isinstance(v, np.generic)}
+                value = value | numbers
+                content[key] = {n: v for n, v in value.items() if is_plain(v)}
+                settings += [str(name) for name in value if name not in content[key]]
+            elif key not in CLASSES:
+                content[key] = packer.pack(value, (key,))
+        objects = [f"{'.'.join(map(str, place))} ({reason})" for place, reason in packer.objects]
+        if objects:
+            content[LEFT_OUT] = few(objects)
+        if not self.reported.issuperset(settings):
             log.warning(
-                "Checkpoints leave out %s, which is not plain; a run that goes on builds it from "
-                "its config.\nself.save_hyperparameters(ignore=%s) says so in the code.",
-                few(left_out),
-                names,
+                "Checkpoints leave out the hyper-parameters %s, which are not plain: a run that "
+                "goes on builds them from its config.\nself.save_hyperparameters(ignore=%s) says "
+                "so in the code.",
+                few(settings),
+                settings,
             )
-        if packer.objects and not self.is_trusted:
-            content[LEFT_OUT] = few(packer.objects)
-            if not self.told.issuperset(packer.objects):
-                log.warning(
-                    "Checkpoints leave out %s: no run can go on from them.\nSave numbers, text, "
-                    "lists, dicts, arrays or tensors instead, or set checkpoint.trusted=true, "
-                    "which keeps objects; to read them executes code of the file.",
-                    content[LEFT_OUT],
-                )
-        self.told |= {*left_out, *packer.objects}
+        if not self.reported.issuperset(objects):
+            log.warning(
+                "Checkpoints leave out %s: no run can go on from them.\nSave numbers, text, "
+                "lists, dicts, arrays or tensors in on_save_checkpoint and state_dict instead.",
+                few(objects),
+            )
+        self.reported |= {*settings, *objects}
         return content
 
     def finish(self) -> None:
@@ -164,6 +138,7 @@ class DurableCheckpointIO(CheckpointIO):
         """
         if self.thread is not None:
             self.thread.join()
+        self.thread = None  # which a spawned process cannot be given
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -174,9 +149,9 @@ class DurableCheckpointIO(CheckpointIO):
         map_location: Any = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint to the CPU; nothing in it is executed, unless it is trusted."""
+        """Read a checkpoint to the CPU."""
         self.finish()
-        return read_to_resume(Path(path), map_location, self.is_trusted)
+        return read_to_resume(Path(path), map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint, which after a resume may be gone already; newer ones are safe."""
@@ -187,34 +162,9 @@ class DurableCheckpointIO(CheckpointIO):
         """Leave nothing half written."""
         self.finish()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.is_trusted,)  # a spawned process has threads of its own
 
-
-def plain_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The hyper-parameters that torch's plain reader gives back as they are, and other names."""
-    kept: dict[str, Any] = {}
-    odd: list[str] = []
-    for name, value in settings.items():
-        value = value.item() if isinstance(value, np.generic) else value
-        packer = ObjectPacker(keeps=True)
-        if packer.pack(value) is value and not packer.objects:
-            kept[name] = value
-        else:
-            odd.append(str(name))
-    return kept, odd
-
-
-def write(content: dict[str, Any], file: Any) -> None:
-    """Write what is prepared.
-
-    Raises:
-        UserError: an object of it, which only a trusted checkpoint has, cannot be pickled.
-    """
-    try:
-        torch.save(content, file)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        raise UserError(
-            f"checkpoint.trusted=true keeps objects as they are, and one cannot be pickled: "
-            f"{error}.\nSave numbers, text, lists, dicts, arrays or tensors in its place."
-        ) from error
+def is_plain(value: Any) -> bool:
+    """Whether torch's plain reader gives a value back as it is."""
+    packer = Packer()
+    packer.pack(value)
+    return not (packer.num_marked or packer.objects)

@@ -182,8 +182,7 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:
     """The Trainer's arguments for what writes checkpoints, finds ranks, synchronises BatchNorm."""
-    is_trusted = "resume" in cfg and bool(OmegaConf.select(cfg, "checkpoint.trusted"))
-    plugins: list[Any] = [DurableCheckpointIO(is_trusted), *environments()]
+    plugins: list[Any] = [DurableCheckpointIO(), *environments()]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
         return {"plugins": [*plugins, SyncBatchNormAnywhere()], "sync_batchnorm": False}
