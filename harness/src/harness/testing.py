@@ -59,7 +59,7 @@ class Promises:
     """What ``scripts/prove.py`` proves of an experiment, as a test.
 
     ``class TestMine(Promises): experiment = "mine"`` is all. What is refused with a sentence, or
-    told by the run itself, is printed (``pytest -rP``).
+    warned of by the run itself, is printed (``pytest -rP``).
 
     Attributes:
         experiment: a file of ``conf/experiment``.
@@ -73,8 +73,7 @@ class Promises:
 
     def test_promises_hold(self, tmp_path: Path) -> None:
         """No verdict is broken."""
-        proof = prove(
-            Runs([f"experiment={self.experiment}", *self.words], tmp_path / "runs"), self.strategies
-        )
-        print(*proof.verdicts, sep="\n")
-        assert [str(verdict) for verdict in proof.verdicts if verdict.is_broken] == []
+        runs = Runs([f"experiment={self.experiment}", *self.words], tmp_path / "runs")
+        verdicts = prove(runs, self.strategies)
+        print(*verdicts, sep="\n")
+        assert [str(verdict) for verdict in verdicts if verdict.is_broken] == []

@@ -58,7 +58,7 @@ def test_what_is_validated_and_kept_is_the_average_and_the_weights_train_on(tmp_
 def test_statistics_are_averaged_and_other_buffers_stay_unlike_with_lightnings_own(
     tmp_path: Path,
 ) -> None:
-    """Else harness/upstream/averaging.py is not needed any more."""
+    """Else Averaging in harness/upstream/precision.py is not needed any more."""
     words = (*RECORDED, *WITH_BUFFERS, "+model.net.num_hidden=64", "callbacks.ema.decay=0.9")
     run_dir = trained(tmp_path / "ours", *words)
     kept = read(run_dir / "checkpoints" / "last.ckpt")["state_dict"]

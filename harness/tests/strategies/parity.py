@@ -1,9 +1,10 @@
-"""Train the same batches under dp and on one device, for 50 steps: the loss of each."""
+"""Train the same batches under dp, ddp2 and on one device: the loss of each step."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,19 @@ from harness.strategies.dp import DataParallelStrategy
 
 NUM_STEPS = 50
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
+UPSTREAM_WARNINGS = [
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in (
+        # Lightning 2.6 walks batches with names that torch 2.13 calls old.
+        r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        # The trainers of these tests are small on purpose.
+        "The '.*_dataloader' does not have many workers",
+        "`max_epochs` was not set",
+        "You are using a custom batch sampler",
+        # Dynamo hides this warning of its own, but not where warnings are errors.
+        "The .grad attribute of a Tensor that is not a leaf",
+    )
+]
 
 
 @dataclass(frozen=True)
@@ -23,11 +37,10 @@ class Case:
 
     batch_sizes: tuple[int, ...] = (24,) * 5  # of one epoch
     optimizer: Callable = SGD
-    precision: str = "32-true"
-    bound: float = 1e-6
+    precision: str = "64-true"
+    bound: float = 1e-12
     trainer: tuple = ()
-    inputs: str = "plain"
-    num_calls: int = 1
+    is_nested: bool = False
     network: Callable[[], nn.Module] = lambda: nn.Sequential(
         nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 5)
     )
@@ -41,22 +54,19 @@ def compiled():
     return torch.compile(Case().network(), backend="aot_eager")
 
 
-EXACT = functools.partial(Case, precision="64-true", bound=1e-12)
 CASES = {
-    "SGD": EXACT(),
-    "Adam": EXACT(optimizer=functools.partial(torch.optim.Adam, lr=1e-2)),
-    "last batch of 10": EXACT((30, 30, 10)),
-    "last batch of 1": EXACT((30, 30, 1)),
-    "accumulation": EXACT((30, 30, 30, 10), trainer=(("accumulate_grad_batches", 2),)),
-    "clipping": EXACT(trainer=(("gradient_clip_val", 0.05),)),
-    "torch.compile": EXACT(network=compiled),
-    "nested inputs": EXACT((30, 30, 10), inputs="nested"),
-    "three calls": EXACT((30, 30, 10), num_calls=3),
-    "SGD, fp32": Case(),
+    "Adam": Case(optimizer=functools.partial(torch.optim.Adam, lr=1e-2)),
+    "last batch of 10": Case((30, 30, 10)),
+    "last batch of 1": Case((30, 30, 1)),
+    "accumulation": Case((30, 30, 30, 10), trainer=(("accumulate_grad_batches", 2),)),
+    "clipping": Case(trainer=(("gradient_clip_val", 0.05),)),
+    "torch.compile": Case(network=compiled),
+    "nested inputs": Case((30, 30, 10), is_nested=True),
+    "SGD, fp32": Case(precision="32-true", bound=1e-6),
     # bf16 keeps 8 bits: sums over parts of a batch round differently from those over the whole.
     "SGD, bf16-mixed": Case(precision="bf16-mixed", bound=5e-3),
 }
-BATCH_NORM = Case(precision="64-true", network=with_batch_norm)
+BATCH_NORM = Case(network=with_batch_norm)
 
 
 class Module(pl.LightningModule):
@@ -76,14 +86,14 @@ class Module(pl.LightningModule):
         return {"logits": (self.net(hidden), activation)}
 
     def training_step(self, batch, batch_idx):
-        """Mean cross entropy of the batch."""
+        """Mean cross entropy of the batch, of two calls."""
         x, y = batch
-        loss = sum(F.cross_entropy(self.logits(x / (1 + i)), y) for i in range(self.case.num_calls))
+        loss = F.cross_entropy(self.logits(x), y) + F.cross_entropy(self.logits(x / 2), y)
         self.losses.append(loss.item())
         return loss
 
     def logits(self, x):
-        if self.case.inputs == "plain":
+        if not self.case.is_nested:
             return self(x)
         nest = {"parts": [x[:, :3], (x[:, 3:],)]}
         gain = torch.full((1, 1), 1.5, dtype=x.dtype)  # the same for every sample
@@ -105,27 +115,30 @@ class Batches(pl.LightningDataModule):
         return DataLoader(self.samples, batch_size=self.size)
 
 
+def trainer(strategy, callbacks=(), **kwargs):
+    """A quiet Trainer on two logical devices."""
+    quiet = ("progress_bar", "model_summary", "checkpointing")
+    kwargs = {"accelerator": "cpu", "devices": 2, "max_steps": 2, "logger": False} | kwargs
+    kwargs |= {f"enable_{what}": False for what in quiet}
+    callbacks = [GlobalBatches(seed=0), *callbacks]
+    return pl.Trainer(
+        strategy=strategy, callbacks=callbacks, use_distributed_sampler=False, **kwargs
+    )
+
+
 def train(case: Case, num_devices: int) -> list[float]:
     """The loss of every step; under dp where there are several devices."""
     torch.manual_seed(1)
     torch.compiler.reset()
-    module = Module(case)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        strategy=DataParallelStrategy() if num_devices > 1 else "auto",
+    module, settings = Module(case), dict(case.trainer)
+    trainer(
+        DataParallelStrategy() if num_devices > 1 else "auto",
         devices=num_devices,
         max_epochs=-1,
-        max_steps=NUM_STEPS // dict(case.trainer).get("accumulate_grad_batches", 1),
+        max_steps=NUM_STEPS // settings.get("accumulate_grad_batches", 1),
         precision=case.precision,
-        callbacks=[GlobalBatches(seed=0)],
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **dict(case.trainer),
-    )
-    trainer.fit(module, Batches(*case.batch_sizes))
+        **settings,
+    ).fit(module, Batches(*case.batch_sizes))
     return module.losses
 
 

@@ -1,7 +1,6 @@
-"""Every kind of module gives the same outputs and gradients, from the copies on each device."""
+"""A split module of every kind gives the outputs and gradients of one device."""
 
-import functools
-
+import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -9,13 +8,16 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from harness.strategies.parallel_forward import ParallelForward, copied
-from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
+from harness.strategies.parallel_forward import (
+    ParallelForward,
+    copied,
+    reseed_like_seeded,
+)
+from tests.strategies.parity import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-rows = functools.partial(torch.randn, dtype=torch.float64)
 
 
 class Net(nn.Module):
@@ -25,13 +27,10 @@ class Net(nn.Module):
         super().__init__()
         self.run = forward
         for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
+            setattr(self, name, part)
 
-    def forward(self, *args, **kwargs):
-        return self.run(self, *args, **kwargs)
+    def forward(self, x):
+        return self.run(self, x)
 
 
 def mlp():
@@ -98,44 +97,31 @@ def compiled(backend="eager"):
     return Net(lambda m, x: m.net(x), net=torch.compile(Own(), backend=backend))
 
 
-def first(module_output):
-    return module_output[0]
-
-
-X = (lambda: rows(7, 6),)
-SEQUENCE = (lambda: rows(7, 5, 6),)
-
 ZOO = {
-    "lstm": (
-        lambda: Net(lambda m, x: first(m.rnn(x)), rnn=nn.LSTM(6, 4, batch_first=True)),
-        SEQUENCE,
+    "lstm": lambda: Net(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(6, 4, batch_first=True)),
+    "tied_weights": tied,
+    "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(6, 4)),
+    "old_spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(6, 4)),
+    "checkpoint_reentrant": lambda: Net(
+        lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=True), a=mlp(), b=nn.Linear(6, 6)
     ),
-    "tied_weights": (tied, X),
-    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(6, 4)), X),
-    "old_spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(6, 4)), X),
-    "checkpoint_reentrant": (
-        lambda: Net(
-            lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=True), a=mlp(), b=nn.Linear(6, 6)
-        ),
-        X,
-    ),
-    "frozen": (frozen, X),
-    "hooked_features": (HookedFeatures, X),
-    "on_its_device": (OnItsDevice, X),
-    "compiled": (compiled, X),
-    "compiled_in_place": (compiled_in_place, X),
+    "frozen": frozen,
+    "hooked_features": HookedFeatures,
+    "on_its_device": OnItsDevice,
+    "compiled": compiled,
+    "compiled_in_place": compiled_in_place,
 }
 
 
 def made(name):
-    make, inputs = ZOO[name]
     torch.manual_seed(0)
-    return make().double(), [make_input() for make_input in inputs]
+    module = ZOO[name]().double()
+    return module, [torch.randn(7, *((5, 6) if name == "lstm" else (6,)), dtype=torch.float64)]
 
 
 def gradients(module, output):
     torch.manual_seed(1)
-    (output * rows(output.shape).to(output.device)).sum().backward()
+    (output * torch.randn(output.shape, dtype=output.dtype).to(output.device)).sum().backward()
     return [p.grad for p in module.parameters()]
 
 
@@ -212,3 +198,73 @@ def test_shares_run_compiled_code_and_compile_once():
     parallel.remove()
     assert num_runs == 5 * 3
     assert num_graphs == 2  # one for parameters, one for their copies
+
+
+@pytest.fixture
+def split_over():
+    """Split a module over logical devices until the test ends."""
+    installed = []
+
+    def install(module, num_rows, num_devices=2, **options):
+        installed.append(ParallelForward(module, [CPU] * num_devices, **options))
+        installed[-1].batch_sizes = (num_rows,)
+        return installed[-1]
+
+    yield install
+    for parallel in installed:
+        parallel.remove()
+
+
+def test_a_split_module_inside_a_split_module_runs_whole_on_its_device(split_over):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    x = torch.randn(6, 3)
+    expected = net(x)
+    outer, inner = split_over(net, 6, 3), split_over(net[0], 6)
+    torch.testing.assert_close(net(x), expected)
+    assert (outer.last_sizes, inner.num_calls) == ([2, 2, 2], 0)
+    net[0](x)
+    assert inner.last_sizes == [3, 3]
+
+
+class Masked(nn.Linear):
+    def forward(self, x, mask, *, scale=None):
+        return super().forward(x) @ mask
+
+
+def test_a_whole_input_is_found_by_position_and_by_keyword(split_over):
+    net, x, mask = Masked(4, 4), torch.randn(4, 4), torch.randn(4, 4)
+    expected = net(x, mask)
+    split_over(net, 4, whole_inputs=["mask"])
+    torch.testing.assert_close(net(x, mask=mask), expected)
+    torch.testing.assert_close(net(x, mask), expected)
+
+
+def test_shares_follow_what_happens_between_two_calls(split_over):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0))
+    split_over(net, 4)
+    x = torch.randn(4, 3)
+    assert not net(x).any()
+    net.eval()
+    with torch.no_grad():
+        net[0].weight.zero_()
+        net[0].bias.fill_(7)
+    assert (net(x) == 7).all()
+    net[0].requires_grad_(False)
+    assert not net(x).requires_grad
+    net.append(nn.Tanh())
+    assert (net(x) < 1.1).all()
+
+
+def test_generators_seeded_alike_are_separated_once_and_again_after_a_new_seed():
+    generators, runs = [torch.Generator() for _ in range(3)], []
+    for _ in range(2):
+        for generator in generators:
+            generator.manual_seed(5)  # as torch.manual_seed(5) does for every GPU
+        draws = []
+        for _ in range(2):
+            reseed_like_seeded(generators)  # changes nothing the second time
+            draws += [torch.rand(1, generator=generator).item() for generator in generators]
+        runs.append(draws)
+    assert len(set(runs[0])) == 6
+    assert runs[0] == runs[1]
+    assert runs[0][0] == torch.rand(1, generator=torch.Generator().manual_seed(5)).item()

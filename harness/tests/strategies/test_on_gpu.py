@@ -7,10 +7,15 @@ from torch import nn
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.parallel_forward import ParallelForward
-from tests.strategies.parity import Batches, Case, Module, difference
-from tests.strategies.test_misuse import trainer
+from tests.strategies.parity import (
+    UPSTREAM_WARNINGS,
+    Batches,
+    Case,
+    Module,
+    difference,
+    trainer,
+)
 from tests.strategies.test_module_zoo import ZOO, assert_equal, made, two_steps
-from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 

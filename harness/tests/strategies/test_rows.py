@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from harness.errors import UserError
 from harness.strategies.dp import DataParallelStrategy
-from tests.strategies.test_misuse import trainer
-from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
+from tests.strategies.parity import UPSTREAM_WARNINGS, trainer
 
 pytestmark = [
     *UPSTREAM_WARNINGS,
@@ -99,8 +98,18 @@ def test_every_step_knows_its_batch_and_a_hook_does_not() -> None:
     ]
 
 
-class Hooked(Batches):
-    """Collects features by hooks, as a user does; two of them know where the module is."""
+class TrainsOnly(Batches):
+    """Has a training step alone."""
+
+    def on_train_epoch_end(self) -> None:
+        pass
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class Hooked(TrainsOnly):
+    """Collects features by hooks, as a user does; one of them knows where the module is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,18 +128,12 @@ class Hooked(Batches):
             found.clear()
         return loss
 
-    def on_train_epoch_end(self) -> None:
-        pass
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
 
 def test_forward_hooks_see_each_row_once_and_in_order() -> None:
     trainer(DataParallelStrategy(), **ONE_EPOCH).fit(Hooked(), datamodule=Data())
 
 
-class Mixed(Batches):
+class Mixed(TrainsOnly):
     """Mixes the steps of time by a matrix that is as large as a batch."""
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -139,9 +142,6 @@ class Mixed(Batches):
 
     def training_step(self, batch: Any) -> Tensor:
         return self(batch[0], torch.eye(8)).square().mean()
-
-    on_train_epoch_end = Hooked.on_train_epoch_end
-    validation_step = Hooked.validation_step
 
 
 def test_an_input_that_is_no_batch_is_refused_with_its_name_and_whole_where_it_is_named() -> None:
@@ -157,16 +157,9 @@ def test_an_input_that_is_no_batch_is_refused_with_its_name_and_whole_where_it_i
     torch.testing.assert_close(*ends)
 
 
-class Ready:
-    """Gives batches that nobody counts."""
-
-    def __iter__(self) -> Any:
-        return iter([(torch.randn(4, D),)] * 3)
-
-
 class Streamed(Data):
     def train_dataloader(self) -> Any:
-        return Ready()
+        return map(tuple, torch.randn(3, 1, 4, D))  # batches that nobody counts
 
 
 def test_batches_that_nobody_counts_are_computed_by_one_device_which_is_told(

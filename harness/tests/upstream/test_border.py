@@ -72,10 +72,7 @@ def touches(
 ) -> Iterator[tuple[int, str]]:
     """The lines of a source that touch something private, and what it is.
 
-    Args:
-        text: the source.
-        inherited: private names that an own base class in another file may have defined.
-        texts_are_data: texts count for nothing.
+    ``inherited`` are private names that an own base class in another file may have defined.
     """
     tree = ast.parse(text)
     own, imported = own_names(tree), foreign(tree)

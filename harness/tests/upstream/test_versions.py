@@ -1,27 +1,79 @@
-"""One place knows which versions were tested; with others a run says so, or is refused by name."""
+"""One place knows the versions and the private names; with others a run says so, or is refused."""
 
+import ast
+import inspect
 import logging
 import queue
-import re
+from collections.abc import Iterator
 from logging.handlers import QueueHandler
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+from pytorch_lightning.profilers import PassThroughProfiler, SimpleProfiler
 
 from harness.errors import UserError
-from harness.upstream import versions
+from harness.upstream import step_overhead, versions
 from tests.conftest import LIBRARY
-from tests.upstream.test_private_names import NAMES, remove, trainer
+from tests.upstream.test_border import foreign, is_private, own_names, sources
 
-__all__ = ["trainer"]
+# Settings of torch; and the process group, which the first-batch check puts back.
+SETTINGS = {"config", "torch.backends.cudnn", "dist.group"}
+MOST_NAMES, MOST_PATCHES = 40, 3
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what Lightning says of a Trainer
 
 
-def install(monkeypatch: pytest.MonkeyPatch, package: str, number: str) -> None:
-    real = versions.version
-    monkeypatch.setattr(versions, "version", lambda name: number if name == package else real(name))
-    monkeypatch.setattr(versions, "untested", versions.untested.__wrapped__)
+@pytest.fixture
+def trainer() -> pl.Trainer:
+    return pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+
+
+def all_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
+    listed = versions.private_names(trainer)
+    return [(owner, name) for owner, names in listed for name in names.split()]
+
+
+def test_upstream_has_every_name_and_there_are_few(trainer: pl.Trainer) -> None:
+    """Also what is only assigned, which would otherwise go unnoticed."""
+    names = all_names(trainer)
+    assert [name for owner, name in names if not hasattr(owner, name)] == []
+    assert len(names) <= MOST_NAMES
+
+
+def test_every_touch_is_in_the_list(trainer: pl.Trainer) -> None:
+    listed = {name for _, name in all_names(trainer)} | {"_python_dispatch", "_dynamo"}
+    for path in (LIBRARY / "src/harness/upstream").glob("*.py"):
+        tree, used = ast.parse(path.read_text()), set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.ImportFrom):
+                used |= {*str(node.module).split("."), *(alias.name for alias in node.names)}
+        if path.stem != "versions":
+            assert set(filter(is_private, used)) - own_names(tree) - listed == set(), path.stem
+
+
+def all_patches() -> Iterator[str]:
+    """What is assigned to modules and classes of other packages, for the whole process."""
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        imported = foreign(tree)
+        for node in ast.walk(tree):
+            found: Any = None
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found = node.value
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+                found = node.args[0]
+            owner = ast.unparse(found) if found is not None else ""
+            if owner.partition(".")[0] in imported and owner not in SETTINGS:
+                yield f"{path.relative_to(LIBRARY)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_patches_are_found_and_few() -> None:
+    patches = list(all_patches())
+    assert any("_launch_process_observer" in patch for patch in patches)
+    assert len(patches) <= MOST_PATCHES, patches
 
 
 def test_bounds_are_those_of_the_project() -> None:
@@ -30,33 +82,58 @@ def test_bounds_are_those_of_the_project() -> None:
         assert f"{package}{bounds}\n" in text
 
 
-def test_other_version_is_said_once(trainer: pl.Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    package, number = "torch", "2.14.0.dev20270101"
-    install(monkeypatch, package, number)
-    # A handler of the logger's own: where its records go besides, an earlier run has decided.
-    told: queue.Queue[logging.LogRecord] = queue.Queue()
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Install a Lightning that was not tested."""
+    real, package, number = versions.version, "pytorch-lightning", "2.7.0"
+    monkeypatch.setattr(versions, "version", lambda name: number if name == package else real(name))
+    monkeypatch.setattr(versions, "untested", versions.untested.__wrapped__)
+    return f"{package} {number}"
+
+
+def test_another_version_is_warned_of_once(
+    trainer: pl.Trainer, newer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: queue.Queue[logging.LogRecord] = queue.Queue()
     logger = logging.getLogger(versions.__name__)
-    monkeypatch.setattr(logger, "handlers", [QueueHandler(told)])
+    monkeypatch.setattr(logger, "handlers", [QueueHandler(records)])
     versions.warn_once.cache_clear()
     versions.check(trainer)
     versions.check(trainer)
-    line = told.get_nowait().getMessage()
-    assert told.empty()
-    assert f"{package} {number} was not tested" in line
-    assert f"pip install '{package}{versions.TESTED[package]}'" in line
+    line = records.get_nowait().getMessage()
+    assert records.empty()
+    assert f"{newer} was not tested" in line
+    assert f"pip install 'pytorch-lightning{versions.TESTED['pytorch-lightning']}'" in line
 
 
-NEEDED = [name for file, name in NAMES if file in versions.NEEDED]
-
-
-def test_version_without_a_needed_name_is_refused_by_it(
-    trainer: pl.Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, "pytorch-lightning", "2.7.0")
-    for name in ["trainer:fit_loop.epoch_loop._batches_that_stepped", *NEEDED[:: len(NEEDED) // 6]]:
+def test_a_version_without_a_private_name_is_refused_by_it(trainer: pl.Trainer, newer: str) -> None:
+    for owner, name in all_names(trainer)[::5]:
         with pytest.MonkeyPatch.context() as patch:
-            remove(name, trainer, patch)
-            last = re.split("[.:]", name)[-1]
-            with pytest.raises(UserError, match=rf"2.7.0 lacks .*\W{last}\b") as refused:
+            if inspect.ismodule(owner) or inspect.isclass(owner):
+                patch.delattr(owner, name)
+            else:
+                patch.setattr(type(owner), "__getattribute__", without(type(owner), name))
+            with pytest.raises(UserError, match=rf"{newer}: .*\b{name}\b") as refused:
                 versions.check(trainer)
-        assert len(str(refused.value).splitlines()) <= 3
+        assert len(str(refused.value).splitlines()) == 1
+
+
+def without(cls: type, name: str) -> Any:
+    original = cls.__getattribute__
+
+    def get(self: Any, attribute: str) -> Any:
+        if attribute == name:
+            raise AttributeError(f"it has no {attribute}")
+        return original(self, attribute)
+
+    return get
+
+
+def test_only_a_profiler_that_nobody_asked_for_is_replaced(trainer: pl.Trainer) -> None:
+    step_overhead.profile_nothing(trainer)
+    assert isinstance(trainer.profiler, PassThroughProfiler)
+    with trainer.profiler.profile("a"), trainer.profiler.profile("b"):
+        assert type(trainer.profiler) is step_overhead.NoProfiler
+    wanted = trainer.profiler = SimpleProfiler()
+    step_overhead.profile_nothing(trainer)
+    assert trainer.profiler is wanted

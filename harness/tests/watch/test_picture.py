@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from harness.loggers.tensorboard import TensorBoard
 from harness.watch.picture import Picture
 from tests.faults.fork_server import command
-from tests.strategies.upstream_warnings import UPSTREAM_WARNINGS
+from tests.strategies.parity import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 

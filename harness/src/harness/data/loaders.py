@@ -35,8 +35,8 @@ from harness.errors import UserError
 from harness.processes.leaving import follow_as_worker
 from harness.processes.peers import close_inherited
 from harness.processes.signals import end_workers, ignore_signals
+from harness.upstream.processes import end_where_nothing_is_sent
 from harness.upstream.resume import cycles
-from harness.upstream.worker_queues import end_where_nothing_is_sent
 
 atexit.register(end_workers)  # after the imports above, and so before their own ends
 

@@ -27,7 +27,7 @@ from harness.exact.mean_over import Means, use
 from harness.exact.seeded_steps import dropouts
 from harness.exact.stand_ins import Group, Trainer
 from harness.strategies.sync_batch_norm import BATCH_NORMS
-from harness.upstream.fixed_draws import FixedDraws
+from harness.upstream.dispatch import FixedDraws
 
 Gradients = dict[str, Tensor]  # by the names of parameters
 Prepare = Callable[[pl.LightningModule, int], object]

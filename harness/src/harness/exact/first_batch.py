@@ -29,11 +29,10 @@ class FirstBatchCheck(pl.Callback):
     """Check the first batches of a run on several devices, or of one that accumulates.
 
     It checks before the first step, in the second epoch, and after parameters were frozen or
-    thawed. A run of one process that sets ``is_wanted`` is told what several would make of it.
+    thawed.
     """
 
     def __init__(self) -> None:
-        self.is_wanted = False
         self.findings: Findings = {}  # what was told
         self.flags: list[bool] = []  # of parameters, whether they trained at the last check
         self.has_checked_again = False
@@ -41,7 +40,7 @@ class FirstBatchCheck(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check in the strategy's hook: it is called after all hooks of callbacks and module."""
         num_shares = trainer.world_size * trainer.num_devices * int(trainer.accumulate_grad_batches)
-        if not trainer.is_global_zero or not (self.is_wanted or num_shares > 1):
+        if not trainer.is_global_zero or num_shares == 1:
             return
         strategy: Any = trainer.strategy
         original = strategy.on_train_batch_start
@@ -71,14 +70,14 @@ class FirstBatchCheck(pl.Callback):
             return
         self.flags, self.has_checked_again = flags, is_second_epoch
         num_shares = trainer.world_size * int(trainer.accumulate_grad_batches)
-        num_parts = 2 if self.is_wanted or num_shares > 1 else 1
+        num_parts = 2 if num_shares > 1 else 1
         split_calls = getattr(trainer.strategy, "split_calls", nothing)
         loaders = trainer.train_dataloader
         check = partial(check_first_batch, module, loaders, num_parts, split_calls)
         for kind, sentence in (check() if module.device.type != "cpu" else in_child(check)).items():
             if kind not in self.findings and (kind != "unchecked" or is_first):
                 self.findings[kind] = sentence
-                log.log(logging.INFO if self.is_wanted else logging.WARNING, "%s", sentence)
+                log.warning("%s", sentence)
 
 
 def in_child(check: Callable[[], Findings]) -> Findings:

@@ -167,10 +167,8 @@ def _sentence(module: pl.LightningModule, sizes: list[int], worst: float, where:
         how = f"where {type(trainer.strategy).__name__} splits its calls than where nothing does"
     elif trainer.world_size > 1:
         how = f"on {trainer.world_size} processes than on one"
-    elif num_batches > 1:
-        how = f"with trainer.accumulate_grad_batches={num_batches} than without"
     else:
-        how = "on several processes than on one"  # scripts/prove.py asks
+        how = f"with trainer.accumulate_grad_batches={num_batches} than without"
     size = f"{worst:.1%}" if worst < 10 else "much more"
     return (
         f"{type(module).__name__} is another experiment {how}: between {sum(sizes)} samples "

@@ -15,7 +15,7 @@ from harness.data.batches import Batch
 from harness.data.loaders import SharedLoader, leaves
 from harness.data.randomness import generator_states, same_states, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
-from harness.upstream.fixed_draws import FixedDraws
+from harness.upstream.dispatch import FixedDraws
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)  # no two parts hide the same fraction
 

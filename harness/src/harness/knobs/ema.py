@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from harness.errors import UserError
-from harness.upstream.averaging import Averaging
+from harness.upstream.precision import Averaging
 
 
 class EMA(Averaging):

@@ -12,8 +12,8 @@ from torch import nn
 from torchmetrics import Metric
 
 from harness.errors import UserError
-from harness.strategies.node_parallel import NodeParallelStrategy
-from harness.upstream.compiling import compile_networks
+from harness.strategies.dp import NodeParallelStrategy
+from harness.upstream.networks import compile_networks
 
 log = logging.getLogger(__name__)
 SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config

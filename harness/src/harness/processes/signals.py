@@ -18,7 +18,6 @@ import pytorch_lightning as pl
 from harness.processes import leaving
 from harness.processes.leaving import ASKED_TO_LEAVE, leave
 from harness.upstream.processes import keep_lightning_from_signals
-from harness.upstream.step_overhead import skip_sigterm_broadcast
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,6 @@ class Signals:
     def install(self, trainer: pl.Trainer) -> None:
         """Handle the signals in this process, and keep Lightning from it."""
         keep_lightning_from_signals(trainer)
-        skip_sigterm_broadcast(trainer)
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()

@@ -4,8 +4,9 @@
     python scripts/prove.py experiment=mine --strategies "ddp(4),dp(2)" trainer.max_steps=12
     python scripts/prove.py experiment=mine --json proof.json --keep runs
 
-The words are what train.py takes. Everything runs on the CPU unless they say trainer.accelerator.
-Exit status: 0 all is equal, refused with a sentence, or told by the run itself why it is not;
+The words are what train.py takes. Runs are on the CPU and in 64 bits unless they say
+trainer.accelerator and trainer.precision=32-true.
+Exit status: 0 all is equal, refused with a sentence, or the run itself has warned why it is not;
 1 something differs or fails; 2 a mistake in the command, or one process does not train.
 """
 
@@ -25,18 +26,15 @@ from harness.prove.runs import Runs, strategy
 from harness.quick_imports import quick_imports
 
 if TYPE_CHECKING:
-    from harness.prove.compare import Proof
+    from harness.prove.compare import Verdict
 
 MOST_ROWS = 16  # of the table; --json has all
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prove, print a table, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        program("harness.prove"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(program("harness.prove"), None, __doc__, formatter_class=kind)
     add = parser.add_argument
     add("words", nargs="*", metavar="key=value", help="as of train.py")
     add("--strategies", metavar="NAMES", help='such as "dp(2),ddp(3),ddp2(2x2)"')
@@ -47,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return _prove(options, Path(folder))
     except UserError as error:
-        kept = " --keep DIR keeps it." if "run.log" in str(error) and not options.keep else ""
-        print(f"{error}{kept}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Stopped; nothing is proved.", file=sys.stderr)
@@ -56,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prove(options: argparse.Namespace, folder: Path) -> int:
-    if options.keep and options.keep.exists() and any(options.keep.iterdir()):
-        raise UserError(f"--keep {options.keep}: there is something in it. Name a new folder.")
+    if options.keep and options.keep.exists():
+        raise UserError(f"--keep {options.keep}: it exists. Name a new folder.")
     if options.json and not options.json.absolute().parent.is_dir():
         raise UserError(f"--json {options.json}: there is no such folder.")
     names = options.strategies.split(",") if options.strategies else ()
@@ -67,42 +64,36 @@ def _prove(options: argparse.Namespace, folder: Path) -> int:
     with quick_imports():
         from harness.prove.compare import STRATEGIES, prove
 
-    def tell(name: str) -> None:
+    def report(name: str) -> None:
         print(f"{time.monotonic() - began:4.0f} s  running: {name}", file=sys.stderr, flush=True)
 
-    proof = prove(runs, names or STRATEGIES, tell)
-    print(table(proof))
+    verdicts = prove(runs, names or STRATEGIES, report)
+    print(f"{runs.typed}: {runs.num_steps} steps, {runs.precision}\n\n{table(verdicts)}")
     if options.json:
-        options.json.write_text(json.dumps(asdict(proof), indent=2) + "\n")
-    return int(any(one.is_broken for one in proof.verdicts))
+        proof = {"experiment": runs.typed, "verdicts": [asdict(verdict) for verdict in verdicts]}
+        options.json.write_text(json.dumps(proof, indent=2) + "\n")
+    return int(any(one.is_broken for one in verdicts))
 
 
-def table(proof: "Proof") -> str:
-    """The largest differences by name and way to run, then a verdict for each way."""
-    columns = [one for one in proof.verdicts if one.differences]
-    names = list(dict.fromkeys(name for one in columns for name in one.differences))
+def table(verdicts: "Sequence[Verdict]") -> str:
+    """Lay out the largest differences by name and way to run, and a verdict for each way."""
+    columns = [one for one in verdicts if one.differences]
+    names = list({name: None for one in columns for name in one.differences})
 
-    def size(name: str) -> tuple[bool, float]:
-        each = [one.differences[name] for one in columns if name in one.differences]
-        return max((not found.is_equal, found.distance) for found in each)
+    def cell(one: "Verdict", name: str) -> tuple[bool, float]:
+        distance, is_equal = one.differences.get(name, (0.0, True))
+        return not is_equal, distance
 
-    shown = sorted(names, key=size, reverse=True)[:MOST_ROWS]
-    width = max([*map(len, shown), 18]) + 2
-    lines = [f"{proof.experiment}: {proof.settings}", ""]
-    lines.append(" " * width + "".join(f"{one.name:>18}" for one in columns))
-    for name in [name for name in names if name in shown]:
-        found = [one.differences.get(name) for one in columns]
-        cells = [
-            "" if one is None else f"{one.distance:.1e}{' !'[not one.is_equal]}" for one in found
-        ]
-        lines.append(f"{name:{width}}" + "".join(f"{cell:>18}" for cell in cells))
-    if len(names) > MOST_ROWS:
-        lines.append(f"and {len(names) - MOST_ROWS} more, which differ by less")
-    lines.append("")
-    for one in proof.verdicts:
-        said = one.said.replace("\n", f"\n{'':30}")
-        lines.append(f"{one.name:18}{one.verdict:12}{said}")
-    return "\n".join([*lines, *(f"\n{note}" for note in proof.notes)])
+    largest = sorted(names, key=lambda name: max(cell(one, name) for one in columns), reverse=True)
+    width = max([*map(len, largest[:MOST_ROWS]), 20]) + 2
+    lines = [" " * width + "".join(f"{one.name:>20}" for one in columns)]
+    for name in [name for name in names if name in largest[:MOST_ROWS]]:
+        cells = [f"{far:.1e}{'!' * differs}" for differs, far in (cell(x, name) for x in columns)]
+        lines.append(f"{name:{width}}" + "".join(f"{text:>20}" for text in cells))
+    lines += [f"and {len(names) - MOST_ROWS} more, which differ by less"] * (len(names) > MOST_ROWS)
+    for one in verdicts:
+        lines.append(f"{one.name:20}{one.verdict:10}" + one.reason.replace("\n", f"\n{'':30}"))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from harness.strategies import ddp
 from harness.strategies.launchable import OF_LIGHTNING, is_spawning
 from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
 from harness.upstream import precision, versions
-from harness.upstream.step_overhead import skip_empty_hooks
+from harness.upstream.step_overhead import profile_nothing
 from harness.watch.learning import Learning
 from harness.watch.objective import Objective
 from harness.watch.replicas import Replicas
@@ -87,7 +87,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     if type(trainer.strategy) is DDPStrategy:
         trainer.strategy.__class__ = ddp.DDPStrategy
     observe_start()
-    skip_empty_hooks(trainer)
+    profile_nothing(trainer)
     precision.clip_without_scaler(trainer)
     if trainer.world_size == 1:  # each callback costs some microseconds in every step
         trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]

@@ -17,7 +17,6 @@ from torch import nn
 from harness.allowed import check, check_object, targets
 from harness.errors import UserError
 from harness.names import did_you_mean
-from harness.upstream import lightning_name
 
 EXTRAS = {"timm": "timm", "tokenizers": "text"}  # by the package they bring
 # Arguments that configs of version 0.3 have, with the value that does nothing; None is any value.
@@ -103,7 +102,7 @@ def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any])
         if isinstance(value, kind):
             continue
         hint = ""
-        if lightning_name.is_of_copy(value):
+        if any(one.__module__.startswith("lightning.pytorch") for one in type(value).__mro__):
             hint = (
                 " It is one of lightning.pytorch, which was imported before harness: import "
                 "harness first (in a notebook, after a restart)."

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 # How long a process that freezes or thaws waits for the others; below DDP's own half an hour.
 PATIENCE_SECONDS = 1500.0
+WHERE = "freeze and thaw in on_train_epoch_start or on_train_batch_start, in every process."
 
 
 class DDPStrategy(strategies.DDPStrategy):
@@ -60,33 +61,38 @@ class DDPStrategy(strategies.DDPStrategy):
             return
         self.flags = self._flags()
         trained = {p for p in self.named.values() if p.requires_grad}
-        if self.model.find_unused_parameters:  # type: ignore[union-attr]
+        wrapper: Any = self.model
+        if wrapper.find_unused_parameters:
             trained |= self.averaged.intersection(self.named.values())
         if trained == self.averaged or not trained:
             return
-        self._compare_processes(trained)
+        changed = {n for n, p in self.named.items() if (p in trained) != (p in self.averaged)}
+        self._compare_processes(changed)
         if batch_idx % self._trainer().accumulate_grad_batches:
             raise UserError(
-                f"Step {self._trainer().global_step}: parameters were frozen or unfrozen between "
-                "the batches that are accumulated for one step.\nFreeze and unfreeze where a step "
-                "begins: if batch_idx % self.trainer.accumulate_grad_batches == 0"
+                f"{self._step()}: parameters were frozen or unfrozen between batches that are "
+                "accumulated: do it if batch_idx % self.trainer.accumulate_grad_batches == 0."
             )
-        self._wrap_anew()
+        wrapper.reducer = wrapper.logger = None  # removes its hooks from the parameters
+        self.model = wrapper.module
+        self._synchronize()  # Lightning builds DDP on another stream
+        self.configure_ddp()
+        self._synchronize()
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Refuse a gradient that DDP would leave to each process."""
         for name, parameter in self.named.items() if self._flags() != self.flags else ():
             if parameter.requires_grad and parameter not in self.averaged:
-                raise UserError(
-                    f"Step {self._trainer().global_step}: {name} was unfrozen in the middle of a "
-                    "step, and DDP would not average its gradient over the processes.\n"
-                    "Unfreeze it before the step: in on_train_batch_start or on_train_epoch_start."
-                )
+                what = f"{self._step()}: {name} was unfrozen in the middle of a step"
+                raise UserError(f"{what}, so DDP would not average its gradient: {WHERE}")
         super().pre_backward(closure_loss)
 
     def _trainer(self) -> pl.Trainer:
         assert self.lightning_module is not None
         return self.lightning_module.trainer
+
+    def _step(self) -> str:
+        return f"Step {self._trainer().global_step}"
 
     def _name_parameters(self) -> None:
         assert self.lightning_module is not None
@@ -95,36 +101,17 @@ class DDPStrategy(strategies.DDPStrategy):
     def _flags(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self.named.values()]
 
-    def _wrap_anew(self) -> None:
-        """Let DDP average the gradients of what is trained now; all processes call it."""
-        wrapper: Any = self.model
-        wrapper.reducer = wrapper.logger = None  # removes its hooks from the parameters
-        self.model = wrapper.module
-        if self.root_device.type == "cuda":  # Lightning builds DDP on another stream
-            torch.cuda.synchronize(self.root_device)
-        self.configure_ddp()
+    def _synchronize(self) -> None:
         if self.root_device.type == "cuda":
             torch.cuda.synchronize(self.root_device)
 
-    def _compare_processes(self, trained: set[nn.Parameter]) -> None:
-        """Refuse a change that only some processes have made; they alone call it.
-
-        Raises:
-            TrainingError: names a parameter and the ranks.
-        """
-        changed = {n for n, p in self.named.items() if (p in trained) != (p in self.averaged)}
+    def _compare_processes(self, changed: set[str]) -> None:
+        """Refuse a change of parameters that only some processes have made; they alone call it."""
         try:
             everyone = gather(self._trainer(), changed, self.group)
         except RuntimeError:  # the others train on, without this question, or have ended
-            everyone = [changed if r == self.global_rank else set() for r in range(self.world_size)]
-        differing = set.union(*everyone) - set.intersection(*everyone)
-        if differing:
-            name = min(differing)
-            ranks = ", ".join(str(rank) for rank, names in enumerate(everyone) if name in names)
-            message = (
-                f"Step {self._trainer().global_step}: {name} was frozen or unfrozen on rank "
-                f"{ranks} alone, so that the replicas would differ.\nDo it in every process at the "
-                "same step: not under `if rank == 0`, nor by what one process has seen."
-            )
-            log.error(message)
-            raise TrainingError(message)
+            everyone = [changed, set()]
+        if differing := set.union(*everyone) - set.intersection(*everyone):
+            what = f"{self._step()}: {min(differing)} was frozen or unfrozen, not on every rank"
+            log.error("%s: %s", what, WHERE)
+            raise TrainingError(f"{what}: {WHERE}")

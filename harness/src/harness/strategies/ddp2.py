@@ -1,11 +1,11 @@
 """ddp2: one process per node drives all devices of the node."""
 
 from .ddp import DDPStrategy
-from .node_parallel import NodeParallelStrategy
+from .dp import NodeParallelStrategy
 
 
 class DDP2Strategy(NodeParallelStrategy, DDPStrategy):
-    """Splits the node's batch over its devices, and averages gradients between nodes.
+    """Split the node's batch over its devices, and average gradients between nodes.
 
     The step sees the whole batch of the node, which is what a loss over pairs of samples wants.
     Arguments: see `NodeParallelStrategy`; others go to DistributedDataParallel.

@@ -1,14 +1,122 @@
-"""dp: one process on one machine drives all its devices."""
+"""dp: one process on one machine drives all its devices; the part that ddp2 shares with it.
 
-from typing import Any
+A step runs once, on the whole batch. The loader's sampler says how many samples that has, and
+calls of the network are split by these rows (`parallel_forward`), over all devices of the process.
+"""
 
-from pytorch_lightning.strategies import SingleDeviceStrategy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
-from .node_parallel import NodeParallelStrategy
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import ParallelStrategy, SingleDeviceStrategy
+from torch import nn
+
+from harness.data.loaders import leaves
+from harness.errors import UserError
+from harness.names import as_names
+
+from .parallel_forward import ParallelForward
+
+
+class NodeParallelStrategy(ParallelStrategy):
+    """Split calls of modules over all devices of the process, from setup to teardown.
+
+    Args:
+        modules: submodules whose calls are split, such as ["net"]; by default the LightningModule.
+        whole_inputs: arguments of forward that go whole to every device, such as ["mask"].
+        scalar_outputs: "mean" allows a forward that returns a loss, if it is a mean over samples.
+        **kwargs: arguments of Lightning's strategy.
+    """
+
+    def __init__(
+        self,
+        *,
+        modules: Sequence[str] = (),
+        whole_inputs: Sequence[str] = (),
+        scalar_outputs: Literal["error", "mean"] = "error",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.modules, self.whole_inputs = as_names(modules or ()), as_names(whole_inputs)
+        self.scalar_outputs = scalar_outputs
+        self.parallel_forwards: list[ParallelForward] = []
+
+    @property
+    def root_device(self) -> torch.device:
+        """The first device of the process: it holds the parameters and computes the loss."""
+        assert self.parallel_devices
+        return self.parallel_devices[0]
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Split forward once the model is on the root device."""
+        assert self.lightning_module is not None
+        named_parts(self.lightning_module, self.modules)  # refuses before Lightning wraps it
+        super().setup(trainer)
+        self.parallel_forwards = self._split(self.lightning_module)
+
+    def teardown(self) -> None:
+        """Restore the forward of the modules, also after an exception."""
+        for forward in self.parallel_forwards:
+            forward.remove()
+        self.parallel_forwards = []
+        super().teardown()
+
+    def split_calls(self, copied: pl.LightningModule, num_samples: int) -> None:
+        """Split the calls of a copy of the module, whose batches have `num_samples` samples."""
+        for forward in self._split(copied):
+            forward.batch_sizes = (num_samples,)
+
+    def _split(self, module: pl.LightningModule) -> list[ParallelForward]:
+        devices = self.parallel_devices or []
+        parts = named_parts(module, self.modules or ("",)) if len(devices) > 1 else []
+        options = self.whole_inputs, self.scalar_outputs
+        return [ParallelForward(part, devices, *options) for part in parts]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""
+        with self._splitting(args):
+            output = super().training_step(*args, **kwargs)
+        if self.parallel_forwards and not any(one.num_calls for one in self.parallel_forwards):
+            names = " or ".join(f"self.{name}(...)" for name in self.modules) or "self(...)"
+            raise UserError(
+                f"training_step never called {names}, so {self.root_device} would compute alone: "
+                "name what it calls, as in trainer.strategy.modules=[net]."
+            )
+        return output
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step once, on the whole batch."""
+        with self._splitting(args):
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step once, on the whole batch."""
+        with self._splitting(args):
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step once, on the whole batch."""
+        with self._splitting(args):
+            return super().predict_step(*args, **kwargs)
+
+    @contextmanager
+    def _splitting(self, step_args: tuple[Any, ...]) -> Iterator[None]:
+        """Let calls be split by the number of samples that the step's batch has."""
+        assert self.lightning_module is not None
+        sizes = batch_sizes(self.lightning_module.trainer, step_args)
+        for forward in self.parallel_forwards:
+            forward.batch_sizes = sizes
+        try:
+            yield
+        finally:
+            for forward in self.parallel_forwards:
+                forward.batch_sizes = None
 
 
 class DataParallelStrategy(NodeParallelStrategy):
-    """Splits each batch over the devices of one process.
+    """Split each batch over the devices of one process.
 
     Gradients flow back through the copies of the parameters to the first device. Nothing is
     reduced between processes, because there is one. Arguments: see `NodeParallelStrategy`.
@@ -24,3 +132,44 @@ class DataParallelStrategy(NodeParallelStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """The one process loads whole batches."""
         return {"num_replicas": 1, "rank": 0}
+
+
+def named_parts(module: pl.LightningModule, names: Sequence[str]) -> list[nn.Module]:
+    """Return the submodules that ``trainer.strategy.modules`` names; "" is the module itself."""
+    parts = dict(module.named_modules())
+    if missing := [name for name in names if name not in parts]:
+        children = ", ".join(child for child, _ in module.named_children())
+        raise UserError(
+            f"trainer.strategy.modules names {missing[0]}, and {type(module).__name__} has "
+            f"{children}."
+        )
+    return [parts[name] for name in names]
+
+
+def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the samples that each loader gives to a step; nothing if a sampler cannot say.
+
+    Args:
+        trainer: runs the step.
+        step_args: the batch, and as the step's signature asks for them its number and its loader's.
+    """
+    if len(step_args) == 1 and not trainer.training:
+        return ()  # Lightning gives the number of an evaluation's batch to steps alone
+    batch_idx = step_args[1] if len(step_args) > 1 else trainer.fit_loop.batch_idx
+    prefix = trainer.state.stage.dataloader_prefix  # type: ignore[union-attr]
+    loaders: Any = getattr(trainer, f"{prefix}_dataloader{'' if trainer.training else 's'}")
+    every = [loaders] if hasattr(loaders, "batch_sampler") else leaves(loaders)
+    if len(step_args) > 2:
+        every = [every[step_args[2]]]
+    sizes = [_num_samples(getattr(loader, "batch_sampler", None), batch_idx) for loader in every]
+    return () if None in sizes else tuple(size for size in sizes if size)
+
+
+def _num_samples(sampler: Any, batch_idx: int) -> int | None:
+    """Return a batch's samples: None if the sampler does not count them, 0 if it has ended."""
+    # For a prediction Lightning wraps the sampler, and records the drawn indices.
+    if (drawn := getattr(sampler, "seen_batch_indices", None)) is not None:
+        return len(drawn[batch_idx]) if batch_idx < len(drawn) else None
+    if not hasattr(sampler, "num_samples_in"):
+        return None
+    return 0 if sampler.has_ended(batch_idx) else sampler.num_samples_in(batch_idx)

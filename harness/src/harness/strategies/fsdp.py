@@ -25,13 +25,14 @@ from harness.errors import UserError
 from harness.names import as_names
 from harness.shards import has_parts, parted_like, whole
 
-from .node_parallel import named_parts
+from .dp import named_parts
 
 METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+INSTEAD = "Do it in a hook, as on_train_batch_start, or use strategy=ddp."
 
 
 class FSDPStrategy(DDPStrategy):
-    """Gives each process a part of every parameter.
+    """Give each process a part of every parameter.
 
     Parameters are whole during a step, and those of some submodules only while these compute.
 
@@ -51,38 +52,41 @@ class FSDPStrategy(DDPStrategy):
         self.modules = None if modules is None else as_names(modules)
         self.reshard_after_forward = reshard_after_forward
 
+    @property
+    def module(self) -> pl.LightningModule:
+        """The module that is trained."""
+        assert self.lightning_module is not None
+        return self.lightning_module
+
     def setup(self, trainer: pl.Trainer) -> None:
         """Refuse what would not train as on one device, and give each process its parts."""
-        module = self.lightning_module
-        assert module is not None
-        assert self.accelerator is not None
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
         averages = (WeightAveraging, StochasticWeightAveraging)
         _refuse(any(isinstance(one, averages) for one in callbacks), "averaged weights")
         _refuse(trainer.precision == "16-mixed", "trainer.precision=16-mixed; bf16-mixed it has")
-        if trainer.state.fn == TrainerFn.FITTING:
-            _refuse(not module.automatic_optimization, "manual optimisation")
+        _refuse(is_fitting and not self.module.automatic_optimization, "manual optimisation")
+        if is_fitting:
             super().setup(trainer)
             _refuse(any(isinstance(one, LBFGS) for one in self.optimizers), "LBFGS")
             return
         # Lightning's setup of an evaluation would make all parts those of rank 0.
+        assert self.accelerator is not None
         self.accelerator.setup(trainer)
-        self.precision_plugin.convert_module(module)
+        self.precision_plugin.convert_module(self.module)
         self.model_to_device()
         self.setup_precision_plugin()
 
     def model_to_device(self) -> None:
         """Shard the module, unit by unit: no device ever holds the whole."""
-        module = self.lightning_module
-        assert module is not None
-        if not any(map(has_parts, module.parameters())):
-            for tensor in [*module.parameters(), *module.buffers()]:
+        if not any(map(has_parts, self.module.parameters())):
+            for tensor in [*self.module.parameters(), *self.module.buffers()]:
                 # fully_shard refuses layouts such as channels last.
                 at_start = tensor.detach().to(self.root_device).contiguous()
                 dist.broadcast(at_start, src=0)  # as DDP does
                 tensor.data = at_start.to(tensor.device)
-            self._shard(module)
-        module.to(self.root_device)
+            self._shard(self.module)
+        self.module.to(self.root_device)
 
     def _shard(self, module: pl.LightningModule) -> None:
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
@@ -100,27 +104,21 @@ class FSDPStrategy(DDPStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse a step that freezes or unfreezes: it changes whole parameters, not the parts."""
-        module = self.lightning_module
-        assert module is not None
-        before = [parameter.requires_grad for parameter in module.parameters()]
+        before = [parameter.requires_grad for parameter in self.module.parameters()]
         output = super().training_step(*args, **kwargs)
-        if before != [parameter.requires_grad for parameter in module.parameters()]:
-            raise UserError(
-                f"{type(module).__name__}.training_step freezes or unfreezes parameters, which "
-                "strategy=fsdp does not see. Unfreeze it before the step, in on_train_batch_start."
-            )
+        if before != [parameter.requires_grad for parameter in self.module.parameters()]:
+            raise UserError(f"strategy=fsdp: training_step freezes or unfreezes. {INSTEAD}")
         return output
 
     def configure_ddp(self) -> None:
         """Wrap nothing: ``fully_shard`` reduces gradients."""
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The whole tensors on the CPU, in the first process; all processes call it."""
-        assert self.lightning_module is not None
-        return self._gathered(self.lightning_module.state_dict())
+        """Gather the whole tensors on the CPU of the first process; all processes call it."""
+        return self._gathered(self.module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """As the optimizer of one device has it; all processes call it."""
+        """Return what the optimizer of one device has; all processes call it."""
         state: dict[str, Any] = super().optimizer_state(optimizer)
         parts = {key: self._gathered(values) for key, values in state["state"].items()}
         return {**state, "state": parts}
@@ -130,29 +128,26 @@ class FSDPStrategy(DDPStrategy):
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             keys = [key for group in saved["param_groups"] for key in group["params"]]
             params = [p for group in optimizer.param_groups for p in group["params"]]
-            parameter_of = dict(zip(keys, params, strict=True))
-            state = {
-                key: {
-                    name: parted_like(value, parameter_of[key]) if torch.is_tensor(value) else value
-                    for name, value in values.items()
-                }
-                for key, values in saved["state"].items()
-            }
-            optimizer.load_state_dict({**saved, "state": state})
+            parts: dict[Any, dict[str, Any]] = {}
+            for key, parameter in zip(keys, params, strict=True):
+                for name, value in saved["state"].get(key, {}).items():
+                    part = parted_like(value, parameter) if torch.is_tensor(value) else value
+                    parts.setdefault(key, {})[name] = part
+            optimizer.load_state_dict({**saved, "state": parts})
 
     def _gathered(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The same with whole tensors in the first process; a device holds one at a time."""
+        """Return the same with whole tensors; a device holds one at a time."""
         gathered = {}
         for name, value in values.items():
-            if isinstance(value, Tensor):
-                value = whole(value.detach())
-                value = value.cpu() if self.is_global_zero else None
-            gathered[name] = value
-        return gathered if self.is_global_zero else {}
+            is_tensor = isinstance(value, Tensor)
+            full = whole(value.detach()) if is_tensor else value
+            if self.is_global_zero:
+                gathered[name] = full.cpu() if is_tensor else full
+        return gathered
 
 
 class Root(nn.Module):
-    """Makes parameters that are in no unit whole while a method of the module runs."""
+    """Make parameters that are in no unit whole while a method of the module runs."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -172,7 +167,7 @@ class Root(nn.Module):
 
 
 def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> list[nn.Module]:
-    """The submodules that are made whole by themselves, inner ones first.
+    """Return the submodules that are made whole by themselves, inner ones first.
 
     Submodules that share a parameter with others are left out: one unit must have all that use it.
     """
@@ -202,10 +197,8 @@ def refuse_writes(unit: nn.Module) -> None:
             first.remove()
             last.remove()
             for name in [name for name, norm in norms().items() if norm != before.get(name, norm)]:
-                raise UserError(
-                    f"{name.removeprefix('module.')} is written in a step, which strategy=fsdp "
-                    "would lose.\nWrite it in a hook, as on_train_batch_start, or use strategy=ddp."
-                )
+                what = f"{name.removeprefix('module.')} is written in a step, which would be lost"
+                raise UserError(f"strategy=fsdp: {what}. {INSTEAD}")
 
     first = unit.register_forward_pre_hook(lambda *_: before.update(norms()))
     last = unit.register_forward_hook(compare, prepend=True)  # before parameters are parted again

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from harness.upstream.exchanged import computing_on
+from harness.upstream.networks import computing_on
 
 from .splitting import join, split
 
@@ -32,7 +32,7 @@ _splitting = contextvars.ContextVar("splitting", default=False)
 
 
 class ParallelForward:
-    """Replaces the `forward` of a module until `remove`.
+    """Replace the `forward` of a module until `remove`.
 
     Buffers that forward changes, such as running statistics, have the values of the first share.
     One thread asks all devices: a GPU computes while the next one is asked.
@@ -60,8 +60,6 @@ class ParallelForward:
         self.instance_forward = vars(module).get("forward")  # set by torch.compile, for example
         parameters = inspect.signature(self.original).parameters.values()
         self.names = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
-        indices = dict.fromkeys(d.index for d in devices if d.type == "cuda")
-        self.generators = [torch.cuda.default_generators[index] for index in indices]
         self.num_calls, self.has_warned = 0, False
         self.last_sizes: list[int] = []
         self.batch_sizes: Collection[int] | None = None
@@ -69,10 +67,9 @@ class ParallelForward:
 
     def remove(self) -> None:
         """Restore the module's forward."""
-        if vars(self.module).get("forward") is self:
-            del vars(self.module)["forward"]
-            if self.instance_forward is not None:
-                vars(self.module)["forward"] = self.instance_forward
+        del vars(self.module)["forward"]
+        if self.instance_forward is not None:
+            vars(self.module)["forward"] = self.instance_forward
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Give copies and pickles of the module the original forward."""
@@ -96,7 +93,8 @@ class ParallelForward:
                 self.has_warned = True
                 log.warning(IDLE, type(self.module).__name__, self.devices[0])
             return self.original(*args, **kwargs)
-        reseed_like_seeded(self.generators)
+        gpus = dict.fromkeys(device.index for device in self.devices if device.type == "cuda")
+        reseed_like_seeded([torch.cuda.default_generators[index] for index in gpus])
         token, outputs = _splitting.set(True), []
         try:
             # All copies are requested before the first forward starts.
@@ -121,7 +119,7 @@ class ParallelForward:
 
 
 class _Call(nn.Module):
-    """Calls a module's forward without its hooks, which the split call has run already."""
+    """Call a module's forward without its hooks, which the split call has run already."""
 
     def __init__(self, module: nn.Module, forward: Any, device: torch.device) -> None:
         super().__init__()
@@ -137,13 +135,11 @@ def copied(module: nn.Module, root: torch.device, device: torch.device) -> dict[
 
     Gradients of the copies flow back to the parameters.
     """
-    by_id: dict[int, Tensor] = {}  # so that tied parameters stay tied
-    tensors = {}
-    call = _Call(module, None, device)
+    call, by_id, tensors = _Call(module, None, device), dict[int, Tensor](), dict[str, Tensor]()
     for named in (call.named_parameters, call.named_buffers):
         for name, tensor in named(remove_duplicate=False):
             if tensor.device == root:
-                if id(tensor) not in by_id:
+                if id(tensor) not in by_id:  # tied parameters stay tied
                     by_id[id(tensor)] = tensor.to(device, non_blocking=True, copy=True)
                 tensors[name] = by_id[id(tensor)]
     return tensors

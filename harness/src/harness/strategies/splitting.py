@@ -48,10 +48,8 @@ def split(
         if name not in whole and (problem := _problem(value, num_rows)):
             samples = " and ".join(map(str, sorted(batch_sizes)))
             raise UserError(
-                f"Argument {name} of forward() {problem}; the batch has {samples} samples.\n"
-                "Pass tensors with one row per sample, name what all samples share, as in\n"
-                f"trainer.strategy.whole_inputs=[{name}], or use strategy=ddp, which splits no "
-                "tensors."
+                f"Argument {name} of forward() {problem}; the batch has {samples} samples.\nIf all "
+                f"samples share it, write trainer.strategy.whole_inputs=[{name}]; else strategy=ddp"
             )
     count = len(devices)
     sizes = [len(rows) for rows in torch.arange(num_rows or 1).chunk(count)]
@@ -72,7 +70,7 @@ def split(
 
 
 def _problem(tree: Any, num_rows: int) -> str:
-    """Why an argument cannot be split; empty if it has the rows, or is the same for all samples."""
+    """Return why an argument cannot be split; nothing if it has the rows, or all share it."""
     keys = _keys(tree)
     if keys is not None:
         children = [_child(tree, key) for key in keys]
@@ -95,7 +93,7 @@ def join(
     """Concatenate outputs along dimension 0, if they have a row for each row of their shares.
 
     Raises:
-        UserError: if they have not, or differ in another way.
+        UserError: they have not, or differ in another way.
     """
 
     def joined(*leaves: Any) -> Any:
@@ -104,13 +102,11 @@ def join(
             if all(x is first or (isinstance(first, PLAIN) and x == first) for x in leaves):
                 return first
             raise _refusal(f"{type(first).__name__} values that differ between the devices")
+        if first.dim() == 0 and scalar_outputs == "mean":
+            terms = (x.to(first.device) * n for x, n in zip(leaves, sizes, strict=True))
+            return sum(terms) / sum(sizes)
         if first.dim() == 0:
-            if scalar_outputs == "mean":
-                terms = (x.to(first.device) * n for x, n in zip(leaves, sizes, strict=True))
-                return sum(terms) / sum(sizes)
-            raise _refusal(
-                "a scalar; a mean over samples needs trainer.strategy.scalar_outputs=mean"
-            )
+            raise _refusal("a scalar (a mean over samples: trainer.strategy.scalar_outputs=mean)")
         shapes = ", ".join(str(tuple(x.shape)) for x in leaves)
         if [len(x) for x in leaves] != list(sizes):
             raise _refusal(f"shapes {shapes} for {list(sizes)} samples")
@@ -124,7 +120,7 @@ def join(
 def _refusal(outputs: str) -> UserError:
     return UserError(
         f"forward() returned {outputs}.\nEach device sees its samples alone: return tensors with "
-        "one row per sample, of one shape\nfor any of them, and compute the loss in the step."
+        "one row per sample, and compute the loss in the step."
     )
 
 
@@ -149,7 +145,7 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def _keys(tree: Any) -> list[Any] | None:
-    """The keys of a container's children; None for a leaf."""
+    """Return the keys of a container's children; None for a leaf."""
     if isinstance(tree, Mapping):
         return list(tree)
     if isinstance(tree, (list, tuple)) and not isinstance(tree, PackedSequence):

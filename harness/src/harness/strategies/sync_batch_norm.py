@@ -15,11 +15,11 @@ from pytorch_lightning.strategies import ParallelStrategy
 from torch import Tensor, nn
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 SHARES_ALONE = (
     "BatchNorm sees each share alone: not what one device would train. Use strategy=ddp with "
     "trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
 )
-NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
@@ -80,10 +80,10 @@ class SyncBatchNormAnywhere(LayerSync):
 
 
 def sees_shares_alone(trainer: pl.Trainer, module: nn.Module) -> str:
-    """A warning if BatchNorm trains on the share of a device or a process; else nothing."""
-    num_shares = trainer.world_size * trainer.num_devices
+    """Return a warning if BatchNorm trains on the share of a device or a process; else nothing."""
+    is_shared = isinstance(trainer.strategy, ParallelStrategy) and trainer.is_global_zero
     synced = (SyncBatchNorm, nn.SyncBatchNorm) if trainer.world_size > 1 else ()
     norms = [p for p in module.modules() if isinstance(p, BATCH_NORMS) and p.training]
-    if num_shares > 1 and isinstance(trainer.strategy, ParallelStrategy) and trainer.is_global_zero:
-        return SHARES_ALONE if any(not isinstance(p, synced) for p in norms) else ""
-    return ""
+    has_alone = any(not isinstance(p, synced) for p in norms)
+    is_several = trainer.world_size * trainer.num_devices > 1
+    return SHARES_ALONE if is_shared and is_several and has_alone else ""

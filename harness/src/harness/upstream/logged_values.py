@@ -19,15 +19,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import Metric, MetricCollection
 
-PRIVATE = {
-    "pytorch_lightning:LightningModule()": "_current_fx_name",
-    "trainer:_logger_connector": "on_batch_end epoch_end_reached on_epoch_end should_update_logs",
-    "torchmetrics:SumMetric()": "_forward_cache _update_count",
-    "torch.utils._python_dispatch": "TorchDispatchMode",
-}
 SEAMS = ("on_batch_end", "epoch_end_reached", "on_epoch_end")
 START = {"mean": 0.0, "sum": 0.0, "max": -math.inf, "min": math.inf}
 Number = Tensor | float
@@ -196,22 +189,8 @@ def _both(
 
 
 def row_is_due(trainer: pl.Trainer) -> bool:
-    """Whether the loggers get a row for the training step that ends."""
+    """Return whether the loggers get a row for the training step that ends."""
     return trainer._logger_connector.should_update_logs
-
-
-class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Call a function before each collective of ``torch.distributed``, whoever begins it."""
-
-    def __init__(self, refuse: Callable[[], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # of torch
-        self.refuse = refuse
-
-    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at an operation, then run it."""
-        if func.namespace.strip("_").startswith("c10d"):
-            self.refuse()
-        return func(*args, **(kwargs or {}))
 
 
 def copied(value: Any, device: torch.device | str = "cpu") -> Any:
@@ -224,7 +203,7 @@ def copied(value: Any, device: torch.device | str = "cpu") -> Any:
 
 
 def metrics_in(network: Any) -> list[tuple[str, Metric]]:
-    """A module's metrics by name; those of a collection brought up to date first."""
+    """Return a module's metrics by name; those of a collection brought up to date first."""
     modules = dict(network.named_modules())
     for module in modules.values():
         if isinstance(module, MetricCollection):
@@ -233,7 +212,7 @@ def metrics_in(network: Any) -> list[tuple[str, Metric]]:
 
 
 def metric_counts(metric: Metric) -> dict[str, Any]:
-    """What a metric has counted."""
+    """Return what a metric has counted."""
     return {
         "state": copied(metric.metric_state),
         "num_updates": metric.update_count,
@@ -242,7 +221,7 @@ def metric_counts(metric: Metric) -> dict[str, Any]:
 
 
 def restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
-    """Let it have counted what another one had."""
+    """Let a metric have counted what a saved one had."""
     metric.reset()
     for name, value in copied(saved["state"], device).items():
         setattr(metric, name, value)

@@ -1,18 +1,23 @@
-"""Two repairs of Lightning 2.6 for precisions; both by public names.
+"""Repair what Lightning 2.6 does with the precision and the device of weights.
 
-Lightning loads a checkpoint into single precision before it makes the module double, and rounds
-every weight (``harness/tests/checkpoints/test_resume.py``). And it refuses to clip the gradients of
-a fused optimizer in bf16-mixed, for the sake of a gradient scaler that only 16-mixed has
-(``harness/tests/knobs/test_precision.py``).
+- It loads a checkpoint into single precision before it makes the module double, and rounds every
+  weight (``harness/tests/checkpoints/test_resume.py``).
+- It refuses to clip the gradients of a fused optimizer in bf16-mixed, for the sake of a gradient
+  scaler that only 16-mixed has (``harness/tests/knobs/test_precision.py``).
+- Its ``WeightAveraging`` leaves the average of a run on a GPU on the CPU, makes that of a double
+  module single, and cuts off averaged integers (``harness/tests/knobs/test_ema.py``).
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.plugins import DoublePrecision, MixedPrecision
 from pytorch_lightning.plugins.precision import Precision
-
-PRIVATE: dict[str, str] = {}
+from torch import Tensor
 
 
 def double_before_loading(trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -26,3 +31,35 @@ def clip_without_scaler(trainer: pl.Trainer) -> None:
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is None:
         plugin.clip_gradients = partial(Precision.clip_gradients, plugin)  # type: ignore[method-assign]
+
+
+class Averaging(WeightAveraging):
+    """Average a module's parameters, and its buffers of floating point; take other buffers over.
+
+    Args:
+        average: changes averaged tensors in place, by the present ones and the number of averages
+            before this one. All tensors of a call have one floating type and one device.
+    """
+
+    def __init__(self, average: Callable[[Sequence[Tensor], Sequence[Tensor], int], None]) -> None:
+        super().__init__(device=None, multi_avg_fn=self.mix)  # None: the device of the module
+        self.average = average
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Make the average on the module's device, in its precision."""
+        double_before_loading(trainer, pl_module)
+        pl_module.to(trainer.strategy.root_device)
+        super().setup(trainer, pl_module, stage)
+        if self._average_model is not None:
+            # Each step reads the number, and no step should wait for the device.
+            self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+
+    @torch.no_grad()
+    def mix(self, averages: list[Tensor], tensors: list[Tensor], _: Any) -> None:
+        """Take a step of the average, for tensors of one type and device."""
+        if averages[0].is_floating_point() or averages[0].is_complex():
+            assert self._average_model is not None
+            self.average(averages, tensors, int(self._average_model.n_averaged))
+        else:
+            for average, tensor in zip(averages, tensors, strict=True):
+                average.copy_(tensor)

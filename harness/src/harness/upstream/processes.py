@@ -1,31 +1,35 @@
-"""Leaves it to the harness to start, watch and stop the processes of a run.
+"""Leave it to the harness to start, watch and stop the processes of a run and its data workers.
 
 On SIGTERM Lightning's handler waits in a broadcast for processes that got no signal: two processes
-under ddp hung in 7 of 9 trials, and no checkpoint was written. Its observer looks every five
-seconds, kills the first process without naming the rank that ended, and does so as well where all
-processes leave as agreed. Launchers have no public class. Seen in Lightning 2.6.
+under ddp hung in 7 of 9 trials. Its observer looks every five seconds and kills the first process
+without naming the rank that ended, also where all processes leave as agreed. Launchers have no
+public class. Seen in Lightning 2.6.
+
+A data worker's queue sends in a thread. An error there, such as shared memory without room, Python
+3.11 prints and drops, and the process would wait for that batch without end.
 """
 
 import subprocess
+import sys
+import traceback
 from collections.abc import Callable
+from multiprocessing import queues
 from types import SimpleNamespace
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.strategies.launchers import subprocess_script
 
-PRIVATE = {
-    "trainer:_signal_connector": "register_signal_handlers",
-    "pytorch_lightning.strategies.launchers.subprocess_script": "_launch_process_observer "
-    "subprocess",
-}
-
 Processes = list[subprocess.Popen[Any]]
 
 
 def keep_lightning_from_signals(trainer: pl.Trainer) -> None:
-    """Let the Trainer install no handlers; call it before training, in each process."""
+    """Let the Trainer install no handlers; call it before training, in each process.
+
+    Nor does each step then ask the first process, and wait, whether it got a SIGTERM.
+    """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def replace_process_observer(start: Callable[[Processes], None]) -> None:
@@ -39,5 +43,21 @@ def replace_starter(start: Callable[..., subprocess.Popen[Any]]) -> None:
 
 
 def started_processes(trainer: pl.Trainer) -> Processes:
-    """The processes that this one has started with the same command; none under torchrun."""
+    """Return the processes that this one has started with the same command; none by torchrun."""
     return list(getattr(trainer.strategy.launcher, "procs", []))
+
+
+def end_where_nothing_is_sent(end: Callable[[int], Any]) -> None:
+    """Let this data worker end with its first such error: torch notices that, and names it.
+
+    Args:
+        end: ends the process, from whichever thread, with a status.
+    """
+
+    def show_and_end(error: BaseException, batch: Any) -> None:
+        if "No space left" not in str(error):  # else the worker's process says what to do
+            traceback.print_exception(error)
+            sys.stderr.flush()
+        end(1)
+
+    queues.Queue._on_queue_feeder_error = staticmethod(show_and_end)  # type: ignore[attr-defined]

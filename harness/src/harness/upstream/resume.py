@@ -13,25 +13,8 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import CombinedLoader
-from torch.optim.lr_scheduler import OneCycleLR
 
 from harness.upstream.logged_values import in_hook
-
-PRIVATE = {
-    "harness.upstream.resume:loaders()": "_mode",
-    "harness.upstream.resume:schedule()": "_schedule_phases",
-    "trainer:fit_loop.epoch_loop": "_batches_that_stepped",
-}
-
-
-def loaders() -> CombinedLoader:
-    """An object whose attributes are looked up."""
-    return CombinedLoader([])
-
-
-def schedule() -> OneCycleLR:
-    """An object whose attributes are looked up."""
-    return OneCycleLR(torch.optim.SGD([torch.zeros(1)]), max_lr=1.0, total_steps=2)
 
 
 def cycles(loaders: CombinedLoader) -> bool:

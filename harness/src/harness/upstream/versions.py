@@ -1,15 +1,12 @@
-"""Which versions the files of this package were tested with, and what a run does with others.
+"""The versions that this package was tested with, and the private names that it relies on.
 
-With another version a run says so, goes without what only saves time, and is refused where a name
-is gone that its results rest on.
+With another version a run says so. Where it lacks a name, the run is refused, because its results
+would be wrong. ``harness/tests/upstream`` looks for each name, and for any that is not listed.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
-import pkgutil
-import sys
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -27,15 +24,46 @@ TESTED = {  # the same bounds as in requirements.txt
     "torchmetrics": ">=1.6,<1.10",
     "hydra-core": ">=1.3.6,<1.4",
 }
-FILES = {info.name for info in pkgutil.iter_modules(sys.modules[__package__].__path__)}
-NEEDED = sorted(FILES - {"late_imports", "step_overhead", "versions"})  # the first two save time
-
 warn_once = lru_cache(logging.getLogger(__name__).warning)
+
+
+def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
+    """Return each object of another package with the private names that are used of its kind."""
+    from multiprocessing.queues import Queue
+
+    import pytorch_lightning as pl
+    import torch
+    from pytorch_lightning.callbacks import WeightAveraging
+    from pytorch_lightning.strategies.launchers import subprocess_script
+    from pytorch_lightning.utilities import CombinedLoader
+    from torch.utils import _python_dispatch
+    from torchmetrics import SumMetric
+
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=2)
+    return [
+        (CombinedLoader([]), "_mode"),
+        (Queue, "_on_queue_feeder_error"),
+        (SumMetric(), "_forward_cache _update_count"),
+        (WeightAveraging(), "_average_model"),
+        (_python_dispatch, "TorchDispatchMode"),
+        (pl.LightningModule(), "_call_impl _compiled_call_impl _current_fx_name _device"),
+        (schedule, "_schedule_phases"),
+        (subprocess_script, "_launch_process_observer subprocess"),
+        (torch._dynamo.config, "cache_size_limit"),
+        (trainer, "_logger_connector _signal_connector"),
+        (trainer._signal_connector, "register_signal_handlers"),
+        (
+            trainer._logger_connector,
+            "on_batch_end epoch_end_reached on_epoch_end should_update_logs",
+        ),
+        (trainer.fit_loop.epoch_loop, "_batches_that_stepped _broadcast_sigterm_tensor"),
+    ]
 
 
 @lru_cache
 def untested() -> list[str]:
-    """The packages whose installed version was not tested."""
+    """Return the packages whose installed version was not tested."""
     return [
         name
         for name, bounds in TESTED.items()
@@ -47,49 +75,21 @@ def check(trainer: pl.Trainer) -> None:
     """Warn of versions that were not tested; call it before the Trainer runs.
 
     Raises:
-        UserError: if one of them lacks a private name that the harness needs.
+        UserError: one of them lacks a private name that the harness needs.
     """
     if not untested():
         return
-    found = " and ".join(f"{name} {version(name)}" for name in untested())
+    installed = " and ".join(f"{name} {version(name)}" for name in untested())
     install = "pip install " + " ".join(f"'{name}{TESTED[name]}'" for name in untested())
-    for file in NEEDED:
-        for name in private_names(file):
-            if error := missing(name, trainer):
-                raise UserError(
-                    f"{found} lacks {name} ({error}): results would be wrong without it.\n"
-                    f"Use {install}, or mend harness/src/harness/upstream/{file}.py."
-                )
+    try:
+        for owner, names in private_names(trainer):
+            for name in names.split():
+                getattr(owner, name)
+    except AttributeError as error:
+        raise UserError(
+            f"{installed}: {error}, without which results would be wrong. Use {install}."
+        ) from error
     if trainer.is_global_zero:
         warn_once(
-            f"{found} was not tested, and what only saves time is left out: use {install}, or run "
-            "pytest harness/tests/upstream."
+            f"{installed} was not tested. Use {install}, or run pytest harness/tests/upstream."
         )
-
-
-def private_names(file: str) -> list[str]:
-    """What a file of this package relies on, each as ``module:path``."""
-    owners: dict[str, str] = importlib.import_module(f"{__package__}.{file}").PRIVATE
-    return [
-        f"{owner}{'.' if ':' in owner else ':'}{name}"
-        for owner, names in owners.items()
-        for name in names.split()
-    ]
-
-
-def missing(name: str, trainer: pl.Trainer) -> str | None:
-    """Python's error where upstream does not have a name.
-
-    Args:
-        name: as ``module:path``, in which ``()`` calls.
-        trainer: what the module ``trainer`` stands for.
-    """
-    module, _, path = name.partition(":")
-    try:
-        value: Any = trainer if module == "trainer" else importlib.import_module(module)
-        for attribute in path.split("."):
-            value = getattr(value, attribute.removesuffix("()"))
-            value = value() if attribute.endswith("()") else value
-    except (ImportError, AttributeError) as error:
-        return str(error)
-    return None

@@ -1,16 +1,15 @@
-"""The same random numbers for every sample, so that steps that draw can be compared.
+"""Look at each operation of torch while a block runs: at random draws, and at collectives.
 
-torch tags its random operations publicly; what intercepts them has a private module. Seen in torch
-2.6 to 2.13; ``harness/tests/exact/test_first_batch_check.py`` fails without it.
+torch tags its random operations publicly; what intercepts operations has a private module. Seen in
+torch 2.6 to 2.13; ``harness/tests/exact`` (test_first_batch_check, test_gathering) fails without.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-PRIVATE = {"torch.utils._python_dispatch": "TorchDispatchMode"}
 
 
 class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
@@ -42,3 +41,17 @@ class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torc
         features = result.shape[1:] if result.dim() else result.shape
         row = torch.linspace(0.1, 0.9, features.numel()).reshape(features)
         return result.copy_(row if features.numel() > 1 else torch.full_like(row, 0.5))
+
+
+class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
+    """Call a function before each collective of ``torch.distributed``, whoever begins it."""
+
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.refuse = refuse
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at an operation, then run it."""
+        if func.namespace.strip("_").startswith("c10d"):
+            self.refuse()
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,184 @@
+"""A proof finds planted faults and calls right modules equal; what a person sees of it."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.prove import __main__ as script
+from harness.prove import runs
+from harness.prove.compare import (
+    BY_BIT,
+    DIFFERS,
+    DOUBLE,
+    EQUAL,
+    FAILS,
+    REFERENCE,
+    REFUSED,
+    SINGLE,
+    WARNED,
+    Verdict,
+    differences,
+    prove,
+)
+from tests.conftest import slow
+from tests.faults.fork_server import Forked
+from tests.modules import classifiers, habits, logged, text
+from tests.strategy_runs import write_conf
+
+SEEN = {"steps": 0}  # of a process alone
+
+
+class Forgets(classifiers.Classifier):
+    """Counts its steps where no checkpoint looks."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        SEEN["steps"] += 1
+        return F.cross_entropy(self(batch[0] - 0.1 * SEEN["steps"]), batch[1])
+
+
+class Crashes(classifiers.Classifier):
+    """Expects the batch of one process."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]).view(8, 3), batch[1])
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the runs of a proof from this program, which has imported what they need."""
+
+    def start_program(*given: Any) -> Forked:
+        with warnings.catch_warnings():
+            warnings.resetwarnings()  # to a user a warning is no error
+            return Forked(*given)
+
+    monkeypatch.setattr(runs, "start_program", start_program)
+
+
+@pytest.fixture
+def prove_module(forked: None, tmp_path: Path) -> Callable[..., dict[str, Verdict]]:
+    def run(module: type[Any], *strategies: str, more: tuple[str, ...] = ()) -> dict[str, Verdict]:
+        dataset = "Sentences" if module is text.MaskedLanguage else "Flowers"
+        model = f"_target_: {module.__module__}.{module.__name__}\n"
+        data = f"_target_: tests.modules.data.Data\ndataset: {dataset}\n"
+        words = [*write_conf(tmp_path, data=data, model=model), *more]
+        verdicts = prove(runs.Runs(words, tmp_path / "runs"), strategies)
+        return {one.name: one for one in verdicts}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("module", "strategy", "row", "verdict", "reason"),
+    [
+        (text.MaskedLanguage, "ddp(2)", "ddp(2)", DIFFERS, "mean_over(loss, number)"),
+        (Forgets, "dp(2)", "resume, one process", DIFFERS, " by "),
+        *slow(
+            (Crashes, "ddp(2)", "ddp(2)", FAILS, "shape '[8, 3]' is invalid"),
+            (logged.Counters, "ddp(2)", "ddp(2)", REFUSED, "is each process's own"),
+            (habits.Mixup, "ddp(2)", "ddp(2)", WARNED, "random numbers"),
+            (classifiers.BatchNorm, "ddp(2)", "ddp(2)", WARNED, "sync_batchnorm=true"),
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_planted_fault_is_found(
+    module: Any, strategy: str, row: str, verdict: str, reason: str, prove_module: Any
+) -> None:
+    found = prove_module(module, strategy)
+    assert found[row].verdict == verdict, str(found[row])
+    assert reason in " ".join(str(found[row]).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("trainer.sync_batchnorm=true",)])
+def test_a_module_without_fault_is_equal(more: tuple[str, ...], prove_module: Any) -> None:
+    """With dropout, which is off in all runs; or with BatchNorm that is synchronised."""
+    module = classifiers.BatchNorm if more else classifiers.Dropout
+    strategies = ("ddp(2)",) if more else ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
+    found = prove_module(module, *strategies, more=more)
+    assert {"resume, one process", "resume, ddp(2)"} < {*found}
+    assert {str(one) for one in found.values() if one.verdict not in (EQUAL, REFERENCE)} == set()
+
+
+def record(weight: float, **values: float) -> Any:
+    """A run of one weight, with what it has logged."""
+    weights = {"w": torch.tensor([weight], dtype=torch.float64)}
+    return SimpleNamespace(weights=weights, values={k: torch.tensor(v) for k, v in values.items()})
+
+
+def test_what_is_more_than_rounding_differs() -> None:
+    for far, tolerance, is_equal in (
+        (1e-10, DOUBLE, True),
+        (1e-7, DOUBLE, False),
+        (1e-7, SINGLE, True),
+        (1e-5, SINGLE, False),
+        (2e-17, BY_BIT, False),  # one bit
+        (0.0, BY_BIT, True),
+    ):
+        assert differences(record(0.1), record(0.1 + far), tolerance)["w"][1] == is_equal
+    assert differences(record(2.0), record(2.5), DOUBLE)["w"] == (0.25, False)
+    for other in (record(1, loss=1.001), record(1, loss=float("nan")), record(1)):
+        assert not differences(record(1, loss=1), other, DOUBLE)["loss"][1]
+        assert not differences(other, record(1, loss=1), DOUBLE)["loss"][1]
+
+
+def test_a_mistake_in_the_command_is_answered_without_a_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for word, answer in {
+        "experiment=missing": "experiment=missing: there is no conf/experiment/missing.yaml.",
+        "--strategies=ddp": "--strategies ddp: use names such as dp(2), ddp(3) or ddp2(2x2).",
+        "trainer.max_steps=2": "trainer.max_steps=2: use 4 or more",
+        "trainer.max_steps=few": "trainer.max_steps=few",
+        "trainer.precision=bf16-mixed": "64-true or 32-true",
+        "strategy=ddp": 'strategy is varied here: use --strategies "ddp(4)"',
+        f"--keep={tmp_path}": "it exists. Name a new folder.",
+        "--json=missing/proof.json": "there is no such folder.",
+    }.items():
+        assert script.main([word]) == 2
+        errors = capsys.readouterr().err
+        assert answer in errors
+        assert len(errors.splitlines()) <= 3
+
+
+@pytest.mark.usefixtures("forked")
+def test_an_experiment_that_does_not_train_ends_in_its_own_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert script.main(["data=synthetic", "model=mlp", "model.net.in_features=63"]) == 2
+    _, *errors = capsys.readouterr().err.splitlines()
+    assert "models.py" in "".join(errors)
+    assert len(errors) <= 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_the_table_and_its_json_of_a_shipped_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["experiment=synthetic", "--strategies=dp(2),ddp(2)", "trainer.precision=32-true"]
+    assert script.main([*words, f"--json={tmp_path}/proof.json"]) == 0
+    found = json.loads((tmp_path / "proof.json").read_text())["verdicts"]
+    assert {one["verdict"] for one in found} == {EQUAL, REFERENCE}
+    table = capsys.readouterr().out
+    assert all(one["name"] in table for one in found)
+
+
+def test_the_table_shows_what_differs_first_and_each_verdict() -> None:
+    tiny = {f"layer_{i}.weight": (i * 1e-18, True) for i in range(40)}
+    far = tiny | {"layer_3.weight": (0.25, False)}
+    verdicts = [Verdict("dp(2)", EQUAL, "", tiny), Verdict("ddp(2)", DIFFERS, "One.\nTwo.", far)]
+    rows = [line.split() for line in script.table(verdicts).splitlines()]
+    assert ["layer_3.weight", "3.0e-18", "2.5e-01!"] in rows
+    assert ["layer_39.weight", "3.9e-17", "3.9e-17"] in rows
+    assert not any("layer_5.weight" in row for row in rows)
+    assert ["ddp(2)", DIFFERS, "One."] in rows
