@@ -1,6 +1,5 @@
 """``init`` of a command: what starts, what goes on without the file, what is refused in a line."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from harness import Run, UserError, evaluate, train
 from harness.command.compose import compose
-from tests.conftest import slow
 from tests.faults.run_folder import contents, differences, leave_at
-from tests.strategy_runs import execute
 
 QUICK = (
     *("data=synthetic", "model=mlp", "trainer.max_epochs=1", "trainer.limit_train_batches=2"),
@@ -96,15 +93,3 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(
         assert said in str(caught.value)
         assert len(str(caught.value).splitlines()) <= 3
         assert not [*(tmp_path / "never").glob("*")], words
-
-
-@pytest.mark.parametrize("strategy", ["ddp(2)", *slow("dp(2)")])
-def test_every_process_starts_from_the_weights(
-    strategy: str, weights: Path, tmp_path: Path
-) -> None:
-    words = [*QUICK, f"init='{weights}'", "name=run", "model.optimizer.lr=0.0"]
-    status, said = execute(words, strategy, tmp_path)
-    assert status == 0, said
-    assert said.count("starts from") == 1
-    (one,) = (tmp_path / "run").iterdir()
-    assert json.loads((one / "results.json").read_text())["test/accuracy"] > 0.5

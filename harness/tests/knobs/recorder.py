@@ -16,27 +16,21 @@ class Recorder(pl.Callback):
     validated: ClassVar[list[State]] = []
     best: ClassVar[list[tuple[str, str]]] = []  # the file that best.ckpt is, and the one it must be
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for kept in (self.after_steps, self.validated, self.best):
-            kept.clear()
+    def on_fit_start(self, *_: Any) -> None:
+        for records in (self.after_steps, self.validated, self.best):
+            records.clear()
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
-    ) -> None:
-        self.after_steps.append(copied(pl_module))
+    def on_train_batch_end(self, _: pl.Trainer, module: pl.LightningModule, *__: Any) -> None:
+        self.after_steps.append(copied(module))
 
-    def on_validation_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if batch_idx == 0:
-            self.validated.append(copied(pl_module))
+    def on_validation_epoch_start(self, _: pl.Trainer, module: pl.LightningModule) -> None:
+        self.validated.append(copied(module))
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
         callback: Any = trainer.checkpoint_callback
-        if trainer.current_epoch == 0:
-            return
-        link = Path(callback.dirpath, "best.ckpt").resolve()
-        self.best.append((link.name, Path(callback.best_model_path).name))
+        if trainer.current_epoch > 0:
+            link = Path(callback.dirpath, "best.ckpt").resolve()
+            self.best.append((link.name, Path(callback.best_model_path).name))
 
 
 def copied(module: pl.LightningModule) -> State:

@@ -4,9 +4,8 @@
     python scripts/export.py outputs/default/<run>/checkpoints/best.ckpt -o net.onnx
     python scripts/export.py outputs/default/<run> data.file=new.csv    words as of evaluate.py
 
-Any batch size; each file is held against the network on batches of the run's data before it gets
-its name. Without -o, best.pt2 and best.onnx beside the checkpoint. ONNX needs
-pip install -e .[onnx].
+Any batch size; each file is read again and compared with the network on the run's data before it
+gets its name. Without -o, best.pt2 beside the checkpoint, and best.onnx: pip install -e .[onnx].
 Exit status: 0 all are written; 1 a mistake, or what cannot be exported: none is; 2 unknown options.
 """
 
@@ -21,10 +20,9 @@ from harness.quick_imports import quick_imports
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export what the arguments name and return the exit status."""
+    formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        program("harness.export"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        program("harness.export"), description=__doc__, formatter_class=formatter
     )
     add = parser.add_argument
     add("source", help="a run's folder, or a checkpoint in it")
@@ -34,17 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     try:
         with quick_imports():
-            from harness.export.command import export
+            from harness.export.network import export
 
         print(*export(options.source, options.o, options.words, force=options.force), sep="\n")
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

@@ -1,3 +1,5 @@
+"""The average of the weights that ``callbacks=ema`` validates, keeps and tests."""
+
 from collections.abc import Sequence
 
 import pytorch_lightning as pl
@@ -18,13 +20,6 @@ class EMA(Averaging):
 
     In a checkpoint ``state_dict`` is the average, ``current_model_state`` are the weights that go
     on training.
-
-    Args:
-        decay: share of the average that stays in a step, from 0 to less than 1.
-
-    Raises:
-        UserError: if ``decay`` is no such share, or the weights are of half precision, whose
-            rounding swallows steps of the average.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
@@ -34,12 +29,11 @@ class EMA(Averaging):
         self.decay = decay
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the average."""
+        """Make the average; half precision is refused, for it rounds away steps of the average."""
         precision = str(trainer.precision)
         if stage == "fit" and precision in ("bf16-true", "16-true"):
             raise UserError(
-                f"callbacks.ema: the average would stand still with trainer.precision={precision}, "
-                "which rounds away what a step adds to it.\n"
+                f"callbacks.ema: the average would stand still with trainer.precision={precision}. "
                 f"Use trainer.precision={precision.replace('true', 'mixed')}."
             )
         super().setup(trainer, pl_module, stage)

@@ -9,38 +9,22 @@ from harness.errors import UserError
 
 
 def cosine(
-    optimizer: Optimizer,
-    total_steps: int | None = None,
-    warmup: float = 0.05,
-    final: float = 0.0,
+    optimizer: Optimizer, total_steps: int | None = None, warmup: float = 0.05, final: float = 0.0
 ) -> LambdaLR:
     """Rise in a straight line to each group's own rate, then fall along half a cosine.
 
-    After Loshchilov and Hutter, "SGDR", 2017, without restarts.
-
-    Args:
-        optimizer: whose groups keep their rates' ratios.
-        total_steps: optimizer steps of the run; ``build_optimizers`` fills it in.
-        warmup: share of them in which the rate rises; from 1, their number.
-        final: share of the rate that is left at the end.
-
-    Raises:
-        UserError: if the numbers are none of a schedule.
+    After Loshchilov and Hutter, "SGDR", 2017, without restarts. ``build_optimizers`` fills in
+    ``total_steps``, the optimizer steps of the run. ``warmup`` is the share of them in which the
+    rate rises; from 1, their number. ``final`` is the share of the rate that is left at the end.
     """
-    if total_steps is None:
-        raise ValueError("total_steps is needed.")
+    assert total_steps is not None
     if not 0 <= final <= 1:
         raise UserError(f"model.scheduler.final={final} is a share of the rate: from 0 to 1.")
     num_warmup = warmup if warmup >= 1 else math.ceil(warmup * total_steps)
-    if warmup < 0 or num_warmup != int(num_warmup):
+    if warmup < 0 or num_warmup != int(num_warmup) or num_warmup >= total_steps > 1:
         raise UserError(
-            f"model.scheduler.warmup={warmup} is a share of the run's steps, such as 0.05, or a "
-            "whole number of them."
-        )
-    if num_warmup >= total_steps > 1:
-        raise UserError(
-            f"model.scheduler.warmup={warmup} leaves nothing of the run's {total_steps} steps.\n"
-            "Use a share below 1, such as 0.05, or fewer steps."
+            f"model.scheduler.warmup={warmup} must be a share of the run's {total_steps} steps, "
+            "such as 0.05, or a whole number below them."
         )
 
     def factor(step: int) -> float:

@@ -17,7 +17,6 @@ from harness.upstream.networks import compile_networks
 
 log = logging.getLogger(__name__)
 SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config
-LEAVE_OUT = "or leave out compile=true."
 
 
 class Speed(pl.Callback):
@@ -41,41 +40,22 @@ class Speed(pl.Callback):
         self.is_prepared = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Change what is to change, once.
-
-        Raises:
-            UserError: if this machine cannot compile, or the module has nothing to compile.
-        """
+        """Change what is to change, once; a test after the training is another stage."""
         if self.tf32 is not None:
             self.before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
             set_tf32("high" if self.tf32 else "highest", self.tf32)
-        if self.is_prepared:  # training is over, and the test is another stage
+        if self.is_prepared:
             return
         self.is_prepared = True
-        if self.channels_last and not use_channels_last(pl_module) and trainer.is_global_zero:
-            log.warning(
-                "channels_last=true changes nothing: %s has no weight of 4 dimensions.",
-                type(pl_module).__name__,
-            )
+        if self.channels_last:
+            for weight in pl_module.parameters():
+                if weight.dim() == 4:
+                    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         if self.compile:
-            check_compiler(trainer.strategy.root_device)
-            self.compile_networks(trainer, pl_module)
-
-    def compile_networks(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Compile the networks, and say which."""
-        found = dict(networks(module))
-        if not found:
-            raise UserError(
-                f"compile=true: {type(module).__name__} has no network with parameters as an "
-                f"attribute when it is built.\nGive it one, {LEAVE_OUT}"
-            )
-        is_split = isinstance(trainer.strategy, NodeParallelStrategy)
-        compile_networks(list(found.values()), is_split)
-        if trainer.is_global_zero:
-            log.info("Compiled at their first call: %s.", ", ".join(found))
+            compile_module(trainer, pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give back what other runs of this process have set."""
+        """Restore what other runs of this process have set."""
         if self.before is not None:
             set_tf32(*self.before)
             self.before = None
@@ -87,16 +67,31 @@ def set_tf32(matmul: str, cudnn: bool) -> None:
     torch.backends.cudnn.allow_tf32 = cudnn
 
 
-def use_channels_last(module: nn.Module) -> int:
-    """Change how 4-dimensional parameters are stored, and return how many there are."""
-    weights = [parameter for parameter in module.parameters() if parameter.dim() == 4]
-    for weight in weights:
-        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-    return len(weights)
+def compile_module(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Compile a module's networks, and log which.
+
+    Raises:
+        UserError: if it has none, or there is no compiler, of which torch tells on a page.
+    """
+    cxx = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if trainer.strategy.root_device.type == "cpu" and not shutil.which(cxx):
+        raise UserError(
+            f"compile=true needs a C++ compiler, and {cxx} is not there.\n"
+            "Install one (on Debian: apt install g++), name it in CXX, or leave out compile=true."
+        )
+    parts = dict(networks(module))
+    if not parts:
+        raise UserError(
+            f"compile=true: {type(module).__name__} has no network with parameters as an "
+            "attribute when it is built.\nGive it one, or leave out compile=true."
+        )
+    compile_networks([*parts.values()], isinstance(trainer.strategy, NodeParallelStrategy))
+    if trainer.is_global_zero:
+        log.info("Compiled at their first call: %s.", ", ".join(parts))
 
 
 def networks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The outermost parts of a module that have parameters and can be called, by their names."""
+    """Yield the outermost parts of a module that have parameters and can be called, with names."""
     for name, child in module.named_children():
         if isinstance(child, Metric) or not any(True for _ in child.parameters()):
             continue
@@ -104,17 +99,3 @@ def networks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modu
             yield from networks(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child
-
-
-def check_compiler(device: torch.device) -> None:
-    """Say what is missing before torch does, which takes pages.
-
-    Raises:
-        UserError: with what to install.
-    """
-    cxx = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if device.type == "cpu" and not shutil.which(cxx):
-        raise UserError(
-            f"compile=true needs a C++ compiler, and {cxx} is not there.\n"
-            f"Install one (on Debian: apt install g++), name it in CXX, {LEAVE_OUT}"
-        )

@@ -21,11 +21,7 @@ def run_name(run_dir: str) -> str:
 
 
 def mlflow_run_id(run_dir: str, experiment_name: str, tracking_uri: str) -> str | None:
-    """Ask MLflow for the run that an earlier start has made, by its tag; ``None`` at the first.
-
-    Raises:
-        UserError: if MLflow is not installed.
-    """
+    """Ask MLflow for the run that an earlier start has made, by its tag; ``None`` at the first."""
     if find_spec("mlflow") is None:
         raise UserError("logger=mlflow needs mlflow: pip install -e '.[mlflow]'.")
     from mlflow import MlflowClient

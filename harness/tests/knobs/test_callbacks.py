@@ -1,0 +1,47 @@
+"""What callbacks and words of a run add: early stopping, the best k, tags and notes."""
+
+import json
+from pathlib import Path
+
+from harness import load_run, record, train
+from harness.command import resume
+from harness.command.compose import compose
+from tests.conftest import ROOT
+from tests.faults import resume_sweep
+from tests.faults.fork_server import command
+from tests.knobs.recorder import Recorder
+
+
+def test_a_run_tells_that_it_has_stopped_early(tmp_path: Path, capsys) -> None:
+    words = ["experiment=synthetic", "strategy=cpu", "data.num_train=64", "model.optimizer.lr=0"]
+    words += ["model/scheduler=constant", "callbacks=early_stopping"]
+    words += ["callbacks.early_stopping.patience=2", f"output_dir={tmp_path}"]
+    run = train(*words, conf=ROOT / "conf")
+    why = record.read(run.folder)["stopped_early"]
+    assert why.startswith("in epoch 2: val/accuracy was no better than ")
+    assert f"stopped early    {why}" in capsys.readouterr().out
+    assert f"It was stopped early, {why}." in resume.finished(run.folder)
+
+
+def test_best_links_to_the_best_of_k_files_at_any_time(tmp_path: Path) -> None:
+    words = ("callbacks=top_k", "callbacks.checkpoint.save_top_k=2", "trainer.max_epochs=5")
+    recorder = "+callbacks.recorder._target_=tests.knobs.recorder.Recorder"
+    words = (*resume_sweep.COMMON, *words, recorder, f"run_dir={tmp_path}")
+    resume_sweep.train(compose("train", words))
+    assert len(Recorder.best) == 4
+    assert all(link == best for link, best in Recorder.best)
+    assert len(list((tmp_path / "checkpoints").glob("best-*.ckpt"))) == 2
+    assert "test/accuracy" in json.loads((tmp_path / "results.json").read_text())
+
+
+def test_tags_and_notes_are_shown_saved_and_may_change_on_resume(tmp_path: Path) -> None:
+    words = ("data=synthetic", "model=mlp", "trainer.max_epochs=1", f"output_dir={tmp_path}")
+    result = command("train.py", *words, "tags=[baseline,lr]", "notes=why")
+    assert result.returncode == 0, result.stderr
+    assert "baseline, lr" in result.stdout
+    (run_dir,) = (tmp_path / "default").iterdir()
+    words = ("tags=[baseline]", "notes=longer", "trainer.max_epochs=2")
+    result = command("train.py", f"resume={run_dir}", *words)
+    assert result.returncode == 0, result.stderr
+    config = load_run(run_dir).config
+    assert (list(config.tags), config.notes) == (["baseline"], "longer")
