@@ -28,6 +28,7 @@ from harness.files import replacing
 from harness.places import raised
 from harness.run.build import made_data
 from harness.run.mistakes import user_errors
+from harness.run.targets import check_targets
 from harness.run.train import load_model
 
 CLOSE = 1e-4  # a difference that rounding explains, as a share of an output's largest number
@@ -100,6 +101,7 @@ def built(checkpoint: Path, words: Sequence[str], conf: str | Path) -> tuple[Any
     validate.check(command)
     cfg: Any = OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
     with user_errors():
+        check_targets(cfg)
         data = made_data(cfg)
     return load_model(cfg, checkpoint), data
 
