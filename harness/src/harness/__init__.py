@@ -1,4 +1,4 @@
-"""What a project uses of the machinery that trains it; everything else is the harness's own.
+"""Names that a project uses; everything else is internal to the harness.
 
 Commands and notebooks:
 
@@ -24,21 +24,18 @@ Modules and callbacks:
 - ``mean_over``: says that a loss is a mean over tokens, nodes or weights, not over samples;
   ``sum_over``: divides a sum by a number, such as objects, both of the whole batch.
 - ``is_logged``: whether Lightning writes what is logged at this step.
-- ``Picture``: what a test looked like, in TensorBoard; its mistakes cost a run nothing.
-- ``UserError``: a mistake that is told in a line, without a traceback.
+- ``Picture``: what a test looked like, in TensorBoard; its mistakes do not stop a run.
+- ``UserError``: a mistake that is shown in a line, without a traceback.
 
-Names are imported when they are used: ``from harness import main`` does not import torch.
+Names are imported on first use: ``from harness import main`` does not import torch.
 """
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from harness.processes.launch import follow_parent
-from harness.quick_imports import quick_imports
 from harness.upstream import lightning_name
 
 if TYPE_CHECKING:
@@ -58,74 +55,44 @@ if TYPE_CHECKING:
     from harness.watch.picture import Picture
 
 __all__ = [
-    "Batch",
-    "BatchedDataset",
-    "DataModule",
-    "Mean",
-    "Picture",
-    "Run",
-    "SplitDataModule",
-    "UserError",
-    "build_optimizers",
-    "cached",
-    "compose",
-    "evaluate",
-    "is_logged",
-    "load_run",
-    "main",
-    "mean_over",
-    "parameter_groups",
-    "predict",
-    "sum_over",
-    "train",
-    "uniform",
-]
-
+    "Batch", "BatchedDataset", "DataModule", "Mean", "Picture", "Run", "SplitDataModule",
+    "UserError", "build_optimizers", "cached", "compose", "evaluate", "is_logged", "load_run",
+    "main", "mean_over", "parameter_groups", "predict", "sum_over", "train", "uniform",
+]  # fmt: skip
 _MODULES = {
-    "Batch": "data.batches",
-    "BatchedDataset": "data.batches",
-    "DataModule": "data.datamodule",
-    "Mean": "exact.mean_metric",
-    "Picture": "watch.picture",
-    "Run": "command.from_python",
-    "SplitDataModule": "data.split_datamodule",
-    "UserError": "errors",
-    "build_optimizers": "optimizers",
-    "cached": "data.caching",
-    "compose": "command.compose",
-    "evaluate": "command.from_python",
-    "is_logged": "exact.mean_metric",
-    "load_run": "command.from_python",
-    "main": "command.main",
-    "mean_over": "exact.mean_over",
-    "parameter_groups": "groups",
-    "predict": "command.from_python",
-    "sum_over": "exact.mean_over",
-    "train": "command.from_python",
-    "uniform": "data.randomness",
+    "command.compose": ["compose"],
+    "command.from_python": ["Run", "evaluate", "load_run", "predict", "train"],
+    "command.main": ["main"],
+    "data.batches": ["Batch", "BatchedDataset"],
+    "data.caching": ["cached"],
+    "data.datamodule": ["DataModule"],
+    "data.randomness": ["uniform"],
+    "data.split_datamodule": ["SplitDataModule"],
+    "errors": ["UserError"],
+    "exact.mean_metric": ["Mean", "is_logged"],
+    "exact.mean_over": ["mean_over", "sum_over"],
+    "groups": ["parameter_groups"],
+    "optimizers": ["build_optimizers"],
+    "watch.picture": ["Picture"],
 }
 
-follow_parent()  # whose end is otherwise not noticed while all else is imported
+follow_parent()  # first, because the imports below take seconds in which a parent may end
 lightning_name.install()  # early: whoever imports lightning.pytorch gets pytorch_lightning
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"harness has no {name}; it has {', '.join(__all__)}.")
-    with interruptible(name == "main"), quick_imports():
-        value = globals()[name] = getattr(import_module(f"harness.{_MODULES[name]}"), name)
-    return value
-
-
-@contextmanager
-def interruptible(is_command: bool) -> Iterator[None]:
-    """Let Ctrl-C end a command without a traceback of what it was importing."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not (is_command and is_default and threading.current_thread() is threading.main_thread()):
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGINT)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    # Ctrl-C while a command imports its modules ends it without a traceback.
+    is_quiet = name == "main" and is_main_thread and handler is signal.default_int_handler
+    if is_quiet:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        yield
+        value = globals()[name] = getattr(import_module(f"harness.{module}"), name)
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_quiet:
+            signal.signal(signal.SIGINT, handler)
+    return value

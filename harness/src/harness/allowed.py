@@ -1,11 +1,9 @@
-"""What a YAML file may name: the classes and functions that are built from a config.
+"""Decide what a YAML file may name: the classes and functions that are built from a config.
 
-A ``_target_`` is imported and called, and a YAML file may be somebody else's: an experiment, or the
-config of a run. So there are two looks. Before any import, the first word of a name must be of the
-owner, the harness, or a package that either requires. When it is built, the object must be of a
-kind that an experiment consists of, such as a network or a callback. What conf/rules.yaml or
-``YAML_ALLOWED`` adds is the owner's; no word, no experiment and no run's folder adds to it. This is
-no sandbox: what is allowed does with its arguments what it does. Imports no torch.
+A ``_target_`` is imported and called, and a YAML file may be somebody else's. Before any import,
+the first word of a name must be of the owner, the harness, or a package that either requires. When
+it is built, the object must be of a kind that an experiment consists of. Only conf/rules.yaml and
+``YAML_ALLOWED`` add names. This is no sandbox for the arguments. Imports no torch.
 """
 
 import inspect
@@ -24,46 +22,40 @@ from typing import Any
 import hydra.utils
 import yaml
 from omegaconf import DictConfig, ListConfig
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from harness.errors import UserError
-from harness.places import shown
+from harness.names import shown
 
 RULES = "rules.yaml"
-VARIABLE = "YAML_ALLOWED"  # more names, with commas, for one process and those that it starts
+VARIABLE = "YAML_ALLOWED"  # more names, with commas, for one process and its children
 NAME = re.compile(r"\w+(\.\w+)*")
-# First words that need no look at the metadata of packages, which takes half a second.
+# First words that need no look-up in the metadata of packages, which takes half a second.
 USUAL = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
-KINDS = {  # base classes of what an experiment consists of, by the module that has them
-    "torch.nn": ["Module"],  # also of torchmetrics.Metric and LightningModule
-    "torch.optim": ["Optimizer"],
-    "torch.optim.lr_scheduler": ["LRScheduler"],
-    "torch.utils.data": ["Dataset", "Sampler"],
-    "pytorch_lightning": ["LightningDataModule", "Trainer", "Callback"],
-    "pytorch_lightning.loggers": ["Logger"],
-    "pytorch_lightning.profilers": ["Profiler"],
-    "pytorch_lightning.strategies": ["Strategy"],
-    "optuna.samplers": ["BaseSampler"],
-}
-FUNCTIONS = ("torch.nn.functional", "torch.nn.init")  # modules whose own functions may be called
+KINDS = (  # base classes of what an experiment consists of; Module also of torchmetrics.Metric
+    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    *("torch.utils.data.Dataset", "torch.utils.data.Sampler", "pytorch_lightning.Trainer"),
+    *("pytorch_lightning.LightningDataModule", "pytorch_lightning.Callback"),
+    *("pytorch_lightning.loggers.Logger", "pytorch_lightning.profilers.Profiler"),
+    *("pytorch_lightning.strategies.Strategy", "optuna.samplers.BaseSampler"),
+)
+FUNCTIONS = ("torch.nn.functional", "torch.nn.init")  # modules whose functions may be called
 EXACT = ("timm.create_model", "datetime.timedelta")  # timedelta: of Timer, and of time-outs
 PIPES = "torch.utils.data.datapipes."  # data sets of torch that unpickle files, call and write
 
-logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # we say what it would say
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # repeats what our messages say
 _rules = Path("conf", RULES)
 _own: tuple[str, ...] = ()
 
 
 def follow(conf: str | Path) -> None:
-    """Read the owner's rules, for this process, from a folder of config files.
-
-    Raises:
-        UserError: if they are no list of names.
-    """
+    """Read the owner's rules from a folder of config files; a UserError if they are no names."""
     global _rules, _own
     _rules = Path(conf, RULES)
     own = owners_rules(conf).get("allowed") or []
-    _own = tuple(str(name).removesuffix(".*") for name in own) if isinstance(own, list) else ("",)
-    _own += tuple(filter(None, os.environ.get(VARIABLE, "").split(",")))
+    names = [str(name).removesuffix(".*") for name in own] if isinstance(own, list) else [""]
+    _own = (*names, *filter(None, os.environ.get(VARIABLE, "").split(",")))
     _required_modules.cache_clear()
     if not all(NAME.fullmatch(name) for name in _own):
         raise UserError(
@@ -73,11 +65,7 @@ def follow(conf: str | Path) -> None:
 
 
 def owners_rules(conf: str | Path) -> dict[str, Any]:
-    """Read the ``rules.yaml`` of a folder of config files; without one there are no rules.
-
-    Raises:
-        UserError: if it is no YAML, or has no keys.
-    """
+    """Read the ``rules.yaml`` of a folder; empty without one, a UserError if it has no keys."""
     path = Path(conf, RULES)
     try:
         rules = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -89,7 +77,7 @@ def owners_rules(conf: str | Path) -> dict[str, Any]:
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every node below and including ``node`` that has a ``_target_``, with its key."""
+    """Yield ``node`` and every node below it that has a ``_target_``, with its key."""
     if isinstance(node, (list, ListConfig)):
         for i, child in enumerate(node):
             yield from targets(child, f"{key}[{i}]")
@@ -101,11 +89,7 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check(cfg: Any) -> None:
-    """Take the first look, at every name in a config; import nothing.
-
-    Raises:
-        UserError: with all names of unknown packages, and the line that allows them.
-    """
+    """Refuse a config whose names begin with words that are not allowed; import nothing."""
     refused: dict[str, str] = {}
     for key, node in targets(cfg):
         name = str(node["_target_"])
@@ -113,18 +97,14 @@ def check(cfg: Any) -> None:
         if word in USUAL or name in EXACT or _is_owners(name) or word in _required_modules():
             continue
         if word in sys.modules or find_spec(word) is not None:  # else the import reports it
-            is_standard = word in sys.stdlib_module_names  # too much to trust as a whole
+            is_standard = word in sys.stdlib_module_names  # too much to allow as a whole
             refused[f"{key}._target_: {name}".lstrip(".")] = name if is_standard else word
     if refused:
         raise UserError(_refusal(refused))
 
 
 def check_object(key: str, name: str, target: Any) -> None:
-    """Take the second look: whether the object that a name leads to may be called.
-
-    Raises:
-        UserError: with what it is, and the line that allows it.
-    """
+    """Refuse the imported object of a name unless it may be called."""
     module, path = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     real = f"{module}.{path}" if isinstance(module, str) and isinstance(path, str) else name
     if name in (*EXACT, *_own) or real in _own or _may_be_built(target, str(module)):
@@ -134,11 +114,7 @@ def check_object(key: str, name: str, target: Any) -> None:
 
 
 def instantiate(node: Any, **given: Any) -> Any:
-    """Build what a node names after both looks; see ``hydra.utils.instantiate``.
-
-    Raises:
-        UserError: with the line that allows it.
-    """
+    """Check all names of a node, and build it as ``hydra.utils.instantiate`` does."""
     check(node)
     for key, one in targets(node):
         name = str(one["_target_"])
@@ -149,16 +125,16 @@ def instantiate(node: Any, **given: Any) -> Any:
 
 def _may_be_built(target: Any, module: str) -> bool:
     if inspect.isclass(target):
-        # A subclass has imported the module of its base.
-        homes = [(sys.modules[home], names) for home, names in KINDS.items() if home in sys.modules]
-        bases = tuple(getattr(home, name) for home, names in homes for name in names)
+        homes = [kind.rpartition(".") for kind in KINDS]
+        # A module that is not imported has no subclasses.
+        bases = tuple(getattr(sys.modules[h], name) for h, _, name in homes if h in sys.modules)
         return _is_owners(module) or (issubclass(target, bases) and not module.startswith(PIPES))
     if inspect.isroutine(target) and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
-        # Functions written in C belong to no module, or to torch itself.
+        # The module of a function in C is not where torch shows it, or there is none.
         functions = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
         if any(one is target for module_vars in functions for one in module_vars.values()):
             return True
-    # No method: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
+    # Methods are refused: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
     is_method = "." in getattr(target, "__qualname__", ".")
     return not is_method and (_is_owners(module) or module.startswith(f"{__package__}.knobs."))
 
@@ -169,40 +145,29 @@ def _is_owners(name: str) -> bool:
 
 @cache
 def _required_modules() -> set[str]:
-    """Top-level modules of packages that the owner's and the harness require, with extras.
+    """Return top-level modules of what the owner's packages and the harness require.
 
-    The owner's packages are those that hold the allowed names, and those installed from folders.
+    The owner's packages are those of the allowed names, and those installed from folders.
     """
     modules = metadata.packages_distributions()
     words = {name.partition(".")[0] for name in (__package__, *_own)}
     owners = {one for word in words for one in modules.get(word, ())}
-    owners |= {d.name for d in metadata.distributions() if '"dir_info"' in _origin(d)}
+    origins = {one.name: one.read_text("direct_url.json") or "" for one in metadata.distributions()}
+    owners |= {name for name, origin in origins.items() if '"dir_info"' in origin}
     lines = [line for owner in owners for line in metadata.requires(owner) or ()]
-    required = {_normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
-    return {name for name, of in modules.items() if not required.isdisjoint(map(_normalized, of))}
-
-
-def _origin(distribution: metadata.Distribution) -> str:
-    return distribution.read_text("direct_url.json") or ""
-
-
-def _normalized(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+    required = {canonicalize_name(Requirement(line).name) for line in lines}
+    return {
+        name
+        for name, packages in modules.items()
+        if not required.isdisjoint(map(canonicalize_name, packages))
+    }
 
 
 def _refusal(refused: dict[str, str]) -> str:
-    """Say how to allow names, of which each has its place in the config."""
-    names = dict.fromkeys(refused.values())
+    """Say how to allow names, given by their places in the config."""
     are, them = ("is", "it") if len(refused) == 1 else ("are", "them")
-    way = f"If you trust {them},"
-    modules = metadata.packages_distributions()
-    if all(name in modules for name in names):  # packages that pip has installed
-        packages = " and ".join(dict.fromkeys(modules[name][0] for name in names))
-        way = (
-            f"Add {packages} to requirements.txt and type pip install -e . , "
-            f"or, if you trust all of {them},"
-        )
+    names = ", ".join([*_own, *dict.fromkeys(refused.values())])
     return (
-        f"{' and '.join(refused)} {are} not allowed. {way} write in "
-        f"{shown(_rules)}: allowed: [{', '.join([*_own, *names])}]"
+        f"{' and '.join(refused)} {are} not allowed. If you trust {them}, write in "
+        f"{shown(_rules)}: allowed: [{names}]"
     )

@@ -1,20 +1,20 @@
-"""The two kinds of errors that end a command without a traceback."""
+"""The two errors that end a command without a traceback."""
 
 
 class UserError(Exception):
-    """A mistake in a command, a YAML file or an environment, which the user can mend.
+    """A mistake in a command, a YAML file or an environment, which the user can correct.
 
     The entry points print its message and exit with status 1. The message says what was set, what
     it clashes with, and what to type instead.
     """
 
     def __str__(self) -> str:
-        """The message; a data worker's comes with its traceback before it."""
+        """Return the message, without the traceback that a data worker's error begins with."""
         return super().__str__().rpartition("harness.errors.UserError: ")[2].rstrip()
 
 
 class TrainingError(Exception):
-    """A state of a training that must not go on, and that no command could have known before.
+    """A state of a training that must not go on, and that no command could have shown before.
 
     The process that finds it logs the message; the entry points exit with status 1.
     """

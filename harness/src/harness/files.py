@@ -1,26 +1,30 @@
-"""Write files so that a name stands for whole contents, whenever the process or the power fails.
+"""Write files so that a name always has whole contents, also when the process or the power fails.
 
-Imports nothing but the standard library: every part of the harness may use it.
+``replacing`` and ``write_durably`` are for any file. ``write_yaml`` and ``write_json`` add a
+checksum, so that a damaged or edited file of a run is refused and does not become a setting.
 """
 
 import errno
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-PART = ".part"  # ends the name of a file that is still being written
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what the system says where there is no room
+from harness.errors import UserError
+
+PART = ".part"  # ends the name of a file that is being written
+FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk
+FROZEN = "# Frozen with the run. crc32 of the lines below: {:08x}\n"
 
 
 @contextmanager
 def replacing(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
-    """Open a new file beside `path` that takes its name, durably, if the whole block succeeds.
+    """Open a new file that durably takes the name ``path`` if the whole block succeeds.
 
-    The file is synced before it is renamed and its folder afterwards, so that `path` has the old
-    contents or the new ones. If the block raises, nothing is left. Without `is_forced` a path that
-    exists at the end of the block raises a FileExistsError.
+    The file is synced before it is renamed and its folder afterwards. If the block raises, nothing
+    is left. Without ``is_forced`` an existing ``path`` raises a FileExistsError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PART}")
@@ -29,35 +33,20 @@ def replacing(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if is_forced:
-            os.replace(part, path)
-        else:
-            _rename_if_new(part, path)
+        if not is_forced and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        os.replace(part, path)
     except BaseException as error:  # also the exception that a signal's handler raises
         with suppress(OSError):
             part.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # which a write and a sync do not tell
+            error.filename = str(path)  # errors of a write and a sync have no name
         raise
     sync(path.parent)
 
 
-def _rename_if_new(part: Path, path: Path) -> None:
-    """Rename a file, or raise a FileExistsError; os.replace would replace what has the name."""
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        os.replace(part, path)
-    else:
-        part.unlink()
-
-
 def write_durably(path: Path, data: bytes) -> None:
-    """Give a file new contents; it keeps the old ones until these are on the disk."""
+    """Give a file new contents; it has the old ones until the new ones are on the disk."""
     with replacing(path) as file:
         file.write(data)
 
@@ -72,6 +61,59 @@ def sync(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what was being written when an earlier process ended."""
+    """Remove the unfinished files of processes that were killed."""
     for part in folder.glob(f".*{PART}"):
         part.unlink(missing_ok=True)
+
+
+def write_yaml(path: Path, text: str) -> None:
+    """Write YAML below a comment with its checksum."""
+    data = text.encode()
+    write_durably(path, FROZEN.format(zlib.crc32(data)).encode() + data)
+
+
+def read_yaml(path: Path) -> str:
+    """Read what ``write_yaml`` has written.
+
+    Raises:
+        UserError: if it was changed since.
+        OSError, ValueError: if it cannot be read, or is no text.
+    """
+    data = path.read_bytes()
+    first, _, below = data.partition(b"\n")
+    if first + b"\n" != FROZEN.format(zlib.crc32(below)).encode():
+        raise UserError(
+            f"{path} is not what was frozen with the run: it was damaged, or edited.\n"
+            "Bring it back from a copy. Another setting belongs in the command; what may not "
+            "change there,\nsuch as a learning rate, belongs to another run: use resume=null."
+        )
+    return data.decode()
+
+
+def write_json(path: Path, text: str) -> None:
+    """Write JSON, which has no comments, with its checksum in a hidden file beside it."""
+    data = text.encode()
+    # In this order, an existing file has its checksum whenever the power fails.
+    path.unlink(missing_ok=True)
+    write_durably(_checksum_of(path), f"{zlib.crc32(data):08x}\n".encode())
+    write_durably(path, data)
+
+
+def read_json(path: Path) -> bytes:
+    """Read what ``write_json`` has written; a file without a checksum is not checked.
+
+    Raises:
+        UserError: if it was changed since.
+        OSError: if it cannot be read.
+    """
+    data, checksum = path.read_bytes(), _checksum_of(path)
+    if checksum.exists() and checksum.read_bytes() != f"{zlib.crc32(data):08x}\n".encode():
+        raise UserError(
+            f"{path} is not what the run has written: it was damaged, or edited.\n"
+            f"metrics.csv has the run's numbers. If the edit is to count, remove {checksum}."
+        )
+    return data
+
+
+def _checksum_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc32")

@@ -1,13 +1,15 @@
-"""Names of settings and of a module's parts, and how they stand in a sentence or a command."""
+"""Names of settings, files and parts of a module, and how they look in a sentence or a command."""
 
 import difflib
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
 def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """All values of a tree of settings by their whole keys; a list is one value."""
+    """Return all values of nested settings by their full keys; a list is one value."""
     values: dict[str, Any] = {}
     for key, child in node.items():
         if isinstance(child, Mapping) and child:  # a DictConfig as well
@@ -18,35 +20,41 @@ def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_below(name: str, parts: Iterable[str]) -> bool:
-    """Whether a name is one of the parts, or belongs to one; ``""`` is the whole."""
+    """Return whether a name is one of the parts, or inside of one; ``""`` contains all."""
     return any(not part or name == part or name.startswith(f"{part}.") for part in parts)
 
 
 def few(items: Iterable[object], most: int = 5) -> str:
-    """List the first of many items, and how many more there are."""
+    """List the first of many items, and count the rest."""
     texts = [*map(str, items)]
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Ask for the nearest of some names, if one is near."""
+    """Suggest the most similar of some names, if one is similar."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" Did you mean {prefix}{close[0]}?" if close else ""
 
 
 def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Names as a YAML file gives them: a list, or one by itself."""
+    """Return names as a tuple; a YAML file may give a list or one name."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def typed(value: Any) -> str:
-    """A value as a person types it in a command."""
+    """Format a value as a user types it in a command."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return "null" if value is None else text[:60]
 
 
+def shown(file: str | Path) -> str:
+    """Format a path relative to the working directory, if it is below."""
+    path = os.path.relpath(file)
+    return os.path.abspath(file) if path.startswith("..") else path
+
+
 def program(module: str) -> str:
-    """The command that a person has typed for a module: a script of the project, or itself."""
+    """Return the command that was typed for a module: a script, or the module itself."""
     is_script = not sys.argv[0].endswith("__main__.py")
     return f"python {sys.argv[0]}" if is_script else f"python -m {module}"

@@ -1,44 +1,57 @@
-"""What made a run and what became of it: by which commands, how it ended, how fast. No torch."""
+"""What a run was made of and what became of it: command, machine, code, packages, ending. No torch.
+
+In: a run's folder, when the run starts and when it ends. Out: ``record.json`` there, and a diff of
+what is not committed, for ``git apply``. Next: ``run.provenance`` adds what needs torch.
+"""
 
 import json
 import os
 import platform
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness import repository
 from harness.errors import TrainingError, UserError
 from harness.files import write_durably
-from harness.machine.gpus import NoDriverError, gpus
-from harness.processes.leaving import AgreedExit
 
 FILE = "record.json"
-NEXT = ".next_config.yaml"  # with which a run goes on, once it trains again
+NEXT = ".next_config.yaml"  # the config of a resumed run, until it trains again
 # Variables that decide how numbers are rounded, or how many threads add them up.
 ROUNDING = re.compile(
     "(OMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|CUBLAS|CUDNN)_.*|(NVIDIA|TORCH)_.*(TF32|CUBLAS|CUDNN).*"
     "|PYTHONHASHSEED"
 )
+# Packages whose versions must be those of the training, by the names that pip shows.
+MAIN_PACKAGES = ("Python", "torch", "pytorch-lightning", "torchmetrics", "numpy")
+GIT_SECONDS = 5  # on a slow disk no diff is written
+MAX_DIFF_BYTES = 2**24
+# Options in full, because a user's settings of git can make a diff that git cannot apply.
+DIFF = (
+    *("diff", "HEAD", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty"),
+)
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """Read a run's record; empty where nothing was noted, or the file is damaged."""
+    """Read a run's record; empty if there is none, or the file is damaged."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
         noted: dict[str, Any] = json.loads((run_dir / FILE).read_bytes())
-        is_whole = all(isinstance(start, dict) for start in noted.get("starts", []))
-        if is_whole and isinstance(noted.get("seconds", 0), (int, float)):
+        if all(isinstance(start, dict) for start in noted.get("starts", [])):
             return noted
     return {}
 
 
 def note(run_dir: Path, **facts: Any) -> None:
-    """Add plain values to a run's record; a full disk costs the run nothing."""
+    """Add plain values to a run's record; a full disk does not stop the run."""
     with suppress(OSError):
         data = json.dumps(read(run_dir) | facts, indent=2).encode() + b"\n"
         write_durably(run_dir / FILE, data)
@@ -51,25 +64,40 @@ def note_start(run_dir: Path, **facts: Any) -> None:
 
 
 def begin(run_dir: Path) -> None:
-    """Add a start to a run's record: by which command, on which machine, from which code.
+    """Add a start to a run's record: the command, the machine, the code.
 
-    One that goes on has the config of this start from here on, and no results any more. Until then
-    it is as it was, so that a command which is refused changes nothing of it.
+    A resumed run takes its new config here, and loses its old results. Until then its folder is
+    unchanged, so that a command that is refused does no harm.
     """
     if (run_dir / NEXT).exists():
-        # In this order: who asks meanwhile finds no results of another config.
+        # In this order: nobody who reads meanwhile finds the results of another config.
         (run_dir / "results.json").unlink(missing_ok=True)
         (run_dir / NEXT).replace(run_dir / "config.yaml")
-    start = {"time": time.time(), **_made_by(), **repository.note(run_dir)}
+    state, diff = code()
+    try:
+        if diff:  # starts with equal changes share a file
+            write_durably(run_dir / state["diff"], diff)
+    except OSError as error:
+        state |= {"diff": None, "no_diff": error.strerror}
+    start = {
+        "time": time.time(),
+        "command": shlex.join(sys.orig_argv),
+        "started_in": os.getcwd(),
+        "host": platform.node(),
+        "processor": processor(),
+        "num_cpus": os.cpu_count(),
+        "environment": {name: os.environ[name] for name in os.environ if ROUNDING.fullmatch(name)},
+        **state,
+    }
     starts = [*read(run_dir).get("starts", []), start]
-    note(run_dir, status=None, reason=None, commit=start["commit"], starts=starts)
+    note(run_dir, status=None, reason=None, commit=state["commit"], starts=starts)
 
 
 @contextmanager
 def recording(run_dir: Path) -> Iterator[None]:
     """Note how the block ends, and add its seconds to those of earlier starts.
 
-    Nothing is noted where it ends before the run has begun: see ``begin``.
+    Nothing is noted if the run has not begun: see ``begin``.
     """
     before, start = read(run_dir), time.monotonic()
     status, reason = "finished", None
@@ -84,32 +112,104 @@ def recording(run_dir: Path) -> Iterator[None]:
             note(run_dir, status=status, reason=reason, seconds=seconds, ended=time.time())
 
 
-def _made_by() -> dict[str, Any]:
-    """The command and the machine of this process."""
-    gpu_names, processor = [], platform.processor()
-    with suppress(NoDriverError):
-        gpu_names = [gpu.name for gpu in gpus()]
-    with suppress(OSError):  # Linux alone has the CPU's name, which decides between kernels
-        cpus = Path("/proc/cpuinfo").read_text(errors="replace")
-        processor = next(iter(re.findall(r"^model name\s*: (.+)$", cpus, re.M)), processor)
-    return {
-        "command": shlex.join(sys.orig_argv),
-        "started_in": os.getcwd(),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "processor": processor,
-        "num_cpus": os.cpu_count(),
-        "gpus": gpu_names,
-        "environment": {name: os.environ[name] for name in os.environ if ROUNDING.fullmatch(name)},
-    }
-
-
 def _ending(error: BaseException) -> tuple[str, str]:
-    if isinstance(error, AgreedExit):
-        return "stopped", f"by signal {int(error.code or 128) - 128}"
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+        return "stopped", f"by signal {error.code - 128}"
     if isinstance(error, KeyboardInterrupt):
         return "stopped", "by Ctrl-C"
     line = str(error).strip().partition("\n")[0]
-    is_told = isinstance(error, (TrainingError, UserError))
-    return "failed", line if is_told else f"{type(error).__name__}: {line}"
+    is_explained = isinstance(error, (TrainingError, UserError))
+    return "failed", line if is_explained else f"{type(error).__name__}: {line}"
+
+
+def processor() -> str:
+    """Return the CPU's name, by which libraries choose their kernels."""
+    file = Path("/proc/cpuinfo")  # of Linux; x86 writes a name
+    name = re.search(r"^model name\s*: (.+)$", file.read_text() if file.exists() else "", re.M)
+    return name[1] if name else platform.processor()
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of Python and of all installed packages, read from folder names.
+
+    Opening the metadata of each package would take a tenth of a second.
+    """
+    folders = [path for place in reversed(sys.path) for path in Path(place).glob("*-*.dist-info")]
+    pairs = [folder.name.removesuffix(".dist-info").split("-", 1) for folder in folders]
+    versions = {name.replace("_", "-").lower(): version for name, version in pairs}
+    return {"Python": platform.python_version(), **dict(sorted(versions.items()))}
+
+
+def code() -> tuple[dict[str, Any], bytes]:
+    """Ask git for the code of the working directory's repository.
+
+    Returns:
+        ``commit``, ``None`` without a repository; ``repository``; ``diff``, a file name for what is
+        not committed, or ``None``; ``no_diff``, why it is unknown. Then the contents of that file.
+    """
+    try:
+        answer = git("rev-parse", "--show-toplevel", "HEAD", "--git-path", "index")
+    except UserError:
+        return {"commit": None}, b""
+    top, commit, index = os.fsdecode(answer).splitlines()
+    state: dict[str, Any] = {"commit": commit, "repository": top, "diff": None}
+    try:
+        diff = _uncommitted(top, Path(index).absolute())
+    except (UserError, OSError) as error:
+        return state | {"no_diff": str(error)}, b""
+    if len(diff) > MAX_DIFF_BYTES:
+        return state | {"no_diff": f"it is larger than {MAX_DIFF_BYTES >> 20} MiB"}, b""
+    return state | {"diff": f"uncommitted_{zlib.crc32(diff):08x}.diff" if diff else None}, diff
+
+
+def _uncommitted(top: str, index: Path) -> bytes:
+    """Return a diff against the commit, with new Python files that git does not ignore."""
+    # A diff shows new files that an index has: this one is a copy, and the user's stays as it is.
+    with TemporaryDirectory() as folder:
+        copy = Path(folder, "index")
+        shutil.copy2(index, copy)  # with its time, by which git notices quick edits
+        with suppress(UserError):  # no Python file
+            git("add", "-N", "--", "*.py", folder=top, index=copy)
+        return git(*DIFF, folder=top, index=copy)
+
+
+def git(
+    *words: str,
+    folder: str | Path = ".",
+    index: Path | None = None,
+    seconds: float | None = GIT_SECONDS,
+) -> bytes:
+    """Run git and return its output; a UserError if there is none, or it fails or is slow."""
+    environment = {"GIT_INDEX_FILE": str(index)} if index else {}
+    try:
+        return subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *words],
+            env=os.environ | environment,
+            capture_output=True,
+            timeout=seconds,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = os.fsdecode(getattr(error, "stderr", None) or str(error)).strip()
+        raise UserError(f"git {words[0]} failed in {folder}: {reason}") from error
+
+
+def changes(run_dir: Path) -> str | None:
+    """Describe how code and packages differ from those of a run's last training, in one line."""
+    starts = [start for start in read(run_dir).get("starts", []) if "packages" in start]
+    if not starts:
+        return None
+    before, now = starts[-1], code()[0]
+    changed = changed_packages(before["packages"])
+    if before["commit"] != now["commit"]:
+        changed.append(f"commit {before['commit']} -> {now['commit']}")
+    if before.get("diff") != now.get("diff"):
+        changed.append(f"what is not committed (then {before.get('diff') or 'nothing'})")
+    return f"Since the run was trained {', '.join(changed)} changed." if changed else None
+
+
+def changed_packages(before: dict[str, str]) -> list[str]:
+    """List main packages whose versions have changed; builds, as "+cpu", do not count."""
+    now = packages()
+    pairs = [(name, before.get(name, "none"), now.get(name, "none")) for name in MAIN_PACKAGES]
+    return [f"{name} {a} -> {b}" for name, a, b in pairs if a.split("+")[0] != b.split("+")[0]]

@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from harness import frozen_files, record
+from harness import record
 from harness.checkpoints.reading import read
 from harness.command import run_folder
 from harness.data.checksum import checksum
 from harness.errors import UserError
+from harness.files import read_yaml
 from harness.names import few
 from harness.processes import launch
-from harness.repository import git
+from harness.record import git
 from harness.runs import reading
 from harness.runs.reading import CONFIG, RunFiles
 
@@ -39,7 +40,7 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
     start = _start(run)
     if missing := _missing(run, start):
         raise UserError(f"{run.folder} cannot be made again: {missing}")
-    frozen = OmegaConf.create(frozen_files.read_yaml(run.folder / CONFIG))
+    frozen = OmegaConf.create(read_yaml(run.folder / CONFIG))
     top = start["repository"] if Path(start["repository"]).is_dir() else "."
     commit = git("log", "-1", "--format=%h by %an, %as: %s", start["commit"], folder=top)
     changes = f" and {start['diff']}" if start["diff"] else ""
@@ -53,8 +54,7 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
     project = code / os.path.relpath(start["started_in"], start["repository"])
     again = _train(run, start, frozen, project, output / "run")
     machines = [
-        {name: one.get(name) for name in FACTS} | one["code"]["packages"]
-        for one in (start, _start(again))
+        {name: one.get(name) for name in FACTS} | one["packages"] for one in (start, _start(again))
     ]
     for place in differences(machines[0], machines[1], "differs:"):
         print(place)
@@ -75,7 +75,7 @@ def _missing(run: RunFiles, start: dict[str, Any]) -> str | None:
     """Say what the run lacks to be made again."""
     if run.status != "finished":
         return f"it is {run.status}. Let it finish with resume={run.folder}"
-    if not start.get("commit") or "code" not in start:
+    if not start.get("commit") or "packages" not in start:
         return "it was trained outside of a git repository, or with version 0.3 or before."
     if "no_diff" in start:
         return f"what was not committed was not kept: {start['no_diff']}."

@@ -1,18 +1,18 @@
-"""Tensors of which each process has a part, as torch's ``fully_shard`` leaves them."""
+"""Tensors that are split over processes, as torch's ``fully_shard`` leaves them."""
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on its device; of one that has parts, all processes call it."""
+    """Return a full tensor on its device; if it is split, all processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def parted_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """This process's part of a whole tensor, as another of its shape has its own.
+    """Split a full tensor as another one of its shape is split.
 
-    All processes call it with the same tensor.
+    All processes must call this with the same tensor.
     """
     if not isinstance(other, DTensor) or isinstance(tensor, DTensor):
         return tensor
@@ -23,5 +23,5 @@ def parted_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def has_parts(tensor: Tensor) -> bool:
-    """Whether this process has a part of a tensor."""
+    """Return whether this process has a part of a tensor only."""
     return isinstance(tensor, DTensor)

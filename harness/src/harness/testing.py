@@ -18,7 +18,7 @@ from harness.prove.runs import Runs
 
 @pytest.fixture(autouse=True)
 def clean_environment() -> Iterator[None]:
-    """Undo what a run leaves: launchers set ranks and ports, and the log file stays open."""
+    """Reset what a run changes: launchers set ranks and ports, and the log file stays open."""
     before = dict(os.environ)
     yield
     os.environ.clear()

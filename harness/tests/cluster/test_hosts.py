@@ -95,7 +95,13 @@ def test_other_settings_and_code_on_a_host_are_named(network: Network, folder: P
     words = [*torchrun(), "train.py", *_words(folder)]
     one, two = network.hosts
     started = [one.start(words), two.start([*words, "seed=9"], seen={code: folder / "mlp.py"})]
-    check_refused(folder, started, "Rank 1 on host2", "seed=9", "another src/small/models.py")
+    check_refused(
+        folder,
+        started,
+        "Rank 1 on host2",
+        "seed=9",
+        "another code (src, program, requirements.lock, harness)",
+    )
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from harness.command import run_folder, start, validate, which_run
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
-from harness.frozen_files import write_json
+from harness.files import write_json
 from tests.faults.fork_server import command
 
 HOLDER = """

@@ -18,7 +18,7 @@ def test_a_run_tells_that_it_has_stopped_early(tmp_path: Path, capsys) -> None:
     words += ["callbacks.early_stopping.patience=2", f"output_dir={tmp_path}"]
     run = train(*words, conf=ROOT / "conf")
     why = record.read(run.folder)["stopped_early"]
-    assert why.startswith("in epoch 2: val/accuracy was no better than ")
+    assert why.startswith("in epoch 2: Monitored metric val/accuracy did not improve")
     assert f"stopped early    {why}" in capsys.readouterr().out
     assert f"It was stopped early, {why}." in resume.finished(run.folder)
 

@@ -1,6 +1,7 @@
 """A module and data of somebody else train by YAML alone, whatever they lack."""
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,15 @@ def test_objective_is_found_at_the_end_of_an_epoch_and_refused_where_nothing_log
         train(*words("Validated", "TrainAndVal", *chosen))
 
 
+def test_empty_validation_tests_the_last_weights_and_says_so(words, capsys) -> None:
+    run = train(*words("NothingToValidate", "null", "objective=val_loss", "mode=min"))
+    results = json.loads((run.folder / "results.json").read_text())
+    assert results["tested_last_weights"] is True
+    assert "test_loss" in results
+    assert "There is no best checkpoint: nothing was validated" in told(run)
+    assert "of the last weights: there is no best checkpoint" in capsys.readouterr().out
+
+
 def test_checkpoint_callback_of_a_module_writes_into_the_run(words) -> None:
     """Prediction without its loader takes that of the test."""
     run = train(*words("WithCallbacks", "Whole"))
@@ -99,7 +109,7 @@ def test_null_data_takes_the_loaders_of_the_module(words, tmp_path: Path) -> Non
 
 
 def test_training_without_loaders_is_refused(words) -> None:
-    own = "data=null takes the model's own loaders: Tested has no train_dataloader"
+    own = "nothing to train on: Tested has no train_dataloader, and data=null takes its own"
     with pytest.raises(UserError, match=own):
         train(*words("Tested", "null"))
     with pytest.raises(UserError, match=r"data: .*WithLoaders is not a LightningDataModule"):
@@ -110,12 +120,12 @@ def test_training_without_loaders_is_refused(words) -> None:
 
 def test_prediction_that_cannot_be_is_told_with_what_to_write(words) -> None:
     run = train(*words("Bare", "TrainOnly"))
-    with pytest.raises(UserError, match="TrainOnly has neither a predict_dataloader nor a test_d"):
+    with pytest.raises(UserError, match="nothing to predict: TrainOnly has no predict_dataloader"):
         predict(run.checkpoint)
     with pytest.raises(TypeError) as raised:
         predict(run.checkpoint, f"data._target_={foreign.__name__}.Whole")
-    message = str(mistakes.of_owner(raised.value))
-    assert "Bare has no predict_step, and its forward does not take the batch as it is." in message
+    message = str(mistakes.of_user(raised.value))
+    assert "Without a predict_step Lightning calls forward with the whole batch." in message
     assert "The batch: tensor (4, 5) float32" in message
     assert len(message.splitlines()) <= 3
     with pytest.raises(UserError, match="nothing to evaluate: Bare has no test_step"):

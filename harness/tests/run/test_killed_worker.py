@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run.mistakes import of_owner
+from harness.run.mistakes import of_user
 from tests.conftest import slow
 from tests.faults.fork_server import command
 from tests.strategy_runs import write_conf
@@ -43,5 +43,5 @@ def test_killed_worker_is_told_where_cleaning_up_after_it_fails() -> None:
     """As it does where the loader had not started all of its threads."""
     error = RuntimeError("cannot join thread before it is started")
     error.__context__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-    assert "A data worker has ended" in str(of_owner(error))
-    assert of_owner(RuntimeError("cannot join thread before it is started")) is None
+    assert "A data worker has ended" in str(of_user(error))
+    assert of_user(RuntimeError("cannot join thread before it is started")) is None

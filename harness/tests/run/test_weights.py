@@ -1,16 +1,13 @@
 """Weights are verified before anything is computed with them."""
 
-import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from harness import Run, UserError, evaluate, load_run, predict, train
-from harness.checkpoints import writing
 from harness.command import resume
 from tests.conftest import slow
 from tests.faults.fork_server import command
@@ -48,25 +45,6 @@ def loss_of(run: Run, name: str) -> float:
     return evaluate(run.folder / "checkpoints" / name, "callbacks={}").results["test_loss"]
 
 
-def test_earlier_best_checkpoint_is_told_where_the_best_found_no_room(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original, tried = writing.write, []
-
-    def write(content: Any, file: Any) -> None:
-        if "best" in Path(file.name).name:
-            tried.append(file.name)
-            if len(tried) > 1:
-                raise OSError(errno.ENOSPC, "No space left on device")
-        original(content, file)
-
-    monkeypatch.setattr(writing, "write", write)
-    run = train(*words, "mode=min")  # each epoch is better
-    assert len(tried) > 1
-    said = (run.folder / "run.log").read_text()
-    assert "best.ckpt is an earlier one, for the best found no room" in said
-
-
 @pytest.mark.parametrize("kind", ["flipped bit", *slow("deleted")])
 def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -76,7 +54,7 @@ def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     assert run.results["test_loss"] == loss_of(run, "last.ckpt")
     assert run.results["test_loss"] < loss_of(run, "step_3.ckpt")
     screen = capsys.readouterr()
-    assert "the last weights: the best checkpoint is lost" in screen.out
+    assert "of the last weights: there is no best checkpoint" in screen.out
     log = (run.folder / "run.log").read_text()
     for said in (screen.err, log):
         assert "best.ckpt is lost: " in said

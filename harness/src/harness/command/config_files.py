@@ -19,8 +19,7 @@ import harness
 from harness.allowed import RULES, owners_rules
 from harness.errors import UserError
 from harness.machine import num_gpus
-from harness.names import did_you_mean
-from harness.places import shown
+from harness.names import did_you_mean, shown
 from harness.processes.launcher import launcher
 
 OWN = Path(harness.__path__[0], "conf").resolve()

@@ -16,8 +16,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.command.config_files import choices, files, groups, hydra_compose
 from harness.errors import UserError
-from harness.names import did_you_mean
-from harness.places import shown
+from harness.names import did_you_mean, shown
 
 # Settings of earlier Lightning versions and of the scripts of that time.
 OLD_NAMES = {

@@ -6,16 +6,15 @@ In: a composed ``Command``. Out: plain values by name. Next: ``processes.meeting
 import re
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from harness.code_version import ALWAYS, installed_versions
+import harness
+from harness import record
 from harness.command.compose import Command
 from harness.names import flat, is_below
-from harness.places import HARNESS
 
 # Keys that differ between ranks by design, and are not compared.
 NOT_COMPARED = ("output_dir", "run_dir", "resume", "checkpoint", "output")
@@ -23,27 +22,34 @@ LARGEST_FILE = 2**20  # bytes; larger files are data that lie beside the code
 
 
 def fingerprint(command: Command) -> dict[str, Any]:
-    """Return settings and versions as texts, and files as checksums, which are numbers."""
+    """Return settings and versions as texts, and a checksum of the code, which is a number."""
     cfg: Any = OmegaConf.to_container(command.cfg, resolve=True)
     may_differ = (*NOT_COMPARED, *command.rules.get("may_differ", ()))
     settings = {k: str(value) for k, value in flat(cfg).items() if not is_below(k, may_differ)}
     lock = command.conf.parent / "requirements.lock"
-    packages = {*re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(command.cfg)), *ALWAYS}
+    names = {*re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(command.cfg))}
     if lock.is_file():
-        packages |= {*re.findall(r"^([\w.-]+)==", lock.read_text(), re.MULTILINE)}
-    versions = installed_versions(packages - {"harness"})
-    sources = command.conf.parent / "src"
-    files = {name: zlib.crc32(path.read_bytes()) for name, path in _files(sources)}
-    for path in (Path(sys.argv[0]), lock):
-        if path.is_file():
-            files[path.name] = zlib.crc32(path.read_bytes())
-    return settings | versions | files
+        names |= {*re.findall(r"^([\w.-]+)==", lock.read_text(), re.MULTILINE)}
+    compared = {*record.MAIN_PACKAGES, *(name.replace("_", "-").lower() for name in names)}
+    versions = {name: text for name, text in record.packages().items() if name in compared}
+    return (
+        settings
+        | versions
+        | {
+            "code (src, program, requirements.lock, harness)": _checksum(
+                command.conf.parent / "src", lock
+            )
+        }
+    )
 
 
-def _files(sources: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the owner's files and the harness's, with the names that all machines have."""
-    for folder in {sources, HARNESS}:
-        for path in sorted(folder.rglob("*")):
+def _checksum(*owners: Path) -> int:
+    """Return one checksum of the owner's files, the program and the harness."""
+    checksum = 0
+    for place in (*owners, Path(sys.argv[0]), Path(harness.__path__[0])):
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
             is_made = "__pycache__" in path.parts or ".egg-info" in str(path)
             if path.is_file() and not is_made and path.stat().st_size <= LARGEST_FILE:
-                yield f"{folder.name}/{path.relative_to(folder)}", path
+                name = str(path.relative_to(place))
+                checksum = zlib.crc32(name.encode() + path.read_bytes(), checksum)
+    return checksum

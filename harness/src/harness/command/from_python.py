@@ -27,7 +27,6 @@ from harness.command.compose import Command, compose_command
 from harness.command.start import start
 from harness.errors import UserError
 from harness.processes import launch, leaving
-from harness.quick_imports import quick_imports
 from harness.runs.reading import read_table
 from harness.strategies import launchable
 
@@ -79,11 +78,7 @@ class Run:
                 "exist here. Use load_run(<folder>, conf=<the folder of the config files>)."
             )
         allowed.follow(self.conf)
-        with quick_imports():
-            from harness.upstream import late_imports
-
-            late_imports.import_torchmetrics()
-            from harness.run.train import load_model
+        from harness.run.train import load_model
 
         return load_model(self.config, self.checkpoint)
 

@@ -59,7 +59,7 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
             record.note(job, status="failed", reason=str(error).partition("\n")[0])
         tell_once(str(error))
     except Exception as error:
-        tell_of_owner(error)
+        tell_of_user(error)
         raise
 
 
@@ -109,13 +109,13 @@ def show(task: str, conf: Path, words: list[str]) -> NoReturn:
     sys.exit(0)
 
 
-def tell_of_owner(error: Exception) -> None:
-    """Exit with a few lines if the owner's code is to blame; another bug keeps its traceback."""
+def tell_of_user(error: Exception) -> None:
+    """Exit with a few lines if the user's code is to blame; another bug keeps its traceback."""
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return
     from harness.run import mistakes  # torch; what comes here has mostly imported it
 
-    if message := mistakes.of_owner(error):
+    if message := mistakes.of_user(error):
         # What has failed speaks again when it is closed: a device, and workers that never began.
         tell_once(message, leaves_at_once="CUDA error" in message or "/dev/shm" in message)
     if isinstance(error, OSError) and error.errno in FULL:

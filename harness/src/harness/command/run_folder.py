@@ -15,10 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness import frozen_files
 from harness.errors import UserError
+from harness.files import read_json, read_yaml, write_yaml
 from harness.record import NEXT
 
+STARTED = "# started "  # begins a line of overrides.yaml
 UNREADABLE = (OmegaConfBaseException, YAMLError, OSError, LookupError, TypeError, ValueError)
 
 
@@ -37,7 +38,7 @@ def resolved(frozen: DictConfig) -> DictConfig:
 
 def save_config(frozen: DictConfig, run_dir: Path, name: str = "config.yaml") -> None:
     """Write ``config.yaml``; whoever reads it meanwhile gets the old one or the new one."""
-    frozen_files.write_yaml(run_dir / name, OmegaConf.to_yaml(frozen))
+    write_yaml(run_dir / name, OmegaConf.to_yaml(frozen))
 
 
 def load_next_config(run_dir: Path) -> DictConfig:
@@ -49,7 +50,7 @@ def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
     """Read a run's frozen config, wherever its folder is now; a UserError if it is damaged."""
     path = run_dir / name
     try:
-        frozen: Any = OmegaConf.create(frozen_files.read_yaml(path))
+        frozen: Any = OmegaConf.create(read_yaml(path))
         if missing := {"data", "model", "seed", "trainer"} - frozen.keys():
             raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
         frozen.run_dir = str(run_dir)
@@ -64,15 +65,15 @@ def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
 
 def save_words(words: list[str], run_dir: Path) -> None:
     """Write ``overrides.yaml``: when a run was started, and the words that started it."""
-    started = f"{frozen_files.STARTED}{datetime.now(UTC).isoformat()}\n"
+    started = f"{STARTED}{datetime.now(UTC).isoformat()}\n"
     text = OmegaConf.to_yaml(OmegaConf.create(words))
-    frozen_files.write_yaml(run_dir / "overrides.yaml", started + text)
+    write_yaml(run_dir / "overrides.yaml", started + text)
 
 
 def load_words(run_dir: Path) -> list[str]:
     """Read what was typed when a run was started; nothing where there is no such file."""
     try:
-        return as_typed(frozen_files.read_yaml(run_dir / "overrides.yaml"))
+        return as_typed(read_yaml(run_dir / "overrides.yaml"))
     except UNREADABLE:
         return []
 
@@ -86,7 +87,7 @@ def as_typed(text: str) -> list[Any]:
 def results(run_dir: Path) -> dict[str, float]:
     """Read the last value of every metric; empty while the run has not finished."""
     with suppress(OSError, ValueError):  # ValueError: damaged, in a run of an older version
-        values: dict[str, float] = json.loads(frozen_files.read_json(run_dir / "results.json"))
+        values: dict[str, float] = json.loads(read_json(run_dir / "results.json"))
         return values
     return {}
 
@@ -113,7 +114,7 @@ def _started(run_dir: Path) -> float:
     """When a run was started: as it has written itself, whatever the times of a copy's files."""
     path = run_dir / "overrides.yaml"
     with suppress(OSError, ValueError):
-        if line := re.search(f"^{frozen_files.STARTED}(.+)$", path.read_text(), re.MULTILINE):
+        if line := re.search(f"^{STARTED}(.+)$", path.read_text(), re.MULTILINE):
             return datetime.fromisoformat(line[1]).timestamp()
     return path.stat().st_mtime
 

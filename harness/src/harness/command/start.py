@@ -22,7 +22,6 @@ from harness.processes import early, launch
 from harness.processes.launch import global_rank
 from harness.processes.launcher import launcher_of
 from harness.processes.meeting import Meeting
-from harness.quick_imports import quick_imports
 from harness.strategies import launchable
 
 
@@ -79,11 +78,7 @@ def compute(task: str, frozen: DictConfig) -> None:
     if not launch.is_further_rank():  # else the first process has chosen for this one
         choose_gpus(cfg)
         early.start(task, launchable.num_further(cfg.trainer))
-    with quick_imports():
-        from harness.upstream import late_imports
-
-        late_imports.import_torchmetrics()
-        from harness.run import train  # torch and Lightning; seconds
+    from harness.run import train  # torch and Lightning; seconds
 
     early.wait()
     getattr(train, task)(cfg)

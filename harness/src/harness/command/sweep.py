@@ -23,7 +23,7 @@ from harness.command.compose import Command, as_hydra_reads, compose_command
 from harness.command.explain import explained
 from harness.errors import UserError
 from harness.machine import limits, num_gpus
-from harness.places import shown
+from harness.names import shown
 from harness.processes.launcher import launcher
 from harness.strategies.launchable import device_indices
 from harness.sweeps.driver import Driver, Job, Queue

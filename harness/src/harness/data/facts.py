@@ -12,9 +12,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import frozen_files
 from harness.data.datamodule import DataModule
 from harness.errors import UserError
+from harness.files import read_json
 
 FILE = "data.json"
 PREFIX = "from_data."
@@ -29,7 +29,7 @@ def known(run_dir: Path) -> dict[str, Any]:
         UserError: if they were damaged or edited.
     """
     try:
-        facts: dict[str, Any] = json.loads(frozen_files.read_json(run_dir / FILE))
+        facts: dict[str, Any] = json.loads(read_json(run_dir / FILE))
     except FileNotFoundError:
         return {}
     return facts

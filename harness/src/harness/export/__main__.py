@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from harness.errors import UserError
 from harness.names import program
-from harness.quick_imports import quick_imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--force", action="store_true", help="replace existing files")
     options = parser.parse_intermixed_args(arguments)
     try:
-        with quick_imports():
-            from harness.export.network import export
+        from harness.export.network import export  # torch and Lightning; seconds
 
         print(*export(options.source, options.o, options.words, force=options.force), sep="\n")
     except (UserError, OSError) as error:

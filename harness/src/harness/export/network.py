@@ -25,9 +25,9 @@ from harness.command.compose import compose_command, in_quotes
 from harness.convert.checkpoint import stem_of
 from harness.errors import UserError
 from harness.files import replacing
-from harness.places import raised
-from harness.run.build import made_data
+from harness.run.build import make_data
 from harness.run.mistakes import user_errors
+from harness.run.stack import read_error
 from harness.run.targets import check_targets
 from harness.run.train import load_model
 
@@ -102,7 +102,7 @@ def built(checkpoint: Path, words: Sequence[str], conf: str | Path) -> tuple[Any
     cfg: Any = OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
     with user_errors():
         check_targets(cfg)
-        data = made_data(cfg)
+        data = make_data(cfg)
     return load_model(cfg, checkpoint), data
 
 
@@ -176,7 +176,8 @@ def refused(what: str) -> Iterator[None]:
             simplefilter("ignore")
             yield
     except Exception as error:
-        place = f" ({raised(error).owners})" if raised(error).owners else ""
+        line = read_error(error).user_line
+        place = f" ({line})" if line else ""
         said = " ".join(str(error.__cause__ or error).split())[:300]
         raise UserError(f"{what}{place}: {said}") from error
     finally:

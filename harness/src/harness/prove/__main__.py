@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from harness.errors import UserError
 from harness.names import program
 from harness.prove.runs import Runs, strategy
-from harness.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from harness.prove.compare import Verdict
@@ -61,8 +60,7 @@ def _prove(options: argparse.Namespace, folder: Path) -> int:
     for name in names:
         strategy(name)
     runs, began = Runs(options.words, (options.keep or folder).resolve()), time.monotonic()
-    with quick_imports():
-        from harness.prove.compare import STRATEGIES, prove
+    from harness.prove.compare import STRATEGIES, prove  # torch and Lightning; seconds
 
     def report(name: str) -> None:
         print(f"{time.monotonic() - began:4.0f} s  running: {name}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Build what a run's config names: data, module, loggers, callbacks, and the Trainer of them.
+"""Build what a run's config names: data, module, loggers, callbacks, and their Trainer.
 
 In: the config. Out: the objects, which take plain values and never see it. Next: the Trainer fits,
 tests or predicts, as ``train`` asks it to.
@@ -24,7 +24,7 @@ from harness.exact.evaluation import ExactEvaluation
 from harness.exact.first_batch import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
-from harness.frozen_files import read_yaml, write_json
+from harness.files import read_yaml, write_json
 from harness.init.freezing import Freezing
 from harness.init.settings import settings
 from harness.init.weights import start_from
@@ -62,22 +62,19 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     """
     with user_errors():
         check_targets(cfg)
-    run_log = LogFile(Path(cfg.run_dir, "run.log"), packages(cfg))
-    run_log.start(is_first_process=global_rank() == 0)
-    report_devices(cfg)
+    run_log = start_log(cfg)
     seed(cfg)
     with user_errors(cfg):
-        data = made_data(cfg)
-        model, freezing = made_model(cfg)
+        data = make_data(cfg)
+        model, freezing = make_model(cfg)
         trackers.send_no_reports()
         loggers = [guarded(make(node)) for node in cfg.logger.values() if node]
         callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
         check_kinds(model, data, callbacks, loggers)
-        own = [run_log, *own_callbacks(cfg, freezing)]
         trainer = instantiate(
             cfg.trainer,
             **plugins(cfg),
-            callbacks=[*own, *callbacks],
+            callbacks=[run_log, *harness_callbacks(cfg, freezing), *callbacks],
             logger=loggers,
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
@@ -94,22 +91,21 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     return trainer, model, data
 
 
-def report_devices(cfg: DictConfig) -> None:
-    """Log which devices a run may use, and what of its choice has no effect."""
+def start_log(cfg: DictConfig) -> LogFile:
+    """Open the run's log, also for the packages that the config names."""
+    named = set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg)))
+    # torch's own log is about its compiler.
+    run_log = LogFile(Path(cfg.run_dir, "run.log"), named - {"torch"})
+    run_log.start(is_first_process=global_rank() == 0)
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
-    chooses_gpus = OmegaConf.select(cfg, "gpus.order", default="visible") != "visible"
-    if chooses_gpus and not torch.cuda.is_available() and global_rank() == 0:
-        log.warning(
-            "This torch cannot use the GPUs, and computes on the CPU: "
-            "`python -m torch.utils.collect_env` shows what it was built for."
-        )
     if is_spawning(cfg.trainer):
         log.warning(OF_LIGHTNING)
+    return run_log
 
 
 def seed(cfg: DictConfig) -> None:
-    """Seed all generators; before each stage, so that what a test draws is what it draws again."""
+    """Seed all generators, before each stage, so that evaluate draws what the run's test drew."""
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
@@ -118,28 +114,28 @@ def make(node: DictConfig) -> Any:
     return instantiate(node, _convert_="all")
 
 
-def made_data(cfg: DictConfig) -> Any:
-    """Build the data module, and fill in what the config takes from it.
+def make_data(cfg: DictConfig) -> Any:
+    """Build the data module, and fill in the settings that the config takes from it.
 
-    A run that begins writes these facts into its folder; what uses a run afterwards reads them.
+    A new run writes these facts into its folder; whatever uses the run later reads them there.
     """
     data = None if cfg.data is None else make(cfg.data)
-    begins = "resume" in cfg and cfg.resume is None
+    is_new = "resume" in cfg and cfg.resume is None
     run_dir = training_folder(cfg)
-    if not begins:
+    if not is_new:
         facts.hand_over(data, run_dir)
         if "resume" not in cfg and global_rank() == 0 and (run_dir / CONFIG).is_file():
             facts.tell_other_split(cfg, OmegaConf.create(read_yaml(run_dir / CONFIG)))
-    filled = facts.fill_in(cfg, data, None if begins else run_dir)
-    if begins and filled and global_rank() == 0:
+    filled = facts.fill_in(cfg, data, None if is_new else run_dir)
+    if is_new and filled and global_rank() == 0:
         write_json(run_dir / facts.FILE, json.dumps(filled, indent=2) + "\n")
     return data
 
 
-def made_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
-    """Build the module as training begins with it, and the callback that keeps parts frozen.
+def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
+    """Build the module with the weights of ``init``, and the callback that keeps parts frozen.
 
-    Only a run that begins loads the weights that it starts from: a later one has checkpoints.
+    Only a new run loads these weights: a resumed one has checkpoints.
     """
     model = make(cfg.model)
     if "resume" not in cfg or not isinstance(model, pl.LightningModule):
@@ -157,23 +153,23 @@ def made_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
 
 
 def training_folder(cfg: DictConfig) -> Path:
-    """The folder of the run that trains, or that has written the checkpoint."""
+    """Return the folder of the run that trains, or that has written the checkpoint."""
     return Path(cfg.run_dir) if "resume" in cfg else Path(cfg.checkpoint).resolve().parent.parent
 
 
 def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback]:
-    """The callbacks that the config names, but for those that would have nothing to do."""
+    """Build the config's callbacks, without those that Lightning refuses or that do nothing."""
     callbacks: list[pl.Callback] = [make(node) for node in cfg.callbacks.values() if node]
     idle: list[type[pl.Callback]] = []
     if "resume" not in cfg:  # an evaluation has the callbacks of the run that it evaluates
         idle.append(pl.callbacks.Checkpoint)
-    if not cfg.trainer.enable_progress_bar:  # Lightning refuses these where they are idle
+    if not cfg.trainer.enable_progress_bar:
         idle.append(pl.callbacks.ProgressBar)
     if not has_loggers:
         idle.append(pl.callbacks.LearningRateMonitor)
     callbacks = [callback for callback in callbacks if not isinstance(callback, tuple(idle))]
     for callback in callbacks:
-        # Of several files with one name only the last would stay.
+        # Several checkpoints need several names, or only the last would stay.
         if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.save_top_k not in (0, 1):
             name = callback.filename or "best"
             callback.filename = name if "{" in name else name + "-{epoch}-{step}"
@@ -181,7 +177,7 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
 
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:
-    """The Trainer's arguments for what writes checkpoints, finds ranks, synchronises BatchNorm."""
+    """Return the Trainer's arguments for checkpoint files, ranks and synchronised BatchNorm."""
     plugins: list[Any] = [DurableCheckpointIO(), *environments()]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
@@ -189,11 +185,11 @@ def plugins(cfg: DictConfig) -> dict[str, Any]:
     return {"plugins": plugins}
 
 
-def own_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.Callback]:
-    """The callbacks that every run has; more of them in a training, and in one that is no dry run.
+def harness_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.Callback]:
+    """Return the callbacks of every run; a training has more, unless it is a dry run.
 
     The position in the data comes first, because a safe point asks for the loaders as it is loaded.
-    What may refuse a checkpoint comes before the safe point too, which cuts the logs.
+    What may refuse a checkpoint comes before the safe point, which cuts the logs.
     """
     is_training = "resume" in cfg
     is_kept = is_training and not cfg.trainer.fast_dev_run
@@ -206,9 +202,3 @@ def own_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.Callb
         own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **settings))
     own += [SeededSteps(cfg.seed), ExactEvaluation(), FirstBatchCheck(), DeadRanks()]
     return [*own, Learning(), Objective()] if is_training else own
-
-
-def packages(cfg: DictConfig) -> set[str]:
-    """The packages of everything that the config names: their log records are the run's."""
-    named = set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg)))
-    return named - {"torch"}  # which logs what its compiler does

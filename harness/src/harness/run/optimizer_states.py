@@ -1,6 +1,6 @@
-"""Refuse a checkpoint whose states of optimizers and schedules would go elsewhere, or nowhere.
+"""Refuse a checkpoint whose states of optimizers and schedules do not belong to today's.
 
-Lightning and torch load them by their order, without a word.
+Lightning and torch load them by their order, without a check.
 """
 
 import logging
@@ -10,33 +10,28 @@ from typing import Any
 import pytorch_lightning as pl
 
 from harness.errors import UserError
-from harness.places import shown
+from harness.names import shown
 
 log = logging.getLogger(__name__)
 PLAIN = (bool, int, float, str, type(None))
 
 
 class OptimizerStates(pl.Callback):
-    """Add to a checkpoint what its optimizers are; refuse one that does not fit today's."""
+    """Describe the optimizers in a checkpoint; refuse one that does not fit today's."""
 
     def __init__(self) -> None:
         self.saved: dict[str, Any] | None = None
-        self.settings: list[dict[str, Any]] = []
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the settings of the code, before those of a checkpoint replace them."""
-        self.settings = [settings(optimizer) for optimizer in trainer.optimizers]
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the classes of optimizers, the names of their parameters, and their settings."""
-        checkpoint["optimized"] = description(trainer) | {"settings": self.settings}
+        checkpoint["optimized"] = description(trainer)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep what is compared when all of the checkpoint is loaded."""
+        """Keep what is compared when the whole checkpoint is loaded."""
         self.saved = checkpoint["optimized"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -48,11 +43,12 @@ class OptimizerStates(pl.Callback):
         saved, self.saved = self.saved, None
         if saved is None:
             return
-        if reason := misfit(saved, description(trainer)):
+        today = description(trainer)
+        if reason := misfit(saved, today):
             raise UserError(refusal(Path(str(trainer.ckpt_path)), reason))
         changed = [
             f"{name}={old[name]} (now {new[name]})"
-            for old, new in zip(saved["settings"], self.settings, strict=False)
+            for old, new in zip(saved["settings"], today["settings"], strict=False)
             for name in sorted(old.keys() & new.keys())
             if old[name] != new[name]
         ]
@@ -65,7 +61,7 @@ class OptimizerStates(pl.Callback):
 
 
 def refusal(checkpoint: Path, reason: str) -> str:
-    """Say that no run goes on from a checkpoint with this code, and what to do."""
+    """Say that this code cannot go on from a checkpoint, and what to do."""
     return (
         f"{shown(checkpoint)} does not fit what the code builds today: {reason}\n"
         "Go back to the code that trained it, or use resume=null to start another run: "
@@ -74,7 +70,7 @@ def refusal(checkpoint: Path, reason: str) -> str:
 
 
 def description(trainer: pl.Trainer) -> dict[str, Any]:
-    """The optimizers' classes, the names of their parameters in order, the schedules' classes."""
+    """Return classes and settings of optimizers, parameter names in order, classes of schedules."""
     names = {id(p): name for name, p in trainer.lightning_module.named_parameters()}
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
     # Stochastic weight averaging replaces the schedule in the course of the run.
@@ -87,20 +83,15 @@ def description(trainer: pl.Trainer) -> dict[str, Any]:
             [names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
             for optimizer in trainer.optimizers
         ],
+        "settings": [  # as the code gives them: a state that is loaded replaces the groups alone
+            {k: v for k, v in optimizer.defaults.items() if type(v) in PLAIN}
+            for optimizer in trainer.optimizers
+        ],
     }
 
 
-def settings(optimizer: Any) -> dict[str, Any]:
-    """What an optimizer is built with, such as its rate, and the factors of its groups."""
-    groups = optimizer.param_groups
-    # torch adds to the groups later, as when it loads a state.
-    named = {k: v for k, v in optimizer.defaults.items() if type(v) in PLAIN and k in groups[0]}
-    factors = {f"lr_factor of {g.get('name')}": g["lr_factor"] for g in groups if "lr_factor" in g}
-    return named | factors
-
-
 def misfit(saved: dict[str, Any], today: dict[str, Any]) -> str | None:
-    """Say which state would go elsewhere, or nowhere."""
+    """Name a state that would be loaded into another parameter, or into none."""
     for kind in ("optimizers", "schedules"):
         if saved[kind] != today[kind]:
             old, new = (", ".join(one[kind]) or "none" for one in (saved, today))

@@ -1,41 +1,50 @@
-"""Show a person the start and the end of a run on the screen.
+"""Show a run's start on the screen; write its results, and show them.
 
-In: what ``build`` has made, or what ``finish`` has written. This is the last file of a run.
+In: what ``build`` has made; then the Trainer and the metrics of fit and test. Out: results.json,
+entries of record.json, TensorBoard's page of settings. This is the last file of a run.
 """
 
+import json
+import logging
+import math
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
+from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.markup import escape
 from torch.nn.parameter import UninitializedParameter
 
+from harness import record
 from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
-from harness.places import shown
+from harness.files import write_json
+from harness.names import shown
+from harness.watch.throughput import Throughput
 
-# In results.json where the best checkpoint was lost: what was tested are the last weights.
+log = logging.getLogger(__name__)
+# In results.json if there was no best checkpoint, or it was lost: the last weights were tested.
 LAST_WEIGHTS = "tested_last_weights"
 
 
 @rank_zero_only
 def show_start(
+    cfg: DictConfig,
     trainer: pl.Trainer,
     model: pl.LightningModule,
     data: pl.LightningDataModule | None,
-    checkpoint: str | None = None,
-    tags: Sequence[str] = (),
-    notes: str | None = None,
 ) -> None:
-    """Show what runs where, and which checkpoint it goes on from."""
+    """Show what runs where, and which checkpoint it resumes."""
     num_processes = trainer.world_size
     processes = "one process" if num_processes == 1 else f"{num_processes} processes"
     rows = {
@@ -45,33 +54,89 @@ def show_start(
         "parameters": _num_parameters(model),
         "run folder": shown(trainer.default_root_dir),
     }
-    if isinstance(data, DataModule):  # elsewhere the name may mean something else
+    if isinstance(data, DataModule):  # in other classes the name may mean something else
         low, high = bounds(data.batch_size, num_processes - 1, num_processes)
         rows["batch"] = f"{data.batch_size} samples, {high - low} per process"
-    if checkpoint is not None:
-        rows["goes on from"] = shown(Path(checkpoint).resolve())
-    if tags:
-        rows["tags"] = ", ".join(map(str, tags))
-    if notes is not None:
-        rows["notes"] = str(notes)
+    if cfg.resume is not None:
+        rows["goes on from"] = shown(Path(cfg.resume).resolve())
     show(rows)
 
 
 @rank_zero_only
-def show_end(run_dir: Path, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-    """Show the result, what held the run back, its folder, and two commands.
+def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
+    """Write a run's results and show them."""
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            log.warning("%s is %s.", name, value)
+    _log_hyperparameters(trainer, cfg, metrics)
+    run_dir = Path(cfg.run_dir)
+    write_json(run_dir / "results.json", json.dumps(metrics, indent=2) + "\n")
+    facts: dict[str, Any] = {}
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+    for callback in callbacks:
+        if isinstance(callback, Throughput):
+            facts |= callback.results()
+    if (best := getattr(trainer.checkpoint_callback, "best_model_score", None)) is not None:
+        facts["best"] = float(best)
+    if reason := _early_stop(trainer):
+        facts["stopped_early"] = reason
+    record.note(run_dir, **facts)
+    _show_end(run_dir, metrics, facts)
 
-    Args:
-        run_dir: of the run.
-        metrics: as in results.json.
-        facts: as in the run's record.
-    """
+
+def scalars(trainer: pl.Trainer) -> dict[str, float]:
+    """Return the last value of every metric that is a number."""
+    values = {}
+    for name, value in trainer.callback_metrics.items():
+        try:
+            values[name] = float(value)
+        except (RuntimeError, TypeError, ValueError):
+            if trainer.is_global_zero:
+                log.warning("%s is not one number, and not in results.json.", name)
+    return values
+
+
+def show(rows: Mapping[str, str]) -> None:
+    """Print a table of two columns."""
+    console = Console(highlight=False)
+    console.print()
+    for name, value in rows.items():
+        # Without line breaks, because commands and paths are to be copied.
+        console.print(f"[bold]{name:<16}[/bold] {escape(value)}", soft_wrap=True)
+    console.print()
+
+
+def _log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
+    """Fill TensorBoard's page of hyper-parameters."""
+    chosen = OmegaConf.masked_copy(cfg, ["tags", "notes", "seed", "data", "model", "trainer"])
+    settings: Any = OmegaConf.to_container(chosen)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            # Under other names, so that a learning curve gets no point of the final value.
+            reached = {f"final/{k}": v for k, v in metrics.items() if k.startswith("test/")}
+            logger.log_hyperparams(settings, reached or {"final/epoch": trainer.current_epoch})
+            logger.finalize("success")
+
+
+def _early_stop(trainer: pl.Trainer) -> str | None:
+    """Return why a training has ended before its last epoch; ``None`` if it has not."""
+    for stopper in trainer.early_stopping_callbacks:
+        # A run that was stopped once may have been resumed to its last epoch.
+        is_over = stopper.stopped_epoch >= trainer.current_epoch - 1
+        if is_over and stopper.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
+            reason = f"{stopper.stopping_reason_message}".partition(" Signaling")[0]
+            return f"in epoch {stopper.stopped_epoch}: {reason}"
+    return None
+
+
+def _show_end(run_dir: Path, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+    """Show the result, the speed and its limit, the folder, and two commands."""
     # The test is of the best checkpoint; other metrics are of the last epoch.
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
     names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
     results = [f"{name} {metrics[name]:.4f}" for name in names if name != LAST_WEIGHTS]
     if LAST_WEIGHTS in metrics:
-        results.append("of the last weights: the best checkpoint is lost")
+        results.append("of the last weights: there is no best checkpoint")
     rows = {"result": ", ".join(results)} if results else {}
     if "stopped_early" in facts:
         rows["stopped early"] = facts["stopped_early"]
@@ -88,18 +153,8 @@ def show_end(run_dir: Path, metrics: Mapping[str, float], facts: Mapping[str, An
     show(rows)
 
 
-def show(rows: Mapping[str, str]) -> None:
-    """Print a table of two columns."""
-    console = Console(highlight=False)
-    console.print()
-    for name, value in rows.items():
-        # Commands and paths are there to be copied: no line breaks inside them.
-        console.print(f"[bold]{name:<16}[/bold] {escape(value)}", soft_wrap=True)
-    console.print()
-
-
 def _num_parameters(model: pl.LightningModule) -> str:
-    """How many parameters there are, and how many are trained where some are frozen."""
+    """Count the parameters, and those that are trained if some are frozen."""
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         return "lazy"
     num = sum(p.numel() for p in model.parameters())
@@ -114,7 +169,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _program(name: str) -> str:
-    """How to call a program of this environment: by its path where it is not activated."""
+    """Return how to call a program of this environment: by its path if it is not activated."""
     if "VIRTUAL_ENV" in os.environ or sys.prefix == sys.base_prefix:
         return name
     return shown(Path(sys.executable).with_name(name))

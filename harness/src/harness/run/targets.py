@@ -3,7 +3,6 @@
 In: the config, before anything is built; then the objects, before the Trainer gets them.
 """
 
-import difflib
 import importlib
 import inspect
 from typing import Any
@@ -18,12 +17,7 @@ from harness.allowed import check, check_object, targets
 from harness.errors import UserError
 from harness.names import did_you_mean
 
-EXTRAS = {"timm": "timm", "tokenizers": "text"}  # by the package they bring
-# Arguments that configs of version 0.3 have, with the value that does nothing; None is any value.
-REMOVED: dict[str, dict[str, str | None]] = {
-    "harness.watch.non_finite.NonFinite": {"every_gradient": None},
-    ".models.transformer.Transformer": {"separator": "from_data.separator"},
-}
+EXTRAS = {"timm": "timm", "tokenizers": "text"}  # by the package they install
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
@@ -42,30 +36,19 @@ def check_targets(cfg: Any) -> None:
             parameters = inspect.signature(called).parameters
         except ValueError:
             continue  # written in C
-        for end in [end for end in REMOVED if target.endswith(end)]:
-            for name, unused in REMOVED[end].items():
-                # A class of the owner may take an argument of that name.
-                if name in node and name not in parameters and unused in (None, str(node[name])):
-                    del node[name]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             continue
-        unknown = [str(name) for name in node if name not in {*parameters, *HYDRA_KEYS}]
-        if unknown:
-            raise UserError(_unknown_argument(key, target, unknown[0], [*parameters]))
-
-
-def _unknown_argument(key: str, target: str, name: str, parameters: list[str]) -> str:
-    close = difflib.get_close_matches(name, parameters, n=1)
-    hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(parameters)}."
-    if key and "[" not in key and not close:
-        hint += f" Leave it out: ~{key}.{name}"
-    if name in ("objective", "mode"):
-        hint = "Set it in an experiment's YAML, or in train.yaml."
-    return f"{key}: {target} has no argument {name}. {hint}"
+        for name in map(str, node):
+            if name not in {*parameters, *HYDRA_KEYS}:
+                hint = did_you_mean(name, parameters)
+                raise UserError(
+                    f"{key}: {target} has no argument {name}."
+                    + (hint or f" It takes {', '.join(parameters)}. Leave it out: ~{key}.{name}")
+                )
 
 
 def import_target(key: str, target: str) -> Any:
-    """Import what a ``_target_`` names."""
+    """Import what a ``_target_`` names, and check that it may be called."""
     module_name, _, name = target.rpartition(".")
     try:
         called = get_object(target)
@@ -76,7 +59,7 @@ def import_target(key: str, target: str) -> Any:
         except Exception as failed:
             missing = failed.name if isinstance(failed, ModuleNotFoundError) else "."
             if not f"{module_name}.".startswith(f"{missing}."):
-                # Something inside of the user's module: not a typo here.
+                # The module of the name exists and raises: not a typo in the config.
                 raise InstantiationException(f"{target}\nfull_key: {key}") from failed
             hint = f" There is no module {missing}."
             if missing in EXTRAS:

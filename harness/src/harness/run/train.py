@@ -1,7 +1,7 @@
 """Train, evaluate or predict, from a run's frozen config to its results.
 
 In: the config, with the run's folder in it. Out: results.json, or the table of predictions, there.
-Next: ``build`` makes the objects, the Trainer computes, ``finish`` writes what came out.
+Next: ``build`` makes the objects, the Trainer computes, ``summary`` writes what came out.
 """
 
 import logging
@@ -18,15 +18,14 @@ from harness.data import facts
 from harness.errors import UserError
 from harness.knobs import trackers
 from harness.loggers.rewind import Logs
-from harness.places import shown
+from harness.names import shown
 from harness.processes.launch import global_rank
 from harness.processes.leaving import AgreedExit
-from harness.run import inputs, summary
+from harness.run import inputs
 from harness.run.build import build, make, seed
-from harness.run.finish import finish, scalars
 from harness.run.mistakes import user_errors
-from harness.run.provenance import tell_changes
-from harness.run.summary import LAST_WEIGHTS
+from harness.run.provenance import warn_of_changes
+from harness.run.summary import LAST_WEIGHTS, finish, scalars, show, show_start
 from harness.run.targets import check_targets
 from harness.upstream import processes
 
@@ -36,27 +35,26 @@ log = logging.getLogger(__name__)
 def train(cfg: DictConfig) -> None:
     """Fit, test the best checkpoint, and write what came out."""
     trainer, model, data = build(cfg)
-    tell_changes(cfg.resume)
-    inputs.check_training(model, data)
+    warn_of_changes(cfg.resume)
+    if missing := inputs.missing(["train_dataloader"], model, data):
+        raise UserError(f"There is nothing to train on: {missing}.")
     with user_errors(cfg), leaving_together(trainer):
-        summary.show_start(trainer, model, data, cfg.resume, cfg.tags, cfg.notes)
+        show_start(cfg, trainer, model, data)
         if cfg.resume is None:
             if global_rank() == 0:
-                Logs(Path(cfg.run_dir)).rewind()  # of a start that came to no checkpoint
+                Logs(Path(cfg.run_dir)).rewind()  # of a start that reached no checkpoint
             trackers.log_settings(trainer.loggers, cfg)
         seed(cfg)
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
-        # A run without checkpoints, such as fast_dev_run, tests the weights that it has.
-        best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-        has_best = bool(best) and inputs.link_best(trainer, Path(best))
-        missing = inputs.missing_for_test(model, data)
+        best = inputs.best_weights(trainer)
+        missing = inputs.missing(inputs.TEST, model, data)
         if cfg.test and missing and trainer.is_global_zero:
             log.warning("No test: %s.", missing)
         if cfg.test and not missing and not trainer.interrupted:
-            if has_best:
-                inputs.load_weights(model, Path(best))
-            elif best:
+            if best is not None:
+                inputs.load_weights(model, best)
+            elif trainer.checkpoint_callback is not None:  # a dry run has none
                 metrics[LAST_WEIGHTS] = True
             seed(cfg)
             trainer.test(model, data, verbose=False)
@@ -68,9 +66,9 @@ def train(cfg: DictConfig) -> None:
 def evaluate(cfg: DictConfig) -> None:
     """Test a checkpoint and write the metrics."""
     trainer, model, data = build(cfg)
-    tell_changes(cfg.checkpoint)
-    if missing := inputs.missing_for_test(model, data):
-        raise UserError(f"There is nothing to evaluate: {missing}. Write one.")
+    warn_of_changes(cfg.checkpoint)
+    if missing := inputs.missing(inputs.TEST, model, data):
+        raise UserError(f"There is nothing to evaluate: {missing}.")
     inputs.load_weights(model, Path(cfg.checkpoint))  # the command has verified it
     with user_errors(cfg):
         seed(cfg)
@@ -82,9 +80,15 @@ def evaluate(cfg: DictConfig) -> None:
 def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
     trainer, model, data = build(cfg)
-    tell_changes(cfg.checkpoint)
+    warn_of_changes(cfg.checkpoint)
     inputs.load_weights(model, Path(cfg.checkpoint))  # the command has verified it
-    inputs.choose_prediction_loader(model, data)
+    loaders = ("predict_dataloader", "test_dataloader")
+    if all(inputs.missing([name], model, data) for name in loaders):
+        raise UserError(
+            f"There is nothing to predict: {inputs.missing(loaders, model, data)}.\n"
+            "Write: def predict_dataloader(self): return DataLoader(...)"
+        )
+    inputs.add_prediction_loader(data or model)
     outputs = [Path(cfg.output), Path(cfg.output).with_suffix(".pt")]
     before = [path.stat() if path.exists() else None for path in outputs]
     with user_errors(cfg):
@@ -93,7 +97,7 @@ def predict(cfg: DictConfig) -> None:
     close_process_group()
     for path, old in zip(outputs, before, strict=True):
         if trainer.is_global_zero and path.exists() and path.stat() != old:
-            summary.show({"predictions": shown(path)})
+            show({"predictions": shown(path)})
 
 
 def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
@@ -103,14 +107,14 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
         check_targets(cfg)
         facts.fill_in(cfg, None, checkpoint.resolve().parent.parent)
         model: pl.LightningModule = make(cfg.model)
-    tell_changes(checkpoint)
+    warn_of_changes(checkpoint)
     inputs.load_weights(model, verified(checkpoint))
     return model.eval()
 
 
 @contextmanager
 def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
-    """Where all processes have agreed to leave, end the process group and wait for the others."""
+    """After an agreed exit, end the process group and wait for the other processes."""
     try:
         yield
     except AgreedExit:
@@ -121,7 +125,7 @@ def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
 
 
 def close_process_group() -> None:
-    """End the process group together: a gloo group left open aborts at exit now and then."""
+    """End the process group together: an open gloo group aborts at exit now and then."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -13,7 +13,7 @@ import polars as pl
 
 from harness.errors import UserError
 from harness.files import write_durably
-from harness.places import shown
+from harness.names import shown
 from harness.runs.frame import differing, table_of
 from harness.runs.reading import RunFiles
 from harness.runs.tables import text, titles

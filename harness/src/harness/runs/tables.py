@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from harness.places import shown
+from harness.names import shown
 from harness.runs.frame import Table, differing, leaf, table_of
 from harness.runs.reading import RunFiles
 

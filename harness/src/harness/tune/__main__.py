@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from harness.errors import UserError
 from harness.names import program
-from harness.quick_imports import quick_imports
 
 WHAT = ("workers", "batch-size", "lr")
 
@@ -31,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as of train.py")
     options = parser.parse_args(arguments)
     try:
-        with quick_imports():
-            from harness.tune import trials  # torch and Lightning; seconds
+        from harness.tune import trials  # torch and Lightning; seconds
 
         tune = (trials.tune_workers, trials.tune_batch_size, trials.tune_learning_rate)
         line = tune[WHAT.index(options.what)](trials.composed(options.overrides))

@@ -2,7 +2,7 @@
 
 In: the training loader, which reports when a batch is asked for and when it is there. Out: a line
 per epoch in ``run.log``, two curves, and at the end the verdict with the setting to change, which
-``run.finish`` writes and shows.
+``run.summary`` writes and shows.
 """
 
 import logging

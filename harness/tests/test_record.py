@@ -1,11 +1,11 @@
-"""A run notes its commit, and a diff with which git makes its code again."""
+"""A run notes its commit, and a diff with which git makes its code again; changes are shown."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from harness import repository
+from harness import record
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
 
@@ -25,51 +25,64 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
-def head(folder: Path) -> str:
-    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True).strip()
-
-
-def test_what_is_committed_is_noted_alone(project: Path, tmp_path: Path) -> None:
-    (project / "data.csv").write_text("no source")
-    noted = repository.note(tmp_path)
-    assert noted == {"commit": head(project), "repository": str(project), "diff": None}
-    assert not [*tmp_path.glob("*.diff")]
+def start_of(run_dir: Path) -> dict[str, object]:
+    """Begin a run, and return what it notes of its start."""
+    record.begin(run_dir)
+    record.note_start(run_dir, packages=record.packages())  # as training begins
+    start: dict[str, object] = record.read(run_dir)["starts"][-1]
+    return start
 
 
 def test_a_diff_with_new_sources_makes_the_code_again(project: Path, tmp_path: Path) -> None:
+    assert start_of(tmp_path)["diff"] is None
     subprocess.run(["git", "config", "diff.noprefix", "true"], cwd=project, check=True)
     subprocess.run(["git", "config", "color.diff", "always"], cwd=project, check=True)
     (project / "net.py").write_text("WIDTH = 2\n")
     (project / "mask.bin").write_bytes(bytes(reversed(range(256))))
-    new = {"new*.py": "NEW = 1", "é.py": "WIDTH = 3\n", "empty.py": ""}
+    new = {"new*.py": "NEW = 1", "é.py": "WIDTH = 3\n", "notebooks/empty.py": ""}
     for name, text in new.items():
         (project / name).write_text(text)
     (project / "secret.py").touch()
     (project / "new.csv").touch()
     index = (project / ".git" / "index").read_bytes()
-    noted = repository.note(tmp_path)
+    start = start_of(tmp_path)
     assert (project / ".git" / "index").read_bytes() == index
     again = tmp_path / "again"
     subprocess.run(["git", "clone", "-q", project, again], check=True)
-    subprocess.run(["git", "apply", tmp_path / noted["diff"]], cwd=again, check=True)
+    subprocess.run(["git", "apply", tmp_path / str(start["diff"])], cwd=again, check=True)
     for name in (*new, "net.py", "mask.bin"):
         assert (again / name).read_bytes() == (project / name).read_bytes()
     assert not (again / "secret.py").exists()
     assert not (again / "new.csv").exists()
-    assert repository.note(tmp_path) == noted
+    assert start_of(tmp_path)["diff"] == start["diff"]
     assert len([*tmp_path.glob("*.diff")]) == 1  # starts with equal changes share it
 
 
-def test_what_cannot_be_kept_is_said(
+def test_changes_of_code_and_packages_are_shown(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start_of(tmp_path)
+    (project / "data.csv").write_text("no source")
+    assert record.changes(tmp_path) is None
+    installed = record.packages() | {"torch": "2.99.1", "pytest": "0"}
+    monkeypatch.setattr(record, "packages", lambda: installed)
+    (project / "net.py").write_text("WIDTH = 2\n")
+    changes = str(record.changes(tmp_path))
+    assert "torch 2." in changes
+    assert "-> 2.99.1, what is not committed (then nothing) changed." in changes
+    subprocess.run([*GIT, "commit", "-qam", "second"], cwd=project, check=True)
+    assert f"commit {first['commit']} -> " in str(record.changes(tmp_path))
+
+
+def test_a_diff_that_cannot_be_kept_is_named_and_no_repository_is_none(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "net.py").write_text("WIDTH = 2\n")
-    assert repository.note(project / "net.py")["no_diff"] == "File exists"
-    monkeypatch.setattr(repository, "MOST_DIFF_BYTES", 10)
-    noted = repository.note(tmp_path)
-    assert noted["diff"] is None
-    assert noted["no_diff"].startswith("it is larger than ")
+    monkeypatch.setattr(record, "MAX_DIFF_BYTES", 10)
+    start = start_of(tmp_path)
+    assert start["diff"] is None
+    assert str(start["no_diff"]).startswith("it is larger than ")
     monkeypatch.chdir(tmp_path)
-    assert repository.note(tmp_path) == {"commit": None}  # no repository
+    assert record.code() == ({"commit": None}, b"")
     monkeypatch.setenv("PATH", "")
-    assert repository.note(tmp_path) == {"commit": None}  # no git
+    assert record.code() == ({"commit": None}, b"")  # no git
