@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-import torch.nn.functional as F
 from omegaconf import OmegaConf
 from small.data import Synthetic
 from torch import Tensor, nn
@@ -24,23 +23,9 @@ class Colour(enum.Enum):
     RED = 1
 
 
-class Frame:
-    """A table, as pandas has it: columns in an object of its own."""
-
-    def __init__(self) -> None:
-        self.columns = {"a": np.arange(3), "b": np.array(["x", None, "y"], dtype=object)}
-
-
-class Settings(dict[str, Any]):
-    """A dict whose keys are attributes."""
-
-
 HYPER_PARAMETERS: dict[str, Any] = {
-    "network": lambda: nn.Linear(2, 2),
     "partial": lambda: partial(torch.optim.SGD, lr=0.1),
     "DictConfig": lambda: OmegaConf.create({"a": [1, 2]}),
-    "table": Frame,
-    "dict of its own": lambda: Settings(a=1),
     "Enum": lambda: Colour.RED,
     "class": lambda: nn.ReLU,
     "objects": lambda: np.array([None, "a"], dtype=object),
@@ -75,7 +60,7 @@ def noted(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class Template(pl.LightningModule):
+class Template(PlainModule):
     """The best-known template's way: what builds the module is a hyper-parameter."""
 
     def __init__(self, net: nn.Module, optimizer: Any, **_: Any) -> None:
@@ -83,25 +68,6 @@ class Template(pl.LightningModule):
         self.save_hyperparameters(logger=False)
         kept = {name: make() for name, make in HYPER_PARAMETERS.items()}
         self.save_hyperparameters({"kept": kept}, logger=False)
-        self.net = net
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.net(inputs)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("val/loss", self.training_step(batch, batch_idx), sync_dist=True)
-
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("test/loss", self.training_step(batch, batch_idx), sync_dist=True)
-
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        return {"class": self(batch[0]).argmax(1)}
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.hparams["optimizer"](self.parameters())
 
 
 class CountingLR(LRScheduler):

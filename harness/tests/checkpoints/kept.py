@@ -46,129 +46,10 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-class StepOutputs(Module):
-    """The idiom of Lightning's documentation."""
-
-    def make(self) -> None:
-        self.training_step_outputs: list[Tensor] = []
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.training_step_outputs.append(loss)
-        return torch.stack(self.training_step_outputs).sum()
-
-    def on_train_epoch_end(self) -> None:
-        self.log("fit/loss", torch.stack(self.training_step_outputs).mean())
-        self.training_step_outputs.clear()
-
-
-class Numbers(Module):
-    def make(self) -> None:
-        self.best, self.beta, self.num_seen, self.text = float("inf"), 1.0, 0, ""
-        self.is_warm, self.last = False, None
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        before = (self.last or 0.0) + len(self.text) + self.is_warm
-        self.best = min(self.best, loss.item())
-        self.beta *= 0.9
-        self.num_seen += 3
-        self.is_warm, self.last, self.text = self.num_seen > 12, loss.item(), "ab" * batch_idx
-        return before + self.best * self.beta + 0.01 * self.num_seen
-
-
-class Containers(Module):
-    def make(self) -> None:
-        self.recent: deque[Any] = deque(maxlen=3)
-        self.seen: set[int] = set()
-        self.by_kind: Any = defaultdict(list)
-        self.counts: Counter[str] = Counter()
-        self.ordered: OrderedDict[str, Any] = OrderedDict(a=1.0, b=(0.0, [0.0]))
-        self.pair: tuple[Any, ...] = (0.0, [])
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        value = loss.item()
-        self.recent.append(value)
-        self.seen.add(int(1e6 * value))
-        self.by_kind[batch_idx % 2, "kind"].append(value)
-        self.counts[f"{batch_idx}"] += 1
-        self.ordered["a"] += value
-        self.ordered.move_to_end("a")
-        self.pair[1].append(value)
-        self.pair = (self.pair[0] + value, self.pair[1])
-        first = next(iter(self.ordered.values()))
-        sums = [sum(v) for v in self.by_kind.values()]
-        found = len(self.seen) + self.counts.total() + sum(self.pair[1]) + self.pair[0]
-        return 0.1 * (
-            sum(self.recent) + found + sum(sums) + (first[0] if type(first) is tuple else 1)
-        )
-
-
-class MemoryBank(Module):
-    """Tensors in dicts, one that is bound anew in every step, an array, a buffer of no file."""
-
-    def make(self) -> None:
-        self.bank: dict[Any, Tensor] = {"sum": torch.zeros(3)}
-        self.centre = self.start = torch.zeros(())
-        self.replay, self.place = np.zeros((6, 2), np.float32), np.int64(0)
-        self.register_buffer("running", torch.zeros(2), persistent=False)
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.bank["sum"] += loss
-        self.bank[batch_idx] = self.backbone[1].weight[:2, :3].clone() * loss  # has a graph
-        self.bank[batch_idx] = self.bank[batch_idx].detach()
-        self.centre = 0.9 * self.centre + 0.1 * loss
-        self.running = 0.5 * self.running + loss
-        self.replay[self.place % 6] = [loss.item(), batch_idx]
-        self.place += 1
-        arrays = self.replay.mean() + 0.01 * self.place + self.running.sum()
-        return self.centre + self.start + sum(t.sum() for t in self.bank.values()) + arrays
-
-
-class Shared(Module):
-    """Two names of one list, a list of the class, and one list in another."""
-
-    shared: ClassVar[list[float]] = []
-
-    def make(self) -> None:
-        self.shared.clear()
-        self.history = self.same_history = [0.0]
-        self.groups: dict[str, Any] = {"all": self.history}
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.history.append(loss.item())
-        self.shared.append(loss.item())
-        assert self.same_history is self.history
-        assert self.groups["all"] is self.history
-        return 0.1 * sum(self.same_history) + 0.05 * sum(self.shared)
-
-
-class AnchorOfStart(Module):
-    """The weights that a run begins with, which are others in a resumed run."""
-
-    def on_fit_start(self) -> None:
-        self.anchor = {k: p.detach().clone() for k, p in self.head.named_parameters()}
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        apart = [(self.anchor[k] - p).square().sum() for k, p in self.head.named_parameters()]
-        return sum(apart).detach()
-
-
-class Tempered(Module):
-    """Changes its hyper-parameters."""
-
-    def make(self) -> None:
-        self.save_hyperparameters({"temperature": 1.0})
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        self.hparams["temperature"] *= 0.9
-        return self.hparams["temperature"]
-
-
 class CountingSGD(torch.optim.SGD):
     """Keeps a number in an attribute, which no state_dict has."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.num_calls = 0
+    num_calls = 0
 
     def step(self, closure: Any = None) -> Any:
         self.num_calls += 1
@@ -177,52 +58,93 @@ class CountingSGD(torch.optim.SGD):
         return super().step(closure)
 
 
-class Modes(Module):
-    """Freezes and unfreezes, and sets modes and rates of layers, as training goes on."""
+class Everything(Module):
+    """Has every habit of authors; what each has come to is logged under its name."""
+
+    of_class: ClassVar[list[float]] = []
 
     def make(self) -> None:
+        self.save_hyperparameters({"temperature": 1.0})
+        self.step_outputs: list[Tensor] = []  # the idiom of Lightning's documentation
+        self.best, self.beta, self.text, self.last = float("inf"), 1.0, "", None
+        self.recent: deque[Any] = deque(maxlen=3)
+        self.by_kind: Any = defaultdict(list)
+        self.counts: Counter[str] = Counter()
+        self.ordered: OrderedDict[str, Any] = OrderedDict(a=1.0, b=(0.0, [0.0]))
+        self.bank: dict[Any, Tensor] = {"sum": torch.zeros(3)}
+        self.centre = self.start = torch.zeros(())  # the first one is bound anew in every step
+        self.replay, self.place = np.zeros((6, 2), np.float32), np.int64(0)
+        self.register_buffer("running", torch.zeros(2), persistent=False)
+        self.of_class.clear()
+        self.history = self.same_history = [0.0]
+        self.groups: dict[str, Any] = {"all": self.history}
         self.backbone.requires_grad_(False)
+
+    def on_fit_start(self) -> None:  # the weights that a run begins with; others in a resumed one
+        self.anchor = {k: p.detach().clone() for k, p in self.head.named_parameters()}
 
     def on_train_epoch_start(self) -> None:
         if self.current_epoch == 1:
             self.backbone.requires_grad_(True)
 
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
+    def numbers(self, value: float, batch_idx: int) -> float:
+        before = (self.last or 0.0) + len(self.text)
+        self.best, self.beta, self.text = min(self.best, value), self.beta * 0.9, "ab" * batch_idx
+        self.last = value
+        self.hparams["temperature"] *= 0.9
+        return before + self.best * self.beta + self.hparams["temperature"]
+
+    def containers(self, value: float, batch_idx: int) -> float:
+        self.recent.append(value)
+        self.by_kind[batch_idx % 2, "kind"].append(value)
+        self.counts[f"{batch_idx}"] += 1
+        self.ordered["a"] += value
+        self.ordered.move_to_end("a")
+        is_moved = type(next(iter(self.ordered.values()))) is tuple
+        sums = [sum(v) for v in self.by_kind.values()]
+        return 0.1 * (sum(self.recent) + self.counts.total() + sum(sums) + is_moved)
+
+    def tensors(self, loss: Tensor, batch_idx: int) -> Tensor:
+        self.step_outputs.append(loss)
+        self.bank["sum"] += loss
+        self.bank[batch_idx] = (self.backbone[1].weight[:2, :3].clone() * loss).detach()
+        self.centre = 0.9 * self.centre + 0.1 * loss
+        self.running = 0.5 * self.running + loss
+        self.replay[self.place % 6] = [loss.item(), batch_idx]
+        self.place += 1
+        apart = [(self.anchor[k] - p).square().sum() for k, p in self.head.named_parameters()]
+        sums = sum(t.sum() for t in (*self.bank.values(), *self.step_outputs)) + self.running.sum()
+        arrays = self.replay.mean() + 0.01 * self.place
+        return self.centre + self.start + sums + arrays + sum(apart).detach()
+
+    def shared(self, value: float) -> float:
+        self.history.append(value)
+        self.of_class.append(value)
+        assert self.same_history is self.history
+        assert self.groups["all"] is self.history
+        return 0.1 * sum(self.same_history) + 0.05 * sum(self.of_class)
+
+    def modes(self) -> None:
         self.norm.train(self.global_step % 3 != 1)
         self.norm.momentum *= 0.9
         self.drop.p = 0.05 * (1 + self.global_step % 5)
         self.head.bias.requires_grad_(self.global_step % 4 < 2)
-        return 0.0
-
-
-class Harder(Module):
-    """Sets how hard the data are, in every step."""
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.trainer.datamodule.noise_level += 0.01  # type: ignore[attr-defined]
-        return 0.0
-
-
-HABITS = (
-    StepOutputs, Numbers, Containers, MemoryBank, Shared, AnchorOfStart, Tempered, Modes, Harder,
-)  # fmt: skip
-
-
-class Everything(*HABITS):  # type: ignore[misc]
-    """Has all of these habits; what each has come to is logged under its name."""
-
-    def make(self) -> None:
-        for habit in HABITS:
-            habit.make(self)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
-        found = {habit.__name__: habit.look(self, loss, batch_idx) for habit in HABITS}
-        states = {name: torch.as_tensor(value).float() for name, value in found.items()}
+        self.modes()
+        states = {
+            "numbers": torch.tensor(self.numbers(loss.item(), batch_idx)),
+            "containers": torch.tensor(self.containers(loss.item(), batch_idx)),
+            "tensors": self.tensors(loss, batch_idx).float(),
+            "shared": torch.tensor(self.shared(loss.item())),
+        }
         self.log_dict({f"state/{name}": value.detach() for name, value in states.items()})
         return sum(states.values()) / 10
 
-    def on_train_epoch_start(self) -> None:
-        Modes.on_train_epoch_start(self)
+    def on_train_epoch_end(self) -> None:
+        self.log("fit/loss", torch.stack(self.step_outputs).mean())
+        self.step_outputs.clear()
 
     def configure_optimizers(self) -> Any:
         return CountingSGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -248,7 +170,6 @@ class Recorder(pl.Callback):
         self.losses.append(outputs["loss"].item())
         with torch.no_grad():
             pl_module.head.bias.mul_(1 - 0.01 * sum(self.losses) * self.rate)
-        pl_module.log("callback", sum(self.losses) / len(self.losses))
 
 
 class Data(Synthetic):
@@ -322,21 +243,8 @@ class CannotBeKept(Module):
         self.handled.sum = checkpoint["sum"]
 
 
-class Exchanges(Module):
-    """Adds a layer and exchanges the optimizer in its third step, and plays with its sampler."""
-
-    def look(self, loss: Tensor, batch_idx: int) -> Any:
-        if self.global_step == 2:
-            self.extra = nn.Linear(2, 2)
-            optimizer = torch.optim.Adam(self.parameters())
-            self.trainer.strategy.optimizers = [optimizer]
-        return 0.0
-
-
 class CountingBatches(torch.utils.data.BatchSampler):
-    """Counts its epochs in a number, and in a list."""
-
-    num_epochs: int = 0
+    """Counts its epochs in a number, puts the last batch first in every other one, has a list."""
 
     def __init__(self, size: int) -> None:
         super().__init__(torch.utils.data.RandomSampler(range(size)), 300, drop_last=False)
@@ -344,28 +252,17 @@ class CountingBatches(torch.utils.data.BatchSampler):
 
     def __iter__(self) -> Any:
         self.num_epochs += 1
+        self.epochs.append(1)
         batches = list(super().__iter__())
         return iter(batches[self.num_epochs % 2 :] + batches[: self.num_epochs % 2])
 
 
-class ListingBatches(CountingBatches):
-    def __iter__(self) -> Any:
-        self.epochs.append(1)
-        return super().__iter__()
-
-
 class CountingData(Data):
-    """Its batch sampler puts the last batch first in every other epoch."""
-
-    batches: type[CountingBatches] = CountingBatches
+    """Its batch sampler counts."""
 
     def train_dataloader(self) -> Any:
         dataset = super().train_dataloader().dataset
-        return torch.utils.data.DataLoader(dataset, batch_sampler=self.batches(len(dataset)))
-
-
-class ListingData(CountingData):
-    batches = ListingBatches
+        return torch.utils.data.DataLoader(dataset, batch_sampler=CountingBatches(len(dataset)))
 
 
 class PerProcess(Module):
@@ -373,7 +270,8 @@ class PerProcess(Module):
 
     def make(self) -> None:
         self.losses: list[float] = []
-        self.all: dict[str, Any] = {"num_steps": 0, "losses": self.losses}
+        self.both: list[int] = []
+        self.all: dict[str, Any] = {"both": self.both, "losses": self.losses}
         self.num_steps, self.world, self.offset = 0, 0, 0
 
     def on_train_start(self) -> None:
@@ -381,6 +279,8 @@ class PerProcess(Module):
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.losses.append(loss.item())
+        self.both.append(1)
         assert self.all["losses"] is self.losses
+        assert self.all["both"] is self.both
         self.num_steps += 1
         return 0.1 * sum(self.losses) / len(self.losses) + 0.01 * self.num_steps + self.world

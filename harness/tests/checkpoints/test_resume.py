@@ -1,10 +1,13 @@
 """A run goes on from any step as if it had never stopped."""
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig
 from small.data import InMemory
@@ -13,22 +16,21 @@ from harness.checkpoints import lookup, safe_point
 from harness.checkpoints.reading import read
 from harness.command.compose import compose
 from harness.errors import UserError
+from harness.processes.leaving import AgreedExit
 from harness.run.train import load_model
 from harness.upstream.resume import position_in
 from tests.checkpoints import author
 from tests.conftest import slow
-from tests.faults.resume_sweep import COMMON, CONFIGURATIONS, sweep, train
-
-ALL_KNOBS, *FEWER = CONFIGURATIONS
+from tests.faults.resume_sweep import COMMON, FAST, SLOW, sweep, train
 
 
-@pytest.mark.parametrize("name", [ALL_KNOBS, *slow(*FEWER)])
+@pytest.mark.parametrize("name", [*FAST, *slow(*SLOW)])
 def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
-    found = dict(sweep(name, tmp_path))
+    found = dict(sweep((FAST | SLOW)[name], tmp_path / "runs"))
     assert len(found) >= 4
     assert {step: wrong for step, wrong in found.items() if wrong} == {}
-    if name == ALL_KNOBS:
-        reference = tmp_path / "reference"
+    if name == "all knobs, what authors keep":
+        reference = tmp_path / "runs" / "reference"
         assert "no run can go on" not in (reference / "run.log").read_text()
         made = {name: make() for name, make in author.KNOWN.items()}
         saved = read(reference / "checkpoints" / "last.ckpt")["callbacks"]["Recorder"]
@@ -38,7 +40,13 @@ def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path)
 
 
 # Without a schedule nobody asks for the loaders before training starts.
-SHORT = (*COMMON, *CONFIGURATIONS["constant rate, SGD"], "trainer.max_epochs=1")
+SHORT = (
+    *COMMON,
+    "~model.scheduler",
+    "+model.scheduler=null",
+    "model.optimizer._target_=torch.optim.SGD",
+    "trainer.max_epochs=1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +153,18 @@ def test_checkpoint_is_written_before_a_validation_that_takes_long(
         train(compose("train", [*COMMON, *settings, *short, f"run_dir={folder}"]))
         found = lookup.by_step(folder / "checkpoints")
         assert found == [lookup.path_of(folder / "checkpoints", step) for step in expected]
+
+
+class SignalInLastValidation(pl.Callback):
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_signal_after_the_last_step_is_answered_before_the_test(tmp_path: Path) -> None:
+    """No safe point follows in which it could be; the test may take longer than anybody waits."""
+    late = f"+callbacks.late._target_={__name__}.SignalInLastValidation"
+    with pytest.raises(AgreedExit) as left:
+        train(compose("train", [*SHORT, late, f"run_dir={tmp_path}"]))
+    assert left.value.code == 128 + signal.SIGTERM
+    assert lookup.by_step(tmp_path / "checkpoints")[-1].name == "step_5.ckpt"
+    assert not (tmp_path / "results.json").exists()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.checkpoints.lookup import by_step, link_newest
+from harness.checkpoints.lookup import by_step
 from harness.command.compose import compose
 from harness.run import train as run
-from tests.faults.run_folder import contents, differences
+from tests.faults.run_folder import contents, differences, leave_at
 
 COMMON = (
     "data=synthetic",
@@ -48,30 +48,26 @@ ALL = (
     "trainer.max_epochs=2",
     "test=false",
 )
-CONFIGURATIONS: dict[str, tuple[str, ...]] = {
+PLATEAU = (
+    "model.scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+    "~model.scheduler.max_lr",
+    "+model.scheduler.patience=0",
+    "+model.scheduler.threshold=0.9",
+)
+SHORT = ("data.batch_size=500", "trainer.max_epochs=2")  # 3 steps an epoch
+FAST: dict[str, tuple[str, ...]] = {
     "all knobs, what authors keep": ALL,
-    "dropout, OneCycle": (),
-    "ReduceLROnPlateau": (
-        "model.scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
-        "~model.scheduler.max_lr",
-        "+model.scheduler.patience=0",
-        "+model.scheduler.threshold=0.9",
-        "model.scheduler_interval=epoch",
-    ),
+    "every kind of log and metric": (*PLAIN, *SHORT),
+    "double precision": ("trainer.precision=64-true", *SHORT),
+}
+SLOW: dict[str, tuple[str, ...]] = {
+    "ReduceLROnPlateau": (*PLATEAU, "model.scheduler_interval=epoch"),
     "ReduceLROnPlateau of steps, validation between them": (
-        "model.scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
-        "~model.scheduler.max_lr",
-        "+model.scheduler.patience=0",
-        "+model.scheduler.threshold=0.9",
+        *PLATEAU,
         "+model.scheduler_monitor=train/loss",
         "trainer.log_every_n_steps=1",
         "trainer.val_check_interval=2",
         "trainer.max_epochs=2",
-    ),
-    "constant rate, SGD": (
-        "~model.scheduler",
-        "+model.scheduler=null",
-        "model.optimizer._target_=torch.optim.SGD",
     ),
     "validation every 3 batches of all": (
         "trainer.val_check_interval=3",
@@ -90,8 +86,6 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "trainer.max_epochs=5",
         "trainer.val_check_interval=2",
     ),
-    "every kind of log": PLAIN,
-    "double precision": ("trainer.precision=64-true",),
     "gradients that wait, double precision": (
         "model._target_=tests.faults.plain_module.TwoPaces",
         "callbacks.learning_rate=null",
@@ -110,18 +104,11 @@ def train(cfg: DictConfig) -> None:
         run.train(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
 
 
-def sweep(name: str | Sequence[str], folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield for each safe point of a run what differs when it is resumed from there.
-
-    Args:
-        name: of ``CONFIGURATIONS``, or the words of another run.
-        folder: of the runs.
-    """
+def sweep(words: Sequence[str], folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield for each safe point of a run what differs when it is resumed from there."""
     run_dir, reference_dir = folder / "run", folder / "reference"
-    shutil.rmtree(folder, ignore_errors=True)
     run_dir.mkdir(parents=True)
-    words = [*COMMON, *CONFIGURATIONS[name]] if isinstance(name, str) else name
-    cfg = compose("train", [*words, f"run_dir={run_dir}"])
+    cfg = compose("train", [*COMMON, *words, f"run_dir={run_dir}"])
     train(cfg)
     run_dir.rename(reference_dir)
     reference = contents(reference_dir)
@@ -130,11 +117,7 @@ def sweep(name: str | Sequence[str], folder: Path) -> Iterator[tuple[str, list[s
         # checkpoint were whole.
         shutil.rmtree(run_dir, ignore_errors=True)
         shutil.copytree(reference_dir, run_dir, symlinks=True)
-        steps = by_step(run_dir / "checkpoints")
-        mine = steps.index(run_dir / "checkpoints" / checkpoint.name)
-        for later in steps[mine + 1 :]:
-            later.unlink()
-        link_newest(steps[mine])
-        cfg.resume = str(steps[mine])
+        leave_at(run_dir, int(checkpoint.stem.removeprefix("step_")), keeps_results=True)
+        cfg.resume = str(run_dir / "checkpoints" / checkpoint.name)
         train(cfg)
         yield checkpoint.stem, differences(reference, contents(run_dir))

@@ -14,13 +14,14 @@ from harness.reproduce import differences
 __all__ = ["contents", "curves", "differences", "leave_at"]
 
 
-def leave_at(run_dir: Path, step: int) -> None:
+def leave_at(run_dir: Path, step: int, keeps_results: bool = False) -> None:
     """Make of a finished run one that was stopped after a step."""
     for path in by_step(run_dir / "checkpoints"):
         if int(path.stem.rpartition("_")[2]) > step:
             path.unlink()
     link_newest(by_step(run_dir / "checkpoints")[-1])
-    (run_dir / "results.json").unlink(missing_ok=True)
+    if not keeps_results:
+        (run_dir / "results.json").unlink(missing_ok=True)
 
 
 def contents(run_dir: Path) -> dict[str, Any]:

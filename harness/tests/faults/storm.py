@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +28,6 @@ WORKER = "pt_data_worker"  # how torch names the processes of its loaders
 # What a run says of a state that is not kept.
 TOLD = ("Checkpoints lack ", "These are not as they were")
 HANGS_AFTER = 120  # seconds
-
-
-@dataclass
-class Outcome:
-    """A configuration that was run to its end several times, and what differs."""
-
-    num_runs: int = 0
-    num_equal: int = 0
-    num_told: int = 0
-    num_hangs: int = 0
-    faults: list[str] = field(default_factory=list)
-    differences: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)  # ends that are neither equal nor told
-
-    @property
-    def num_silent(self) -> int:
-        """Runs that differ, and nothing said so."""
-        return self.num_runs - self.num_equal - self.num_told - len(self.failures)
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.faults)} kills of {self.num_runs} runs: {self.num_equal} equal by bit, "
-            f"{self.num_told} told, {self.num_silent} silently different, {self.num_hangs} hangs"
-        )
 
 
 def command(name: str, folder: Path) -> list[str]:
@@ -135,32 +110,27 @@ def same_run(folder: Path, reference: Path) -> list[str]:
     return differences(*both)
 
 
-def storm(name: str, folder: Path, rng: random.Random, num: int, kills_per_run: int = 3) -> Outcome:
-    """Kill a configuration ``num`` times, in several runs that all end."""
-    shutil.rmtree(folder, ignore_errors=True)
+def storm(name: str, folder: Path, rng: random.Random, num: int) -> list[str]:
+    """Kill a configuration ``num`` times, in runs that all end; what is lost, and not reported."""
     reference, run = folder / "reference", folder / "run"
-    result = Outcome()
     if wrong := finish(name, reference):
-        result.num_runs, result.failures = 1, [f"undisturbed: {wrong}"]
-    while len(result.faults) < num and not result.failures:
+        return [f"undisturbed: {wrong}"]
+    faults: list[str] = []
+    while len(faults) < num:
         shutil.rmtree(run, ignore_errors=True)
-        mine = min(kills_per_run, num - len(result.faults))
-        faults = [fault for _ in range(mine) if (fault := kill(name, run, rng, result))]
-        result.num_runs += 1
-        result.faults += faults
+        mine = [fault for _ in range(3) if (fault := kill(name, run, rng))]
+        faults += mine
+        if "hangs" in mine:
+            return [f"{mine}: {(run / 'log').read_text()[-3000:]}"]
         if wrong := finish(name, run):
-            result.failures.append(f"{faults}: {wrong}")
-            result.num_hangs += wrong == "hangs"
-        elif not (differing := same_run(run, reference)):
-            result.num_equal += 1
-        elif any(text in (run / "log").read_text() for text in TOLD):
-            result.num_told += 1
-        else:
-            result.differences += [f"{faults}: {differing[:4]}"]
-    return result
+            return [f"{mine}: {wrong}"]
+        is_reported = any(text in (run / "log").read_text() for text in TOLD)
+        if (differing := same_run(run, reference)) and not is_reported:
+            return [f"{mine}: {differing[:4]}"]
+    return []
 
 
-def kill(name: str, folder: Path, rng: random.Random, result: Outcome) -> str:
+def kill(name: str, folder: Path, rng: random.Random) -> str:
     """Start or go on with a run, and strike at a random moment; what was done, if anything."""
     chosen = CONFIGURATIONS[name]
     before = num_steps(folder)
@@ -177,7 +147,8 @@ def kill(name: str, folder: Path, rng: random.Random, result: Outcome) -> str:
     while process.poll() is None and time.monotonic() < end:
         time.sleep(0.002)
     is_struck = process.poll() is None and strike(process, folder, way, rng)
-    result.num_hangs += not is_over(process)
+    if not is_over(process):
+        return "hangs"
     return f"{way} after {num_steps(folder) - before} steps" if is_struck else ""
 
 

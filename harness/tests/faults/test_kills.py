@@ -1,6 +1,7 @@
 """What a kill or a signal costs: nothing but the steps since the last checkpoint."""
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,6 @@ from harness import convert, evaluate, load_run, predict
 from harness.checkpoints import lookup
 from tests.faults import storm
 from tests.faults.fast_command import start
-from tests.faults.fork_server import command
 from tests.faults.real_modules import CONFIGURATIONS
 
 LONG = (
@@ -89,7 +89,9 @@ def test_signal_in_a_long_validation_or_test_loses_no_step(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_storm_on_every_real_module_loses_nothing() -> None:
-    num = ("--num", str(len(CONFIGURATIONS)))
-    result = command("-W", "ignore", "-m", "tests.faults", *num, timeout=1700)
-    assert result.returncode == 0, result.stdout + result.stderr
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_storm_of_kills_on_a_real_module_loses_nothing(name: str, tmp_path: Path) -> None:
+    """More of them: ``STORM=100``, kills of each module."""
+    num = int(os.environ.get("STORM", "1"))
+    outcome = storm.storm(name, tmp_path / "storm", random.Random(name), num)
+    assert outcome == []

@@ -1,6 +1,6 @@
 """A data worker that is killed ends the run with a sentence.
 
-That it goes on as if nothing had happened is shown by python -m tests.faults.
+That it goes on as if nothing had happened is shown by the storm in tests/faults.
 """
 
 from pathlib import Path
