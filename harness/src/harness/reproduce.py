@@ -13,21 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from harness import record
 from harness.checkpoints.reading import read
 from harness.command import run_folder
 from harness.data.checksum import checksum
 from harness.errors import UserError
-from harness.files import read_yaml
 from harness.names import few
 from harness.processes import launch
 from harness.record import git
 from harness.runs import reading
-from harness.runs.reading import CONFIG, RunFiles
+from harness.runs.reading import RunFiles
 
-FACTS = ("processor", "gpus", "cpu_capability", "num_threads", "strategy", "num_devices")
+FACTS = ("packages", "processor", "gpus", "cpu_capability", "num_threads", "strategy", "num_devices")
 
 
 def reproduce(run: RunFiles, output: Path | None) -> bool:
@@ -37,10 +35,12 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
         UserError: if the run lacks something, or the training fails.
     """
     output = (output or run.folder / "reproduced" / time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
-    start = _start(run)
-    if missing := _missing(run, start):
+    start = (run.record.get("starts") or [{}])[-1]
+    place = Path(start.get("started_in", "."))  # where relative paths of data begin
+    place = place if place.is_dir() else Path()
+    if missing := _missing(run, start, place):
         raise UserError(f"{run.folder} cannot be made again: {missing}")
-    frozen = OmegaConf.create(read_yaml(run.folder / CONFIG))
+    run_folder.load_config(run.folder)  # raises if it was damaged, before anything is written
     top = start["repository"] if Path(start["repository"]).is_dir() else "."
     commit = git("log", "-1", "--format=%h by %an, %as: %s", start["commit"], folder=top)
     changes = f" and {start['diff']}" if start["diff"] else ""
@@ -52,26 +52,19 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
         diff = (run.folder / start["diff"]).resolve()
         git("apply", "--whitespace=nowarn", str(diff), folder=code, seconds=None)
     project = code / os.path.relpath(start["started_in"], start["repository"])
-    again = _train(run, start, frozen, project, output / "run")
-    machines = [
-        {name: one.get(name) for name in FACTS} | one["packages"] for one in (start, _start(again))
-    ]
-    for place in differences(machines[0], machines[1], "differs:"):
-        print(place)
+    _train(run, start, project, place, output / "run")
+    again = reading.read(output / "run")
+    now = again.record["starts"][-1]
+    for name in FACTS:
+        for line in differences(start.get(name), now.get(name), f"differs: {name}"):
+            print(line)
     places = differences(reached(run.folder), reached(again.folder))
     verdict = f"NOT EQUAL: {few(places, 9)}" if places else "reproduced, equal by bit"
     print(f"{output}: {verdict}")
     return not places
 
 
-def _start(run: RunFiles) -> dict[str, Any]:
-    """Return the record of the run's last start, with the folder that relative paths begin in."""
-    start: dict[str, Any] = (run.record.get("starts") or [{}])[-1]
-    place = start.get("started_in", "")
-    return start | {"place": place if os.path.isdir(place) else "."}
-
-
-def _missing(run: RunFiles, start: dict[str, Any]) -> str | None:
+def _missing(run: RunFiles, start: dict[str, Any], place: Path) -> str | None:
     """Say what the run lacks to be made again."""
     if run.status != "finished":
         return f"it is {run.status}. Let it finish with resume={run.folder}"
@@ -80,16 +73,14 @@ def _missing(run: RunFiles, start: dict[str, Any]) -> str | None:
     if "no_diff" in start:
         return f"what was not committed was not kept: {start['no_diff']}."
     for key, file in run.record.get("data", {}).get("files", {}).items():
-        path = Path(start["place"], file["path"])
-        if checksum(str(path)) != file["crc32"]:
-            return f"{key}: {path} is gone, or holds other data than then."
+        if checksum(str(place / file["path"])) != file["crc32"]:
+            return f"{key}: {place / file['path']} is gone, or holds other data than then."
     return None
 
 
-def _train(
-    run: RunFiles, start: dict[str, Any], frozen: Any, project: Path, run_dir: Path
-) -> RunFiles:
+def _train(run: RunFiles, start: dict[str, Any], project: Path, place: Path, run_dir: Path) -> None:
     """Train with the run's config, and with the variables that decide how numbers are rounded."""
+    frozen: Any = run_folder.load_config(run.folder)
     loggers = {k: node for k, node in (frozen.logger or {}).items() if "Table" in str(node)}
     frozen.update(resume=None, run_dir=str(run_dir), logger=loggers)
     run_dir.mkdir()
@@ -100,10 +91,10 @@ def _train(
     environment = {k: v for k, v in inherited.items() if not record.ROUNDING.fullmatch(k)}
     environment |= start["environment"] | {"OMP_NUM_THREADS": str(start["num_threads"])}
     environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    program = [sys.executable, str(project / "train.py")]
-    if status := subprocess.call(program, cwd=start["place"], env=environment):
+    if status := subprocess.call(
+        [sys.executable, project / "train.py"], cwd=place, env=environment
+    ):
         raise UserError(f"It ended with exit status {status}; {run_dir / 'run.log'} says why.")
-    return reading.read(run_dir)
 
 
 def reached(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A sweep as a user types it, with runs that train."""
 
-import json
 import os
 import random
 import signal
@@ -127,16 +126,23 @@ def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in sweep._slots(command)] == [None, None]
 
 
-def test_study_makes_up_the_settings_and_goes_on_for_more(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
+def test_study_counts_failed_trials_and_goes_on_for_more(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    sampler = (
+        "sweep.sampler._target_=optuna.samplers.BruteForceSampler",
+        "~sweep.sampler.constant_liar",
+    )
+    words = ("resume=auto", *TINY, "sweep=optuna", *sampler, "model.optimizer.lr=-1,0.01")
     for num_trials in (1, 2):
-        words = ("sweep=optuna", RATE, f"sweep.num_trials={num_trials}")
-        status, said = again(tmp_path, "resume=auto", *TINY, *words)
-        assert status == 0, said
+        status, said = again(tmp_path, *words, f"sweep.num_trials={num_trials}")
+        assert f"{num_trials} jobs in" in said
+    assert status == 1, said
     (folder,) = sweeps(tmp_path)
-    rates = {run_folder.load_config(folder / str(n)).model.optimizer.lr for n in range(2)}
-    assert len(rates) == 2
-    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+    (study,) = optuna.get_all_study_names(url := f"sqlite:///{folder}/study.db")
+    trials = optuna.load_study(study_name=study, storage=url).trials
+    assert {trial.state.name for trial in trials} == {"COMPLETE", "FAIL"}
+    (value,) = (trial.value for trial in trials if trial.value is not None)
+    assert f"val/accuracy {value}" in said or f"{value:.4g}" in said
 
 
 def started(folder: Path, *words: str) -> fork_server.Started:
@@ -161,12 +167,13 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert {path.parent.name for path in folder.glob("*/results.json")} == {"0", "1"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grid", "study"])
 def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
     """kill -9 of the driver or of a job; each job is then what a single run of its words is."""
     words = [*TINY, "trainer.max_epochs=5", "checkpoint.every_n_steps=3", "sweep.num_parallel=2"]
-    words += [*GRID] if kind == "grid" else ["sweep=optuna", "sweep.num_trials=4", RATE]
+    url = f"sqlite:///{tmp_path}/shared.db"
+    study = ["sweep=optuna", "sweep.num_trials=4", RATE, f"sweep.storage={url}"]
+    words += GRID if kind == "grid" else study
     draw, status = random.Random(1), 1
     for num_starts in range(20):
         driver = started(tmp_path, *words, "resume=auto")
@@ -182,12 +189,12 @@ def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
     assert status == 0, (tmp_path / "log").read_text()[-2000:]
     # A driver that was killed before it wrote its words has left a folder that is no sweep.
     (folder,) = [place for place in sweeps(tmp_path) if (place / "overrides.yaml").exists()]
+    assert {path.parent.name for path in folder.glob("*/results.json")} == set("0123")
     for number in range(4):
-        job = folder / str(number)
+        job, place = folder / str(number), tmp_path / f"single_{number}"
+        assert "has finished" not in (job / "screen.log").read_text()  # started once more
         first = [word for word in run_folder.load_words(job) if not word.startswith("output_dir=")]
-        place = tmp_path / f"single_{number}"
         result = command("train.py", *first, f"output_dir={place}")
         assert result.returncode == 0, result.stderr
-        assert json.loads((job / "results.json").read_text())
         for name in ("results.json", "metrics.csv"):
             assert (job / name).read_bytes() == (only(only(place)) / name).read_bytes()

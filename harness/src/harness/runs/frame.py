@@ -18,7 +18,6 @@ from harness.names import did_you_mean, flat
 from harness.runs.reading import RunFiles
 
 REPEATS = ("seed", "data.seed", "data.fold")  # repetitions of one setting: `best` averages them
-FIRST = ("model.optimizer", "model", "data", "trainer", "init", "seed")  # tuned most often
 # Settings that say where a run is, and not what it computes.
 PLACES = ("run_dir", "output_dir", "resume", "name", "tags", "notes", "objective", "mode")
 SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -41,7 +40,7 @@ def table_of(runs: Sequence[RunFiles]) -> Table:
         {k: v for k, v in flat(run.config).items() if k.partition(".")[0] not in PLACES}
         for run in runs
     ]
-    kinds = [run.facts for run in runs], [run.metrics for run in runs], settings
+    kinds = [run.facts for run in runs], [run.results for run in runs], settings
     facts, metrics, keys = ([*dict.fromkeys(n for row in rows for n in row)] for rows in kinds)
     names = dict.fromkeys([*facts, *metrics, *keys])
     rows = [{**c, **b, **a} for a, b, c in zip(*kinds, strict=True)]
@@ -52,17 +51,14 @@ def table_of(runs: Sequence[RunFiles]) -> Table:
 def _column(name: str, values: list[Any]) -> pl.Series:
     """Make a column of numbers or booleans; mixed values and lists become text, as typed."""
     kinds = {type(value) for value in values if value is not None}
-    if kinds in ({int}, {float}, {int, float}, {bool}):
-        return pl.Series(name, values, strict=False)
-
-    def text(value: Any) -> str:
-        return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
-
-    return pl.Series(name, [None if value is None else text(value) for value in values])
+    if kinds not in ({int}, {float}, {int, float}, {bool}):
+        values = [f"[{','.join(map(str, v))}]" if isinstance(v, list) else v for v in values]
+        values = [None if value is None else str(value) for value in values]
+    return pl.Series(name, values, strict=False)
 
 
 def differing(table: Table) -> list[str]:
-    """List settings that are not the same in all runs, those that are tuned most often first.
+    """List settings that are not the same in all runs, the outermost first.
 
     Of two that are equal everywhere, such as ``seed`` and ``data.seed``, one is listed.
     """
@@ -71,16 +67,15 @@ def differing(table: Table) -> list[str]:
     # A run whose settings are missing differs in none.
     frame = table.frame.filter(pl.any_horizontal(pl.col(table.settings).is_not_null()))
     names: dict[tuple[Any, ...], str] = {}
-    for name in sorted(table.settings, key=lambda name: (name.count("."), rank(name))):
+    for name in sorted(table.settings, key=depth):
         if frame[name].n_unique() > 1:
             names.setdefault((leaf(name), *frame[name]), name)
-    return sorted(names.values(), key=rank)
+    return [*names.values()]
 
 
-def rank(name: str) -> int:
-    """Give the place of a setting among others."""
-    places = (i for i, first in enumerate(FIRST) if f"{name}.".startswith(f"{first}."))
-    return next(places, len(FIRST))
+def depth(name: str) -> int:
+    """Return how deep a setting lies."""
+    return name.count(".")
 
 
 def leaf(name: str) -> str:
@@ -93,7 +88,7 @@ def column_named(table: Table, name: str) -> str:
     if name in table.frame.columns:
         return name
     if settings := [one for one in table.settings if one.endswith(f".{name}")]:
-        return min(settings, key=rank)
+        return min(settings, key=depth)
     raise UserError(f"No run has {name}.{did_you_mean(name, table.frame.columns)}")
 
 
@@ -124,16 +119,11 @@ def _satisfies(value: Any, sign: str, wanted: str) -> bool:
 
 
 def groups(table: Table, name: str, is_max: bool) -> pl.DataFrame:
-    """Average runs that differ in their seed or fold alone; the best group comes first.
+    """Average a metric over runs that differ in seed or fold alone; the best group comes first.
 
-    Args:
-        table: runs without a finite value are left out.
-        name: a metric or fact. Where a run's objective is this metric, its best value counts.
-        is_max: whether more is better.
-
-    Returns:
-        The mean, half the width of its 95 % confidence interval (Student's t), the number of runs,
-        the settings that differ, and the folder of the best run.
+    Where the objective of a run is this metric, its best value counts. A row has the mean, half the
+    width of its 95 % confidence interval (Student's t), the number of runs, the settings that
+    differ, and the folder of the best run.
     """
     from scipy.special import stdtrit  # scikit-learn requires SciPy
 
@@ -146,15 +136,11 @@ def groups(table: Table, name: str, is_max: bool) -> pl.DataFrame:
     # Runs that are equal but for their folder are no repetitions: each is in a row of its own.
     keys = [*settings, *(setting for setting in REPEATS if setting in table.settings)]
     copy = pl.int_range(pl.len()).over(keys) if keys else pl.int_range(pl.len())
-    means = (
-        frame.with_columns(copy.alias("copy"))
-        .group_by([*settings, "copy"])
-        .agg(
-            score.mean().alias("mean"),
-            score.std(),
-            pl.len().alias("runs"),
-            pl.col("run").sort_by("score", descending=is_max).first().alias("best run"),
-        )
+    means = frame.group_by([*settings, copy.alias("copy")]).agg(
+        score.mean().alias("mean"),
+        score.std(),
+        pl.len().alias("runs"),
+        pl.col("run").sort_by("score", descending=is_max).first().alias("best run"),
     )
     quantiles = pl.Series(stdtrit(means["runs"].to_numpy() - 1, 0.975))
     means = means.with_columns((quantiles * score / runs.sqrt()).alias("± 95 %"))

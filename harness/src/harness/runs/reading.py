@@ -44,12 +44,6 @@ class RunFiles:
         """All values that were logged: ``step``, and a column for each metric."""
         return read_table(self.folder / METRICS)
 
-    @cached_property
-    def metrics(self) -> dict[str, float]:
-        """The last value of each metric, also of a run that has not finished."""
-        columns = {name: self.table[name].drop_nulls() for name in self.table.columns[1:]}
-        return self.results or {name: values[-1] for name, values in columns.items() if len(values)}
-
     @property
     def objective(self) -> tuple[str, str]:
         """The metric that ``best.ckpt`` was chosen by, and ``min`` or ``max``; empty if unknown."""
@@ -88,7 +82,6 @@ class RunFiles:
             "started": (noted.get("starts") or [{}])[0].get("time"),
             "seconds": noted.get("seconds"),
             "samples/s": noted.get("samples_per_second"),
-            "held back by": noted.get("verdict"),
             "commit": str(noted.get("commit") or "")[:10],
             "tags": config.get("tags"),
             "notes": config.get("notes"),

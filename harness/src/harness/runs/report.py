@@ -33,7 +33,7 @@ th, td {{ padding: .25rem .6rem; text-align: left; border-bottom: 1px solid #ddd
 body > div {{ display: inline-block }}
 </style>
 """
-FACTS = ("seconds", "samples/s", "held back by", "started", "tags", "notes", "commit", "reason")
+FACTS = ("seconds", "samples/s", "started", "tags", "notes", "commit", "reason")
 MOST_POINTS = 500  # of a curve
 
 

@@ -12,7 +12,7 @@ from harness.names import shown
 from harness.runs.frame import Table, differing, leaf, table_of
 from harness.runs.reading import RunFiles
 
-HIDDEN = ("reason", "step", "objective", "mode")  # facts that a list leaves out
+HIDDEN = ("reason", "objective", "mode")  # facts that a list leaves out
 MOST_SETTINGS = 8  # columns on the screen; JSON has all
 
 
@@ -36,8 +36,8 @@ def print_difference(one: RunFiles, two: RunFiles, as_json: bool = False) -> Non
     """Print in which settings, metrics and facts two runs differ."""
     table = table_of([one, two])
     names = (*differing(table), *table.metrics, "status", "seconds", "samples/s", "commit")
-    rows = [(name, *(text(name, value) for value in table.frame[name])) for name in names]
-    rows = [row for row in rows if row[1] != row[2]]
+    rows = [(name, *table.frame[name]) for name in names]
+    rows = [(name, str(a), str(b)) for name, a, b in rows if a != b]
     if not as_json:
         same = "" if rows else "\nTheir settings and what they have reached are the same."
         print(f"one is {shown(one.folder)}, two is {shown(two.folder)}{same}")
@@ -48,9 +48,9 @@ def print_one(run: RunFiles, as_json: bool = False) -> None:
     """Print all that is known of a run: also how it was started, with which code and data."""
     starts = run.record.get("starts") or [{}]
     facts = table_of([run]).frame.row(0, named=True)
-    facts |= {"starts": len(starts), "data": run.record.get("data"), **starts[-1]}
-    rows = [(name, text(name, value)) for name, value in facts.items()]
-    show(pl.DataFrame([row for row in rows if row[1]], ["name", "value"], orient="row"), as_json)
+    facts |= run.record | starts[-1] | {"starts": len(starts)}
+    rows = [(name, str(value)) for name, value in facts.items() if value not in (None, "", {}, [])]
+    show(pl.DataFrame(rows, ["name", "value"], orient="row"), as_json)
 
 
 def show(frame: pl.DataFrame, as_json: bool = False) -> None:
@@ -77,10 +77,8 @@ def text(name: str, value: Any) -> str:
         return ""
     if name in ("run", "best run"):
         return shown(value)
-    if name in ("started", "time"):
+    if name == "started":
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
     if name == "seconds":  # as 0:00:07 or 1 day, 2:03:04
         return str(timedelta(seconds=round(value)))
-    if name == "held back by":
-        return str(value).partition(";")[0]
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
