@@ -25,7 +25,15 @@ from harness.record import git
 from harness.runs import reading
 from harness.runs.reading import RunFiles
 
-FACTS = ("packages", "processor", "gpus", "cpu_capability", "num_threads", "strategy", "num_devices")
+FACTS = (
+    "packages",
+    "processor",
+    "gpus",
+    "cpu_capability",
+    "num_threads",
+    "strategy",
+    "num_devices",
+)
 
 
 def reproduce(run: RunFiles, output: Path | None) -> bool:
