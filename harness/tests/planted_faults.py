@@ -84,7 +84,7 @@ FAULTS = {
         "watch/test_replicas.py",
     ),
     "two commands compute one run": Fault(
-        "command/which_run.py",
+        "command/run_folder.py",
         "fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         "command/test_run_folder.py command/test_resume_command.py",

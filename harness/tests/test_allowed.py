@@ -170,7 +170,7 @@ def test_nothing_is_built_before_all_names_of_a_config_have_been_looked_at(tmp_p
 def test_no_experiment_and_no_word_adds_to_the_rules(tmp_path: Path) -> None:
     words = stranger(tmp_path, "callbacks:\n  mine:\n    _target_: pathlib.Path\n")
     result = command("train.py", *words, "+rules.allowed=[pathlib]")
-    assert "pathlib.Path is not allowed" in result.stderr
+    assert "nothing reads rules" in result.stderr
     file = tmp_path / "experiment" / "theirs.yaml"
     file.write_text(f"{file.read_text()}rules:\n  allowed: [pathlib]\n")
     result = command("train.py", *words)

@@ -9,8 +9,8 @@ import torch
 from omegaconf import DictConfig
 
 from harness import record
+from harness.command import choose_run, run_folder
 from harness.command import main as cli
-from harness.command import resume, run_folder, start, which_run
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from tests.faults.fork_server import command
@@ -19,7 +19,7 @@ from tests.refusals import refusal
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """All files but the lock, which names the last command that held it."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != which_run.LOCK)
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != run_folder.LOCK)
     return {path: path.read_bytes() for path in paths}
 
 
@@ -73,13 +73,13 @@ def test_another_result_is_refused_with_the_difference(run_copy: Path) -> None:
 def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
     words = ["strategy=ddp", "trainer.devices=2", "data.num_workers=1", "gpus=emptiest"]
     words += ["gpus.min_free_gib=20", "resume=auto"]
-    config = resume.config(compose_command("train", words), run_copy)
+    config = choose_run.resumed_config(compose_command("train", words), run_copy)
     assert config.gpus == {"order": "emptiest", "min_free_gib": 20}
     assert config.trainer.devices == 2
     assert config.trainer.strategy._target_.endswith("DDPStrategy")
     assert config.data.num_workers == 1
     assert config.model.net._target_.endswith("MLP")
-    assert str(resume.checkpoint(run_copy)).endswith("step_40.ckpt")
+    assert str(choose_run.newest_checkpoint(run_copy)).endswith("step_40.ckpt")
 
 
 def test_run_without_a_whole_checkpoint_is_refused(
@@ -89,7 +89,7 @@ def test_run_without_a_whole_checkpoint_is_refused(
     for path in (run_copy / "checkpoints").glob("step_*"):
         path.write_bytes(path.read_bytes()[:-5])
     assert "none that is whole is left" in refusal(f"resume={run_copy}")
-    assert "Use resume=auto, or the folder of a run" in refusal("resume=nowhere")
+    assert "Use resume=auto, or one such as" in refusal("resume=nowhere")
     assert "is damaged and was skipped" in capsys.readouterr().err
 
 
@@ -101,7 +101,7 @@ def test_same_experiment_goes_on_as_it_was_started_and_another_is_refused(
     folder = saved_run(*words)
     again = go_on(folder, words[0])
     assert (again.trainer.max_epochs, again.seed) == (30, 3)
-    with pytest.raises(UserError, match="would not go on as the same run with experiment=cnn"):
+    with pytest.raises(UserError, match=r"same run with .*model\.net\._target_=small\.models\.CNN"):
         go_on(folder, "experiment=cnn")
 
 
@@ -127,17 +127,17 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 def go_on(folder: Path, *words: str) -> DictConfig:
-    config = resume.config(compose_command("train", words), folder)
-    config.resume = resume.checkpoint(folder, config.get("resume"))
+    config = choose_run.resumed_config(compose_command("train", words), folder)
+    config.resume = choose_run.newest_checkpoint(folder, config.get("resume"))
     return config
 
 
 def test_limits_without_a_number() -> None:
     key = "trainer.max_epochs"
     for was, asked in ((2, None), (2, -1), (None, -1)):
-        assert resume.is_more(key, asked, was)
+        assert choose_run.is_more(key, asked, was)
     for was, asked in ((-1, None), (None, 20), (-1, 20), (2000, None)):  # Lightning takes 1,000
-        assert not resume.is_more(key, asked, was)
+        assert not choose_run.is_more(key, asked, was)
 
 
 def test_run_without_a_checkpoint_yet_begins_anew_and_says_so(
@@ -174,30 +174,38 @@ def test_refused_command_leaves_the_run_as_it_was(
     folder = saved_run()
     (folder / "results.json").write_text("{}")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setattr(resume, "checkpoint", lambda *_: None)
+    monkeypatch.setattr(choose_run, "newest_checkpoint", lambda *_: None)
 
     def refuse(task: str, cfg: DictConfig) -> None:
         assert cfg.trainer.max_epochs == 50
         raise UserError("The data are others.")
 
-    monkeypatch.setattr(start, "compute", refuse)
+    monkeypatch.setattr(cli, "compute", refuse)
     words = ["trainer.max_epochs=50", f"resume={folder}"]
     with pytest.raises(UserError, match="others"):
-        start.start(compose_command("train", words))
-    (folder / which_run.LOCK).unlink()
+        cli.start(compose_command("train", words))
+    (folder / run_folder.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
-    monkeypatch.setattr(start, "compute", lambda *_: record.begin(folder))  # as training begins
-    start.start(compose_command("train", words))
+    monkeypatch.setattr(cli, "compute", lambda *_: record.begin(folder))  # as training begins
+    cli.start(compose_command("train", words))
     assert run_folder.load_config(folder).trainer.max_epochs == 50
     assert not (folder / "results.json").exists()
 
 
-def test_key_that_the_default_config_lacks_needs_the_choice_that_has_it(
+def test_run_is_composed_with_the_words_that_first_started_it(
     saved_run: Callable[..., Path],
 ) -> None:
-    words = ("model=mlp", "model.net.dropout=0.1")
-    folder = saved_run(*words)
-    with pytest.raises(UserError, match="leave it out, or add the choice that has the key"):
-        go_on(folder, words[1], f"resume={folder}")
-    assert go_on(folder, *words, f"resume={folder}").model.net.dropout == 0.1
+    """Only the run and what may change are typed; what may not is refused with the difference."""
+    words = ("experiment=synthetic", "model.net.dropout=0.1", "strategy=ddp", "trainer.devices=2")
+    folder = saved_run(*words, "+callbacks.mine._target_=tests.watch.labels.Labels", "seed=3")
+    this = f"resume={folder}"
+    again = go_on(folder, this, "trainer.max_epochs=50", "data.num_workers=1")
+    assert (again.model.net.dropout, again.seed, again.trainer.max_epochs) == (0.1, 3, 50)
+    assert again.trainer.devices == 2
+    with pytest.raises(UserError, match=r"dropout=0\.2 \(it has 0\.1\)"):
+        go_on(folder, this, "model.net.dropout=0.2")
+    with pytest.raises(UserError, match=r"Did you mean model\.net\.dropout"):
+        go_on(folder, this, "model.net.droput=0.2")
+    assert "DataParallel" in go_on(folder, this, "strategy=dp").trainer.strategy._target_
+    assert go_on(folder, this, *words[1:]).model.net.dropout == 0.1

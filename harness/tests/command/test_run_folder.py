@@ -2,14 +2,14 @@
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from harness.command import run_folder, start, validate, which_run
+from harness.command import main as cli
+from harness.command import run_folder
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
 from harness.files import write_json
@@ -19,8 +19,8 @@ HOLDER = """
 import sys, time
 import threading
 from pathlib import Path
-from harness.command import which_run
-with which_run.locked(Path(sys.argv[1])):
+from harness.command import run_folder
+with run_folder.locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
 """
@@ -46,13 +46,13 @@ def test_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
         assert holder.stdout.readline() == "locked\n"
         try:
             with pytest.raises(UserError, match=f"process {holder.pid} on ") as refused:
-                which_run.locked(tmp_path).__enter__()
+                run_folder.locked(tmp_path).__enter__()
             assert str(tmp_path) in str(refused.value)
         finally:
             holder.kill()
-    with which_run.locked(tmp_path):  # it has died, and the lock with it
+    with run_folder.locked(tmp_path):  # it has died, and the lock with it
         pass
-    with which_run.locked(tmp_path):
+    with run_folder.locked(tmp_path):
         pass
 
 
@@ -89,29 +89,6 @@ def test_damaged_or_edited_file_of_a_run_is_refused_in_words(tmp_path: Path) -> 
         run_folder.results(tmp_path)
 
 
-def test_commands_choose_a_run_one_after_another(tmp_path: Path) -> None:
-    """Else each of several with resume=auto would find none, and begin one."""
-    chosen: list[int] = []
-
-    def choose() -> None:
-        with which_run.choosing(tmp_path / "outputs"):
-            chosen.append(len(chosen))
-
-    with which_run.choosing(tmp_path / "outputs"):
-        other = threading.Thread(target=choose)
-        other.start()
-        other.join(0.3)
-        assert chosen == []
-    other.join(60)
-    assert chosen == [0]
-
-
-def test_folder_whose_name_a_config_would_fill_in_is_refused(tmp_path: Path) -> None:
-    words = [rf"output_dir='{tmp_path}/of \${{USER}}'"]
-    with pytest.raises(UserError, match=r"without \$\{ in its path"):
-        validate.check(compose_command("train", words))
-
-
 def test_run_that_begins_is_nobody_elses_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,8 +99,8 @@ def test_run_that_begins_is_nobody_elses_to_go_on_with(
     def start_another(*_: Any) -> None:
         others.append(command("train.py", *words))
 
-    monkeypatch.setattr(start, "compute_in", start_another)
-    run_dir = start.start(compose_command("train", words, "conf"))
+    monkeypatch.setattr(cli, "compute_in", start_another)
+    run_dir = cli.start(compose_command("train", words, "conf"))
     assert others[0].returncode == 1
     assert f"The run in {run_dir} is alive" in others[0].stderr
     assert sorted(path.name for path in run_dir.iterdir()) == [

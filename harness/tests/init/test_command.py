@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from harness import Run, UserError, evaluate, train
-from harness.command.compose import compose
+from harness.command.check import check
+from harness.command.compose import compose, compose_command
 from tests.faults.run_folder import contents, differences, leave_at
 
 QUICK = (
@@ -69,8 +70,8 @@ def test_one_word_a_dict_and_an_experiment_name_keys(weights: Path, tmp_path: Pa
     file.write_text(f"# @package _global_\ninit:\n  path: {weights}\n")
     assert compose("train", words).init.path == str(weights)
     file.write_text(f"# @package _global_\ninit: {weights}\n")
-    with pytest.raises(UserError, match=r"mine.yaml:2: there are no keys below init"):
-        compose("train", [*words, "init.strict=false"])
+    with pytest.raises(UserError, match=r"mine.yaml:2: init: .* must be keys"):
+        check(compose_command("train", words))
 
 
 def test_mistakes_are_answered_in_lines_and_leave_nothing(

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from harness import load_run, record, train
-from harness.command import resume
+from harness.command import choose_run
 from harness.command.compose import compose
 from tests.conftest import ROOT
 from tests.faults import resume_sweep
@@ -20,7 +20,7 @@ def test_a_run_tells_that_it_has_stopped_early(tmp_path: Path, capsys) -> None:
     why = record.read(run.folder)["stopped_early"]
     assert why.startswith("in epoch 2: Monitored metric val/accuracy did not improve")
     assert f"stopped early    {why}" in capsys.readouterr().out
-    assert f"It was stopped early, {why}." in resume.finished(run.folder)
+    assert f"It was stopped early, {why}." in choose_run.finished(run.folder)
 
 
 def test_best_links_to_the_best_of_k_files_at_any_time(tmp_path: Path) -> None:

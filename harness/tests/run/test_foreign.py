@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness import Run, UserError, evaluate, predict, train
-from harness.command import validate
+from harness.command.check import check
 from harness.command.compose import compose_command
 from harness.run import mistakes
 from tests.run import foreign
@@ -93,7 +93,7 @@ def test_null_data_takes_the_loaders_of_the_module(words, tmp_path: Path) -> Non
     for text in ("data: null", "defaults:\n  - override /data: null"):
         path.write_text(f"# @package _global_\n{text}\n")
         composed = compose_command("train", words("WithLoaders", "", "experiment=own"))
-        validate.check(composed)
+        check(composed)
         assert composed.cfg.data is None
     run = train(*words("WithLoaders", "null"))
     assert evaluate(run.checkpoint, "logger=none").results["test_loss"] == pytest.approx(
@@ -115,7 +115,7 @@ def test_training_without_loaders_is_refused(words) -> None:
     with pytest.raises(UserError, match=r"data: .*WithLoaders is not a LightningDataModule"):
         train(*words("Tested", "WithLoaders"))
     with pytest.raises(UserError, match="data was removed"):
-        validate.check(compose_command("train", ["~data"]))
+        check(compose_command("train", ["~data"]))
 
 
 def test_prediction_that_cannot_be_is_told_with_what_to_write(words) -> None:

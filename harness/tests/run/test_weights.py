@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness import Run, UserError, evaluate, load_run, predict, train
-from harness.command import resume
+from harness.command import choose_run
 from tests.conftest import slow
 from tests.faults.fork_server import command
 from tests.run.harm import KINDS
@@ -62,7 +62,7 @@ def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     # Whoever asks for the best gets what was tested.
     assert run.checkpoint.name == "last.ckpt"
     assert run.model is not None
-    assert "(of the last weights)" in resume.finished(run.folder)
+    assert "(of the last weights)" in choose_run.finished(run.folder)
 
 
 @pytest.mark.slow

@@ -70,14 +70,14 @@ def test_same_words_go_on_with_a_sweep_and_others_start_another(swept: Path) -> 
 
 
 def test_failed_jobs_keep_their_folders_with_the_reason(tmp_path: Path) -> None:
-    """Also one that cannot be composed."""
+    """Each in its line."""
     words = [*TINY, "model.optimizer.lr=-1,0.01,fast"]
     status, said = again(tmp_path, *words)
     assert status == 1
     (folder,) = sweeps(tmp_path)
     assert "job 0 failed" in said
     assert f"{folder / '0'}: failed, model.optimizer: Invalid learning rate: -1" in said
-    assert f"{folder / '2'}: failed, model.optimizer.lr=fast: model.optimizer.lr takes a n" in said
+    assert f"{folder / '2'}: failed, " in said
     assert f"Go on with: python train.py -m resume=auto {' '.join(TINY[:3])}" in said
     assert "Invalid learning rate: -1" in (folder / "0" / "screen.log").read_text()
     assert (folder / "1" / "results.json").exists()
@@ -102,7 +102,7 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
         f"-m sweep=optuna {RATE} +sweep.sampler.no=1": "sweep.sampler=optuna",
         f"-m sweep=optuna {RATE} sweep.storage=nowhere": "sweep.storage=nowhere: ",
         f"-m sweep=optuna {RATE} sweep.num_trials=0": "must be a whole number, 1 or more",
-        "-m seed=1,2 hydra/launcher=slurm": "under Slurm see harness/docs/cluster.md",
+        "-m seed=1,2 hydra/launcher=slurm": "sweeps are python train.py -m <words>",
         "-m seed=1,2 --cfg job": "Leave out one",
         "seed=1 sweep.num_parallel=2": "train.py -m sweep.num_parallel=2",
     }.items(),

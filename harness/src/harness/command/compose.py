@@ -1,9 +1,10 @@
 """Compose a command's words into one config.
 
 In: ``train``, ``evaluate`` or ``predict``, words, and the folder ``conf``. Out: a ``Command``.
-Next: ``validate`` checks it. Tests and notebooks call ``compose``, which returns the config alone.
+Next: ``check``. Tests and notebooks call ``compose``, which returns the config alone.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,23 +17,33 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from harness import allowed
 from harness.command import config_files, run_folder
 from harness.command.config_files import hydra_compose
-from harness.command.explain import OLD_NAMES, check_experiments, explained, old_name
+from harness.command.explain import OLD_WORDS, explained
 from harness.errors import UserError
+from harness.names import is_below
+from harness.processes.launcher import launcher
 
 TRACKERS = {"wandb", "mlflow"}  # files of conf/logger that are added to the default one
+# Groups of evaluate.py and predict.py: all else comes from the run that wrote the checkpoint.
+EVALUATION_GROUPS = ("trainer", "strategy", "gpus", "watch", "logger")
+OF_THE_RUN = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
+# Keys that a group sets elsewhere than below its own name; "" is every key.
+SET_BY = {
+    "strategy": ("strategy", "trainer.accelerator", "trainer.devices", "trainer.strategy"),
+    "watch": ("watch", "callbacks"),
+    "experiment": ("",),
+    "debug": ("",),
+}
 NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
-# Settings of Hydra's own runs, and what they are where nobody has set them.
+PLUGIN = "hydra._internal.core_plugins.basic_{0}.Basic{1}"
+# Settings of Hydra's own runs, which --help and --cfg would start, where nobody has set them.
 HYDRAS_RUNS = {
     "callbacks": {},
     "mode": None,
     "job_logging": NO_LOGGING,
     "hydra_logging": NO_LOGGING,
-    "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
-    "sweeper": {
-        "_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
-        "max_batch_size": None,
-        "params": None,
-    },
+    "launcher._target_": PLUGIN.format("launcher", "Launcher"),
+    "sweeper._target_": PLUGIN.format("sweeper", "Sweeper"),
+    "sweeper.params": None,
 }
 
 
@@ -42,11 +53,9 @@ class Command:
 
     Attributes:
         task: ``train``, ``evaluate`` or ``predict``.
-        cfg: what its config files and its words make together.
-        overrides: the words, as they were typed.
+        cfg: the config of the files and the words.
+        overrides: the words, as they were typed; those that add folders of files first.
         conf: the folder of the config files.
-        places: words that add further folders of config files.
-        choices: the file that was chosen of each group.
         rules: see ``config_files.rules``.
         is_sweep: whether it stands for many runs.
         sweep: settings of the sweep, which are no part of its runs.
@@ -57,29 +66,14 @@ class Command:
     cfg: DictConfig
     overrides: list[str]
     conf: Path
-    places: list[str] = field(default_factory=list)
     is_sweep: bool = False
-    choices: dict[str, str | None] = field(default_factory=dict)
     rules: dict[str, Any] = field(default_factory=dict)
     sweep: dict[str, Any] = field(default_factory=dict)
     sweep_dir: str | None = None
 
-    def composed_with(self, overrides: Sequence[str]) -> DictConfig:
-        """The config that other words make, from the same files."""
-        return hydra_compose(self.task, [*self.places, *overrides], self.conf)
-
 
 def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> DictConfig:
-    """Compose the config of a command.
-
-    Args:
-        task: ``train``, ``evaluate`` or ``predict``.
-        overrides: words as on the command line, such as ``"model=mlp"``.
-        conf: the folder of the config files.
-
-    Raises:
-        UserError: with what to type instead.
-    """
+    """Compose the config of a command from words, such as ``"model=mlp"``; a UserError if not."""
     return compose_command(task, overrides, conf).cfg
 
 
@@ -90,16 +84,17 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
         raise UserError(f"conf={conf}: there is no train.yaml. Give the folder of the configs.")
     allowed.follow(conf)
     words = as_hydra_reads(task, overrides, conf)
-    with explained(task, words, conf):
-        if task == "train":  # no other command has experiments
-            check_experiments(words, conf)
-        cfg = hydra_compose(task, words, conf, with_hydra=True)
+    saved = words_of_resumed_run(words, conf) if task == "train" else []
+    with explained(task, [*saved, *words], conf):
+        cfg = hydra_compose(task, [*saved, *words], conf, with_hydra=True)
     settings = cfg.hydra
     for name, default in HYDRAS_RUNS.items():
-        if settings[name] != default:
+        if OmegaConf.select(settings, name) != default:
             raise UserError(unused(f"hydra.{name} in a YAML file"))
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
     typed: Any = OmegaConf.to_container(settings.overrides.task)  # ${...} stays as it was typed
+    places = [word for word in words if word.startswith("hydra.searchpath=")]
+    num_saved = sum(not word.startswith("hydra.searchpath=") for word in saved)
     with open_dict(cfg):
         del cfg["hydra"]
         sweep: Any = OmegaConf.to_container(cfg.pop("sweep", OmegaConf.create()), resolve=True)
@@ -110,21 +105,23 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
     return Command(
         task=task,
         cfg=cfg,
-        overrides=typed,
+        overrides=[*places, *typed[num_saved:]],
         conf=conf,
-        places=[word for word in words if word.startswith("hydra.searchpath=")],
-        choices=dict(settings.runtime.choices),
         rules=config_files.rules(conf),
         sweep=sweep,
     )
 
 
+def key_of(word: str) -> str:
+    """Return the key that a word sets."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def unused(setting: str) -> str:
     """Say what to use in place of a setting of Hydra's own runs."""
     return (
-        f"{setting} has no use here, where no run is a job of Hydra's. Folders are output_dir= and "
-        "name=,\ncallbacks are Lightning's, sweeps are python train.py -m <words>; under Slurm see "
-        "harness/docs/cluster.md."
+        f"{setting} has no use here, as no run is a job of Hydra's: folders are output_dir= and "
+        "name=,\ncallbacks are Lightning's, sweeps are python train.py -m <words>."
     )
 
 
@@ -137,8 +134,15 @@ def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
         name = key.lstrip("+~")
         if name.startswith(("hydra.", "hydra/")) and name != "hydra.searchpath":
             raise UserError(unused(word))
-        if name in OLD_NAMES and value[:1] in [*"-[0123456789"]:
-            raise UserError(old_name(name))  # Hydra would look for a file of gpus=2
+        for pattern, today in OLD_WORDS.items():
+            if re.fullmatch(pattern, word.lstrip("+")):
+                raise UserError(f"{word} is a setting of Lightning 1. Use {today}.")
+        if task != "train" and name in groups and name not in EVALUATION_GROUPS:
+            raise UserError(
+                f"{word}: {task}.py takes the config of the checkpoint's run. Leave it out.\n"
+                f"It takes {', '.join(f'{group}=' for group in EVALUATION_GROUPS)} and single "
+                "keys, such as data.num_workers=4."
+            )
         if task == "train" and word in ("experiment=null", "debug=null"):
             continue
         if task == "train" and word == "data=null":
@@ -164,6 +168,31 @@ def in_quotes(value: str) -> str:
     return "'{}'".format(value.replace("'", "\\'"))
 
 
+def words_of_resumed_run(words: Sequence[str], conf: Path) -> list[str]:
+    """Return the words that first started the run of ``resume=<run>``, less what these replace.
+
+    How many machines compute it, and how many processes a launcher has started, is of this start.
+    """
+    named = [word.partition("=")[2].strip("'\"") for word in words if key_of(word) == "resume"]
+    if not named or not run_folder.is_run(Path(named[-1])):
+        return []
+    saved, groups = run_folder.load_words(Path(named[-1])), config_files.groups(conf)
+    replaced = ["resume", "trainer.num_nodes"]
+    replaced += ["trainer.devices"] if launcher().name != "python" else []
+    for word in words:
+        key = key_of(word)
+        if key not in groups:
+            # Hydra adds or removes a key once, and lets the last of several values win.
+            replaced += [key] if word[0] in "+~" or key.startswith("hydra.") else []
+        elif word not in saved:
+            replaced += SET_BY.get(key, (key.replace("/", "."),))
+    return [
+        word
+        for word in saved
+        if word not in words and not is_below(key_of(word).replace("/", "."), replaced)
+    ]
+
+
 def store_training_config(words: Sequence[str] = ()) -> None:
     """Give Hydra, as config ``run``, the settings of the run whose checkpoint the words name.
 
@@ -176,8 +205,7 @@ def store_training_config(words: Sequence[str] = ()) -> None:
         checkpoint = Path(values[-1].strip("'\"").replace("\\'", "'"))
         saved = run_folder.load_config(run_folder.config_of_checkpoint(checkpoint).parent)
         whole: Any = OmegaConf.to_container(saved)  # ${run_dir} in it is that of the new command
-        keys = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
-        node = {key: whole[key] for key in keys if key in whole}
+        node = {key: whole[key] for key in OF_THE_RUN if key in whole}
         needed = {"precision", "inference_mode"} & whole["trainer"].keys()
         node["trainer"] = {key: whole["trainer"][key] for key in needed}
     ConfigStore.instance().store(name="run", node=node, package="_global_")

@@ -35,7 +35,7 @@ class HarnessConfigFiles(SearchPathPlugin):
 
 
 def num_started_or(default: Any) -> Any:
-    """The processes that a launcher has started on this machine, or else the default."""
+    """Count the processes that a launcher has started on this machine, or return the default."""
     started = launcher()
     return default if started.name == "python" else started.num_here
 
@@ -58,7 +58,7 @@ def hydra_compose(
 
 
 def groups(conf: Path) -> set[str]:
-    """The groups of config files, such as ``model`` and ``model/scheduler``."""
+    """List the groups of config files, such as ``model`` and ``model/scheduler``."""
     return {
         path.relative_to(folder).as_posix()
         for folder in (conf, OWN)
@@ -68,12 +68,12 @@ def groups(conf: Path) -> set[str]:
 
 
 def choices(conf: Path, group: str) -> list[str]:
-    """The names of a group's files."""
+    """List the names of a group's files."""
     return sorted({path.stem for folder in (conf, OWN) for path in folder.glob(f"{group}/*.yaml")})
 
 
 def files(conf: Path) -> Iterator[Path]:
-    """Every config file."""
+    """Yield every config file."""
     for folder in (conf, OWN):
         yield from folder.rglob("*.yaml")
 
@@ -97,7 +97,7 @@ def rules(conf: Path) -> dict[str, Any]:
             kind = "a list" if isinstance(default, list) else "keys with a list each"
             raise UserError(f"{place}: {name}: {own} must be {kind}.")
         merged[name] = default | own if isinstance(default, dict) else default + own
-    for key, kinds in merged["takes"].items():
-        if not isinstance(kinds, list) or not kinds:
-            raise UserError(f"{place}: takes: {key}: {kinds} must be a list, such as [1..].")
+    for key, values in merged["takes"].items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{place}: takes: {key}: {values} must be a list, such as [1..].")
     return merged

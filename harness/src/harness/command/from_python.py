@@ -1,6 +1,6 @@
 """Train, evaluate and predict from a notebook or a script, in the same run folders.
 
-In: words, as of a command. Out: a ``Run``. Next: ``compose`` and ``start``, as for a command.
+In: words, as of a command. Out: a ``Run``. Next: ``compose`` and ``main.start``, as for a command.
 
 from harness import train
 run = train("model=mlp", "trainer.max_epochs=3")
@@ -9,8 +9,6 @@ run.results["test/accuracy"], run.model, run.table
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from harness import allowed
-from harness.command import run_folder, validate, which_run
-from harness.command.compose import Command, compose_command
-from harness.command.start import start
+from harness.command import run_folder
+from harness.command.compose import compose_command
+from harness.command.main import start
 from harness.errors import UserError
-from harness.processes import launch, leaving
+from harness.processes import leaving
 from harness.runs.reading import read_table
 from harness.strategies import launchable
 
@@ -104,8 +102,7 @@ def train(*overrides: str, conf: str | Path = "conf") -> Run:
 
     Raises:
         UserError: with what to type instead.
-        KeyboardInterrupt: where it was interrupted; it has saved, and goes on with
-            ``resume=auto``.
+        KeyboardInterrupt: after it has saved; ``resume=auto`` goes on.
     """
     return _start("train", overrides, conf)
 
@@ -124,32 +121,12 @@ def predict(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") 
 def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
     with _surviving():
         command = compose_command(task, overrides, conf)
-        starts_again = launchable.runs_program_again(command.cfg.trainer)
-        return Run((_start_program if starts_again else start)(command), command.conf)
-
-
-def _start_program(command: Command) -> Path:
-    """Start a program whose processes Lightning may start again; this one is a notebook's.
-
-    Raises:
-        UserError: if the program has failed; it has said why.
-    """
-    validate.check(command)
-    run_dir = which_run.find(command) if command.task == "train" else None
-    run_dir = run_dir or which_run.make(which_run.parent_of(command))
-    words = [f"conf={command.conf}", *command.places, *command.overrides]
-    program = [sys.executable, "-m", "harness", command.task, *words]
-    process = subprocess.Popen(program, env=launch.job_environment(run_dir))
-    try:
-        status = process.wait()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)  # it finishes its step and saves
-        process.wait()
-        raise
-    if status:
-        which_run.remove_unused(run_dir)
-        raise UserError(f"The run in {run_dir} ended with exit status {status}.")
-    return run_dir
+        if launchable.runs_program_again(command.cfg.trainer):
+            raise UserError(
+                "From Python, a run computes in this process, and this strategy starts further "
+                f"ones.\nUse strategy=dp, or type python {task}.py {' '.join(command.overrides)}"
+            )
+        return Run(start(command), command.conf)
 
 
 @contextmanager

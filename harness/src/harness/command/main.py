@@ -1,33 +1,47 @@
 """Be a command: find out what this process was started for, and end with what a user can read.
 
-In: the words behind ``train.py``. Out: the exit status. Next: ``compose``, then ``start``; a rank
-that the first process of a run has started begins at ``start.compute``.
-Nothing here imports torch: ``--help``, ``--cfg job``, completion and mistakes answer at once.
+In: the words behind ``train.py``. Out: a run's folder and the exit status. The way of a run:
+``compose`` and ``check`` the words, let all processes meet, ``choose_run``, then ``run.train``,
+which imports torch. A rank that the first process of a run has started begins at ``compute``.
+Until then no torch: ``--help``, ``--cfg job``, completion and mistakes answer at once.
 """
 
 import os
+import re
 import sys
+import zlib
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
+from omegaconf import DictConfig, OmegaConf
 
+import harness
 from harness import allowed, record
-from harness.command import run_folder, sweep, which_run
-from harness.command.compose import as_hydra_reads, compose_command
+from harness.command import choose_run, run_folder, sweep
+from harness.command.check import check
+from harness.command.compose import Command, as_hydra_reads, compose, compose_command
 from harness.command.explain import nearest
-from harness.command.start import compute, compute_in, start
 from harness.errors import TrainingError, UserError
 from harness.files import FULL
-from harness.processes import launch, leaving
+from harness.names import flat, is_below
+from harness.processes import early, launch, leaving
+from harness.processes.launch import global_rank
+from harness.processes.launcher import launcher_of
 from harness.processes.leaving import AgreedExit, leave
+from harness.processes.meeting import Meeting
+from harness.strategies import launchable
 
 # Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
 TELL_SECONDS = 1.0
 COMPLETION = {"-sc", "--shell-completion"}
 SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"} | COMPLETION
 FLAGS = SHOWING | {"-p", "--package", "--resolve"}
+# Keys that differ between ranks by design, and are not compared.
+NOT_COMPARED = ("output_dir", "run_dir", "resume", "checkpoint", "output")
+LARGEST_FILE = 2**20  # bytes; larger files are data that lie beside the code
 
 
 def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
@@ -55,7 +69,7 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        if job is not None and launch.global_rank() == 0:
+        if job is not None and global_rank() == 0:
             record.note(job, status="failed", reason=str(error).partition("\n")[0])
         tell_once(str(error))
     except Exception as error:
@@ -72,35 +86,121 @@ def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
         compute(task, run_folder.load_next_config(run_dir))
         leaving.set_parent_signal(0)  # all is done, and the first process may end earlier
     elif job is not None and not words:
-        with which_run.locked(job):
+        with run_folder.locked(job):
             compute_in(job, task, run_folder.load_config(job))
-    elif job is not None:
-        command = compose_command(task, words, conf)
-        command.sweep_dir = str(job)
-        start(command)
-    elif {*sweep.MULTIRUN} & {*words}:
+    elif job is None and {*sweep.MULTIRUN} & {*words}:
         sweep.run(task, conf, words)
-    elif any(word.startswith("-") for word in words):
+    elif job is None and any(word.startswith("-") for word in words):
         show(task, conf, words)
     else:
-        start(compose_command(task, words, conf))
+        command = compose_command(task, words, conf)
+        command.sweep_dir = None if job is None else str(job)
+        start(command)
+
+
+def start(command: Command) -> Path:
+    """Check a command, choose its run's folder, and compute the run there.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        UserError: where it cannot run; then no folder is left, and a run that it would have gone
+            on with stays as it was.
+    """
+    check(command)
+    meeting = Meeting(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
+    with ExitStack() as held, meeting:
+        choice = meeting.agree(
+            lambda: fingerprint(command), lambda: choose_run.choose(command, held)
+        )
+        run_dir = Path(choice["run_dir"])
+
+        def undo() -> None:
+            if global_rank() == 0:
+                run_folder.remove_unused(run_dir, is_own=command.sweep_dir is None)
+
+        try:
+            meeting.check_shared(run_dir)
+            if not choice["is_finished"]:
+                meeting.watch(undo)
+                compute_in(run_dir, command.task, choose_run.frozen(command, run_dir))
+        except UserError:
+            undo()
+            raise
+    return run_dir
+
+
+def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
+    """Compute a run whose folder is locked, and record how it ends; its ranks find the folder."""
+    is_first = global_rank() == 0
+    recording = record.recording(run_dir) if is_first else nullcontext()
+    with recording, launch.environment_of_ranks(run_dir):
+        if is_first and not (run_dir / record.NEXT).exists():  # else it begins as it trains
+            record.begin(run_dir)
+        compute(task, frozen)
+    if is_first:  # of a dry run, which changes nothing
+        (run_dir / record.NEXT).unlink(missing_ok=True)
+
+
+def compute(task: str, frozen: DictConfig) -> None:
+    """Train, evaluate or predict with a frozen config, as any rank of the run."""
+    cfg = run_folder.resolved(frozen)
+    if not launch.is_further_rank():  # else the first process has chosen for this one
+        choose_gpus(cfg)
+        early.start(task, launchable.num_further(cfg.trainer))
+    from harness.run import train  # torch and Lightning; seconds
+
+    early.wait()
+    getattr(train, task)(cfg)
+
+
+def choose_gpus(cfg: Any) -> None:
+    """Take the GPUs that the config asks for, and say which they are; a UserError without them."""
+    if cfg.gpus.order == "visible" or cfg.trainer.accelerator in ("cpu", "mps"):
+        return
+    from harness.machine.choice import choose_emptiest
+    from harness.machine.gpus import gib
+
+    devices = cfg.trainer.devices
+    num_wanted = None if devices in (-1, "auto") else int(devices)
+    for index, gpu in enumerate(choose_emptiest(num_wanted, cfg.gpus.min_free_gib or 0)):
+        free = f"{gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free"
+        print(f"cuda:{index} is GPU {gpu.number}: {gpu.name}, {free}")
+
+
+def fingerprint(command: Command) -> dict[str, Any]:
+    """Describe what all processes must share: settings and versions as texts, code as a checksum.
+
+    ``processes.meeting`` compares them, and names what differs.
+    """
+    cfg: Any = OmegaConf.to_container(command.cfg, resolve=True)
+    may_differ = (*NOT_COMPARED, *command.rules["may_differ"])
+    settings = {k: str(value) for k, value in flat(cfg).items() if not is_below(k, may_differ)}
+    owners, checksum = command.conf.parent, 0
+    lock = owners / "requirements.lock"
+    names = re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(command.cfg))
+    names += re.findall(r"(?m)^([\w.-]+)==", lock.read_text()) if lock.is_file() else []
+    compared = {*record.MAIN_PACKAGES, *(name.replace("_", "-").lower() for name in names)}
+    versions = {name: text for name, text in record.packages().items() if name in compared}
+    for place in (owners / "src", lock, Path(sys.argv[0]), Path(harness.__path__[0])):
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            is_made = "__pycache__" in path.parts or ".egg-info" in str(path)
+            if path.is_file() and not is_made and path.stat().st_size <= LARGEST_FILE:
+                name = str(path.relative_to(place))
+                checksum = zlib.crc32(name.encode() + path.read_bytes(), checksum)
+    return settings | versions | {"code (src, program, requirements.lock, harness)": checksum}
 
 
 def show(task: str, conf: Path, words: list[str]) -> NoReturn:
-    """Let Hydra answer ``--help``, ``--cfg``, ``--info`` and completion.
-
-    Raises:
-        UserError: for other flags, and for mistakes in the words.
-    """
+    """Let Hydra answer ``--help``, ``--cfg``, ``--info`` and completion; refuse other flags."""
     flags = {word.partition("=")[0] for word in words if word.startswith("-")}
-    for flag in sorted(flags - FLAGS):
-        hint = nearest(flag.lstrip("-"), task, [], conf).replace("?", "=<value>?")
+    if (unknown := flags - FLAGS) or not flags & SHOWING:
+        flag = min(unknown or flags)
+        hint = nearest(flag.lstrip("-"), compose(task, [], conf), conf).replace("?", "=<value>?")
         raise UserError(
-            f"There is no flag {flag} here.{hint}\n--help, --cfg job and -m are some; a command "
-            "has its own config, and hydra.searchpath=[file://<folder>] adds a folder."
+            f"{flag} is no flag here: --help, --cfg job and -m are. Settings are key=value.{hint}"
         )
-    if not flags & SHOWING:
-        raise UserError(f"{' '.join(flags)} has no use without --cfg job.")
     if not flags & COMPLETION:
         settings = [word for word in words if "=" in word and not word.startswith("-")]
         compose_command(task, settings, conf)  # says what is wrong, and what Hydra may not call
@@ -119,13 +219,12 @@ def tell_of_user(error: Exception) -> None:
         # What has failed speaks again when it is closed: a device, and workers that never began.
         tell_once(message, leaves_at_once="CUDA error" in message or "/dev/shm" in message)
     if isinstance(error, OSError) and error.errno in FULL:
-        file = error.filename or "A file"
         tell_once(
-            f"{file} was not written: {error.strerror}.\n"
+            f"{error.filename or 'A file'} was not written: {error.strerror}.\n"
             "Free space on its disk; a run goes on with resume=auto."
         )
     # An error of the connection is what another process's failure looks like from here.
-    if launch.global_rank() and leaving.first_has_failed.wait(TELL_SECONDS):
+    if global_rank() and leaving.first_has_failed.wait(TELL_SECONDS):
         leave(1)
 
 
@@ -135,7 +234,7 @@ def tell_once(message: str, leaves_at_once: bool = False) -> NoReturn:
     Its end ends the others, by torchrun or by the kernel. A process that lives on has found
     something of its own.
     """
-    if rank := launch.global_rank():
+    if rank := global_rank():
         if leaving.first_has_failed.wait(TELL_SECONDS):
             leave(1)
         message = message if message.startswith("Rank ") else f"Rank {rank}: {message}"

@@ -1,12 +1,20 @@
-"""What a run's folder holds: config, words, results, checkpoints.
+"""A run's folder: made, locked, read and written: config, words, results, checkpoints.
 
-In: a run's folder. Out: what a run has written there, or a ``UserError`` that names the file.
-``which_run`` chooses the folder. This file imports no torch: mistakes are answered at once.
+In: a folder. Out: what a run has written there, or a ``UserError`` that names the file.
+``choose_run`` decides which folder. No torch: mistakes are answered at once.
 """
 
+import errno
+import fcntl
+import itertools
 import json
+import os
+import platform
 import re
-from contextlib import suppress
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,9 +25,13 @@ from yaml import YAMLError
 
 from harness.errors import UserError
 from harness.files import read_json, read_yaml, write_yaml
+from harness.processes.launch import global_rank
+from harness.processes.launcher import launcher
 from harness.record import NEXT
 
 STARTED = "# started "  # begins a line of overrides.yaml
+LOCK = ".lock"
+LOCK_SECONDS = 120.0  # for which a network disk may keep the lock of a machine that has died
 UNREADABLE = (OmegaConfBaseException, YAMLError, OSError, LookupError, TypeError, ValueError)
 
 
@@ -32,7 +44,7 @@ def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:
 
 
 def resolved(frozen: DictConfig) -> DictConfig:
-    """The same with the folder filled in."""
+    """Fill in the run's folder as well."""
     return OmegaConf.create(OmegaConf.to_container(frozen, resolve=True))  # type: ignore[return-value]
 
 
@@ -71,7 +83,7 @@ def save_words(words: list[str], run_dir: Path) -> None:
 
 
 def load_words(run_dir: Path) -> list[str]:
-    """Read what was typed when a run was started; nothing where there is no such file."""
+    """Read the words that started a run; none where there is no such file."""
     try:
         return as_typed(read_yaml(run_dir / "overrides.yaml"))
     except UNREADABLE:
@@ -79,7 +91,7 @@ def load_words(run_dir: Path) -> list[str]:
 
 
 def as_typed(text: str) -> list[Any]:
-    """The words in a YAML text, where ``${run_dir}`` refers to nothing."""
+    """Read words from a YAML text, in which ``${run_dir}`` refers to nothing."""
     words: list[Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
     return words
 
@@ -92,26 +104,18 @@ def results(run_dir: Path) -> dict[str, float]:
     return {}
 
 
-def best_checkpoint(run_dir: Path) -> Path:
-    """The checkpoint that a run has tested, or the last one of a run that kept no best."""
-    for name in ("best.ckpt", "last.ckpt"):
-        if (path := run_dir / "checkpoints" / name).is_file():
-            return path
-    raise UserError(f"The run in {run_dir} has no checkpoint, which would hold its weights.")
-
-
 def is_run(folder: Path) -> bool:
     """Whether a folder is that of a run."""
     return any((folder / name).exists() for name in ("config.yaml", "overrides.yaml"))
 
 
 def runs_in(parent: Path) -> list[Path]:
-    """The runs in a folder, in the order in which they were started."""
+    """List the runs in a folder, in the order in which they were started."""
     return sorted((path.parent.resolve() for path in parent.glob("*/overrides.yaml")), key=_started)
 
 
 def _started(run_dir: Path) -> float:
-    """When a run was started: as it has written itself, whatever the times of a copy's files."""
+    """Read when a run was started: from its own file, as a copy's files have other times."""
     path = run_dir / "overrides.yaml"
     with suppress(OSError, ValueError):
         if line := re.search(f"^{STARTED}(.+)$", path.read_text(), re.MULTILINE):
@@ -119,18 +123,20 @@ def _started(run_dir: Path) -> float:
     return path.stat().st_mtime
 
 
+def best_checkpoint(run_dir: Path) -> Path:
+    """Return the checkpoint that a run has tested, or the last one of a run that kept no best."""
+    for name in ("best.ckpt", "last.ckpt"):
+        if (path := run_dir / "checkpoints" / name).is_file():
+            return path
+    raise UserError(f"The run in {run_dir} has no checkpoint, which would hold its weights.")
+
+
 def config_of_checkpoint(checkpoint: Path) -> Path:
-    """The config of the run that wrote a checkpoint; a UserError if either is missing."""
-    if checkpoint.is_dir():  # of a run, of its checkpoints, or of several runs
-        patterns = ("best.ckpt", *(f"{'*/' * depth}checkpoints/best.ckpt" for depth in range(3)))
-        best = [path for pattern in patterns for path in checkpoint.glob(pattern)]
-        newest = max(best, key=lambda path: path.stat().st_mtime, default=None)
-        file = newest or "<run>/checkpoints/<name>.ckpt"
-        raise UserError(f"checkpoint={checkpoint} is a folder. Use checkpoint={file}")
+    """Return the config of the run that wrote a checkpoint; a UserError if either is missing."""
     if not checkpoint.is_file():
-        there = sorted(str(path) for path in checkpoint.parent.glob("*.ckpt"))
-        hint = f" There is {', '.join(there)}." if there else ""
-        raise UserError(f"checkpoint={checkpoint}: there is no such file.{hint}")
+        best = Path("checkpoints", "best.ckpt")
+        folder = checkpoint if (checkpoint / best).exists() else Path("<run>")
+        raise UserError(f"checkpoint={checkpoint} is no file. Use checkpoint={folder / best}")
     config = checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise UserError(
@@ -138,3 +144,79 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
             "Keep a checkpoint in the checkpoints/ folder of its run."
         )
     return config
+
+
+def make(parent: Path, name: str | None = None) -> Path:
+    """Make a run's folder, by default named by the time; of equal names each gets a number."""
+    stem = name or time.strftime("%Y-%m-%d_%H-%M-%S")
+    with _writing():
+        parent.mkdir(parents=True, exist_ok=True)
+        for attempt in itertools.count(1):
+            path = parent / (stem if attempt == 1 else f"{stem}_{attempt}")
+            with suppress(FileExistsError):
+                path.mkdir()
+                break
+    return path.resolve()
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keep other commands from a run's folder; the system ends that with this process.
+
+    Of several processes the first one does it. Where another command computes the run, a UserError
+    says which.
+    """
+    if global_rank() > 0:
+        yield
+        return
+    end = time.monotonic() + (LOCK_SECONDS if launcher().is_again else 0.0)
+    with _writing():
+        file = (run_dir / LOCK).open("a+")
+    with file:
+        while not _is_taken(file.fileno()):
+            if time.monotonic() > end:
+                file.seek(0)
+                raise UserError(
+                    f"The run in {run_dir} is alive: {file.read().strip() or 'a process'} computes "
+                    "it.\nLet it end, or use resume=null to start another."
+                )
+            time.sleep(1.0)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Take a lock, unless another process holds it; some network file systems have none."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Turn the system's refusal of a new file into a ``UserError``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} was not written: {error.strerror}.\nChoose a folder that you may "
+            "write to with output_dir=<folder>, or copy the run there: resume=<copy>."
+        ) from error
+
+
+def remove_unused(run_dir: Path, is_own: bool = True) -> None:
+    """Remove what a refused command has made: its new folder, or the next config of an older run.
+
+    A sweep's job keeps its folder, for it is not its own.
+    """
+    is_old = (run_dir / NEXT).exists()
+    (run_dir / NEXT).unlink(missing_ok=True)
+    traces = ("checkpoints", "metrics.csv", "results.json")
+    if is_own and not is_old and not any((run_dir / name).exists() for name in traces):
+        shutil.rmtree(run_dir, ignore_errors=True)
+        with suppress(OSError):  # there are other runs
+            run_dir.parent.rmdir()

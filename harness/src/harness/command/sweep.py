@@ -18,7 +18,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
-from harness.command import run_folder, validate, which_run
+from harness.command import run_folder
+from harness.command.check import check
 from harness.command.compose import Command, as_hydra_reads, compose_command
 from harness.command.explain import explained
 from harness.errors import UserError
@@ -56,16 +57,15 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     # A mistake in the first job is reported now, and one in a later job when that one starts.
     command = compose_command("train", [_values(override)[0] for override in overrides], conf)
     command.is_sweep = True
-    validate.check(command)
+    check(command)
     jobs = [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
     open_queue = _study(command, jobs) if "num_trials" in command.sweep else _grid(jobs)
     parent = Path(command.cfg.output_dir, "sweeps", command.cfg.name)
-    with which_run.choosing(parent):
-        folder = _same(parent, words) if resume[-1:] == ["auto"] else None
-        if folder is None:
-            folder = which_run.make(parent)
-            run_folder.save_words(words, folder)
-    with which_run.locked(folder):
+    folder = _same(parent, words) if resume[-1:] == ["auto"] else None
+    if folder is None:
+        folder = run_folder.make(parent)
+        run_folder.save_words(words, folder)
+    with run_folder.locked(folder):
         driver = Driver(open_queue(folder), [sys.executable, *program], _slots(command))
         status = _drive(driver, folder)
     if status:

@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from harness.command import run_folder, validate
+from harness.command import run_folder
+from harness.command.check import check
 from harness.command.compose import compose_command, in_quotes
 from harness.convert.checkpoint import stem_of
 from harness.errors import UserError
@@ -98,7 +99,7 @@ def built(checkpoint: Path, words: Sequence[str], conf: str | Path) -> tuple[Any
     """Return the module with its weights, and the data, as evaluate.py builds them."""
     own = [f"checkpoint={in_quotes(str(checkpoint))}", "strategy=cpu", "logger=none"]
     command = compose_command("evaluate", [*own, *words], conf)
-    validate.check(command)
+    check(command)
     cfg: Any = OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
     with user_errors():
         check_targets(cfg)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from harness.command import validate
+from harness.command.check import check
 from harness.command.compose import compose_command
 from harness.errors import UserError
 
@@ -109,7 +109,7 @@ class Runs:
         self.settings = [w for w in words if w.lstrip("+").startswith("trainer.strategy.")]
         self.words = [word for word in words if word not in self.settings]
         command = compose_command("train", [*self.words, *ALONE.words])
-        validate.check(command)
+        check(command)
         cfg, self.num_steps = command.cfg, int(typed.get("trainer.max_steps", 6))
         if self.num_steps < 4:
             raise UserError(f"trainer.max_steps={self.num_steps}: use 4 or more.")

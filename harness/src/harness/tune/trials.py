@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from pytorch_lightning.tuner.tuning import Tuner
 
-from harness.command import validate
+from harness.command.check import check
 from harness.command.compose import compose_command
-from harness.command.start import choose_gpus
+from harness.command.main import choose_gpus
 from harness.data.datamodule import DataModule
 from harness.errors import UserError
 from harness.run import build as run
@@ -37,7 +37,7 @@ def composed(overrides: Sequence[str]) -> Any:
         UserError: with what to type instead.
     """
     command = compose_command("train", list(overrides), "conf")
-    validate.check(command)
+    check(command)
     return OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
 
 

@@ -94,8 +94,9 @@ def missing_score(message: str) -> str | None:
     if found is None:
         return None
     logged = [name for name in re.findall(r"'([^']+)'", found[2]) if name not in COUNTERS]
-    rest = suggestion(found[1], logged)
-    return f"Nothing logs objective={found[1]}, but {', '.join(logged)}.\n{rest}"
+    close = difflib.get_close_matches(found[1], logged, n=1, cutoff=0.5)
+    hint = f"Did you mean objective={close[0]}?" if close else "Choose one with objective=<name>."
+    return f"Nothing logs objective={found[1]}, but {', '.join(logged)}.\n{hint}"
 
 
 def suggestion(monitor: str, logged: list[str]) -> str:

@@ -1,0 +1,219 @@
+"""Check a composed command before anything is written, and before torch is imported.
+
+In: a ``Command``. Out: nothing, or a ``UserError`` that says what to type instead. Next:
+``choose_run``. What single settings take stands in ``default_rules.yaml``.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from harness import allowed
+from harness.checkpoints.lookup import verified
+from harness.command import config_files
+from harness.command.compose import OF_THE_RUN, Command, key_of
+from harness.command.explain import NO_PACKAGE, explained, nearest
+from harness.data.batch_size import check_batch_size
+from harness.errors import UserError
+from harness.init.settings import file_of, settings
+from harness.machine import choice, num_gpus
+from harness.names import flat, shown, typed
+from harness.processes.launcher import launcher
+from harness.strategies import launchable
+
+RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
+KINDS: dict[Any, type] = {"text": str, "list": list}
+
+
+def check(command: Command) -> None:
+    """Refuse a composed command that cannot run, with what to type instead."""
+    cfg = command.cfg
+    with explained(command.task, command.overrides, command.conf):
+        for key in OmegaConf.missing_keys(cfg):
+            raise UserError(f"{key} has no value. Add {key}=<value>.")
+        values = flat(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    values |= flat({"sweep": command.sweep})
+    _check_keys(command)
+    _check_words(command, values)
+    for key, node in allowed.targets(cfg):
+        if "." not in (name := str(node["_target_"])):
+            raise UserError(f"{key}._target_={name} needs its package: <package>.<module>.{name}")
+    allowed.check(cfg)
+    if command.task == "train":
+        _check_training(command)
+    else:
+        verified(Path(cfg.checkpoint))
+    check_gpus(cfg)
+    _check_devices(cfg)
+
+
+def check_init(cfg: DictConfig) -> None:
+    """Refuse weights that a run cannot begin with; one that goes on has no use for them."""
+    node: Any = cfg.get("init")
+    init = settings(
+        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    )
+    if init.path is not None and cfg.resume is None:
+        file_of(init.path)
+
+
+def _check_keys(command: Command) -> None:
+    """Refuse keys that nothing reads, and values in the place of keys: Hydra merges them all.
+
+    What reads a key: the task's own YAML file, a group, or an interpolation such as ``${width}``.
+    """
+    cfg, conf, file = command.cfg, command.conf, f"{command.task}.yaml"
+    own = conf if (conf / file).exists() else config_files.OWN
+    schema = yaml.safe_load((own / file).read_text())
+    groups = config_files.groups(conf) - {"experiment", "debug"}
+    read = {*schema, *groups, *re.findall(r"\$\{([^.:}\[]+)", OmegaConf.to_yaml(cfg))}
+    read |= set() if command.task == "train" else {*OF_THE_RUN}
+    dicts = {name for name, default in schema.items() if isinstance(default, dict)}
+    for name in (groups | dicts) & {*map(str, cfg)}:
+        may_be_null = name == "data" or name not in groups
+        if not (OmegaConf.is_dict(cfg[name]) or (may_be_null and cfg[name] is None)):
+            raise UserError(
+                f"{_place(command, name)}{name}: {cfg[name]} must be keys, each on a line below "
+                "it: indented, and with a space after the colon."
+            )
+    unread = [name for name in map(str, cfg) if name not in read]
+    for name in dicts - groups:
+        unread += [f"{name}.{key}" for key in cfg[name] or () if key not in schema[name]]
+    files = [path.read_text() for path in _experiments(command)]
+    unread += ["hydra"] * any(re.search("(?m)^hydra:", text) for text in files)
+    for key in unread:
+        hint = nearest(key, cfg, conf) if key not in ("experiment", "debug") else NO_PACKAGE
+        raise UserError(f"{_place(command, key)}nothing reads {key}.{hint}")
+
+
+def _experiments(command: Command) -> Iterator[Path]:
+    """Yield the YAML files that ``experiment=`` and ``debug=`` choose, also of a further folder."""
+    places = re.findall(r"file://([^,\]\s'\"]+)", " ".join(command.overrides))
+    for word in command.overrides:
+        group, _, value = word.lstrip("+").partition("=")
+        for name in re.findall(r"[^\s,\[\]'\"]+", value):
+            paths = [Path(place, group, f"{name}.yaml") for place in (*places, command.conf)]
+            if group in ("experiment", "debug"):
+                yield from [path for path in paths if path.is_file()][:1]
+
+
+def _place(command: Command, key: str) -> str:
+    """Return the experiment and the line that set a key, or the word that did."""
+    for word in command.overrides:
+        if key_of(word) == key:
+            return f"{word}: "
+    for path in _experiments(command):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.match(rf"\W*{re.escape(key.rpartition('.')[2])}\b", line):
+                return f"{shown(path)}:{number}: "
+    return ""
+
+
+def _check_words(command: Command, values: dict[str, Any]) -> None:
+    """Refuse values that the rules do not list, and words that would be misread."""
+    for key, kinds in command.rules["takes"].items():
+        if key in values and not any(_is_of(values[key], kind) for kind in kinds):
+            *most, last = [_described(kind) for kind in kinds]
+            takes = f"{', '.join(most)} or {last}" if most else last
+            is_variable = any(w.startswith(f"{key}=${{oc.env:") for w in command.overrides)
+            hint = "\nA variable is text: write ${oc.decode:${oc.env:NAME}}." if is_variable else ""
+            raise UserError(f"{key}={typed(values[key])} must be {takes}.{hint}")
+    for word in command.overrides:
+        name, _, value = word.lstrip("+~").partition("=")
+        if name == "run_dir":
+            raise UserError("run_dir is set by the run: use output_dir=<folder> and name=<name>.")
+        if word[0] == "~" and name in config_files.groups(command.conf):
+            raise UserError(f"{name} was removed, and nothing runs without it. Leave out {word}.")
+        if value.lower() in ("yes", "no", "on", "off"):  # texts, which Python takes for true
+            raise UserError(f"{word}: write true or false; a text is \"{name}='{value}'\".")
+        if name == "output" and command.task == "predict":
+            output = Path(command.cfg.output)
+            if output.suffix != ".csv" or output.exists():
+                why = "exists" if output.exists() else "is the name of no .csv"
+                raise UserError(f"output={output} {why}. Use another name, output=<name>.csv.")
+        is_of_sweep = name.partition(".")[0] == "sweep" and command.task == "train"
+        if is_of_sweep and not command.is_sweep:
+            raise UserError(f"{word} is a setting of a sweep: python train.py -m {word} …")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is what a rule lists: a range, text, a list, or this very value."""
+    if kind in KINDS:
+        return isinstance(value, KINDS[kind])
+    if (limits := RANGE.fullmatch(str(kind))) is None:
+        return bool(value == kind) and isinstance(value, bool) == isinstance(kind, bool)
+    numbers = (int, float) if "." in limits[1] else int
+    is_number = isinstance(value, numbers) and not isinstance(value, bool)
+    return is_number and float(limits[1]) <= value <= float(limits[2] or math.inf)
+
+
+def _described(kind: Any) -> str:
+    if kind == "list":
+        return "a list, such as [1,2]"
+    if (limits := RANGE.fullmatch(str(kind))) is None:
+        return typed(kind)
+    number = "a number" if "." in limits[1] else "a whole number"
+    return f"{number}, {limits[1]} {f'to {limits[2]}' if limits[2] else 'or more'}"
+
+
+def _check_training(command: Command) -> None:
+    cfg = command.cfg
+    check_init(cfg)
+    if not cfg.output_dir:
+        raise UserError("output_dir must be a folder, such as outputs.")
+    if ".." in Path(cfg.name).parts or Path(cfg.name).is_absolute():
+        raise UserError(f"name={cfg.name} must be a folder below output_dir, without '..'.")
+    _check_objective(command)
+    if cfg.resume is not None and cfg.checkpoint is None:
+        raise UserError(f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null.")
+    num_nodes = cfg.trainer.get("num_nodes", 1)
+    if command.is_sweep and num_nodes > 1 and not launcher().is_one_of_several:
+        raise UserError("A sweep's jobs run on this machine. Use trainer.num_nodes=1.")
+
+
+def _check_objective(command: Command) -> None:
+    """Refuse a score without its direction: the worst checkpoint would be kept as the best."""
+    experiments = [yaml.safe_load(path.read_text()) or {} for path in _experiments(command)]
+    words = {key_of(word): word.partition("=")[2] for word in command.overrides}
+    for keys in (*experiments, words):
+        if keys.get("objective") not in (None, "null") and "mode" not in keys:
+            place = _place(command, "objective")
+            raise UserError(f"{place}add mode, min or max, whichever is the best.")
+
+
+def _check_devices(cfg: DictConfig) -> None:
+    """Refuse devices that do not exist, and a launch that waits for what nobody starts."""
+    trainer = cfg.trainer
+    devices, accelerator = trainer.devices, trainer.accelerator
+    if accelerator == "cpu" or num_gpus() == 0:
+        on_cpu = devices == "auto" or (isinstance(devices, int) and devices > 0)
+        if accelerator not in ("auto", "cpu") or not on_cpu:
+            wish = f"devices={devices}" if not on_cpu else f"accelerator={accelerator}"
+            raise UserError(
+                f"trainer.{wish} needs a GPU, and this run has none.\nUse strategy=auto (a GPU if "
+                "there is one), strategy=cpu, or trainer.devices=<number of processes>."
+            )
+    batch_size = OmegaConf.select(cfg, "data.batch_size")
+    if isinstance(batch_size, int):
+        check_batch_size(batch_size, launchable.num_processes(trainer))
+    launchable.check_launcher(trainer, launcher())
+
+
+def check_gpus(cfg: DictConfig) -> None:
+    """Refuse a choice of GPUs that cannot be made, or would not be the one that counts."""
+    least, num_here = cfg.gpus.min_free_gib, launcher().num_here
+    if cfg.gpus.order == "visible":
+        if least is not None:
+            raise UserError(f"gpus.min_free_gib={least} is looked at by gpus=emptiest. Add that.")
+    elif OmegaConf.is_list(cfg.trainer.devices) or num_here > 1:
+        raise UserError(
+            "gpus=emptiest chooses GPUs in one process: use trainer.devices=<number>, and start it "
+            "without torchrun or srun.\nOr leave it out, and name GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    elif cfg.trainer.accelerator not in ("cpu", "mps"):
+        choice.candidates()
