@@ -1,6 +1,5 @@
 """A split module of every kind gives the outputs and gradients of one device."""
 
-import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -93,22 +92,17 @@ def compiled_in_place():
     return net
 
 
-def compiled(backend="eager"):
-    return Net(lambda m, x: m.net(x), net=torch.compile(Own(), backend=backend))
-
-
 ZOO = {
     "lstm": lambda: Net(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(6, 4, batch_first=True)),
     "tied_weights": tied,
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(6, 4)),
-    "old_spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(6, 4)),
     "checkpoint_reentrant": lambda: Net(
         lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=True), a=mlp(), b=nn.Linear(6, 6)
     ),
     "frozen": frozen,
     "hooked_features": HookedFeatures,
     "on_its_device": OnItsDevice,
-    "compiled": compiled,
+    "compiled": lambda: Net(lambda m, x: m.net(x), net=torch.compile(Own(), backend="eager")),
     "compiled_in_place": compiled_in_place,
 }
 
@@ -117,12 +111,6 @@ def made(name):
     torch.manual_seed(0)
     module = ZOO[name]().double()
     return module, [torch.randn(7, *((5, 6) if name == "lstm" else (6,)), dtype=torch.float64)]
-
-
-def gradients(module, output):
-    torch.manual_seed(1)
-    (output * torch.randn(output.shape, dtype=output.dtype).to(output.device)).sum().backward()
-    return [p.grad for p in module.parameters()]
 
 
 def assert_equal(actual, expected, name, tolerance=1e-12):
@@ -139,7 +127,9 @@ def two_steps(module, inputs):
     for _ in range(2):
         module.zero_grad()
         output = module(*inputs)
-        results += [output, *gradients(module, output)]
+        torch.manual_seed(1)
+        (output * torch.randn(output.shape, dtype=output.dtype).to(output.device)).sum().backward()
+        results += [output, *(parameter.grad for parameter in module.parameters())]
     return results
 
 
@@ -175,84 +165,18 @@ def test_a_share_is_computed_on_another_device():
         assert not torch.equal(parallel.compute(CPU, zeros, inputs, {}), expected), name
 
 
-def test_shares_run_compiled_code_and_compile_once():
-    torch.compiler.reset()  # other tests have used up the recompilations of shared code
-    num_graphs = num_runs = 0
-
-    def backend(graph, example_inputs):
-        nonlocal num_graphs
-        num_graphs += 1
-
-        def run(*args):
-            nonlocal num_runs
-            num_runs += 1
-            return graph.forward(*args)
-
-        return run
-
-    module = compiled(backend)
-    parallel = ParallelForward(module, [CPU] * 3)
-    parallel.batch_sizes = (9,)
-    for _ in range(5):
-        module(torch.randn(9, 6))
-    parallel.remove()
-    assert num_runs == 5 * 3
-    assert num_graphs == 2  # one for parameters, one for their copies
-
-
-@pytest.fixture
-def split_over():
-    """Split a module over logical devices until the test ends."""
-    installed = []
-
-    def install(module, num_rows, num_devices=2, **options):
-        installed.append(ParallelForward(module, [CPU] * num_devices, **options))
-        installed[-1].batch_sizes = (num_rows,)
-        return installed[-1]
-
-    yield install
-    for parallel in installed:
-        parallel.remove()
-
-
-def test_a_split_module_inside_a_split_module_runs_whole_on_its_device(split_over):
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    x = torch.randn(6, 3)
-    expected = net(x)
-    outer, inner = split_over(net, 6, 3), split_over(net[0], 6)
-    torch.testing.assert_close(net(x), expected)
-    assert (outer.last_sizes, inner.num_calls) == ([2, 2, 2], 0)
-    net[0](x)
-    assert inner.last_sizes == [3, 3]
-
-
 class Masked(nn.Linear):
     def forward(self, x, mask, *, scale=None):
         return super().forward(x) @ mask
 
 
-def test_a_whole_input_is_found_by_position_and_by_keyword(split_over):
+def test_a_whole_input_is_found_by_position_and_by_keyword():
     net, x, mask = Masked(4, 4), torch.randn(4, 4), torch.randn(4, 4)
     expected = net(x, mask)
-    split_over(net, 4, whole_inputs=["mask"])
+    parallel = ParallelForward(net, [CPU] * 2, whole_inputs=["mask"])
+    parallel.batch_sizes = (4,)
     torch.testing.assert_close(net(x, mask=mask), expected)
     torch.testing.assert_close(net(x, mask), expected)
-
-
-def test_shares_follow_what_happens_between_two_calls(split_over):
-    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0))
-    split_over(net, 4)
-    x = torch.randn(4, 3)
-    assert not net(x).any()
-    net.eval()
-    with torch.no_grad():
-        net[0].weight.zero_()
-        net[0].bias.fill_(7)
-    assert (net(x) == 7).all()
-    net[0].requires_grad_(False)
-    assert not net(x).requires_grad
-    net.append(nn.Tanh())
-    assert (net(x) < 1.1).all()
 
 
 def test_generators_seeded_alike_are_separated_once_and_again_after_a_new_seed():

@@ -144,7 +144,7 @@ class Mixed(TrainsOnly):
         return self(batch[0], torch.eye(8)).square().mean()
 
 
-def test_an_input_that_is_no_batch_is_refused_with_its_name_and_whole_where_it_is_named() -> None:
+def test_an_input_that_is_no_batch_is_refused_or_whole_where_it_is_named() -> None:
     """The first batch has 8 samples as well, the second has 3."""
     with pytest.raises(UserError, match=r"weights of forward\(\) has shape \(8, 8\); .* 3 samples"):
         trainer(DataParallelStrategy(), **ONE_EPOCH).fit(Mixed(), datamodule=Data())

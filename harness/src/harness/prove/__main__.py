@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import UserError
 from harness.names import program
-from harness.prove.runs import Runs, strategy
+from harness.prove.runs import Runs, words_of
 
 if TYPE_CHECKING:
     from harness.prove.compare import Verdict
@@ -58,7 +58,7 @@ def _prove(options: argparse.Namespace, folder: Path) -> int:
         raise UserError(f"--json {options.json}: there is no such folder.")
     names = options.strategies.split(",") if options.strategies else ()
     for name in names:
-        strategy(name)
+        words_of(name)
     runs, began = Runs(options.words, (options.keep or folder).resolve()), time.monotonic()
     from harness.prove.compare import STRATEGIES, prove  # torch and Lightning; seconds
 

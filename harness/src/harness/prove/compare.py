@@ -23,7 +23,7 @@ from harness.checkpoints import lookup
 from harness.errors import UserError
 from harness.exact.seeded_steps import dropouts
 from harness.names import few
-from harness.prove.runs import ALONE, HANGS, Ended, Runs, strategy
+from harness.prove.runs import ALONE, HANGS, Ended, Runs
 
 log = logging.getLogger(__name__)
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
@@ -134,24 +134,24 @@ def prove(
     Raises:
         UserError: one process does not train.
     """
-    chosen, began = [strategy(name) for name in strategies], time.monotonic()
-    tolerance = DOUBLE if runs.precision == "64-true" else SINGLE
-    report(ALONE.name)
-    alone = runs.start(ALONE.name, ALONE)
+    tolerance, began = DOUBLE if runs.precision == "64-true" else SINGLE, time.monotonic()
+    report(ALONE)
+    alone = runs.start(ALONE)
     if alone.status:
         raise UserError(alone.message)
     runs.timeout = 60 + 10 * (time.monotonic() - began)
     reference = Record(alone.run_dir)
-    verdicts = [Verdict(ALONE.name, REFERENCE, "\n".join(reference.warnings))]
-    for how in chosen:
-        report(how.name)
-        verdicts.append(judge(how.name, runs.start(how.name, how), reference, tolerance))
-    killed = runs.start("killed", ALONE, f"+callbacks.prove.kill_after={runs.num_steps - 1}")
-    several = [how for how in chosen if not how.name.startswith("dp(")][:1]
-    for how in [ALONE, *several]:
-        name, allowed = f"resume, {how.name}", BY_BIT if how is ALONE else tolerance
+    verdicts = [Verdict(ALONE, REFERENCE, "\n".join(reference.warnings))]
+    for name in strategies:
         report(name)
-        verdicts.append(judge(name, runs.resume(name, killed, how), reference, allowed))
+        verdicts.append(judge(name, runs.start(name), reference, tolerance))
+    killed = runs.start(ALONE, f"+callbacks.prove.kill_after={runs.num_steps - 1}", name="killed")
+    several = [name for name in strategies if not name.startswith("dp(")][:1]
+    for name in [ALONE, *several]:
+        report(f"resume, {name}")
+        allowed = BY_BIT if name == ALONE else tolerance
+        ended = runs.resume(killed, name)
+        verdicts.append(judge(f"resume, {name}", ended, reference, allowed))
     return verdicts
 
 

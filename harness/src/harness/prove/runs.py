@@ -36,25 +36,19 @@ HANGS = 124  # exit status of a run that had to be killed, as that of timeout(1)
 NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-*$")  # lines that are no part of a refusal
 
 
-class Strategy(NamedTuple):
-    """A way to share an experiment between devices; each node is a command of its own."""
-
-    name: str
-    words: Sequence[str]
-    num_nodes: int = 1
+ALONE = "one process"
 
 
-ALONE = Strategy("one process", ("strategy=auto", "trainer.devices=1"))
-
-
-def strategy(name: str) -> Strategy:
-    """Read a strategy's name, such as ``ddp(3)``; ``ddp2(2x4)`` is two nodes of four devices."""
-    match = re.fullmatch(r"(\w+)\((?:([1-9]\d*)x)?([1-9]\d*)\)", name)
-    if not match or match[1] not in ("dp", "ddp", "ddp2", "fsdp"):
-        raise UserError(f"--strategies {name}: use names such as dp(2), ddp(3) or ddp2(2x2).")
+def words_of(strategy: str) -> tuple[list[str], int]:
+    """Return the words for a strategy such as ``ddp(3)``, and its nodes: ``ddp2(2x4)`` has two."""
+    match = re.fullmatch(r"(dp|ddp|ddp2|fsdp)\((?:([1-9]\d*)x)?([1-9]\d*)\)", strategy)
+    if strategy == ALONE:
+        return ["strategy=auto", "trainer.devices=1"], 1
+    if not match:
+        raise UserError(f"--strategies {strategy}: use names such as dp(2), ddp(3) or ddp2(2x2).")
     kind, num_nodes, devices = match[1], int(match[2] or 1), match[3]
-    words = (f"strategy={kind}", f"trainer.devices={devices}", f"trainer.num_nodes={num_nodes}")
-    return Strategy(name, words, num_nodes)
+    words = [f"strategy={kind}", f"trainer.devices={devices}", f"trainer.num_nodes={num_nodes}"]
+    return words, num_nodes
 
 
 class Ended(NamedTuple):
@@ -108,7 +102,7 @@ class Runs:
         # Settings of a strategy are for each that is tried; a strategy that lacks one refuses it.
         self.settings = [w for w in words if w.lstrip("+").startswith("trainer.strategy.")]
         self.words = [word for word in words if word not in self.settings]
-        command = compose_command("train", [*self.words, *ALONE.words])
+        command = compose_command("train", [*self.words, *words_of(ALONE)[0]])
         check(command)
         cfg, self.num_steps = command.cfg, int(typed.get("trainer.max_steps", 6))
         if self.num_steps < 4:
@@ -124,31 +118,29 @@ class Runs:
         self.words += ["callbacks.throughput=null"] * ("throughput" in (cfg.callbacks or {}))
         self.words += ["data.num_workers=0"] * (OmegaConf.select(cfg, "data.num_workers") == "auto")
 
-    def start(self, name: str, how: Strategy, *words: str) -> Ended:
+    def start(self, strategy: str, *words: str, name: str = "") -> Ended:
         """Train from the start, with further words, into a folder of this name."""
+        folder = self.folder / (name or re.sub(r"\W+", "_", strategy))
         words = (*self.words, *SHORT, f"trainer.precision={self.precision}", *words)
-        return self._run(how, self.folder_of(name), *words, f'output_dir="{self.folder_of(name)}"')
+        return self._run(strategy, folder, *words, f'output_dir="{folder}"')
 
-    def resume(self, name: str, ended: Ended, how: Strategy) -> Ended:
+    def resume(self, ended: Ended, strategy: str) -> Ended:
         """Go on with a copy of a run from its newest checkpoint."""
-        folder = self.folder_of(name)
+        folder = self.folder / re.sub(r"\W+", "_", f"resume {strategy}")
         shutil.copytree(ended.folder, folder, symlinks=True)
-        return self._run(how, folder, f'resume="{ended._replace(folder=folder).run_dir}"')
+        return self._run(strategy, folder, f'resume="{ended._replace(folder=folder).run_dir}"')
 
-    def folder_of(self, name: str) -> Path:
-        """Return the folder of a way to run."""
-        return self.folder / re.sub(r"\W+", "_", name).strip("_")
-
-    def _run(self, how: Strategy, folder: Path, *words: str) -> Ended:
+    def _run(self, strategy: str, folder: Path, *words: str) -> Ended:
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
+        of_strategy, num_nodes = words_of(strategy)
         program = ["train.py"] if Path("train.py").is_file() else ["-m", "harness", "train"]
-        program += [*words, self.accelerator, *how.words]
-        program += self.settings if how is not ALONE else []
+        program += [*words, self.accelerator, *of_strategy]
+        program += self.settings if strategy != ALONE else []
         processes, status = [], 0
-        for node in range(how.num_nodes):
+        for node in range(num_nodes):
             env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": str(node)}
             processes.append(start_program(program, os.environ | env, folder / f"node_{node}"))
         try:
