@@ -102,7 +102,7 @@ def test_shown_words_of_scripts_are_in_their_help(
     for program, words in of_programs():
         if not program.endswith(".py") or program in TASKS:
             continue
-        subcommand = words[:1] if program in ("scripts/runs.py", "scripts/tune.py") else []
+        subcommand = words[:1] if program == "scripts/runs.py" else []
         monkeypatch.syspath_prepend((ROOT / program).parent)  # as for a program
         monkeypatch.setattr(sys, "argv", [program, *subcommand, "--help"])
         with pytest.raises(SystemExit, match=r"^0$"):
