@@ -35,7 +35,7 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.processes.launch import follow_parent
+from harness.processes.parent import follow_parent
 from harness.upstream import lightning_name
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The two errors that end a command without a traceback."""
+"""The exceptions that end a command without a traceback."""
 
 
 class UserError(Exception):
@@ -18,3 +18,7 @@ class TrainingError(Exception):
 
     The process that finds it logs the message; the entry points exit with status 1.
     """
+
+
+class AgreedExit(SystemExit):
+    """Raised in every process of a run at the same step, so that none waits for another."""

@@ -20,7 +20,7 @@ from harness.command import run_folder
 from harness.data.checksum import checksum
 from harness.errors import UserError
 from harness.names import few
-from harness.processes import launch
+from harness.processes import parent
 from harness.record import git
 from harness.runs import reading
 from harness.runs.reading import RunFiles
@@ -94,7 +94,7 @@ def _train(run: RunFiles, start: dict[str, Any], project: Path, place: Path, run
     run_dir.mkdir()
     run_folder.save_words(run_folder.load_words(run.folder), run_dir)
     run_folder.save_config(frozen, run_dir)
-    inherited = launch.job_environment(run_dir)
+    inherited = parent.job_environment(run_dir)
     paths = project / "src", project, inherited.get("PYTHONPATH", "")
     environment = {k: v for k, v in inherited.items() if not record.ROUNDING.fullmatch(k)}
     environment |= start["environment"] | {"OMP_NUM_THREADS": str(start["num_threads"])}

@@ -94,14 +94,10 @@ def test_other_settings_and_code_on_a_host_are_named(network: Network, folder: P
     (folder / "mlp.py").write_text(f"{code.read_text()}# other\n")
     words = [*torchrun(), "train.py", *_words(folder)]
     one, two = network.hosts
-    started = [one.start(words), two.start([*words, "seed=9"], seen={code: folder / "mlp.py"})]
-    check_refused(
-        folder,
-        started,
-        "Rank 1 on host2",
-        "seed=9",
-        "another code (src, program, requirements.lock, harness)",
-    )
+    started = [one.start(words), two.start([*words, "seed=9"])]
+    check_refused(folder, started, "Rank 1 on host2", "seed=9")
+    started = [one.start(words), two.start(words, seen={code: folder / "mlp.py"})]
+    check_refused(folder, started, "Rank 1 on host2", "another code")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from harness.command import main as cli
 from harness.command.check import check
 from harness.command.compose import compose_command
-from harness.processes import leaving, peers
+from harness.processes import leaving
 from harness.testing import command as typed
 from tests.conftest import ROOT
 from tests.faults.fork_server import command
@@ -185,17 +185,23 @@ def test_answers_do_not_import_torch(tmp_path: Path) -> None:
     assert "torch was imported" in typed("train.py", environment=blocked).stderr
 
 
-def test_mistake_of_one_rank_only_is_told_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of all ranks is told by the first, whose end ends the others before they speak."""
+def test_first_process_tells_and_others_wait_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of all ranks is told by the first, whose end ends the others before they speak."""
     waited: list[float] = []
-    monkeypatch.setattr(leaving.first_has_failed, "wait", waited.append)
-    for rank, message in (("0", "This disk is full."), ("3", "Rank 3: This disk is full.")):
-        monkeypatch.setenv("RANK", rank)
-        with pytest.raises(SystemExit) as stop:
-            cli.tell_once("This disk is full.")
-        assert stop.value.code == message
-    assert waited == [cli.TELL_SECONDS]
-    assert cli.TELL_SECONDS < peers.GRACE_SECONDS - peers.NEWS_SECONDS  # before others give up
+    monkeypatch.setattr(leaving.time, "sleep", waited.append)
+    for rank, is_mistake, seconds in (
+        ("0", True, []),
+        ("0", False, [leaving.NOTICE_SECONDS]),
+        ("3", True, [leaving.TELL_SECONDS]),
+    ):
+        waited.clear()
+        torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "RANK": rank, "LOCAL_RANK": rank}
+        for name, value in torchrun.items():
+            monkeypatch.setenv(name, value)
+        leaving.before_telling(is_mistake)
+        assert waited == seconds
+        with pytest.raises(SystemExit, match="^Rank 3: This" if rank == "3" else "^This"):
+            cli.exit_with("This disk is full.")
 
 
 HEADER = "# @package _global_\n"

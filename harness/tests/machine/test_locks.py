@@ -9,9 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from harness.errors import UserError
 from harness.machine import choice
-from tests.machine.fake_nvml import FakeGpu
 
 HOLD = """
 import os, sys, time
@@ -59,12 +57,3 @@ def test_other_user_sees_the_lock(own_locks: str) -> None:
         os.setuid(65534)
         os._exit(int(choice.lock("GPU-1")) + 2 * int(choice.lock("GPU-2")))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-
-
-def test_process_that_never_ends_choosing_is_named(own_locks: str, machine, monkeypatch) -> None:
-    """Else two that want all GPUs could each get a part of them, and neither start."""
-    machine(FakeGpu(80))
-    monkeypatch.setattr(choice, "WAIT_SECONDS", 0.0)
-    with holder("choice", own_locks), pytest.raises(UserError, match="has been choosing"):
-        choice.choose_emptiest(1)
-    assert choice.choose_emptiest(1)[0].number == "0"  # the lock ended with its holder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import launch
+from harness.processes import parent
 
 
 def status_of(code: str, inherited: dict[str, str]) -> tuple[int, str]:
@@ -16,19 +16,19 @@ def status_of(code: str, inherited: dict[str, str]) -> tuple[int, str]:
 
 
 def test_rank_that_the_run_has_started_knows_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launch.PARENT, f"{os.getppid()}:rank:/runs/one")
+    monkeypatch.setenv(parent.PARENT, f"{os.getppid()}:rank:/runs/one")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert launch.folder_of_run() == Path("/runs/one")
+    assert parent.folder_of_run() == Path("/runs/one")
 
 
 def test_program_that_a_callback_starts_is_no_rank_and_follows_nobody(tmp_path: Path) -> None:
     """It inherits the variables of the run, of whichever of its processes, and forgets them."""
     code = (
-        "import os, sys; from harness.processes import launch\n"
-        "launch.follow_parent()\n"
+        "import os, sys; from harness.processes import parent\n"
+        "parent.follow_parent()\n"
         "assert 'harness.processes.leaving' not in sys.modules\n"
-        "assert launch.folder_of_run() is None\n"
-        "left = {'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_PORT', 'SLURM_NTASKS', launch.PARENT}\n"
+        "assert parent.folder_of_run() is None\n"
+        "left = {'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_PORT', 'SLURM_NTASKS', parent.PARENT}\n"
         "left |= {'TORCHELASTIC_RUN_ID'}\n"
         "assert not left & set(os.environ), left & set(os.environ)\n"
     )
@@ -36,24 +36,24 @@ def test_program_that_a_callback_starts_is_no_rank_and_follows_nobody(tmp_path: 
     by_rank = {"0": {}, "1": {}, "1 of torchrun": {"TORCHELASTIC_RUN_ID": "x"}}
     for rank, more in by_rank.items():
         first = os.getpid() if rank == "0" or more else os.getppid()
-        told = {launch.PARENT: f"{first}:rank:{tmp_path}", "LOCAL_RANK": rank[0]}
+        told = {parent.PARENT: f"{first}:rank:{tmp_path}", "LOCAL_RANK": rank[0]}
         assert status_of(code, inherited | told | more)[0] == 0, rank
 
 
 def test_launcher_of_a_person_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    assert launch.folder_of_run() is None
+    assert parent.folder_of_run() is None
     assert os.environ["LOCAL_RANK"] == "1"
 
 
 def test_variables_last_as_long_as_the_run_and_a_job_is_told_once(tmp_path: Path) -> None:
-    with launch.environment_of_ranks(tmp_path):
-        assert os.environ[launch.PARENT] == f"{os.getpid()}:rank:{tmp_path}"
-    assert launch.PARENT not in os.environ
-    os.environ.update(launch.job_environment(tmp_path))
-    assert launch.folder_of_job() == tmp_path
-    assert launch.folder_of_job() is None
+    with parent.environment_of_ranks(tmp_path):
+        assert os.environ[parent.PARENT] == f"{os.getpid()}:rank:{tmp_path}"
+    assert parent.PARENT not in os.environ
+    os.environ.update(parent.job_environment(tmp_path))
+    assert parent.folder_of_job() == tmp_path
+    assert parent.folder_of_job() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's kernel ends orphans")
@@ -64,8 +64,8 @@ def test_process_whose_starter_is_gone_ends_before_it_does_anything() -> None:
         ended.wait()
     mine = f"{os.getpid()}:rank:/runs/one"
     for role, rank in (("rank", "1"), ("job", "0")):
-        dead = {launch.PARENT: f"{ended.pid}:{role}:/runs/one", "LOCAL_RANK": rank}
+        dead = {parent.PARENT: f"{ended.pid}:{role}:/runs/one", "LOCAL_RANK": rank}
         assert status_of(follows, dead) == (1, "")
     followed = 0, f"{os.getpid()}\n"
-    assert status_of(follows, {launch.PARENT: mine, "LOCAL_RANK": "1"}) == followed
+    assert status_of(follows, {parent.PARENT: mine, "LOCAL_RANK": "1"}) == followed
     assert status_of(follows, {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1"}) == followed

@@ -7,9 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness.errors import UserError
-from harness.processes.launch import OF_LAUNCHERS, global_rank
-from harness.processes.launcher import Launcher, launcher
-from harness.processes.slurm import environments
+from harness.processes.launcher import Launcher, environments, global_rank, launcher
+from harness.processes.parent import OF_LAUNCHERS
 from harness.strategies.launchable import check_launcher
 
 TORCHRUN = {

@@ -12,7 +12,7 @@ import pytest
 
 from harness import UserError, record
 from harness.checkpoints.lookup import by_step
-from harness.processes.leaving import AgreedExit
+from harness.errors import AgreedExit
 from harness.runs import __main__ as runs
 from harness.runs import frame, reading
 from tests.conftest import ROOT

@@ -25,10 +25,10 @@ from harness.checkpoints.attributes import Attributes
 from harness.checkpoints.owners import MACHINERY, package
 from harness.checkpoints.reading import ATTRIBUTES, FORMAT
 from harness.checkpoints.writing import DurableCheckpointIO
+from harness.errors import AgreedExit
 from harness.files import remove_parts
 from harness.loggers.rewind import Logs
 from harness.processes.agreement import Agreement, gather
-from harness.processes.leaving import AgreedExit
 from harness.processes.signals import Signals
 from harness.upstream import resume
 from harness.upstream.precision import double_before_loading

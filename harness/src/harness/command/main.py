@@ -24,18 +24,15 @@ from harness.command import choose_run, run_folder, sweep
 from harness.command.check import check
 from harness.command.compose import Command, as_hydra_reads, compose, compose_command
 from harness.command.explain import nearest
-from harness.errors import TrainingError, UserError
+from harness.errors import AgreedExit, TrainingError, UserError
 from harness.files import FULL
 from harness.names import flat, is_below
-from harness.processes import early, launch, leaving
-from harness.processes.launch import global_rank
-from harness.processes.launcher import launcher_of
-from harness.processes.leaving import AgreedExit, leave
+from harness.processes import early, leaving, parent
+from harness.processes.launcher import global_rank, is_further_rank, launcher_of
+from harness.processes.leaving import leave
 from harness.processes.meeting import Meeting
 from harness.strategies import launchable
 
-# Less than processes.peers.GRACE_SECONDS, after which the first process gives up waiting.
-TELL_SECONDS = 1.0
 COMPLETION = {"-sc", "--shell-completion"}
 SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"} | COMPLETION
 FLAGS = SHOWING | {"-p", "--package", "--resolve"}
@@ -56,23 +53,27 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
         SystemExit: with a message where the command is a mistake.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    launch.follow_parent()  # again, for a process that was forked after the imports
+    parent.follow_parent()  # again, for a process that was forked after the imports
     leaving.answer_signals()
-    job = launch.folder_of_job()
+    job = parent.folder_of_job()
     try:
         allowed.follow(conf)
         enter(task, Path(conf).resolve(), words, job)
     except AgreedExit as agreed:
+        leaving.let_first_leave()
         leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
-    except TrainingError:
-        leave(1)  # it was logged where it was found; other processes may wait for this one
+    except TrainingError:  # it was logged where it was found
+        leaving.before_telling(is_mistake=True)
+        leave(1)
     except UserError as error:
+        leaving.before_telling(is_mistake=True)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         if job is not None and global_rank() == 0:
             record.note(job, status="failed", reason=str(error).partition("\n")[0])
-        tell_once(str(error))
+        exit_with(str(error))
     except Exception as error:
+        leaving.before_telling(is_mistake=False)
         tell_of_user(error)
         raise
 
@@ -82,7 +83,7 @@ def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
 
     ``job`` is the folder that a sweep has given to this job; without words a config is there.
     """
-    if run_dir := launch.folder_of_run():
+    if run_dir := parent.folder_of_run():
         compute(task, run_folder.load_next_config(run_dir))
         leaving.set_parent_signal(0)  # all is done, and the first process may end earlier
     elif job is not None and not words:
@@ -110,23 +111,19 @@ def start(command: Command) -> Path:
     """
     check(command)
     meeting = Meeting(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
-    with ExitStack() as held, meeting:
+    with ExitStack() as held:
         choice = meeting.agree(
             lambda: fingerprint(command), lambda: choose_run.choose(command, held)
         )
         run_dir = Path(choice["run_dir"])
 
-        def undo() -> None:
-            if global_rank() == 0:
-                run_folder.remove_unused(run_dir, is_own=command.sweep_dir is None)
-
         try:
             meeting.check_shared(run_dir)
             if not choice["is_finished"]:
-                meeting.watch(undo)
                 compute_in(run_dir, command.task, choose_run.frozen(command, run_dir))
         except UserError:
-            undo()
+            if global_rank() == 0:
+                run_folder.remove_unused(run_dir, is_own=command.sweep_dir is None)
             raise
     return run_dir
 
@@ -135,7 +132,7 @@ def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
     """Compute a run whose folder is locked, and record how it ends; its ranks find the folder."""
     is_first = global_rank() == 0
     recording = record.recording(run_dir) if is_first else nullcontext()
-    with recording, launch.environment_of_ranks(run_dir):
+    with recording, parent.environment_of_ranks(run_dir):
         if is_first and not (run_dir / record.NEXT).exists():  # else it begins as it trains
             record.begin(run_dir)
         compute(task, frozen)
@@ -146,7 +143,7 @@ def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
 def compute(task: str, frozen: DictConfig) -> None:
     """Train, evaluate or predict with a frozen config, as any rank of the run."""
     cfg = run_folder.resolved(frozen)
-    if not launch.is_further_rank():  # else the first process has chosen for this one
+    if not is_further_rank():  # else the first process has chosen for this one
         choose_gpus(cfg)
         early.start(task, launchable.num_further(cfg.trainer))
     from harness.run import train  # torch and Lightning; seconds
@@ -217,27 +214,18 @@ def tell_of_user(error: Exception) -> None:
 
     if message := mistakes.of_user(error):
         # What has failed speaks again when it is closed: a device, and workers that never began.
-        tell_once(message, leaves_at_once="CUDA error" in message or "/dev/shm" in message)
+        exit_with(message, leaves_at_once="CUDA error" in message or "/dev/shm" in message)
     if isinstance(error, OSError) and error.errno in FULL:
-        tell_once(
+        exit_with(
             f"{error.filename or 'A file'} was not written: {error.strerror}.\n"
             "Free space on its disk; a run goes on with resume=auto."
         )
-    # An error of the connection is what another process's failure looks like from here.
-    if global_rank() and leaving.first_has_failed.wait(TELL_SECONDS):
-        leave(1)
 
 
-def tell_once(message: str, leaves_at_once: bool = False) -> NoReturn:
-    """Exit with a message; of several processes that find the same mistake the first one tells.
-
-    Its end ends the others, by torchrun or by the kernel. A process that lives on has found
-    something of its own.
-    """
-    if rank := global_rank():
-        if leaving.first_has_failed.wait(TELL_SECONDS):
-            leave(1)
-        message = message if message.startswith("Rank ") else f"Rank {rank}: {message}"
+def exit_with(message: str, leaves_at_once: bool = False) -> NoReturn:
+    """Exit with a message, which names the rank where that is not the first."""
+    if (rank := global_rank()) and not message.startswith("Rank "):
+        message = f"Rank {rank}: {message}"
     if leaves_at_once:
         print(message, file=sys.stderr)
         leave(1)

@@ -23,7 +23,7 @@ from harness.data.randomness import preserved_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
-from harness.processes.launch import global_rank
+from harness.processes.launcher import global_rank
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,6 @@ from harness.data.shared_batches import SharedBatchSampler
 from harness.data.streams import SharedStream, StreamPart
 from harness.errors import UserError
 from harness.processes.leaving import follow_as_worker
-from harness.processes.peers import close_inherited
 from harness.processes.signals import end_workers, ignore_signals
 from harness.upstream.processes import end_where_nothing_is_sent
 from harness.upstream.resume import cycles
@@ -51,7 +50,6 @@ def start_worker(worker_id: int, then: Callable[[int], object] | None = None) ->
     pl_worker_init_function(worker_id)
     follow_as_worker()
     ignore_signals()
-    close_inherited()
     end_where_nothing_is_sent(os._exit)
     if then is not None:
         then(worker_id)

@@ -18,7 +18,6 @@ from harness.errors import UserError
 from harness.exact.copies import nothing
 from harness.exact.first_batch_check import UNCHECKED, Findings, check_first_batch
 from harness.processes.leaving import follow_as_worker
-from harness.processes.peers import close_inherited
 from harness.processes.signals import ignore_signals
 
 log = logging.getLogger(__name__)
@@ -108,7 +107,6 @@ def in_child(check: Callable[[], Findings]) -> Findings:
 def _send(check: Callable[[], Findings], sender: Any) -> None:
     ignore_signals()
     follow_as_worker()
-    close_inherited()
     torch.set_num_threads(1)
     try:
         sender.send(check())

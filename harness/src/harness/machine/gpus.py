@@ -21,24 +21,14 @@ class Gpu:
     problem: str = ""  # why no run can start on it; empty if one can
 
 
-class NoDriverError(Exception):
-    """NVML does not answer."""
-
-
 def gpus() -> list[Gpu]:
-    """Return all GPUs of this machine, in the order of their PCI bus ids.
-
-    Raises:
-        NoDriverError: where there is no driver, or a broken one.
-    """
+    """Return all GPUs of this machine, in the order of their PCI bus ids; none without a driver."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            raise NoDriverError("no NVIDIA driver is installed here") from error
-        raise NoDriverError(f"its driver does not answer, see nvidia-smi: {error}") from error
+    except pynvml.NVMLError:
+        return []
     try:
         return [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
@@ -48,7 +38,7 @@ def gpus() -> list[Gpu]:
 def _gpu(index: int) -> Gpu:
     import pynvml as nvml
 
-    uuid, name, number, problem = "", "unknown", str(index), ""
+    uuid, name, problem = "", "unknown", ""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
@@ -56,28 +46,22 @@ def _gpu(index: int) -> Gpu:
             if nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
                 problem = MIG
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    except (
-        nvml.NVMLError
-    ) as error:  # it fell off the bus, is not for this user, or has no own memory
-        return Gpu(number, uuid, name, problem=str(error))
-    return Gpu(number, uuid, name, int(memory.total), int(memory.free), problem)
+    except nvml.NVMLError as error:  # lost, not for this user, or without memory of its own
+        return Gpu(str(index), uuid, name, problem=str(error))
+    return Gpu(str(index), uuid, name, int(memory.total), int(memory.free), problem)
 
 
 def num_gpus() -> int:
     """Count the GPUs that this process may use: visible CUDA devices, or Apple's one."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return 1
-    try:
-        found = gpus()
-    except NoDriverError:
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present, visible = gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return len(found)
+        return len(present)
     if visible.startswith("MIG-"):  # CUDA shows one of them to a process
-        return min(len(found), 1)
-    names = {gpu.number for gpu in found} | {gpu.uuid for gpu in found}
-    return len([*takewhile(lambda name: name in names - {""}, map(str.strip, visible.split(",")))])
+        return min(len(present), 1)
+    names = {gpu.number for gpu in present} | {gpu.uuid for gpu in present} - {""}
+    return len([*takewhile(names.__contains__, map(str.strip, visible.split(",")))])
 
 
 def gib(num_bytes: float) -> str:

@@ -1,46 +1,34 @@
 """Read what torchrun or Slurm says about the processes that it started. Imports no torch.
 
-In: the environment. Out: a ``Launcher``. Next: ``meeting``, and ``slurm`` for Lightning.
+In: the environment. Out: a ``Launcher``, this process's rank, and Lightning's cluster environment.
+Next: ``meeting``, where the processes of a launcher agree on a folder.
 """
 
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The launcher of this process, and the place of this process among those of the run.
+    """The launcher of this process, and the place of this process among those of the run."""
 
-    Attributes:
-        name: ``torchrun`` or ``srun``; ``python`` for a process that was started alone, as in a
-            batch script of Slurm, whatever the script asked for.
-        rank: among all processes of the run; 0 if alone.
-        local_rank: among those of this machine.
-        num_processes: of the run.
-        num_here: of the run, on this machine.
-        num_nodes: machines of the run.
-        job: names the run across restarts: Slurm's job with array task and step, or the
-            ``--rdzv-id`` that torchrun was given.
-        is_again: whether this start may be a restart of the same run.
-        task: number in an array of Slurm's.
-        num_torchruns: torchruns that srun started; 1 where it started none, and after a restart
-            by torchrun, when some may be missing.
-    """
-
-    name: str = "python"
+    name: str = "python"  # or torchrun, srun; python also where a batch script starts one process
     rank: int = 0
-    local_rank: int = 0
+    local_rank: int = 0  # among the processes of this machine
     num_processes: int = 1
-    num_here: int = 1
+    num_here: int = 1  # processes on this machine
     num_nodes: int = 1
-    job: str | None = None
-    is_again: bool = False
-    task: str | None = None
-    num_torchruns: int = 1
+    job: str | None = None  # names the run across restarts
+    is_again: bool = False  # whether this start may be a restart of the same run
+    task: str | None = None  # number in an array of Slurm's
+    num_torchruns: int = 1  # that srun started; unknown after a restart by torchrun
 
     @property
     def is_one_of_several(self) -> bool:
@@ -66,13 +54,14 @@ class Launcher:
 def launcher() -> Launcher:
     """Read the environment of this process."""
     env = os.environ
-    job, task = _slurm_job(), env.get("SLURM_ARRAY_TASK_ID")
-    is_again = number("SLURM_RESTART_COUNT") > 0
+    job, is_again = _slurm_job(), number("SLURM_RESTART_COUNT") > 0
     num_tasks, num_nodes = number("SLURM_STEP_NUM_TASKS", 1), number("SLURM_STEP_NUM_NODES", 1)
+    alone = Launcher(job=job, is_again=is_again, task=env.get("SLURM_ARRAY_TASK_ID"))
     if "TORCHELASTIC_RUN_ID" in env:
         run_id = _torchrun_id() if job is None else None
         was_restarted = number("TORCHELASTIC_RESTART_COUNT") > 0
-        return Launcher(
+        return replace(
+            alone,
             name="torchrun",
             rank=number("RANK"),
             local_rank=number("LOCAL_RANK"),
@@ -80,37 +69,64 @@ def launcher() -> Launcher:
             num_here=number("LOCAL_WORLD_SIZE", 1),
             num_nodes=number("GROUP_WORLD_SIZE", 1),
             job=job or run_id,
-            num_torchruns=1 if was_restarted else num_tasks,
             # A torchrun that loses a machine, or takes one in, counts no restart.
             is_again=is_again or was_restarted or run_id is not None,
-            task=task,
+            num_torchruns=1 if was_restarted else num_tasks,
         )
     if num_tasks > 1:
-        return Launcher(
-            name="srun",
-            rank=number("SLURM_PROCID"),
-            local_rank=number("SLURM_LOCALID"),
-            num_processes=num_tasks,
-            num_here=num_tasks // num_nodes,
-            num_nodes=num_nodes,
-            job=job,
-            is_again=is_again,
-            task=task,
-        )
-    return Launcher(job=job, is_again=is_again, task=task)
+        rank, local_rank = number("SLURM_PROCID"), number("SLURM_LOCALID")
+        here = num_tasks // num_nodes
+        place = Launcher("srun", rank, local_rank, num_tasks, here, num_nodes)
+        return replace(place, job=job, is_again=is_again, task=alone.task)
+    return alone
 
 
 def launcher_of(trainer: Any) -> Launcher:
-    """Read the launcher, or NODE_RANK where a person started the command on each machine.
-
-    Args:
-        trainer: settings of the Trainer, which have the number of machines.
-    """
-    found, num_nodes = launcher(), trainer.num_nodes
-    if found.name == "python" and num_nodes > 1:
+    """Read the launcher, or NODE_RANK where ``trainer.num_nodes`` commands were typed by hand."""
+    this, num_nodes = launcher(), trainer.num_nodes
+    if this.name == "python" and num_nodes > 1:
         rank = int(os.environ["NODE_RANK"])
-        return replace(found, rank=rank, num_processes=num_nodes, num_nodes=num_nodes)
-    return found
+        return replace(this, rank=rank, num_processes=num_nodes, num_nodes=num_nodes)
+    return this
+
+
+def is_further_rank() -> bool:
+    """Whether the run's first process on this machine started this one, and no launcher did."""
+    return os.environ.get("LOCAL_RANK", "0") != "0" and launcher().name == "python"
+
+
+def global_rank() -> int:
+    """Return the rank of this process in its run, from the environment; 0 if alone."""
+    if (this := launcher()).is_one_of_several:
+        return this.rank
+    # Without a launcher, the first process of another machine has LOCAL_RANK=0 as well.
+    return number("RANK", max(number("LOCAL_RANK"), number("NODE_RANK")))
+
+
+def environments() -> "list[ClusterEnvironment]":
+    """Describe the tasks of an srun to Lightning as torchrun would, and a batch script as a shell.
+
+    Lightning's own class for Slurm ignores jobs that are named bash or interactive, and waits for
+    others in a batch script that starts one process. Everything else Lightning finds itself.
+    """
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+    this = launcher()
+    if this.name == "srun":
+        host, port = this.address
+        os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "RANK": str(this.rank)}
+        os.environ |= {"LOCAL_RANK": str(this.local_rank), "WORLD_SIZE": str(this.num_processes)}
+        os.environ |= {"GROUP_RANK": os.environ.get("SLURM_NODEID", "0")}
+        return [TorchElasticEnvironment()]
+    is_batch_script = "SLURM_JOB_ID" in os.environ and this.name == "python"
+    return [LightningEnvironment()] if is_batch_script else []
+
+
+def number(name: str, default: int = 0) -> int:
+    """Return the number that a variable holds."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default
 
 
 def _slurm_job() -> str | None:
@@ -130,9 +146,3 @@ def _torchrun_id() -> str | None:
     name = os.environ["TORCHELASTIC_RUN_ID"]
     is_made_up = name == "none" or re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name)
     return None if is_made_up else "torchrun_" + re.sub(r"[^\w.-]", "_", name)
-
-
-def number(name: str, default: int = 0) -> int:
-    """Return the number that a variable holds."""
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else default

@@ -1,64 +1,48 @@
 """Let the processes that a launcher started as one run compare themselves and share one folder.
 
-In: a ``Launcher``. Out: what rank 0 chose, in every process. Next: the process group, which finds
+In: a ``Launcher``. Out: what rank 0 chose, in every process. Next: the process group, which opens
 the same store at the same address. The processes that a run starts by itself do not meet: their
 environment carries the folder.
 
-Keys in the store: ``round`` names this start, because torchrun's store keeps the keys of earlier
-ones; ``<round>/process/<rank>`` describes a process, ``<round>/choice`` is what rank 0 chose,
-``<round>/files`` a checksum of its folder, ``<round>/ready/<rank>`` is there when that process sees
-the same, and ``<round>/failed`` says why all end.
+Keys in the store: ``process/<rank>`` describes a process, ``choice`` is what rank 0 chose,
+``files`` a checksum of its folder, ``ready/<rank>`` names a machine that does not see the same, and
+``shared`` ends the meeting. An answer of rank 0 is a value, or why the run ends.
 """
 
 import json
 import os
-import secrets
 import socket
-import sys
-import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
-from harness.names import few
-from harness.processes import leaving
-from harness.processes.launcher import Launcher
+from harness.processes.launcher import Launcher, number
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-POLL_SECONDS = 0.05
 SHARE_SECONDS = 20.0  # after which a network disk shows to all machines what one has written
-WATCH_SECONDS = 1.0
-PREFIX = "harness/"
+READ_SECONDS = 0.5  # in which the others read why rank 0, which may serve the store, ends
 
 
 class Meeting:
     """Agreement of the processes that were started as one run; one alone agrees at once.
 
-    As a context it tells the other processes of an error that ends this one.
-
     Args:
         launcher: of this process.
         minutes: how long to wait for another process, at any moment.
-
-    Raises:
-        UserError: if the address of rank 0 does not resolve, or nobody answers there.
     """
 
     def __init__(self, launcher: Launcher, minutes: float) -> None:
-        self.launcher, self.minutes = launcher, minutes
-        self.round = self.process = ""
-        self.is_alone = not launcher.is_one_of_several
-        if not self.is_alone:
-            leaving.connected.clear()  # set by an earlier run in this process
-            self.store = connect(launcher, minutes)
+        self.rank, self.minutes = launcher.rank, minutes
+        self.others = range(1, launcher.num_processes)
+        self.host = socket.gethostname()
+        self.store = connect(launcher, minutes) if launcher.is_one_of_several else None
 
     def agree(
         self, fingerprint: Callable[[], Mapping[str, Any]], choose: Callable[[], dict[str, Any]]
@@ -70,144 +54,100 @@ class Meeting:
             choose: what the run needs, as plain values; only rank 0 calls it.
 
         Raises:
-            UserError: with rank, machine, and what differs.
+            UserError: with rank, machine, and the first difference.
         """
-        if self.is_alone:
+        if self.store is None:
             return choose()
-        host = socket.gethostname()
-        self.process = json.dumps([host, _is_hidden(host), fingerprint()])
-        if self.launcher.rank > 0:
-            return dict(json.loads(self._wait("choice", "rank 0")))
-        self._join(secrets.token_hex(8))
-        self.store.set(f"{PREFIX}round", self.round)
-        ranks = range(self.launcher.num_processes)
-        check_alike([json.loads(self._wait(f"process/{rank}", f"rank {rank}")) for rank in ranks])
-        choice = choose()
-        self.store.set(f"{PREFIX}round", "")  # no later start joins this one
-        self.store.set(self._key("choice"), json.dumps(choice))
+        process = (self.host, _is_hidden(self.host), fingerprint())
+        if self.rank > 0:
+            self._set(f"process/{self.rank}", process)
+            return dict(self._answer("choice"))
+        with self._telling("choice"):
+            check_alike([process, *(self._get(f"process/{rank}", rank) for rank in self.others)])
+            choice = choose()
+            self._set("choice", {"value": choice})
         return choice
 
     def check_shared(self, folder: Path) -> None:
-        """Refuse a folder that a process does not see; rank 0 waits until all have looked.
+        """Refuse a folder that a process does not see; all wait until all have looked.
 
         Raises:
             UserError: with the machine that does not see it.
         """
-        if self.is_alone:
+        if self.store is None:
             return
-        if self.launcher.rank == 0:
-            self.store.set(self._key("files"), _checksum(folder))
-            for rank in range(1, self.launcher.num_processes):
-                self._wait(f"ready/{rank}", f"rank {rank}")
+        if self.rank > 0:
+            checksum, end = self._get("files", 0), time.monotonic() + SHARE_SECONDS
+            while (is_other := _checksum(folder) != checksum) and time.monotonic() < end:
+                time.sleep(0.05)
+            self._set(f"ready/{self.rank}", self.host if is_other else "")
+            self._answer("shared")
             return
-        checksum, end = self._wait("files", "rank 0"), time.monotonic() + SHARE_SECONDS
-        while _checksum(folder) != checksum:
-            if time.monotonic() > end:
-                raise UserError(
-                    f"{socket.gethostname()} does not see {folder}, which rank 0 has on its "
-                    "machine.\nUse output_dir=<a folder on a disk that all machines share>."
-                )
-            time.sleep(POLL_SECONDS)
-        self.store.set(self._key(f"ready/{self.launcher.rank}"), "")
+        with self._telling("shared"):
+            self._set("files", _checksum(folder))
+            for host in [self._get(f"ready/{rank}", rank) for rank in self.others]:
+                if host:
+                    raise UserError(
+                        f"{host} does not see {folder}, which rank 0 has on its machine.\n"
+                        "Use output_dir=<a folder on a disk that all machines share>."
+                    )
+            # torchrun's store stays for a start that meets there again.
+            of_ranks = [f"{key}/{rank}" for rank in self.others for key in ("process", "ready")]
+            for key in ["choice", "files", *of_ranks]:
+                self.store.delete_key(key)
+            self._set("shared", {"value": None})
 
-    def watch(self, undo: Callable[[], None]) -> None:
-        """Until all are connected, end this process where another one has failed.
+    def _set(self, key: str, value: Any) -> None:
+        assert self.store is not None
+        self.store.set(key, json.dumps(value))
 
-        Args:
-            undo: called before the end.
-        """
+    def _get(self, key: str, rank: int) -> Any:
+        """Return what the process of a rank writes, or raise where it does not come in time."""
+        from torch.distributed import DistStoreError
 
-        def look() -> None:
-            while not leaving.connected.wait(WATCH_SECONDS):
-                try:
-                    failure = self._failure()
-                except RuntimeError:  # of the store
-                    failure = "The process of rank 0 has ended."
-                # A process that has found the same mistake tells it itself, meanwhile.
-                if failure and not leaving.connected.wait(2 * WATCH_SECONDS):
-                    if not self.launcher.local_rank:
-                        print(failure, file=sys.stderr, flush=True)
-                    undo()
-                    leaving.leave(1)
-
-        if not self.is_alone:
-            threading.Thread(target=look, name="meeting", daemon=True).start()
-
-    def __enter__(self) -> "Meeting":
-        return self
-
-    def __exit__(
-        self, _: type | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        is_mistake = isinstance(error, Exception) and not leaving.connected.is_set()
-        if self.is_alone or not is_mistake or not self.round:
-            return
-        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        if not text.startswith("Rank "):
-            text = f"Rank {self.launcher.rank} on {socket.gethostname()}: {text}"
-        with suppress(RuntimeError, UserError):  # the store has ended
-            if not self._failure():
-                self.store.set(self._key("failed"), text)
-                time.sleep(WATCH_SECONDS)  # rank 0 may hold the store, and the others must read it
-
-    def _join(self, round_: str) -> None:
-        self.round = round_
-        self.store.set(self._key(f"process/{self.launcher.rank}"), self.process)
-
-    def _wait(self, key: str, who: str) -> str:
-        """Return what another process writes.
-
-        Raises:
-            UserError: if it does not come, or what another process has failed with.
-        """
-        end = time.monotonic() + 60 * self.minutes
+        assert self.store is not None
         try:
-            while not self._has(key):
-                if self.launcher.rank > 0 and self.store.check([f"{PREFIX}round"]):
-                    newest = self.store.get(f"{PREFIX}round").decode()
-                    if newest and newest != self.round:
-                        self._join(newest)
-                if failure := self._failure():
-                    if self.launcher.local_rank:  # the first process of each machine says it
-                        leaving.first_has_failed.set()
-                    raise UserError(failure)
-                if time.monotonic() > end:
-                    raise UserError(f"No answer from {who} within join_minutes={self.minutes:g}.")
-                time.sleep(POLL_SECONDS)
-            return self.store.get(self._key(key)).decode()
-        except RuntimeError as error:  # of the store
+            return json.loads(self.store.get(key))
+        except DistStoreError as error:
+            limit = f"join_minutes={self.minutes:g}"
+            raise UserError(f"No answer from rank {rank} within {limit}.") from error
+        except RuntimeError as error:
             raise UserError("The process of rank 0 has ended; its output says why.") from error
 
-    def _failure(self) -> str:
-        return self.store.get(self._key("failed")).decode() if self._has("failed") else ""
+    def _answer(self, key: str) -> Any:
+        """Return what rank 0 answers, or raise what it fails with."""
+        answer = self._get(key, 0)
+        if "failure" in answer:
+            raise UserError(answer["failure"])
+        return answer["value"]
 
-    def _has(self, key: str) -> bool:
-        return bool(self.round) and self.store.check([self._key(key)])
+    @contextmanager
+    def _telling(self, key: str) -> Iterator[None]:
+        """Answer the other processes with an error that ends rank 0."""
+        try:
+            yield
+        except Exception as error:
+            text = str(error) if isinstance(error, UserError) else repr(error)
+            text = text if text.startswith("Rank ") else f"Rank 0 on {self.host}: {text}"
+            with suppress(RuntimeError):  # of the store
+                self._set(key, {"failure": text})
+                time.sleep(READ_SECONDS)
+            raise
 
-    def _key(self, key: str) -> str:
-        return f"{PREFIX}{self.round}/{key}"
 
-
-def connect(launcher: Launcher, minutes: float) -> "TCPStore":
+def connect(launcher: Launcher, minutes: float) -> "PrefixStore":
     """Open the store of all processes: torchrun's own, else one that rank 0 serves.
 
     Raises:
         UserError: if the machine of rank 0 has no address, or nobody answers there.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     (host, port), here = launcher.address, socket.gethostname()
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError as error:
-        raise UserError(
-            f"{here} does not know {host}, where rank 0 is: {error.strerror}.\n"
-            "Add its address to /etc/hosts, or start torchrun with "
-            "--local-addr=<address> on each machine, or set MASTER_ADDR=<address>."
-        ) from error
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        return TCPStore(
+        socket.getaddrinfo(host, None)  # torch would try until the time is over
+        store = TCPStore(
             host,
             port,
             world_size=launcher.num_processes,
@@ -216,53 +156,47 @@ def connect(launcher: Launcher, minutes: float) -> "TCPStore":
             wait_for_workers=False,
             multi_tenant=True,  # the process group opens it again
         )
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise UserError(
             f"{here} cannot meet rank 0 at {host}, port {port}, within join_minutes={minutes:g}: "
             f"{str(error).splitlines()[0]}\n"
-            "If the port is taken, set MASTER_PORT=<another> for all processes."
+            f"If {host} has no address, add it to /etc/hosts, or set MASTER_ADDR=<address>, with "
+            "torchrun --local-addr=<address>.\nIf the port is taken, set MASTER_PORT=<another>."
         ) from error
+    # torchrun's store keeps the keys of a start that failed; as torch does, count its restarts.
+    start = number("TORCHELASTIC_RESTART_COUNT") if has_agent else 0
+    return PrefixStore(f"harness/{start}", store)
 
 
-def check_alike(processes: list[tuple[str, bool, dict[str, Any]]]) -> None:
+def check_alike(processes: list[tuple[str, bool, Mapping[str, Any]]]) -> None:
     """Refuse processes that differ from rank 0, or that the others cannot reach.
 
     Args:
-        processes: by rank: the machine, whether its own name hides it, its fingerprint.
+        processes: by rank: the machine, whether its own name hides it, its fingerprint, in which
+            checksums of files are numbers and settings are texts.
 
     Raises:
-        UserError: with rank, machine and what differs.
+        UserError: with rank, machine and the first difference.
     """
     first_host, _, first = processes[0]
-    if any(host != first_host for host, *_ in processes):
-        for rank, (host, is_hidden, _) in enumerate(processes):
-            if is_hidden:
-                raise UserError(
-                    f"Rank {rank} on {host} cannot be reached: its machine's name leads to itself "
-                    f"alone.\nSet GLOO_SOCKET_IFNAME=<its network interface> there, or give {host} "
-                    "its address in /etc/hosts."
-                )
-    lines = []
-    for rank, (host, _, fingerprint) in enumerate(processes):
-        if found := differences(first, fingerprint):
-            lines.append(f"Rank {rank} on {host} has {few(found)} (rank 0 on {first_host}).\n")
-    if lines:
-        raise UserError(
-            f"{''.join(lines[:5])}All processes of a run need the same code, packages and "
-            "settings. A setting that may differ between machines\nbelongs to may_differ in "
-            "conf/rules.yaml."
-        )
-
-
-def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Say how a fingerprint differs from that of rank 0; files are numbers, others are texts."""
-    found = []
-    for name in sorted(first.keys() | other.keys()):
-        ours, theirs = first.get(name), other.get(name)
-        if ours != theirs:
+    are_several = any(host != first_host for host, *_ in processes)
+    for rank, (host, is_hidden, other) in enumerate(processes):
+        if are_several and is_hidden:
+            raise UserError(
+                f"Rank {rank} on {host} cannot be reached: its machine's name leads to itself "
+                f"alone.\nSet GLOO_SOCKET_IFNAME=<its network interface> there, or give {host} "
+                "its address in /etc/hosts."
+            )
+        if first != other:
+            name = min(key for key in {*first, *other} if first.get(key) != other.get(key))
+            ours, theirs = first.get(name), other.get(name)
             is_file = isinstance(ours, int) or isinstance(theirs, int)
-            found.append(f"another {name}" if is_file else f"{name}={theirs} instead of {ours}")
-    return found
+            what = f"another {name}" if is_file else f"{name}={theirs} instead of {ours}"
+            raise UserError(
+                f"Rank {rank} on {host} has {what} (rank 0 on {first_host}).\nAll processes of a "
+                "run need the same code, packages and settings. A setting that may differ between "
+                "machines\nbelongs to may_differ in conf/rules.yaml."
+            )
 
 
 def _is_hidden(host: str) -> bool:

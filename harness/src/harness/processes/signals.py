@@ -16,6 +16,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from harness.processes import leaving
+from harness.processes.launcher import is_further_rank
 from harness.processes.leaving import ASKED_TO_LEAVE, leave
 from harness.upstream.processes import keep_lightning_from_signals
 
@@ -45,7 +46,8 @@ class Signals:
             return
         self.pid = os.getpid()
         leaving.run_handler = self._note
-        leaving.set_parent_signal(signal.SIGTERM)  # the other ranks get it too: they save together
+        if not is_further_rank():  # which cannot save without its parent, the first rank
+            leaving.set_parent_signal(signal.SIGTERM)  # all get it, and save together
         self.before = {signum: signal.signal(signum, self._note) for signum in ASKED_TO_LEAVE}
 
     def restore(self) -> None:
@@ -55,19 +57,17 @@ class Signals:
         while self.before:
             signal.signal(*self.before.popitem())
         self.wait_for_step = False
-        self.received = leaving.received = 0
+        self.received = 0
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self.pid:
             return  # a worker that has just been forked
         is_second = signum == signal.SIGINT and self.received == signal.SIGINT
         self.received, self.received_time = signum, time.monotonic()
-        leaving.received, leaving.handled_time = signum, self.received_time
+        leaving.handled_time = self.received_time
         if is_second or not self.wait_for_step:
             leave(128 + signum)
-        later = threading.Timer(PATIENCE_SECONDS, self.leave_if_late)
-        later.daemon = True
-        later.start()
+        leaving.call_later(PATIENCE_SECONDS, self.leave_if_late)
 
     def leave_if_late(self) -> None:
         """Leave a validation without a checkpoint where no safe point has come in time."""

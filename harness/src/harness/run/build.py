@@ -31,9 +31,8 @@ from harness.init.weights import start_from
 from harness.knobs import trackers
 from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.guarded import guarded
-from harness.processes.dead_ranks import DeadRanks, observe_start
-from harness.processes.launch import global_rank
-from harness.processes.slurm import environments
+from harness.processes.dead_ranks import observe_start
+from harness.processes.launcher import environments, global_rank
 from harness.run import summary
 from harness.run.log_file import LogFile
 from harness.run.mistakes import user_errors
@@ -200,5 +199,5 @@ def harness_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
     if is_kept and cfg.checkpoint is not None:
         settings = {key: cfg.checkpoint[key] for key in SAFE_POINT if key in cfg.checkpoint}
         own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **settings))
-    own += [SeededSteps(cfg.seed), ExactEvaluation(), FirstBatchCheck(), DeadRanks()]
+    own += [SeededSteps(cfg.seed), ExactEvaluation(), FirstBatchCheck()]
     return [*own, Learning(), Objective()] if is_training else own

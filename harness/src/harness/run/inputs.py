@@ -14,7 +14,7 @@ from harness.checkpoints.lookup import link
 from harness.checkpoints.reading import read_weights, unreadable
 from harness.convert import CheckpointError
 from harness.errors import UserError
-from harness.processes.launch import global_rank
+from harness.processes.launcher import global_rank
 
 log = logging.getLogger(__name__)
 BEST = "best.ckpt"

@@ -16,7 +16,7 @@ from harness import record
 from harness.data.checksum import checksum
 from harness.exact.global_batches import GlobalBatches
 from harness.names import flat
-from harness.processes.launch import global_rank
+from harness.processes.launcher import global_rank
 
 log = logging.getLogger(__name__)
 

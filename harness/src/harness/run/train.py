@@ -15,19 +15,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.checkpoints.lookup import verified
 from harness.data import facts
-from harness.errors import UserError
+from harness.errors import AgreedExit, UserError
 from harness.knobs import trackers
 from harness.loggers.rewind import Logs
 from harness.names import shown
-from harness.processes.launch import global_rank
-from harness.processes.leaving import AgreedExit
+from harness.processes import dead_ranks
+from harness.processes.launcher import global_rank
 from harness.run import inputs
 from harness.run.build import build, make, seed
 from harness.run.mistakes import user_errors
 from harness.run.provenance import warn_of_changes
 from harness.run.summary import LAST_WEIGHTS, finish, scalars, show, show_start
 from harness.run.targets import check_targets
-from harness.upstream import processes
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ def train(cfg: DictConfig) -> None:
     warn_of_changes(cfg.resume)
     if missing := inputs.missing(["train_dataloader"], model, data):
         raise UserError(f"There is nothing to train on: {missing}.")
-    with user_errors(cfg), leaving_together(trainer):
+    with user_errors(cfg), leaving_together():
         show_start(cfg, trainer, model, data)
         if cfg.resume is None:
             if global_rank() == 0:
@@ -113,14 +112,15 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
 
 
 @contextmanager
-def leaving_together(trainer: pl.Trainer) -> Iterator[None]:
+def leaving_together() -> Iterator[None]:
     """After an agreed exit, end the process group and wait for the other processes."""
     try:
         yield
     except AgreedExit:
+        ranks = dead_ranks.release()
         close_process_group()
-        for process in processes.started_processes(trainer):
-            process.wait()
+        for rank in ranks:
+            rank.wait()
         raise
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from harness import record
-from harness.processes import launch, leaving
+from harness.processes import leaving, parent
 from harness.runs import reading
 
 SCREEN = "screen.log"  # in a job's folder: what its process has printed
@@ -118,7 +118,7 @@ class Driver:
                     stdin=subprocess.DEVNULL,
                     stdout=screen,
                     stderr=screen,
-                    env=launch.job_environment(job.folder) | slot,
+                    env=parent.job_environment(job.folder) | slot,
                     start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
                 )
             self.running.append((job, process, slot))

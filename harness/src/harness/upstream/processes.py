@@ -42,11 +42,6 @@ def replace_starter(start: Callable[..., subprocess.Popen[Any]]) -> None:
     subprocess_script.subprocess = SimpleNamespace(Popen=start)  # type: ignore[assignment,attr-defined]
 
 
-def started_processes(trainer: pl.Trainer) -> Processes:
-    """Return the processes that this one has started with the same command; none by torchrun."""
-    return list(getattr(trainer.strategy.launcher, "procs", []))
-
-
 def end_where_nothing_is_sent(end: Callable[[int], Any]) -> None:
     """Let this data worker end with its first such error: torch notices that, and names it.
 

@@ -1,7 +1,7 @@
-"""Tell the ranks of a run and the jobs of a sweep which folder is theirs, by one variable.
+"""Find out which run, sweep or torchrun started this process, and end with it.
 
-In: the environment. Out: the folder that this process was started for. Next: ``command.main``.
-Other programs that inherit the variable, as from a callback, forget it. Imports no torch.
+In: the environment. Out: the folder of the run or job that this process was started for. Next:
+``command.main``. A program that inherited the variable, as from a callback, removes it. No torch.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.processes.launcher import launcher, number
+from harness.processes.launcher import is_further_rank
 
 # "<pid of the process that starts others>:<rank or job>:<their folder>"
 PARENT = "HARNESS_PARENT"
@@ -25,14 +25,12 @@ OF_LAUNCHERS = re.compile(
 def follow_parent() -> None:
     """Let this process end when the run, sweep or torchrun that started it ends.
 
-    To be called first of all: imports take seconds, in which the parent may end. What a person
-    started follows nobody, and Slurm ends the processes of its jobs itself.
+    Call it first of all: imports take seconds, in which the parent may end. What a person
+    started has no parent to follow, and Slurm ends the processes of its jobs itself.
     """
-    if sys.platform != "linux":
-        return
     pid, role, _ = _parent()
-    if role == "rank" and not is_further_rank():
-        return  # a program that inherited the variable
+    if sys.platform != "linux" or (role == "rank" and not is_further_rank()):
+        return  # the latter is a program that inherited the variable
     if not role and "TORCHELASTIC_RUN_ID" in os.environ:
         pid = os.getppid()
     if pid and (pid == os.getppid() or not _is_alive(pid)):
@@ -41,16 +39,8 @@ def follow_parent() -> None:
         leaving.follow(pid)
 
 
-def is_further_rank() -> bool:
-    """Whether the run's first process on this machine started this one, and no launcher did."""
-    return os.environ.get("LOCAL_RANK", "0") != "0" and launcher().name == "python"
-
-
 def folder_of_run() -> Path | None:
-    """Return the folder of the run of which this process is a further rank.
-
-    Another program that has inherited the run's variables forgets them here.
-    """
+    """Return the folder of the run of which this process is a further rank; else forget it."""
     pid, role, run_dir = _parent()
     if role != "rank":
         return None
@@ -62,7 +52,7 @@ def folder_of_run() -> Path | None:
 
 
 def folder_of_job() -> Path | None:
-    """Return the folder of the job that this process was started for, and forget it."""
+    """Return the folder of the job that a sweep started this process for, once."""
     _, role, run_dir = _parent()
     if role != "job":
         return None
@@ -70,19 +60,9 @@ def folder_of_job() -> Path | None:
     return Path(run_dir)
 
 
-def global_rank() -> int:
-    """Return the rank of this process in its run, from the environment; 0 if alone."""
-    if (found := launcher()).is_one_of_several:
-        return found.rank
-    if os.environ.get("RANK", "").isdigit():
-        return number("RANK")
-    # Without a launcher, the first process of another machine has LOCAL_RANK=0 as well.
-    return max(number("LOCAL_RANK"), number("NODE_RANK"))
-
-
 @contextmanager
 def environment_of_ranks(run_dir: Path) -> Iterator[None]:
-    """Tell the processes that Lightning starts in the block which run they belong to."""
+    """Set the run's folder for the ranks that Lightning starts in the block."""
     os.environ[PARENT] = f"{os.getpid()}:rank:{run_dir}"
     try:
         yield
@@ -97,9 +77,8 @@ def job_environment(run_dir: Path) -> dict[str, str]:
 
 
 def _parent() -> tuple[int, str, str]:
-    pid, _, rest = os.environ.get(PARENT, "").partition(":")
-    role, _, folder = rest.partition(":")
-    return int(pid or 0), role, folder
+    pid, role, folder = os.environ.get(PARENT, "0::").split(":", 2)
+    return int(pid), role, folder
 
 
 def _is_alive(pid: int) -> bool:
