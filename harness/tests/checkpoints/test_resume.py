@@ -15,8 +15,7 @@ from small.data import InMemory
 from harness.checkpoints import lookup, safe_point
 from harness.checkpoints.reading import read
 from harness.command.compose import compose
-from harness.errors import UserError
-from harness.processes.leaving import AgreedExit
+from harness.errors import AgreedExit, UserError
 from harness.run.train import load_model
 from harness.upstream.resume import position_in
 from tests.checkpoints import author
