@@ -25,8 +25,7 @@ from yaml import YAMLError
 
 from harness.errors import UserError
 from harness.files import read_json, read_yaml, write_yaml
-from harness.processes.launcher import global_rank
-from harness.processes.launcher import launcher
+from harness.processes.launcher import global_rank, launcher
 from harness.record import NEXT
 
 STARTED = "# started "  # begins a line of overrides.yaml
