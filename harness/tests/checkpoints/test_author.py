@@ -12,7 +12,6 @@ from harness import UserError, convert, evaluate, load_run, predict, train
 from harness.checkpoints.reading import read, read_weights, unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
 from tests.checkpoints import author
-from tests.faults.fork_server import command
 from tests.faults.resume_sweep import COMMON
 from tests.faults.run_folder import contents, differences, leave_at
 
@@ -108,12 +107,3 @@ def test_packed_values_are_plain_and_come_back_as_they_were(tmp_path: Path) -> N
     assert found["deque"].maxlen == 3
     assert found["defaultdict"]["new"] == []
     assert found["Fortran array"].flags.f_contiguous
-
-
-def test_processes_go_on_without_what_is_left_out(tmp_path: Path) -> None:
-    """The first process writes; the others wait for it."""
-    odd = f"+callbacks.odd._target_={AUTHOR}.Odd"
-    on_two = ("strategy=ddp", "trainer.devices=2")
-    result = command("train.py", *words(tmp_path, odd, *on_two))
-    assert result.returncode == 0
-    assert result.stderr.count("callbacks.Odd.history.1") == 1

@@ -7,8 +7,8 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.errors import UserError
 from harness.files import PART
@@ -18,11 +18,7 @@ END_RECORD = 22  # bytes; torch writes archives without a comment behind it
 
 
 def damage(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint, or ``None`` where every checksum holds.
-
-    Reads the file once. ``torch.load`` itself takes a flipped bit for a weight, and the archive's
-    checksums do not cover bytes behind its end.
-    """
+    """Say what is wrong with a checkpoint; ``torch.load`` takes a flipped bit for a weight."""
     try:
         with path.open("rb") as file:
             file.seek(-min(END_RECORD, file.seek(0, os.SEEK_END)), os.SEEK_END)
@@ -39,11 +35,7 @@ def damage(path: Path) -> str | None:
 
 
 def verified(path: Path) -> Path:
-    """The same path, if every checksum of the checkpoint holds.
-
-    Raises:
-        UserError: if it is cut off or damaged.
-    """
+    """Return the same path, or raise a ``UserError`` if a checksum of it does not hold."""
     if reason := damage(path):
         raise UserError(
             f"checkpoint={path} is not a checkpoint, or is damaged ({reason}).\n"
@@ -63,9 +55,7 @@ def by_step(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.stem.removeprefix("step_")))
 
 
-def newest_whole(
-    folder: Path, find_damage: Callable[[Path], str | None] = damage
-) -> tuple[Path | None, list[str]]:
+def newest_whole(folder: Path, find_damage: Any = damage) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is not damaged, and a line for each newer one that is."""
     skipped: list[str] = []
     for path in reversed(by_step(folder)):

@@ -61,8 +61,7 @@ class SafePoint(pl.Callback):
         every_minutes: float | None = None,
         num_kept: int = 2,
     ) -> None:
-        if num_kept < 2:
-            raise ValueError(f"num_kept={num_kept}: use 2 or more, one of them may be damaged.")
+        assert num_kept > 1  # see default_rules.yaml
         self.folder, self.num_kept = folder, num_kept
         self.logs = Logs(folder.parent)
         self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
@@ -121,16 +120,15 @@ class SafePoint(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have the epoch's place brought back after all hooks at the start."""
         self.signals.wait_for_step = self.has_begun = True
-        self._take_back_what_came_later(trainer)
+        self._cut_logs(trainer)
         resume.after_start_hooks(trainer, partial(self._begin_epochs, trainer))
         self.saved_time = time.monotonic()
         self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
 
-    def _take_back_what_came_later(self, trainer: pl.Trainer) -> None:
+    def _cut_logs(self, trainer: pl.Trainer) -> None:
         """Cut the logs, and set aside what is newer than the checkpoint.
 
-        Here nothing is logged yet, and nothing can refuse the command any more: the loaders are
-        made, and their settings compared with those of the checkpoint.
+        Nothing is logged yet, and nothing can refuse the command any more: the loaders are made.
         """
         if self.loaded and trainer.is_global_zero:
             path = Path(str(trainer.ckpt_path))
@@ -203,7 +201,7 @@ class SafePoint(pl.Callback):
         """Where nothing was left to train, end as the run would have ended."""
         if self.loaded:
             if not self.has_begun:  # else it was done then, and what came since is of this start
-                self._take_back_what_came_later(trainer)
+                self._cut_logs(trainer)
             else:
                 trainer.limit_val_batches = self.limit_val_batches
             self.attributes.put_back(trainer, self.loaded["attributes"])

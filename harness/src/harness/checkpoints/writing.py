@@ -47,14 +47,9 @@ class DurableCheckpointIO(CheckpointIO):
         path: str | Path,
         storage_options: Callable[[], None] | None = None,
     ) -> None:
-        """Write a checkpoint; a thread syncs it while training goes on.
+        """Hand a checkpoint's bytes to the system; a thread syncs them while training goes on.
 
-        Training waits until the system has taken the bytes, and not until they are on the disk.
-
-        Args:
-            checkpoint: what to write, of which nothing is looked at after this call.
-            path: its place.
-            storage_options: called when it is safe. Without it this call waits for that.
+        ``storage_options`` is called when it is safe. Without it this call waits for that.
         """
         self.finish()
         path, content = Path(path), self._plain(checkpoint)
@@ -92,7 +87,8 @@ class DurableCheckpointIO(CheckpointIO):
             return False
         self.met_full_disk = True
         self.not_written.add(path)
-        log.error("%s was not written: %s. Free space on its disk.", path, cause)
+        reason = cause.strerror if isinstance(cause, OSError) else cause
+        log.error("%s was not written: %s. Free space on its disk.", path, reason)
         return True
 
     def _plain(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
