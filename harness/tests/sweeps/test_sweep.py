@@ -116,6 +116,10 @@ def test_mistake_leaves_nothing(words: str, hint: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_only_trainings_are_swept() -> None:
+    assert "-m is for train.py" in refusal("-m", "checkpoint=a,b", task="evaluate")
+
+
 def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     command = compose_command("train", ["strategy=ddp", "trainer.devices=2"])
     command.cfg.trainer.accelerator = "gpu"

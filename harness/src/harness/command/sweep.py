@@ -97,9 +97,11 @@ def _check_call(task: str, words: Sequence[str], program: str) -> None:
     if flags := [word for word in words if word.startswith("-")]:
         raise UserError(f"-m runs a sweep, and {flags[0]} asks for something else. Leave out one.")
     if launcher().is_one_of_several:
+        keys, devices = {*map(_key, words)}, f"trainer.devices={launcher().num_here}"
+        more = [word for word in ("strategy=ddp", devices) if _key(word) not in keys]
         raise UserError(
             f"{launcher().name} has started several processes, and each would run all jobs.\nUse "
-            f"{program} {shlex.join(words)} strategy=ddp trainer.devices={launcher().num_here}"
+            f"{program} {shlex.join([*words, *more])}"
         )
 
 
