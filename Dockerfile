@@ -22,16 +22,11 @@ ENV VENV=/home/user/venv VIRTUAL_ENV=/home/user/venv PATH=/home/user/venv/bin:$P
     USER=user XDG_CACHE_HOME=/tmp/cache MPLCONFIGDIR=/tmp/matplotlib \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
-# The packages are a layer of their own, which new code leaves as it is.
-COPY --chown=user requirements.txt requirements.lock ./
-COPY --chown=user harness/requirements.txt harness/
+COPY --chown=user . .
 ARG TORCH_BACKEND=""
 RUN --mount=type=cache,target=/home/user/.cache/uv,uid=1000,gid=1000 \
     uv venv --seed "$VENV" && touch "$VENV/made" \
-    && uv pip install ${TORCH_BACKEND:+--torch-backend="$TORCH_BACKEND"} \
-        -c requirements.lock -r requirements.txt -r harness/requirements.txt
-
-COPY --chown=user . .
-RUN uv pip install --no-cache --no-deps -e . && touch "$VENV/installed"
+    && uv pip install ${TORCH_BACKEND:+--torch-backend="$TORCH_BACKEND"} -c requirements.lock -e . \
+    && touch "$VENV/installed"
 
 CMD ["python", "train.py"]

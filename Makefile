@@ -23,7 +23,7 @@ endif
 INSTALLED := $(VENV)/installed
 TEST_INSTALLED := $(VENV)/installed-test
 # What an environment is made anew for; the files that are included below need it as well.
-REQUIRED := pyproject.toml requirements.txt requirements.lock $(wildcard harness/requirements.txt)
+REQUIRED := pyproject.toml requirements.lock $(wildcard requirements.txt harness/requirements.txt)
 
 .PHONY: train check test test-harness test-all lock
 train: $(INSTALLED)
@@ -41,7 +41,7 @@ FORMATTED := $(wildcard harness)
 endif
 
 check: $(TEST_INSTALLED)
-	$(BIN)/ruff format --check $(RUFF_RULES) $(FORMATTED)
+	$(if $(FORMATTED),$(BIN)/ruff format --check $(RUFF_RULES) $(FORMATTED))
 	$(BIN)/ruff check $(RUFF_RULES)
 	$(BIN)/mypy $(MYPY_RULES)
 
@@ -51,7 +51,7 @@ PYTEST := OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest -n 3 --dist worksteal
 # Your tests; then those of the library, where they came along: in a folder of its own with small
 # configs, and those of its data with the examples here.
 test: check
-	$(BIN)/python -m compileall -q src harness/src  # once, not by each process that imports it
+	$(BIN)/python -m compileall -q src $(wildcard harness/src)  # once, not by each process that imports it
 	$(PYTEST) $(ARGS)
 ifeq ($(ARGS),)
 ifneq ($(wildcard harness/tests),)
@@ -90,8 +90,8 @@ lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install "uv>=0.9,<1"
 	build/lock/bin/uv pip compile --universal --quiet --upgrade --no-header --no-annotate \
-	    requirements.txt harness/requirements.txt harness/extras/test.txt \
-	    | sed '/^\(nvidia-[^m]\|cuda-\|triton\|setuptools\)/d' > build/requirements.lock
+	    pyproject.toml --extra test \
+	    | sed '/^\(nvidia-[^m]\|cuda-\|triton\|setuptools\|harness \)/d' > build/requirements.lock
 	build/lock/bin/pip install -c build/requirements.lock -e .[test]
 	touch build/lock/made build/lock/installed build/lock/installed-test
 	$(MAKE) test VENV=build/lock
