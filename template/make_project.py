@@ -75,7 +75,9 @@ def check(answers: argparse.Namespace) -> None:
 def copied(answers: argparse.Namespace) -> dict[str, bytes]:
     """Return the files that go over, with the name of the owner's package."""
     of_examples = {path for paths in FILES["examples"].values() for path in paths}
-    names = filter(None, answers.examples.split(","))
+    names = [name for name in answers.examples.split(",") if name]
+    for name in {*names} - FILES["examples"].keys():
+        sys.exit(f"{name} is no example: {', '.join(FILES['examples'])} are.")
     wanted = {path for name in names for path in FILES["examples"][name]}
     left_out = {*FILES["left_out"]} | (of_examples - wanted)
     left_out |= {"harness", "requirements.txt"} if answers.library else set()

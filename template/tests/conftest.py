@@ -56,8 +56,14 @@ def commit(folder: Path, message: str) -> None:
 def make(folder: Path, *flags: str) -> Path:
     """Make a project without copier."""
     answers = [f"--{key}={value}" for key, value in ANSWERS.items()]
-    succeed(ROOT, "python", "template/make_project.py", folder, "--git", *flags, *answers)
+    succeed(ROOT, "python", "template/make_project.py", folder, *flags, *answers)
     return folder
+
+
+def tracked(folder: Path) -> dict[str, bytes]:
+    """Return what each file that git tracks holds."""
+    paths = succeed(folder, "git", "ls-files").splitlines()
+    return {path: (folder / path).read_bytes() for path in paths if (folder / path).is_file()}
 
 
 @pytest.fixture(scope="session")
@@ -78,4 +84,4 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project without the examples, to look at."""
-    return make(tmp_path_factory.mktemp("skeleton") / "zebra-study", "--no-examples")
+    return make(tmp_path_factory.mktemp("skeleton") / "zebra-study", "--examples=")
