@@ -106,7 +106,7 @@ def test_what_was_moved_to_the_cpu_stays_there():
 def test_an_argument_that_cannot_be_split_is_refused():
     for argument, words in (
         (torch.eye(3), "extra of forward() has shape (3, 3); the batch has 4 samples"),
-        (torch.ones(8, 2), "whole_inputs=[extra]; else strategy=ddp"),  # views
+        (torch.ones(8, 2), "whole_inputs=[extra], or use strategy=ddp."),  # views
         ({"lengths": [3, 1, 2, 2]}, "a list of one value per sample"),
         (np.zeros((4, 2)), "holds a ndarray, which cannot be split"),
         (iter([1, 2]), "list_iterator"),

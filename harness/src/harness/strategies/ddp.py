@@ -83,8 +83,10 @@ class DDPStrategy(strategies.DDPStrategy):
         """Refuse a gradient that DDP would leave to each process."""
         for name, parameter in self.named.items() if self._flags() != self.flags else ():
             if parameter.requires_grad and parameter not in self.averaged:
-                what = f"{self._step()}: {name} was unfrozen in the middle of a step"
-                raise UserError(f"{what}, so DDP would not average its gradient: {WHERE}")
+                raise UserError(
+                    f"{self._step()}: {name} was unfrozen in the middle of a step, and DDP would "
+                    f"not average its gradient. Unfreeze it before the step: {WHERE}"
+                )
         super().pre_backward(closure_loss)
 
     def _trainer(self) -> pl.Trainer:

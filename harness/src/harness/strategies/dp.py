@@ -82,7 +82,7 @@ class NodeParallelStrategy(ParallelStrategy):
             names = " or ".join(f"self.{name}(...)" for name in self.modules) or "self(...)"
             raise UserError(
                 f"training_step never called {names}, so {self.root_device} would compute alone: "
-                "name what it calls, as in trainer.strategy.modules=[net]."
+                "name what it calls (trainer.strategy.modules=[net]), or call it through self(...)."
             )
         return output
 

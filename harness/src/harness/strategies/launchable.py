@@ -81,7 +81,7 @@ def check_launcher(trainer: Any, launcher: Launcher) -> None:
     """
     name, num_nodes, program = strategy_name(trainer), int(trainer.num_nodes), launcher.name
     if name in ONE_PROCESS and trainer.get("sync_batchnorm"):
-        raise UserError("trainer.sync_batchnorm=true: dp and ddp2 cannot share it. Use ddp.")
+        raise UserError("dp and ddp2 have no trainer.sync_batchnorm. Use strategy=ddp, or none.")
     if name == "DataParallelStrategy" and num_nodes > 1:
         raise UserError(f"trainer.num_nodes={num_nodes}: dp takes one machine. Use ddp2 or ddp.")
     if program == "python":

@@ -48,8 +48,9 @@ def split(
         if name not in whole and (problem := _problem(value, num_rows)):
             samples = " and ".join(map(str, sorted(batch_sizes)))
             raise UserError(
-                f"Argument {name} of forward() {problem}; the batch has {samples} samples.\nIf all "
-                f"samples share it, write trainer.strategy.whole_inputs=[{name}]; else strategy=ddp"
+                f"Argument {name} of forward() {problem}; the batch has {samples} samples.\nPass "
+                "tensors with one row per sample, name what all samples share, as in "
+                f"trainer.strategy.whole_inputs=[{name}], or use strategy=ddp."
             )
     count = len(devices)
     sizes = [len(rows) for rows in torch.arange(num_rows or 1).chunk(count)]
