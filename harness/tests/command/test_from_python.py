@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,8 @@ import torch
 
 import harness
 from harness import UserError, compose, evaluate, load_run, predict, train
-from tests.conftest import ROOT
 
 SHORT = ("data=synthetic", "model=mlp", "data.num_train=640", "trainer.max_epochs=2")
-CONF = str(ROOT / "conf")
 
 
 class Interrupt(pl.Callback):
@@ -67,31 +63,11 @@ def test_mistakes_are_raised_and_leave_nothing(tmp_path: Path) -> None:
         compose("train", conf=tmp_path)
     with pytest.raises(UserError, match=r"sweeps are python train\.py -m"):
         train(*words, "hydra.mode=MULTIRUN")
+    with pytest.raises(UserError, match=r"type python train\.py .* strategy=ddp"):
+        train(*words, "strategy=ddp")
     with pytest.raises(UserError, match="is not the config of a run"):
         load_run(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_script_trains_with_two_processes_twice(tmp_path: Path) -> None:
-    """Lightning starts the second process by running the same program again: not this script."""
-    script = tmp_path / "study.py"
-    script.write_text(
-        "from harness import train\n"
-        "print('the script begins')\n"
-        "for seed in (1, 2):\n"
-        f"    run = train(*{SHORT}, 'trainer.max_epochs=1', 'trainer.devices=2',\n"
-        "        f'seed={seed}', 'trainer.accelerator=cpu',\n"
-        f"        'output_dir={tmp_path}', conf={CONF!r})\n"
-        "    print('reached', run.results['test/accuracy'], run.folder)\n"
-    )
-    result = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=560, cwd=tmp_path
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("the script begins") == 1
-    assert result.stdout.count("reached") == 2
-    assert len(list((tmp_path / "default").iterdir())) == 2
 
 
 def test_face_shows_what_it_documents() -> None:

@@ -47,16 +47,3 @@ def test_run_goes_on_without_a_home_in_another_time_zone_and_an_odd_folder(tmp_p
         assert run.returncode == 0, said
     assert "goes on from" in said
     assert len(list((folder / "o" / "default").iterdir())) == 1
-
-
-def test_commands_at_once_leave_whole_runs_and_refusals(tmp_path: Path) -> None:
-    """Who is first computes; another one is refused, or has made a folder of its own."""
-    commands = [started(tmp_path, "strategy=cpu", "trainer.max_epochs=1") for _ in range(6)]
-    said = [each.communicate(timeout=500)[0] for each in commands]
-    computed = ["results.json" in text for text in said]
-    refused = ["is alive" in text or "has finished" in text for text in said]
-    assert all(one or other for one, other in zip(computed, refused, strict=True)), said
-    runs = list((tmp_path / "outputs" / "default").iterdir())
-    assert len(runs) == sum(computed)
-    assert len({(run / "results.json").read_bytes() for run in runs}) == 1
-    assert all("Traceback" not in text for text in said)

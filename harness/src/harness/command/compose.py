@@ -35,7 +35,7 @@ SET_BY = {
 }
 NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 PLUGIN = "hydra._internal.core_plugins.basic_{0}.Basic{1}"
-# Settings of Hydra's own runs, which --help and --cfg would start, where nobody has set them.
+# Defaults of what Hydra's own runs, as of --help and --cfg, would build or obey.
 HYDRAS_RUNS = {
     "callbacks": {},
     "mode": None,
@@ -78,7 +78,7 @@ def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf")
 
 
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
-    """Compose a command; see ``compose``."""
+    """Compose a command; a UserError says what to type instead."""
     conf = Path(conf).resolve()
     if not (conf / "train.yaml").is_file():
         raise UserError(f"conf={conf}: there is no train.yaml. Give the folder of the configs.")

@@ -34,17 +34,11 @@ class HarnessConfigFiles(SearchPathPlugin):
         search_path.append("harness", f"file://{OWN}")
 
 
-def num_started_or(default: Any) -> Any:
-    """Count the processes that a launcher has started on this machine, or return the default."""
-    started = launcher()
-    return default if started.name == "python" else started.num_here
-
-
 Plugins.instance().register(HarnessConfigFiles)
 for _name, _resolver in (  # ${num_nodes:} and others in YAML files
     ("num_gpus_or", lambda default: num_gpus() or default),
     ("num_nodes", lambda: launcher().num_nodes),
-    ("num_started_or", num_started_or),
+    ("num_started_or", lambda n: n if launcher().name == "python" else launcher().num_here),
 ):
     OmegaConf.register_new_resolver(_name, _resolver, replace=True)
 

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 class Run:
     """What a run has left in its folder, read when it is asked for.
 
-    Attributes:
-        folder: of the run.
-        conf: the folder of the config files, whose ``rules.yaml`` says what the run's may name.
+    The ``rules.yaml`` of the folder ``conf`` says what the run's config may name.
     """
 
     folder: Path
@@ -72,8 +70,8 @@ class Run:
         """
         if not (self.conf / allowed.RULES).is_file():
             raise UserError(
-                f"{self.conf / allowed.RULES}, which says what a run's config may name, does not "
-                "exist here. Use load_run(<folder>, conf=<the folder of the config files>)."
+                f"There is no {self.conf / allowed.RULES}, which says what a run's config may "
+                "name.\nUse load_run(<folder>, conf=<the folder of the config files>)."
             )
         allowed.follow(self.conf)
         from harness.run.train import load_model
@@ -94,11 +92,7 @@ def load_run(folder: str | Path, conf: str | Path = "conf") -> Run:
 
 
 def train(*overrides: str, conf: str | Path = "conf") -> Run:
-    """Train, and test the best checkpoint, as ``train.py`` does.
-
-    Args:
-        *overrides: words as on the command line, such as ``"model=mlp"``.
-        conf: the folder of the config files.
+    """Train, and test the best checkpoint, as ``train.py`` does with these words.
 
     Raises:
         UserError: with what to type instead.

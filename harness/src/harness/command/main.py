@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,12 +43,7 @@ LARGEST_FILE = 2**20  # bytes; larger files are data that lie beside the code
 
 
 def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
-    """Run ``train``, ``evaluate`` or ``predict`` with the command line's words.
-
-    Args:
-        task: one of the three.
-        conf: the folder of the config files.
-        arguments: the words; by default those behind the script's name.
+    """Run ``train``, ``evaluate`` or ``predict`` with the command line's words, or with others.
 
     Raises:
         SystemExit: with a message where the command is a mistake.
@@ -100,21 +96,15 @@ def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
 
 
 def start(command: Command) -> Path:
-    """Check a command, choose its run's folder, and compute the run there.
+    """Check a command, choose its run's folder, compute the run there, and return the folder.
 
-    Returns:
-        The run's folder.
-
-    Raises:
-        UserError: where it cannot run; then no folder is left, and a run that it would have gone
-            on with stays as it was.
+    Where it cannot run, no folder is left, and a run that it would have gone on with is as before.
     """
     check(command)
     meeting = Meeting(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
     with ExitStack() as held:
-        choice = meeting.agree(
-            lambda: fingerprint(command), lambda: choose_run.choose(command, held)
-        )
+        choose = partial(choose_run.choose, command, held)
+        choice = meeting.agree(partial(fingerprint, command), choose)
         run_dir = Path(choice["run_dir"])
 
         try:

@@ -82,17 +82,12 @@ def save_words(words: list[str], run_dir: Path) -> None:
 
 
 def load_words(run_dir: Path) -> list[str]:
-    """Read the words that started a run; none where there is no such file."""
+    """Read the words that started a run, ``${run_dir}`` as it was typed; none without the file."""
     try:
-        return as_typed(read_yaml(run_dir / "overrides.yaml"))
+        words: Any = OmegaConf.to_container(OmegaConf.create(read_yaml(run_dir / "overrides.yaml")))
     except UNREADABLE:
         return []
-
-
-def as_typed(text: str) -> list[Any]:
-    """Read words from a YAML text, in which ``${run_dir}`` refers to nothing."""
-    words: list[Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
-    return words
+    return words  # type: ignore[no-any-return]
 
 
 def results(run_dir: Path) -> dict[str, float]:
