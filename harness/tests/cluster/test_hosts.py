@@ -81,7 +81,7 @@ def test_two_hosts_evaluate_and_predict_what_one_process_does(
             assert not any(wait_all(started)), screens(started)
         (results,) = there.glob("evaluate/*/results.json")
         found.append((json.loads(results.read_text()), (there / "rows.csv").read_text()))
-    assert found[1][0] == pytest.approx(found[0][0], rel=1e-12)
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)  # metrics add up in float32
     assert found[1][1] == found[0][1]
 
 
@@ -136,11 +136,3 @@ def test_name_that_leads_a_host_to_itself_is_told(network: Network, folder: Path
         assert "2 processes" in screens(started)
         return
     check_refused(folder, started, rf"on {network.hosts[0].name}", "GLOO_SOCKET_IFNAME")
-
-
-def test_sweep_under_torchrun_is_refused_with_the_line_to_type(
-    network: Network, folder: Path
-) -> None:
-    started = start_both(network, *where(folder), "-m", "seed=1,2")
-    check_refused(folder, started, r"Use python .*-m .*seed=1,2")
-    assert not (folder / "outputs").exists()

@@ -62,20 +62,6 @@ def test_tasks_of_srun_are_one_run(name: str, slurm: Slurm, tmp_path: Path) -> N
     assert finished(tmp_path) == run_folders(tmp_path)
 
 
-def test_job_that_is_requeued_goes_on_by_itself(slurm: Slurm, tmp_path: Path) -> None:
-    """Without resume=auto: the launcher announces the restart."""
-    run = words(
-        tmp_path, "strategy=ddp trainer.devices=1 trainer.num_nodes=2", seconds_per_batch=0.5
-    )
-    job = slurm.submit(line(ON_TWO, *run), options=(*TWO, "--requeue"))
-    slurm.wait_until(job, lambda: num_steps(tmp_path) >= 4)
-    slurm.ask("scontrol", "requeue", job)
-    assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
-    (run_dir,) = run_folders(tmp_path)
-    assert finished(tmp_path) == [run_dir]
-    assert num_steps(tmp_path) <= NUM_STEPS + NOT_LOST
-
-
 def shown_script(folder: Path) -> Path:
     """scripts/slurm/train.sbatch, edited in its three places for this cluster."""
     text = (ROOT / "scripts" / "slurm" / "train.sbatch").read_text()

@@ -14,7 +14,6 @@ from harness.command.compose import compose_command
 from harness.errors import UserError
 from harness.machine import choice
 from harness.machine.gpus import MIG
-from harness.machine.gpus import gpus as list_gpus
 from harness.testing import command as typed
 from tests.faults.fork_server import command
 from tests.machine.fake_nvml import FakeGpu, FakeNvml, write_fake
@@ -203,11 +202,3 @@ def test_real_gpu_is_chosen_and_becomes_cuda_0(own_locks: str) -> None:
     assert result.returncode == 0, result.stderr
     ours, cudas = result.stdout.split()
     assert ours.removeprefix("GPU-") == cudas
-
-
-@pytest.mark.multi_gpu
-def test_real_gpus_are_in_the_order_of_their_free_memory(own_locks: str) -> None:
-    before = {gpu.uuid: gpu.free_bytes for gpu in list_gpus()}
-    free = [before[gpu.uuid] for gpu in choice.choose_emptiest(2)]
-    assert free == sorted(free, reverse=True)
-    assert free[0] == max(before.values())

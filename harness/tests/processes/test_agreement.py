@@ -57,12 +57,6 @@ def test_both_get_the_largest_value_at_the_same_step(two: Two) -> None:
     assert two.step(1.0, 0, 0) == [[0], [0]]
 
 
-def test_long_steps_ask_at_each(two: Two) -> None:
-    for _ in range(20):
-        two.step(0.5, 0, 0)
-    assert two.num_questions == 40
-
-
 def test_short_steps_ask_less_often(two: Two) -> None:
     for _ in range(1000):
         two.step(0.005, 0, 0)

@@ -64,11 +64,6 @@ def test_what_torchrun_and_slurm_tell_is_read(told) -> None:
         assert global_rank() == expected.rank
 
 
-def test_rank_that_lightning_starts_in_a_batch_script_is_not_the_first(told) -> None:
-    told(BATCH | {"LOCAL_RANK": "1"})
-    assert global_rank() == 1
-
-
 def test_steps_and_jobs_meet_at_ports_of_their_own(told) -> None:
     first = told(SRUN).address
     assert first[0] == "node07"
@@ -134,18 +129,6 @@ def test_what_disagrees_with_the_launcher_is_a_sentence(
     cfg = OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | trainer)
     with pytest.raises(UserError, match=f"(?s){says}"):
         check_launcher(cfg, known)
-
-
-def test_what_agrees_is_taken(told) -> None:
-    told({})
-    for known, trainer in (
-        (TWO, DDP | {"devices": 2}),
-        (NODES, DDP2 | {"devices": 4, "num_nodes": 2}),
-        (NODES, DDP | {"devices": 1, "num_nodes": 2}),
-        (Launcher("torchrun"), DDP | {"devices": 1}),
-        (Launcher(), DDP | {"devices": 2}),
-    ):
-        check_launcher(OmegaConf.create({"num_nodes": 1, "accelerator": "cpu"} | trainer), known)
 
 
 @pytest.mark.parametrize(

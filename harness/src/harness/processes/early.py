@@ -1,19 +1,15 @@
-"""Start a run's further ranks while the first one imports torch, so that all import at once.
-
-Lightning starts them seconds later, and gives each the environment that it waits for on its stdin.
-"""
+"""Start a run's further ranks while the first one imports torch, so that all import at once."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from harness.processes.launcher import launcher
 
 WAITS = "HARNESS_WAITS"
-started: "dict[str, subprocess.Popen[Any]]" = {}  # by LOCAL_RANK
+started: dict[str, subprocess.Popen[bytes]] = {}  # by LOCAL_RANK
 
 
 def start(task: str, num_further: int) -> None:
@@ -27,8 +23,8 @@ def start(task: str, num_further: int) -> None:
             started[rank] = subprocess.Popen(words, env=env, stdin=subprocess.PIPE)
 
 
-def take(words: list[str], env: dict[str, str], cwd: str | None = None) -> "subprocess.Popen[Any]":
-    """Replace ``subprocess.Popen`` where Lightning starts a rank: return the one that waits."""
+def take(words: list[str], env: dict[str, str], cwd: str | None = None) -> subprocess.Popen[bytes]:
+    """Return the rank that waits for this environment, where Lightning would start it now."""
     process = started.pop(env["LOCAL_RANK"], None)
     if process is None or process.poll() is not None or process.stdin is None:
         return subprocess.Popen(words, env=env, cwd=cwd)
