@@ -30,9 +30,8 @@ os.fsync(os.open("naive.pt", os.O_RDONLY))
 """
 CONTENDERS = {
     "cp + sync": ["sh", "-c", "cp weights.pt cp.pt && sync cp.pt"],
-    "converter, --no-verify": [*CONVERT, "unverified.pt", "--no-verify"],
-    "converter": [*CONVERT, "verified.pt"],
-    "converter, to .safetensors": [*CONVERT, "verified.safetensors"],
+    "converter": [*CONVERT, "converted.pt"],
+    "converter, to .safetensors": [*CONVERT, "converted.safetensors"],
     "torch.load + torch.save": [sys.executable, "-c", NAIVE],
 }
 

@@ -8,7 +8,8 @@ import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -91,7 +92,6 @@ def own(function: Callable[[Path], tuple[Path, nn.Module]]) -> None:
     CASES[function.__name__] = function
 
 
-LEGACY = {"_use_new_zipfile_serialization": False}
 WRAPPERS = {
     "plain_state_dict": "",
     "data_parallel": "module.",
@@ -221,37 +221,18 @@ case("ema_submodule", ema_submodule)
 case("averaged_model", lambda net: torch.optim.swa_utils.AveragedModel(net).state_dict())
 case("nested_entry", lambda net: {"model_state_dict": net.state_dict(), "optimizer": {}})
 case("cuda_tensors", lambda net: lightning(prefixed("net.", net)), device="cuda:7")
-case(
-    "legacy_file",
-    lambda net: lightning(prefixed("net.", net), hyper_parameters={"root": Path("data")}),
-    **LEGACY,
-)
-case(
-    "legacy_cuda_float16",
-    lambda net: net.state_dict(),
-    lambda: net().half(),
-    file="last.pth",
-    device="cuda:1",
-    **LEGACY,
-)
 for _protocol in (3, 4, 5):
     case(f"protocol_{_protocol}", with_network, pickle_protocol=_protocol)
 
 
-class vanishing_module:  # noqa: N801  it is used like a function
+@contextmanager
+def vanishing_module(module: str, name: str, base: type) -> Iterator[type]:
     """A class in a module that exists only inside the block."""
-
-    def __init__(self, module: str, name: str, base: type) -> None:
-        self.module = types.ModuleType(module)
-        self.cls = type(name, (base,), {"__module__": module})
-        setattr(self.module, name, self.cls)
-
-    def __enter__(self) -> type:
-        sys.modules[self.module.__name__] = self.module
-        return self.cls
-
-    def __exit__(self, *_: object) -> None:
-        del sys.modules[self.module.__name__]
+    sys.modules[module] = types.ModuleType(module)
+    cls = type(name, (base,), {"__module__": module})
+    setattr(sys.modules[module], name, cls)
+    yield cls
+    del sys.modules[module]
 
 
 def module_case(
@@ -261,8 +242,7 @@ def module_case(
 
     def make(folder: Path) -> tuple[Path, nn.Module]:
         network = net()
-        with vanishing_module("vanished", "TheirNet", Net) as cls, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the legacy format looks for the class's source
+        with vanishing_module("vanished", "TheirNet", Net) as cls:
             theirs = cls()
             theirs.load_state_dict(network.state_dict())
             torch.save(wrap(theirs), folder / "model.pth", **options)
@@ -274,7 +254,6 @@ def module_case(
 module_case("pickled_module")
 module_case("pickled_data_parallel", nn.DataParallel)
 module_case("pickled_module_in_dict", lambda network: {"model": network, "epoch": 3})
-module_case("pickled_module_legacy", **LEGACY)
 module_case("pickled_module_protocol_4", pickle_protocol=4)
 
 
@@ -285,32 +264,6 @@ def safetensors_file(folder: Path) -> tuple[Path, nn.Module]:
     network = net()
     save_file(prefixed("_orig_mod.", network), folder / "model.safetensors")
     return folder / "model.safetensors", network
-
-
-@own
-def distributed_checkpoint(folder: Path) -> tuple[Path, nn.Module]:
-    network = net()
-    save_distributed({"model": network.state_dict()}, folder / "step-10")
-    return folder / "step-10", network
-
-
-@own
-def lightning_sharded_folder(folder: Path) -> tuple[Path, nn.Module]:
-    """What FSDPStrategy(state_dict_type="sharded") writes: tensors in DCP, the rest in meta.pt."""
-    network = net()
-    optimizer = {"state": {"net.conv.weight": {"exp_avg": torch.ones(4)}}, "param_groups": []}
-    state = {"model": prefixed("net.", network), "optimizer_0": optimizer}
-    save_distributed(state, folder / "last.ckpt")
-    torch.save({"pytorch-lightning_version": "2.6.6"}, folder / "last.ckpt" / "meta.pt")
-    return folder / "last.ckpt", network
-
-
-def save_distributed(state: dict[str, object], folder: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save(state, checkpoint_id=folder)  # of one process; torch 2.6 has no word for it
 
 
 class Trap(nn.Module):
@@ -369,7 +322,6 @@ class Odd(nn.Module):
 
 
 case("odd_tensors", lambda net: lightning(prefixed("net.", net)), Odd)
-case("odd_tensors_legacy", functools.partial(prefixed, "module."), Odd, file="last.pth", **LEGACY)
 
 
 class Tied(nn.Module):

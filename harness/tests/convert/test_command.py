@@ -1,8 +1,10 @@
 """What the command prints, writes and returns: mistakes are one line and a status."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from harness.convert import CheckpointError, conversion, convert
 from harness.convert.__main__ import main
 
-from .checkpoint_matrix import Net, lightning, prefixed, save_distributed, trained
+from .checkpoint_matrix import Net, lightning, prefixed, trained
+
+COMMAND = [sys.executable, "-m", "harness.convert"]
 
 
 class Said(NamedTuple):
@@ -90,16 +95,23 @@ def test_one_bad_input_does_not_stop_the_others(folder: Path, run: Run) -> None:
 def test_a_mistake_is_one_line_and_a_status_and_nothing_is_written(folder: Path, run: Run) -> None:
     mistakes: list[tuple[str, int, str]] = [
         ("nothing.ckpt", 1, "nothing.ckpt does not exist.\n"),
-        ("runs/last.ckpt out.pt", 1, "out.pt does not exist; an output has -o before it"),
+        ("runs/last.ckpt out.pt", 1, "out.pt does not exist"),
         ("runs/last.ckpt -o weights.bin", 1, "must end in one of .pt, .pth, .safetensors"),
-        ("runs/last.ckpt -o no/weights.pt", 1, "no is not a folder"),
-        ("runs/last.ckpt -o runs", 1, "runs is a folder; -o runs/last.pt names a file in it.\n"),
-        ("runs/last.ckpt runs/best.ckpt -o a.pt", 1, "a.pt would be written more than once"),
+        ("runs/last.ckpt -o runs", 1, "runs must end in one of .pt, .pth, .safetensors"),
+        ("runs/last.ckpt runs/best.ckpt -o a.pt", 1, "-o a.pt is for one input"),
+        ("runs/last.ckpt runs/last.pt", 1, "two of these inputs would have one output"),
+        ("runs/last.ckpt -o runs/last.pt", 1, "runs/last.pt exists; --force replaces it"),
+        ("runs/last.ckpt --force -o link.pt", 1, "link.pt, for runs/last.ckpt, is itself an input"),
         ("runs/last.ckpt --prefix nett", 3, "nothing is called nett.*; there is: criterion"),
-        ("runs", 3, "runs: a folder without checkpoints"),
+        ("runs", 3, "name a file in it: runs/best.ckpt or runs/last.ckpt or runs/last.pt\n"),
+        (".", 3, "a folder that is no checkpoint itself; name a file in it: "),
+        ("empty", 3, "a folder that is no checkpoint itself; no checkpoint lies in it"),
         ("runs/last.ckpt --dtype float64", 2, "invalid choice"),
         ("runs/last.ckpt -o /proc/out.pt", 4, "/proc/out.pt"),
     ]
+    (folder / "empty").mkdir()
+    (folder / "runs" / "last.pt").write_bytes((folder / "runs" / "last.ckpt").read_bytes())
+    (folder / "link.pt").symlink_to("runs/last.ckpt")
     before = sorted(folder.rglob("*"))
     for words, status, message in mistakes:
         said = run(*words.split())
@@ -130,23 +142,21 @@ def test_what_was_verified_is_said(tmp_path: Path, run: Run) -> None:
     """A file without checksums cannot tell whether it was damaged before."""
     torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
     assert "verified  every byte\n" in run("a.pt").stdout
-    assert "verified  nothing\n" in run("a.pt", "--no-verify", "--force").stdout
     save_file({"a": torch.ones(3)}, tmp_path / "a.pt")
     copied = "verified  the copy, byte for byte; the source states no checksums\n"
     assert copied in run("a.pt", "--force").stdout
 
 
-def test_an_input_or_a_part_of_one_is_never_overwritten(folder: Path, run: Run) -> None:
-    save_distributed({"weight": torch.ones(3)}, folder / "step_100")
-    said = run("runs/last.ckpt", "-o", "step_100/meta.pt", "--force")
-    assert "step_100/meta.pt is inside the checkpoint step_100" in said.stderr
-    other = folder / "runs" / "last.weights.pt"
-    other.write_bytes((folder / "runs" / "best.ckpt").read_bytes())
-    before = other.read_bytes()
-    said = run("runs/last.ckpt", "runs/last.weights.pt", "--force")
-    assert said.status == 1
-    assert "last.weights.pt, for runs/last.ckpt, is also an input" in said.stderr
-    assert other.read_bytes() == before
+def test_of_a_runs_folder_the_best_checkpoint_is_taken(folder: Path, run: Run) -> None:
+    (folder / "runs").rename(folder / "checkpoints")
+    said = run(".")
+    assert (said.status, said.stderr) == (0, "")
+    assert said.stdout.endswith(f"wrote     {folder}/checkpoints/best.weights.pt\n")
+    (folder / "checkpoints" / "best.ckpt").unlink()
+    said = run(".")
+    assert (said.status, said.stdout) == (3, "")
+    files = f"{folder}/checkpoints/best.weights.pt or {folder}/checkpoints/last.ckpt"
+    assert said.stderr.endswith(f"name a file in it: {files}\n")
 
 
 def test_a_start_imports_neither_torch_nor_numpy_and_escapes_names(folder: Path) -> None:
@@ -176,15 +186,90 @@ def test_memory_does_not_grow_with_the_checkpoint(options: list[str], tmp_path: 
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        sys.executable,
-        "-m",
-        "harness.convert",
-        "large.ckpt",
-        *options,
-    ]
+    command = [sys.executable, "-c", code, *COMMAND, "large.ckpt", *options]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert int(result.stdout.splitlines()[-1]) <= 64 * 1024
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    state = {str(i): torch.rand(1000, 1000) for i in range(8)}
+    torch.save({"state_dict": state}, tmp_path / "a.ckpt")
+    return tmp_path / "a.ckpt"
+
+
+def test_kill_at_any_moment_leaves_no_partial_file(large: Path, tmp_path: Path) -> None:
+    content, output = large.read_bytes(), tmp_path / "out.pt"
+    command = [*COMMAND, str(large), "-o", str(output)]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    wall_seconds = time.perf_counter() - start
+    expected, num_killed = output.read_bytes(), 0
+    for i in range(10):
+        output.unlink(missing_ok=True)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            time.sleep(wall_seconds * (i + 1) / 12)
+            process.kill()
+        num_killed += process.returncode == -signal.SIGKILL
+        assert not output.exists() or output.read_bytes() == expected
+    assert num_killed > 0
+    assert large.read_bytes() == content
+
+
+def test_a_signal_leaves_neither_a_temporary_nor_a_traceback(large: Path, tmp_path: Path) -> None:
+    command = [*COMMAND, str(large), "-o", str(tmp_path / "out.pt")]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:  # by nohup, which the command follows
+            continue
+        statuses = list[int]()
+        # On busy cores some have ended before this process sees what they write.
+        while 128 + number not in statuses:
+            assert len(statuses) < 40
+            pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+            with subprocess.Popen(command, **pipes) as process:
+                while process.poll() is None and not list(tmp_path.glob("*out.pt*")):
+                    time.sleep(0.001)
+                process.send_signal(number)
+                assert process.stderr
+                assert process.stderr.read() == b""
+            statuses.append(process.returncode)
+            assert not list(tmp_path.glob("*.part"))
+            (tmp_path / "out.pt").unlink(missing_ok=True)
+
+
+def test_a_file_size_limit_ends_with_a_line_and_status_4(large: Path, tmp_path: Path) -> None:
+    """A limit that the kernel really enforces."""
+    limited = (
+        "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000, -1));"
+        f"sys.argv = ['convert', {str(large)!r}, '-o', {str(tmp_path / 'out.pt')!r}];"
+        "runpy.run_module('harness.convert', run_name='__main__')"
+    )
+    result = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True)
+    assert result.returncode == 4
+    assert result.stderr.count("\n") == 1
+    assert "File too large" in result.stderr
+    assert os.listdir(tmp_path) == ["a.ckpt"]
+
+
+def test_what_changes_meanwhile_is_noticed(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An input that is written to, and an output that appears."""
+    output, writer = tmp_path / "out.pt", conversion._WRITERS[".pt"]
+
+    def write_pt(*arguments: object) -> dict[str, int]:
+        checksums = writer(*arguments)
+        change()
+        return checksums
+
+    monkeypatch.setitem(conversion._WRITERS, ".pt", write_pt)
+    change = lambda: output.write_text("mine")  # noqa: E731  it is exchanged below
+    with pytest.raises(FileExistsError, match=r"out\.pt"):
+        convert(large, output)
+    assert output.read_text() == "mine"
+    change = lambda: large.write_bytes(b"PK")  # noqa: E731
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        convert(large, output, force=True)
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt", "out.pt"]
+    assert output.read_text() == "mine"

@@ -1,8 +1,9 @@
-"""What is not a checkpoint, or no longer one, is named in one line, and nothing is written."""
+"""What is no checkpoint, no longer one, or a part of one is named in a line; nothing is written."""
 
 import json
 import os
 import random
+import shutil
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from harness.convert import CheckpointError, convert
+from harness.convert.__main__ import main
 from harness.convert.checkpoint import Checkpoint
 
-from .checkpoint_matrix import save_distributed
+from .checkpoint_matrix import Net, same, trained
 
 
 def refusal(path: Path, **options: object) -> str:
@@ -26,7 +28,6 @@ def refusal(path: Path, **options: object) -> str:
         convert(path, path.parent / "out.pt", **options)
     assert sorted(os.listdir(path.parent)) == before
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith(f"{path}: ")
     return str(caught.value)
 
 
@@ -54,23 +55,9 @@ def test_one_flipped_byte_in_any_tensor_is_found(tmp_path: Path) -> None:
     assert "data.pkl does not match its checksum" in refusal(path)
 
 
-def test_a_shard_that_is_damaged_short_or_missing_is_named(tmp_path: Path) -> None:
-    save_distributed({"model": {"weight": torch.arange(999.0)}}, tmp_path / "dcp")
-    (shard,) = (tmp_path / "dcp").glob("*.distcp")
-    content = shard.read_bytes()
-    at = content.index(torch.arange(500.0, 510.0).numpy().tobytes())
-    shard.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
-    assert "damaged: weight does not match its checksum" in refusal(tmp_path / "dcp")
-    shard.write_bytes(content[:-10])
-    assert f"truncated: {shard.name}" in refusal(tmp_path / "dcp")
-    shard.unlink()
-    assert f"{shard.name} is missing; copy the whole folder" in refusal(tmp_path / "dcp")
-
-
 def test_truncation_is_found(tmp_path: Path) -> None:
     state, rng = {"a": torch.rand(100), "b": torch.rand(100)}, random.Random(0)
     torch.save({"state_dict": state}, tmp_path / "zip.ckpt")
-    torch.save(state, tmp_path / "legacy.ckpt", _use_new_zipfile_serialization=False)
     save_file(state, tmp_path / "a.safetensors")
     for path in sorted(tmp_path.iterdir()):
         content = path.read_bytes()
@@ -81,24 +68,7 @@ def test_truncation_is_found(tmp_path: Path) -> None:
         # Bytes that are missing in the middle put the first entry of a zip before the file.
         path.write_bytes(content[:50] + content[200:])
         message = refusal(path)
-        assert "damaged" in message or "truncated" in message or path.suffix != ".ckpt"
-
-
-def test_an_empty_file_a_pickle_and_what_others_have_made_are_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert "the file is empty" in refusal(tmp_path / "file")
-    (tmp_path / "file").write_bytes(b"\x80\x04K\x01.")
-    assert "a pickle that torch.save did not write" in refusal(tmp_path / "file")
-    with zipfile.ZipFile(tmp_path / "file", "w") as archive:
-        archive.writestr("a.txt", "text")
-    assert "a zip, but not one that torch.save writes" in refusal(tmp_path / "file")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchScript is deprecated
-        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "net.pt")
-    assert "TorchScript" in refusal(tmp_path / "net.pt")
-    (tmp_path / "run.ckpt" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "run.ckpt" / "latest").write_text("checkpoint")
-    assert "run its zero_to_fp32.py" in refusal(tmp_path / "run.ckpt")
+        assert "damaged" in message or "truncated" in message
 
 
 def rewritten(path: Path, change: Callable[[str, bytes], bytes], kind: int = 0) -> Path:
@@ -125,12 +95,6 @@ def test_a_zip_that_was_changed_is_refused(tmp_path: Path) -> None:
         assert "a tensor" in refusal(path)
 
 
-def safetensors(path: Path, header: dict[str, object], content: bytes = bytes(8)) -> Path:
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
-    return path
-
-
 def test_safetensors_places_have_no_overlaps_and_gaps(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     for second in ([0, 4], [2, 6], [5, 9]):
@@ -138,11 +102,103 @@ def test_safetensors_places_have_no_overlaps_and_gaps(tmp_path: Path) -> None:
             name: {"dtype": "U8", "shape": [4], "data_offsets": offsets}
             for name, offsets in {"a": [0, 4], "b": second}.items()
         }
-        said = refusal(safetensors(path, entries, bytes(second[1])))
-        assert "bytes of b are not where they should be" in said
+        text = json.dumps(entries).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(second[1]))
+        assert "bytes of b are not where they should be" in refusal(path)
 
 
-def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
-    """Opening a pipe would wait for somebody to write into it."""
-    os.mkfifo(tmp_path / "pipe.ckpt")
-    assert "pipe.ckpt is not a regular file" in refusal(tmp_path / "pipe.ckpt")
+STATE = trained(Net()).state_dict()
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n"
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    for content, what in {
+        LFS: "not a checkpoint that can be read: a Git LFS pointer",
+        b"\n<!DOCTYPE html><html>": "a web page",
+        b"epoch,loss\n": "neither torch.save's format nor safetensors",
+        b"\x80\x04K\x01.": "a pickle that torch.save did not write",
+        b"": "the file is empty",
+    }.items():
+        path.write_bytes(content)
+        assert what in refusal(path)
+    torch.save(STATE, path, _use_new_zipfile_serialization=False)
+    assert "of before torch 1.6; torch.load it, and torch.save what that gives" in refusal(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", "text")
+    assert "a zip, but not one that torch.save writes" in refusal(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
+    assert "TorchScript" in refusal(path)
+    os.mkfifo(tmp_path / "pipe.ckpt")  # opening it would wait for somebody to write into it
+    assert "pipe.ckpt is missing, or not a regular file" in refusal(tmp_path / "pipe.ckpt")
+
+
+def test_a_folder_of_torchs_distributed_checkpoint_gets_torchs_command(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": dict(STATE)}, checkpoint_id=tmp_path / "step")
+        assert f"format_utils dcp_to_torch {tmp_path}/step FILE" in refusal(tmp_path / "step")
+        dcp_to_torch_save(tmp_path / "step", tmp_path / "whole.pt")  # as the command does
+    convert(tmp_path / "whole.pt", tmp_path / "out.pt")
+    assert all(same(value, STATE[name]) for name, value in torch.load(tmp_path / "out.pt").items())
+
+
+STEMS = {"safetensors": "model", "bin": "pytorch_model"}
+
+
+def sharded(folder: Path, kind: str = "safetensors", num_shards: int = 3) -> Path:
+    """Save the network as Hugging Face does, and return the index."""
+    folder.mkdir(exist_ok=True)
+    save: Callable[..., object] = save_file if kind == "safetensors" else torch.save
+    places: dict[str, str] = {}
+    for i in range(num_shards):
+        file = f"{STEMS[kind]}-{i + 1:05}-of-{num_shards:05}.{kind}"
+        part = {name: STATE[name] for name in sorted(STATE)[i::num_shards]}
+        save(part, folder / file)
+        places |= dict.fromkeys(part, file)
+    index = folder / f"{STEMS[kind]}.{kind}.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    return index
+
+
+@pytest.mark.parametrize("kind", STEMS)
+def test_shards_become_the_whole_network(kind: str, tmp_path: Path) -> None:
+    """From the folder, the index or any shard; all shards in one command are one network."""
+    index = sharded(tmp_path / "hf", kind)
+    shards = sorted(index.parent.glob(f"*.{kind}"))
+    for path in (index.parent, index, shards[1]):
+        report = convert(path, tmp_path / "out.pt", force=True)
+        assert report.kind == f"3 shards of {index.name}"
+        Net().load_state_dict(torch.load(tmp_path / "out.pt"))
+    assert all(same(value, STATE[name]) for name, value in torch.load(tmp_path / "out.pt").items())
+    assert main([*map(str, shards), "-o", f"{tmp_path}/shards.pt"]) == 0
+    alone = tmp_path / shards[0].name
+    shutil.copy(shards[0], alone)
+    assert "(*.index.json) is not beside it" in refusal(alone)
+
+
+def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> None:
+    changes: list[tuple[Callable[[dict[str, object]], object], str]] = [
+        (lambda places: places.pop("bn.bias"), "does not hold what model.safetensors.index.json"),
+        (lambda places: places.update(other=places["bn.bias"]), "does not hold what"),
+        (lambda places: places.update({"bn.bias": places["bn.weight"]}), "does not hold what"),
+        (lambda places: places.update(a="b.safetensors"), "b.safetensors is missing"),
+        (lambda places: places.update(a="../a.safetensors"), "names no shards beside it"),
+        (lambda places: places.update(a=[1]), "index.json cannot be read"),
+    ]
+    index = sharded(tmp_path / "hf")
+    original = index.read_text()
+    for change, message in changes:
+        content = json.loads(original)
+        change(content["weight_map"])
+        index.write_text(json.dumps(content))
+        assert message in refusal(index)
+    index.write_text(original)
+    shard = index.with_name("model-00002-of-00003.safetensors")
+    shard.write_bytes(LFS)
+    assert f"{shard.name}: not a checkpoint that can be read: a Git LFS" in refusal(index)

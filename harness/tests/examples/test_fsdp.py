@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.fsdp import FSDPModule
 
 from harness.convert import convert
@@ -84,7 +85,7 @@ def test_a_run_is_that_of_one_process(trained: dict[str, Path]) -> None:
     assert_equal(outcome(trained["cpu"]), outcome(trained["fsdp(2)"]))
 
 
-def test_each_process_has_a_part_and_the_converter_merges_them(
+def test_each_process_has_a_part_and_torch_and_the_converter_merge_them(
     trained: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = trained["fsdp(2)"].parents[1]
@@ -92,7 +93,8 @@ def test_each_process_has_a_part_and_the_converter_merges_them(
     assert sizes[0][0] + sizes[1][0] == sizes[0][1]
     assert sizes[0][2] == ["net.layers.0", "net.layers.1"]
     assert max(mine for mine, *_ in sizes) < 0.55 * sizes[0][1]
-    for source in (folder / "sharded", trained["fsdp(2)"] / "checkpoints" / "last.ckpt"):
+    dcp_to_torch_save(folder / "sharded", folder / "sharded.pth")
+    for source in (folder / "sharded.pth", trained["fsdp(2)"] / "checkpoints" / "last.ckpt"):
         convert(source, tmp_path / f"{source.stem}.pt", prefix="net")
     merged, whole = (torch.load(tmp_path / f"{name}.pt") for name in ("sharded", "last"))
     assert merged.keys() == whole.keys()

@@ -27,6 +27,6 @@ PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "tft": {},
     "deepar": {},
     "nequip": {},
-    "rl4co": {"convert": ("--keep-module",)},  # a layer of it is called `module`
+    "rl4co": {"convert": ("--prefix", "")},  # a layer of it is called `module`
     "deeptab": {},
 }

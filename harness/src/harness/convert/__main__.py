@@ -2,7 +2,8 @@
 
     python -m harness.convert last.ckpt -o weights.pt
     python -m harness.convert last.ckpt -o weights.safetensors --dtype bfloat16
-    python -m harness.convert a.ckpt b.ckpt -o "{stem}.pt"   several in one call
+    python -m harness.convert a.ckpt b.ckpt                  several in one call
+    python -m harness.convert outputs/default/<run>          a run's best checkpoint
     python -m harness.convert last.ckpt --list               what would be taken
 
 and then, anywhere: net.load_state_dict(torch.load("weights.pt")). Nothing in a checkpoint is
@@ -10,8 +11,8 @@ executed. harness/docs/checkpoints.md says which formats are read and what is ve
 
 Exit status: 0 all converted; 1 a mistake in the command; 2 unknown options; 3 an input is not a
 checkpoint, is damaged, or cannot be converted; 4 the system refused to read or write (disk full,
-permissions); 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM). Of several inputs all
-are tried, and the highest status is returned.
+permissions); 129, 130, 143 stopped by a signal. Of several inputs all are tried, and the highest
+status is returned.
 """
 
 import argparse
@@ -22,9 +23,9 @@ from pathlib import Path
 
 from harness.errors import UserError
 
-from .checkpoint import stem_of, whole
+from .checkpoint import whole
 from .conversion import DTYPES, convert, default_output
-from .names import printable, quoted
+from .names import printable
 from .tensors import CheckpointError
 
 
@@ -48,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     sources, output, as_list = (options.pop(name) for name in ("sources", "output", "list"))
     try:
-        pairs = _jobs(sources, output)
+        jobs = _jobs(sources, output)
     except (UserError, OSError) as error:
         return _failure(error)
     status = 0
-    for source, target in pairs:
+    for source, target in jobs.items():
         try:
             report = convert(source, target, dry_run=as_list, **options)
         except (UserError, OSError) as error:
@@ -62,28 +63,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _jobs(sources: Sequence[str], output: str | None) -> list[tuple[Path, Path]]:
-    """Pair each checkpoint with its output.
+def _jobs(sources: Sequence[str], output: str | None) -> dict[Path, Path]:
+    """Return the output of each input.
 
     Raises:
-        UserError: an input does not exist, or an output is also an input, or that of two.
+        UserError: one output would be that of several inputs, or is an input itself.
     """
-    if missing := next((source for source in sources if not Path(source).exists()), None):
-        hint = "; an output has -o before it" if len(sources) > 1 else ""
-        raise UserError(f"{missing} does not exist{hint}.")
-    inputs = {path.resolve(): path for path in map(whole, sources)}
-    outputs: dict[Path, tuple[Path, Path]] = {}
-    for source in inputs.values():
-        target = default_output(source)
-        if output:
-            target = Path(output.replace("{stem}", stem_of(source)))
-        if target.resolve() in outputs:
-            hint = f"-o {quoted('{stem}' + target.suffix)} gives each its own"
-            raise UserError(f"{target} would be written more than once; {hint}")
-        if inputs.get(target.resolve(), source) is not source:
-            raise UserError(f"{target}, for {source}, is also an input; name another output")
-        outputs[target.resolve()] = source, target
-    return list(outputs.values())
+    inputs = dict.fromkeys(map(whole, sources))  # all shards of a network are one index
+    if output and len(inputs) > 1:
+        raise UserError(
+            f"-o {output} is for one input; without it each output lies beside its own."
+        )
+    jobs = {source: Path(output) if output else default_output(source) for source in inputs}
+    for source, target in jobs.items():
+        if any(target.resolve() == other.resolve() for other in inputs):
+            raise UserError(f"{target}, for {source}, is itself an input; name another output.")
+    if len(set(jobs.values())) < len(jobs):
+        raise UserError(
+            "two of these inputs would have one output; convert them one by one with -o."
+        )
+    return jobs
 
 
 def _failure(error: Exception, files: str = "") -> int:
@@ -100,14 +99,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("sources", nargs="+", metavar="SRC", help="checkpoints: files, or folders that are one")
-    add("-o", "--output", metavar="OUT", help="*.pt, *.pth, *.safetensors; {stem} is SRC's")
+    add("sources", nargs="+", metavar="SRC", help="checkpoints; folders of runs or of shards")
+    add("-o", "--output", metavar="OUT", help="*.pt, *.pth, *.safetensors")
     add("--dtype", default="keep", choices=DTYPES, help="of floating tensors")
     add("--prefix", default="auto", metavar="NAME", help='the network\'s submodule; "" for all')
     add("--key", metavar="NAME", help="the file's entry of weights, a.b if nested; '' for all")
     ema = argparse.BooleanOptionalAction
     add("--ema", action=ema, default=True, help="prefer averaged weights where there are some")
-    add("--no-verify", dest="verify", action="store_false", help="do not read the result again")
     add("--list", action="store_true", help="list the tensors and write nothing")
     add("--force", action="store_true", help="replace existing outputs")
     return parser

@@ -1,96 +1,91 @@
-"""Open a checkpoint: a file, shards with an index, or a torch.distributed.checkpoint folder.
+"""Find and open a checkpoint: torch.save's zip, safetensors, or shards of these with an index.
 
-In: a path. Out: a Checkpoint, whose `root` is what was saved, as data; next is choose.py.
-Hugging Face's index (`*.safetensors.index.json`, `*.bin.index.json`) says which shard holds a
-tensor; a folder's `.metadata` lists the shards of each tensor, which are torch.save archives.
+In: a path. Out: a Checkpoint, whose `root` is what was saved, as data with Tensors for places in
+the file; next is choose.py.
 """
 
-import functools
-import io
 import json
-import math
 import os
 import re
-import stat
+import struct
+import zipfile
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from harness.errors import UserError
 
-from .formats import Window, read_legacy, read_safetensors, read_zip
-from .tensors import DTYPES, Budget, CheckpointError, Tensor, parsing, row_major
+from .stream import check, read
+from .tensors import DTYPES, Budget, CheckpointError, Record, Tensor, parsing, row_major
 from .unpickle import unpickle
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
-_INDEX = re.compile(r"\.(safetensors|bin|pt|pth|ckpt)\.index(\.\w+)?\.json$")
-_SHARD = re.compile(r"-\d+-of-(?!0*1\b)\d+")  # one of one is the whole
-_MAX_INDEX = 100_000_000  # bytes
-_MAX_AXES = 64
-_SIGNATURE = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
-_MIN_RESULT, _MAX_EXPANSION = 100_000_000, 16  # bytes that any file may lead to; times the source
+_INDEX = re.compile(r"\.(safetensors|bin)\.index\.json$")  # as Hugging Face writes it
+_SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.\w+$")  # one of one is the whole
+_SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
+_MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors format
 
-# What files of others begin with, and what to do with them.
-_FOREIGN = {
+# What files that are no checkpoints begin with.
+_OTHERS = {
     rb"version https://git-lfs": "a Git LFS pointer to the file; git lfs pull downloads it",
-    rb"\x1f\x8b": "packed with gzip; unpack it first",
-    rb"\x89HDF": "HDF5, written by Keras or h5py, not by torch",
-    rb"GGUF": "GGUF, written by llama.cpp, not by torch",
-    rb'.{8}\{"': "a safetensors file that ends inside its header; copy it again",
     rb"(?i)\s*<(!doctype|html|head|\?xml)": "a web page: its download failed or asks for a login",
-    rb"\s*[{\[][\t\n\r -\xff]*\Z": "a JSON file",
-    rb"[\t\n\r -\x7f\x81-\xff][\t\n\r -\xff]*\Z": "a text file",
+    rb"\x80\x02\x8a\nl\xfc\x9cF": "the format of before torch 1.6; torch.load it, and torch.save "
+    "what that gives",
+    rb"\x80": "a pickle that torch.save did not write; torch.save its tensors",
 }
-# Names of files and their folders that are parts of a network, and what to convert instead.
-_PARTS = {
-    r"\.distcp$": "a part of a distributed checkpoint; convert its folder",
-    r"-\d+-of-(?!0*1\.)\d+\.\w+$": "one of the shards of a network, whose index (*.index.json) is "
-    "not beside it; copy that and all shards into one folder, and convert the folder",
-}
-_RANK = re.compile(r"^(consolidated\.|mp_rank_)\d+")  # of Llama, of Megatron
-_DEEPSPEED = "a DeepSpeed folder; run its zero_to_fp32.py and convert the file which that writes"
 
 
 def is_checkpoint_folder(path: Path) -> bool:
     """Whether a folder as a whole is one checkpoint, be it of a kind that is refused."""
-    has_metadata = os.path.isfile(path / ".metadata") or os.path.isfile(path / "latest")
-    return has_metadata or any(path.glob("*zero_pp_rank*")) or bool(_indexes(path))
+    return (path / ".metadata").is_file() or _index_in(path) is not None
 
 
-def _is_index(path: Path) -> bool:
-    return bool(_INDEX.search(path.name))
-
-
-def _indexes(folder: Path) -> list[Path]:
-    """Return the indexes of shards in a folder, those of safetensors before others."""
-    paths = (path for path in folder.glob("*.json") if _is_index(path) and os.path.isfile(path))
-    return sorted(paths, key=lambda path: path.name.partition(".")[2], reverse=True)
+def _index_in(folder: Path) -> Path | None:
+    """Return the index of shards in a folder, if there is one of a kind."""
+    for kind in ("safetensors", "bin"):
+        paths = [*folder.glob(f"*.{kind}.index.json")]
+        if len(paths) == 1:
+            return paths[0]
+    return None
 
 
 def whole(source: str | Path) -> Path:
-    """Return the path of the whole checkpoint: for a shard, the index beside it.
+    """Return the file to open: for a shard the index beside it, for a run's folder its best.
 
     Raises:
-        UserError: there is no such file, or it is a part that cannot be joined from here.
+        UserError: there is no such file.
+        CheckpointError: it is a part of a network, or a folder in which a file must be named.
     """
     path = Path(source)
     path = path if path.name not in ("", "..") else path.resolve()  # so that it ends in a name
     if not path.exists():
         raise UserError(f"{path} does not exist.")
-    if os.path.isfile(path) and _SHARD.search(path.name):
-        for index in _indexes(path.parent):
-            if f"{path.suffix}.index" in index.name:
-                return index
-    for pattern, what in _PARTS.items():
-        if os.path.isfile(path) and re.search(pattern, str(path.resolve())):
-            raise CheckpointError(f"{path}: {what}")
-    for part in (path.resolve(), path.resolve().parent):
-        others = _RANK.sub(r"\1*", part.name)
-        if others != part.name and len(list(part.parent.glob(others))) > 1:
-            raise CheckpointError(
-                f"{path}: one of the parts into which the network was split; join them with a "
-                "script of the project that wrote them"
-            )
-    return path
+    if path.is_dir():
+        return _file_in(path)
+    if not _SHARD.search(path.name):
+        return path
+    if index := _index_in(path.parent):
+        return index
+    raise CheckpointError(
+        f"{path}: one of the shards of a network, whose index (*.index.json) is not beside it; "
+        "copy that and all shards into one folder, and convert the folder"
+    )
+
+
+def _file_in(folder: Path) -> Path:
+    if (folder / ".metadata").is_file():
+        raise CheckpointError(
+            f"{folder}: a folder of torch.distributed.checkpoint; if you trust it, make it a "
+            f"file: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE"
+        )
+    if index := _index_in(folder):
+        return index
+    if (best := folder / "checkpoints" / "best.ckpt").is_file():
+        return best
+    paths = (path for pattern in ("*", "checkpoints/*") for path in sorted(folder.glob(pattern)))
+    names = [str(path) for path in paths if path.suffix in SUFFIXES and path.is_file()][:5]
+    there = f"name a file in it: {' or '.join(names)}" if names else "no checkpoint lies in it"
+    raise CheckpointError(f"{folder}: a folder that is no checkpoint itself; {there}")
 
 
 def stem_of(source: Path) -> str:
@@ -99,192 +94,154 @@ def stem_of(source: Path) -> str:
     return source.stem if name == source.name and source.suffix in SUFFIXES else name
 
 
-class Checkpoint:
+class Checkpoint(ExitStack):
     """An opened checkpoint: its `kind` in words, and its `root`, what was saved, as data."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
         self.budget = Budget()
-        self._files: dict[Path, tuple[int, os.stat_result]] = {}
-        self._num_unread: dict[Path, int] = {}  # bytes of files of shards
+        self._files: list[tuple[BinaryIO, os.stat_result]] = []
         try:
             with parsing("it"):
-                read = self._read_folder if path.is_dir() else functools.partial(self._read, path)
-                self.kind, self.root = read()
+                is_index = bool(_INDEX.search(path.name))
+                self.kind, self.root = self._read_index(path) if is_index else self._read(path)
         except BaseException:
-            self.__exit__()
+            self.close()
             raise
 
-    def __enter__(self) -> "Checkpoint":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for fd, _stat in self._files.values():
-            os.close(fd)
-
     @property
-    def max_result(self) -> int:
-        """Bytes that may be made of it: more can only come from expanded views."""
-        num_bytes = sum(status.st_size for _, status in self._files.values())
-        if self.path.is_dir():  # whose shards are opened later
-            num_bytes = sum(path.stat().st_size for path in self.path.iterdir() if path.is_file())
-        return _MIN_RESULT + _MAX_EXPANSION * num_bytes
+    def num_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(status.st_size for _, status in self._files)
 
     def check_unchanged(self) -> None:
-        """Raise if a file was written to or replaced since it was opened."""
-        for path, (fd, before) in self._files.items():
-            found = (os.fstat(fd), os.stat(path)) if os.path.exists(path) else ()
-            is_same = all(
-                getattr(now, i) == getattr(before, i) for now in found for i in _SIGNATURE
-            )
-            if not found or not is_same:
+        """Raise if a file was written to since it was opened."""
+        for file, before in self._files:
+            now = os.fstat(file.fileno())
+            if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
                 raise CheckpointError("changed while it was read; convert it again")
 
-    def is_read_from(self, path: Path) -> bool:
-        """Whether a path is one of the files that are open."""
-        status = path.stat()
-        return any(os.path.samestat(status, opened) for _, opened in self._files.values())
-
-    def _open(self, path: Path) -> Window:
+    def _open(self, path: Path) -> tuple[BinaryIO, int]:
         """Open a file once: all reads go through this descriptor, whatever the path becomes."""
-        if path not in self._files:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
-            self._files[path] = fd, os.fstat(fd)
-            self.budget.left += self._files[path][1].st_size
-        fd, status = self._files[path]
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path.name} is not a regular file")
-        return Window(fd, 0, status.st_size)
+        if not path.is_file():  # opening a pipe would wait for somebody to write into it
+            raise CheckpointError(f"{path.name} is missing, or not a regular file")
+        file = self.enter_context(path.open("rb"))
+        status = os.fstat(file.fileno())
+        self._files.append((file, status))
+        self.budget.left += status.st_size
+        return file, status.st_size
 
     def _read(self, path: Path) -> tuple[str, Any]:
-        window = self._open(path)
-        if _is_index(path):
-            return self._read_index(path, os.pread(window.fd, _MAX_INDEX, 0))
-        head = os.pread(window.fd, 512, 0)
-        if not window.size:
+        file, size = self._open(path)
+        head = os.pread(file.fileno(), 512, 0)
+        if not size:
             raise CheckpointError("the file is empty; its copy or its training was interrupted")
         # First, since a safetensors file begins with a length, which can be any bytes.
-        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= window.size:
-            return "safetensors", read_safetensors(window, self.budget)
+        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size:
+            return "safetensors", _read_safetensors(file.fileno(), size, self.budget)
         if head.startswith(b"PK\x03\x04"):
-            return "torch.save", read_zip(window, self.budget)
-        if head.startswith(b"\x80"):
-            return "torch.save (legacy)", read_legacy(window, self.budget)
-        for pattern, what in _FOREIGN.items():
+            return "torch.save", _read_zip(file, size, self.budget)
+        for pattern, what in _OTHERS.items():
             if re.match(pattern, head, re.DOTALL):
-                raise CheckpointError(f"not a checkpoint: {what}")
-        raise CheckpointError("not a checkpoint: neither torch.save's format nor safetensors")
+                raise CheckpointError(f"not a checkpoint that can be read: {what}")
+        raise CheckpointError(
+            "not a checkpoint, or a damaged one: neither torch.save's format nor safetensors"
+        )
 
-    def _read_index(self, index: Path, text: bytes) -> tuple[str, Any]:
+    def _read_index(self, index: Path) -> tuple[str, Any]:
         """Return the tensors of all shards, each of which holds the names that the index says."""
+        file, size = self._open(index)
         with parsing(index.name):
-            places: dict[str, str] = json.loads(text)["weight_map"]
-            files = sorted(set(places.values()))
-        if not files or any(Path(file).name != file or _is_index(Path(file)) for file in files):
+            places = _json(Record(file.fileno(), 0, size), self.budget)["weight_map"]
+            names: list[str] = sorted(set(places.values()))
+        if not names or any(Path(name).name != name for name in names):
             raise CheckpointError(f"damaged: {index.name} names no shards beside it")
-        if missing := [file for file in files if not (index.parent / file).is_file()]:
-            raise CheckpointError(
-                f"of the {len(files)} shards that {index.name} names {len(missing)} are missing, "
-                f"the first is {missing[0]}; copy or download them again"
-            )
         root: dict[str, Any] = {}
-        for file in files:
+        for name in names:
             try:
-                shard = self._read(index.parent / file)[1]
+                shard = self._read(index.parent / name)[1]
             except CheckpointError as error:
-                raise CheckpointError(f"{file}: {error}") from error
-            wanted = {name for name, place in places.items() if place == file}
-            names = set(shard) if isinstance(shard, dict) else set()
-            if odd := sorted(map(str, names ^ wanted)):
-                raise CheckpointError(
-                    f"damaged: {file} does not hold what {index.name} says; they differ by {odd[0]}"
-                )
+                raise CheckpointError(f"{name}: {error}") from error
+            wanted = {tensor for tensor, place in places.items() if place == name}
+            if not isinstance(shard, dict) or shard.keys() != wanted:
+                raise CheckpointError(f"damaged: {name} does not hold what {index.name} says")
             root |= shard
-        return f"{len(files)} shards of {index.name}", root
-
-    def _read_folder(self) -> tuple[str, Any]:
-        if (self.path / ".metadata").is_file():
-            rest = self.path / "meta.pt"  # where Lightning keeps what is not a tensor
-            root = read_zip(self._open(rest), self.budget) if rest.is_file() else {}
-            return "torch.distributed.checkpoint", {**root, **self._read_distributed()}
-        if paths := _indexes(self.path):
-            if len({path.name.partition(".")[2] for path in paths}) < len(paths):
-                names = " and ".join(path.name for path in paths)
-                raise CheckpointError(f"holds {names}; convert one of them")
-            return self._read(paths[0])
-        if is_checkpoint_folder(self.path):
-            raise CheckpointError(_DEEPSPEED)
-        raise CheckpointError("a folder without checkpoints: no .metadata, no checkpoint files")
-
-    def _read_distributed(self) -> dict[str, Any]:
-        """Return the saved state, nested as it was; shards are read when they are asked for."""
-        self.budget.left += self.max_result // _MAX_EXPANSION
-        metadata = unpickle(io.BufferedReader(self._open(self.path / ".metadata")), self.budget)
-        root: dict[str, Any] = {}
-        with parsing(".metadata"):
-            places = {
-                _place(index.state["fqn"], index.state.get("offset") or ()): info.state
-                for index, info in metadata.state["storage_data"].items()
-            }
-            paths = metadata.state["planner_data"] or {}
-            for name, entry in metadata.state["state_dict_metadata"].items():
-                *parents, leaf = map(_text, paths.get(name, (name,))[:_MAX_AXES])
-                target = root
-                for parent in parents:
-                    target = target.setdefault(parent, {})
-                is_tensor = entry.name.endswith("TensorStorageMetadata")
-                target[leaf] = self._sharded(name, entry.state, places) if is_tensor else None
-        return root
-
-    def _sharded(self, name: str, entry: dict[str, Any], places: dict[str, Any]) -> Tensor:
-        shape = _numbers(entry["size"])
-        dtype = entry["properties"].state[0].removeprefix("torch.")
-        if dtype not in DTYPES:
-            raise CheckpointError(f"{name}: element type {dtype} is not known")
-        self.budget.spend(Budget.PART_COST * len(entry["chunks"]))
-        chunks = [chunk.state for chunk in entry["chunks"]]
-        boxes = [(_numbers(chunk["offsets"]), _numbers(chunk["sizes"])) for chunk in chunks]
-        boxes = [box for box in boxes if math.prod(box[1])]  # a rank may have had nothing
-
-        def load(position: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-            place = places[_place(name, position)]
-            path = self.path / place["relative_path"]
-            if path.name != place["relative_path"] or place.get("transform_descriptors"):
-                raise CheckpointError(f"{name}: its shard in {path} is compressed or elsewhere")
-            if not path.is_file():
-                raise CheckpointError(f"{path.name} is missing; copy the whole folder")
-            file = self._open(path)
-            start, length = place["offset"], place["length"]
-            if not 0 <= start <= start + length <= file.size:
-                raise CheckpointError(f"truncated: {path.name} ends before the shard of {name}")
-            self._num_unread[path] = self._num_unread.get(path, file.size) - length
-            if self._num_unread[path] < 0:
-                raise CheckpointError(f"damaged: shards in {path.name} overlap")
-            shard = read_zip(Window(file.fd, start, length), self.budget)
-            if not isinstance(shard, Tensor) or (shard.shape, shard.dtype) != (sizes, dtype):
-                raise CheckpointError(f"damaged: a shard of {name} is not what .metadata says")
-            return shard
-
-        @functools.cache
-        def load_shards() -> list[tuple[tuple[int, ...], Tensor]]:
-            with parsing(f"a shard of {name}"):
-                return [(position, load(position, sizes)) for position, sizes in boxes]
-
-        return Tensor(dtype, shape, row_major(shape), load_shards=load_shards)
+        return f"{len(names)} shards of {index.name}", root
 
 
-def _numbers(values: Any) -> tuple[int, ...]:
-    is_short = len(values) <= _MAX_AXES
-    if not is_short or any(type(n) is not int or not 0 <= n < 1 << 63 for n in values):
-        raise TypeError("not a place or a size")
-    return tuple(values)
+def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
+    """Read torch.save's zip: data.pkl beside one stored record per storage."""
+    with parsing("its zip directory, perhaps because it is truncated,"):
+        entries = zipfile.ZipFile(file).infolist()
+    infos = {entry.filename.partition("/")[2]: entry for entry in entries}
+    if "constants.pkl" in infos:
+        raise CheckpointError("a TorchScript program, not weights; torch.jit.load opens it")
+    if "data.pkl" not in infos or len(infos) != len(entries):
+        raise CheckpointError("a zip, but not one that torch.save writes: no data.pkl of its own")
+    if sum(info.compress_size for info in entries) > size:
+        raise CheckpointError("truncated, or damaged: its entries are larger than the file")
+    # torch.serialization.set_crc32_options(False) leaves every checksum zero.
+    has_crcs = any(info.CRC for info in entries)
+
+    def record(name: str) -> Record:
+        info = infos[name]
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            raise CheckpointError("zipped again with compression; unzip it and `zip -0 -r` it")
+        with parsing(name):
+            header = os.pread(file.fileno(), 30, info.header_offset)
+            if not header.startswith(b"PK\3\4"):
+                raise ValueError("no header")
+        start = info.header_offset + 30 + sum(struct.unpack("<2H", header[26:]))
+        if start + info.file_size > size:
+            raise CheckpointError(f"truncated: {name} reaches past the end of the file")
+        return Record(file.fileno(), start, info.file_size, info.CRC if has_crcs else None)
+
+    if "byteorder" in infos:
+        order = record("byteorder")
+        if os.pread(order.fd, 9, order.offset)[: order.num_bytes] != b"little":
+            raise CheckpointError("saved on a big-endian machine; save it there as .safetensors")
+    records: dict[str, Record] = {}
+
+    def record_of(key: str, itemsize: int, numel: int) -> Record:
+        if key not in records:
+            records[key] = record(f"data/{key}")
+        if records[key].num_bytes != itemsize * numel:
+            raise CheckpointError(f"damaged: data/{key} is not as long as its tensor says")
+        return records[key]
+
+    pickled = record("data.pkl")
+    check(pickled, "data.pkl")
+    file.seek(pickled.offset)
+    return unpickle(file, budget, record_of)
 
 
-def _text(part: Any) -> str:
-    if not isinstance(part, str | int) or len(str(part)) > 1_000:
-        raise TypeError("not a name")
-    return str(part)
+def _read_safetensors(fd: int, size: int, budget: Budget) -> dict[str, Tensor]:
+    """Read a safetensors file: a JSON header of names, types, shapes and byte ranges."""
+    num_header = int.from_bytes(os.pread(fd, 8, 0), "little")
+    tensors: dict[str, Tensor] = {}
+    with parsing("its safetensors header"):
+        header = _json(Record(fd, 8, num_header), budget)
+        header.pop("__metadata__", None)
+        base = end = 8 + num_header
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            start, stop = entry["data_offsets"]
+            shape = tuple(entry["shape"][:65])  # one too many is refused by Tensor
+            if entry["dtype"] not in _SAFETENSORS:
+                raise CheckpointError(f"{name}: element type {entry['dtype']} is not known")
+            record = Record(fd, base + start, stop - start)
+            tensor = Tensor(_SAFETENSORS[entry["dtype"]], shape, row_major(shape), 0, record)
+            if base + start != end or tensor.num_bytes != stop - start:
+                raise CheckpointError(f"damaged: the bytes of {name} are not where they should be")
+            tensors[name], end = tensor, base + stop
+    if end != size:
+        raise CheckpointError("truncated: the tensors reach past the end of the file")
+    return tensors
 
 
-def _place(name: Any, position: Any) -> str:
-    return f"{_numbers(position)} {_text(name)}"
+def _json(record: Record, budget: Budget) -> Any:
+    if record.num_bytes > _MAX_HEADER:
+        raise CheckpointError("not a checkpoint: its header would be too large")
+    text = b"".join(map(bytes, read(record, 0, record.num_bytes)))
+    budget.spend(Budget.CONTAINER * (text.count(b"{") + text.count(b"[")))
+    return json.loads(text)

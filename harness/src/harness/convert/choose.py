@@ -1,27 +1,22 @@
 """Find the weights in what was saved, and name them as the bare network does.
 
 In: the root of a checkpoint, as data. Out: a Selection: Tensors by their new names, and the rest.
- The entry with the weights is found here, by its name or as the only one, an average before the
-raw weights; names.py takes the prefixes away.
+The weights are the entry that `--key` names; else one of ENTRIES or the whole file, or an average
+beside it that has the same names. names.py takes the prefixes away.
 """
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from .names import is_average, quoted, rename
 from .tensors import Budget, CheckpointError, Tensor, parsing
-from .unpickle import Inert, Key
+from .unpickle import Inert
 
 Place = tuple[str, ...]  # the keys that lead to a value
 
 ENTRIES = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network")
-# What training saves beside a network, and what holds tensors of its own.
-_TRAINING = re.compile(r"optim|sched|scaler|rng|callbacks|loops|criterion|hyper_|hparams|config")
-_MOMENTS = {"exp_avg", "momentum_buffer", "square_avg"}  # an optimizer's, for one parameter
-_MAX_DEPTH = 5  # of an entry
-_MAX_CONTAINERS = 100_000  # that are searched for entries, breadth first
 _MAX_SHOWN = 20  # entries, in a message
 
 
@@ -30,11 +25,11 @@ class Selection:
     """The weights of a checkpoint by the names that the bare network has for them."""
 
     key: str  # the entry that holds them, in words
-    tensors: dict[str, Tensor]
-    sources: dict[str, str]  # their names in the file
-    left_out: list[str]  # other weights of the module that holds the network
-    dropped: list[str]  # what else the file holds
     notes: list[str]  # what was decided by names, and the option that decides otherwise
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)  # their names in the file
+    left_out: list[str] = field(default_factory=list)  # other weights of the module around them
+    dropped: list[str] = field(default_factory=list)  # what else the file holds
 
 
 @parsing("what it holds")
@@ -46,25 +41,20 @@ def select(
     Raises:
         CheckpointError: nothing there is weights without doubt; the message lists what there is.
     """
-    if isinstance(root, Tensor):
-        size = f"of shape {root.shape} and type {root.dtype}"
-        raise CheckpointError(f"a bare tensor {size}, not a network's weights")
-    entries = dict(_items(root))
-    if "ds_version" in entries and key is None:
-        raise CheckpointError("a part of a DeepSpeed checkpoint; run its zero_to_fp32.py first")
+    entries: dict[str, Any] = root if isinstance(root, dict) else {}
     place, notes = _usual_place(root, ema, budget) if key is None else (_lookup(root, key), [])
     if place is None or not _holds_weights(_at(root, place)):
-        raise CheckpointError(_refusal(root, key))
-    value = _at(root, place)
-    state = _state(value, budget)
+        where = f"at --key {quoted(key)}" if key is not None else "in a usual place"
+        inside = ", ".join(name for name, _ in islice(_items(_at(root, place or ())), _MAX_SHOWN))
+        names_one = "--key names one of these, dotted where it is nested"
+        raise CheckpointError(f"no weights {where}, which holds: {inside}; {names_one}")
+    state = _state(_at(root, place), budget)
     # An average beside a LightningModule's weights may be that of the network alone.
-    main = dict(_items(entries.get("state_dict", entries.get("model"))))
-    is_inside = not main or any(name in main for name in state)
-    is_lightning = "pytorch-lightning_version" in entries and place != () and is_inside
-    if isinstance(value, Inert):
-        is_lightning = "prepare_data_per_node" in value.state
+    module = entries.get("state_dict")
+    is_inside = isinstance(module, dict) and any(name in module for name in state)
+    is_lightning = "pytorch-lightning_version" in entries and is_inside
     new_names, name_notes = rename(state, prefix, is_lightning, ema, keep_module)
-    chosen = Selection(".".join(place) or "the whole file", {}, {}, [], [], notes + name_notes)
+    chosen = Selection(".".join(place) or "the whole file", notes + name_notes)
     for depth in range(len(place)):
         others = (name for name, _ in _items(_at(root, place[:depth])) if name != place[depth])
         chosen.dropped += [".".join((*place[:depth], other)) for other in others]
@@ -88,8 +78,8 @@ def _sort(
         elif _is_tensor(value):
             raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
         elif _holds_tensors(value, seen) and not old.endswith("_extra_state"):
-            others = f"{chosen.key} holds tensors, and {old} in it others"
-            raise CheckpointError(f"{others}{_options(value, (*place, old))}")
+            option = f"--key {quoted('.'.join((*place, old)))} takes these"
+            raise CheckpointError(f"{chosen.key} holds tensors, and {old} in it others; {option}")
         else:
             chosen.dropped.append(f"{old} (not a tensor)")
     if not chosen.tensors:
@@ -99,90 +89,38 @@ def _sort(
 
 
 def _usual_place(root: Any, ema: bool, budget: Budget) -> tuple[Place | None, list[str]]:
-    """Return the place of the weights, where there is no doubt, and notes on an average."""
-    if dict(_items(root)).keys() >= {"current_model_state", "state_dict"}:
+    """Return where the weights are, if there is no doubt, and a note on an average."""
+    entries: dict[str, Any] = root if isinstance(root, dict) else {}
+    if entries.keys() >= {"current_model_state", "state_dict"}:
         # Lightning's WeightAveraging.
         if not ema:
             return ("current_model_state",), []
         return ("state_dict",), ["state_dict is the average; --no-ema takes current_model_state"]
-    places = _places(root)
-    averages = {p: v for p, v in places.items() if any(map(is_average, p)) and _is_state(v)}
-    others = {p: v for p, v in places.items() if not any(map(is_average, p))}
-    named: Iterator[Place] = ((name,) for name in ENTRIES if _is_state(others.get((name,))))
-    raw = next(named, None)
+    raw = next((name for name in ENTRIES if _is_state(entries.get(name))), None)
     if raw is None:
-        own = [place for place in others if not (place and _TRAINING.search(place[0]))]
-        if not own:
-            return next(iter(averages), None) if ema else None, []
-        # If there are others, beside it or deeper in it, they would be lost.
-        raw = own[0] if len(own) == 1 and len(own[0]) <= 1 else None
-        if raw is None or not _is_state(others[raw], is_guess=True):
-            return None, []
-    names = _tensor_names(others[raw], budget) if averages and ema else set()
-    for place, value in averages.items() if names else ():
+        return () if _is_state(root) else None, []
+    averages = [n for n, value in _items(root) if ema and is_average(n) and _is_state(value)]
+    for name in averages:
         # An average of the parameters alone has no BatchNorm buffers, and is not the weights.
-        if not _TRAINING.search(place[0]) and _tensor_names(value, budget) == names:
-            note = f"{'.'.join(place)} is the average of {'.'.join(raw)}; --no-ema takes that"
-            return place, [note]
-    return raw, []
+        if _bare_names(entries[name], budget) == _bare_names(entries[raw], budget):
+            return (name,), [f"{name} is the average of {raw}; --no-ema takes that"]
+    return (raw,), []
 
 
-def _is_state(value: Any, is_guess: bool = False) -> bool:
-    """Whether a value is a state_dict, as tensors beside a config or in a list are not.
-
-    With `is_guess`, since its name says nothing, one tensor must have dimensions and not be of
-    bytes: statistics often have no dimensions, and states of random generators are bytes.
-    """
-    if _is_module(value):
-        return True
+def _is_state(value: Any) -> bool:
+    """Whether a value is a module or a state_dict, which holds no other dicts."""
     if not isinstance(value, dict):
+        return _is_module(value)
+    names = (name for name, item in value.items() if isinstance(item, dict))
+    if any(not (isinstance(name, str) and name.endswith("_extra_state")) for name in names):
         return False
-    if any(isinstance(v, dict) and not n.endswith("_extra_state") for n, v in _items(value)):
-        return False
-    tensors = [item for _, item in _items(value) if _is_tensor(item)]
-    if not is_guess or len(tensors) == len(value):
-        return bool(tensors)
-    return any(not isinstance(t, Tensor) or (t.shape and t.dtype != "uint8") for t in tensors)
-
-
-def _refusal(root: Any, key: str | None) -> str:
-    """Say that there are no weights, what there is, and what could be meant."""
-    where = f"at --key {quoted(key)}" if key is not None else "in a usual place"
-    inside = ", ".join(name for name, _ in [*_items(root)][:_MAX_SHOWN])
-    return f"no weights {where}; it holds: {inside}{_options(root)}"
-
-
-def _options(value: Any, start: Place = ()) -> str:
-    """Return what takes the weights in a value that lies at a place."""
-    places = _places(value)
-    parents = {place[:depth] for place in places for depth in range(len(place))}
-    keys = [".".join((*start, *place)) for place in places if place not in parents][:5]
-    options = " or ".join(f"--key {quoted(key)}" for key in keys)
-    return f"; take one with {options}" if options else ""
-
-
-def _places(root: Any) -> dict[Place, Any]:
-    """Return what holds tensors itself and is no optimizer's state, outermost first."""
-    places: dict[Place, Any] = {}
-    todo: list[tuple[Place, Any]] = [((), root)]
-    seen = {id(root)}
-    for place, value in todo:
-        is_optimizer = isinstance(value, dict) and not _MOMENTS.isdisjoint(value)
-        if _holds_weights(value) and not is_optimizer:
-            places[place] = value
-        for name, inner in _items(value) if len(place) < _MAX_DEPTH else ():
-            if len(todo) == _MAX_CONTAINERS:
-                break
-            if isinstance(inner, dict | list | tuple | Inert) and id(inner) not in seen:
-                seen.add(id(inner))
-                todo.append(((*place, name), inner))
-    return places
+    return _holds_weights(value)
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a container holds, by name or number."""
     if isinstance(value, dict):
-        yield from ((str(n), v) for n, v in value.items() if isinstance(n, str | Key))
+        yield from ((name, item) for name, item in value.items() if isinstance(name, str))
     elif isinstance(value, list | tuple):
         yield from ((str(i), item) for i, item in enumerate(value))
 
@@ -245,7 +183,7 @@ def _state(value: Any, budget: Budget) -> dict[str, Any]:
         raise CheckpointError("what would be taken holds names that are not text")
     state = _module_state(value, budget) if isinstance(value, Inert) else dict(_items(value))
     num_parts = sum(name.count(".") for name in state)
-    budget.spend(Budget.NAME_COST * len(state) + Budget.PART_COST * num_parts)
+    budget.spend(Budget.NAME * len(state) + Budget.PART * num_parts)
     return state
 
 
@@ -255,15 +193,15 @@ def _module_state(root: Inert, budget: Budget) -> dict[str, Any]:
     todo = [("", root)]
     while todo:
         prefix, module = todo.pop()
-        fields = module.state if isinstance(module.state, dict) else {}
+        fields: dict[str, Any] = module.state if isinstance(module.state, dict) else {}
         parameters, buffers, children = (
             fields.get(kind) or {} for kind in ("_parameters", "_buffers", "_modules")
         )
-        # Modules may contain each other, or share a child under many names.
-        budget.spend(64 + sum(64 + len(prefix) for _ in (*parameters, *buffers, *children)))
-        if "OptimizedModule" in module.name:  # of torch.compile, which pickles its argument
-            todo += [(prefix, arg) for arg in module.args[:1] if isinstance(arg, Inert)]
         hidden = fields.get("_non_persistent_buffers_set") or ()
+        # Modules may contain each other, or share a child under many names.
+        num_names = 1 + sum(map(len, (parameters, buffers, children, hidden)))
+        budget.spend(num_names * (Budget.NAME + len(prefix)))
+        hidden = {name for name in hidden if isinstance(name, str)}
         values = parameters | {n: value for n, value in buffers.items() if n not in hidden}
         state |= {f"{prefix}{n}": value for n, value in values.items() if value is not None}
         modules = [(f"{prefix}{n}.", m) for n, m in children.items() if isinstance(m, Inert)]
@@ -271,10 +209,7 @@ def _module_state(root: Inert, budget: Budget) -> dict[str, Any]:
     return state
 
 
-def _tensor_names(value: Any, budget: Budget) -> set[str]:
-    """Return the names of the tensors without wrappers; none if they cannot be named."""
-    try:
-        names = [name for name, item in _state(value, budget).items() if _is_tensor(item)]
-        return {*rename(names, "auto", False, True, False)[0].values()}
-    except CheckpointError:
-        return set()
+def _bare_names(value: Any, budget: Budget) -> set[str]:
+    """Return the names of the tensors without wrappers."""
+    names = [name for name, item in _state(value, budget).items() if _is_tensor(item)]
+    return {*rename(names, "auto", False, True, False)[0].values()}

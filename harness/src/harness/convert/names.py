@@ -2,8 +2,8 @@
 
 In: the names of a state_dict. Out: the new name of each one that is taken. The rules:
 - `_orig_mod` and its like (WRAPPERS) are wrappers wherever they are a whole part of a name.
-- `module` (DataParallel, DDP) is a wrapper where it is the only child of its parent, as a wrapper
-  is; `n_averaged` beside it is AveragedModel's counter and goes with it.
+- `module` (DataParallel, DDP) is a wrapper where it is the only child of its parent; `n_averaged`
+  beside it is AveragedModel's counter and goes with it.
 - A LightningModule's network is its child `net` or `model`, or an average of that with its names.
 - A prefix that is given says where the network is, and below it `module` is no wrapper.
 """
@@ -12,31 +12,24 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from .tensors import CheckpointError
 
 NETWORKS = ("net", "model")  # what a LightningModule usually calls its network
-# Names that averaged weights have: ema, model_ema, EMACallback, shadow_params; Adam's exp_avg not.
-_AVERAGE = re.compile(
-    r"(?<![A-Za-z])(?<!exp_)(ema|swa|avg|averaged?|shadow)(?![a-z])"
-    r"|(?<![A-Z])(EMA|SWA|Ema|Swa|Averag(e|ed|ing))(?![a-z])"
-)
 # Names that only wrappers use: torch.compile, FSDP, activation checkpointing, Fabric.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+_AVERAGE = re.compile(r"(?i)(?<![a-z])(ema|swa|averaged?)(?![a-z])")
 Path = list[str]  # the parts of a name
 
 
 def rename(
     names: Iterable[str], prefix: str, is_lightning: bool, ema: bool, keep_module: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the new name of each weight that is taken, and notes on what was guessed.
+    """Return the new name of each weight that is taken, and notes on what was decided by names.
 
-    Args:
-        names: of the state_dict.
-        prefix: where the network is; "auto" finds it.
-        is_lightning: whether the names begin at a LightningModule.
-        ema: prefer a submodule that is the network's average.
-        keep_module: `module` is no wrapper.
+    With `is_lightning` the names begin at a LightningModule, and prefix "auto" finds the network
+    in it, with `ema` its average. With `keep_module` `module` is no wrapper.
 
     Raises:
         CheckpointError: nothing has that prefix, or two names would become one.
@@ -46,12 +39,12 @@ def rename(
     for name in names:
         *modules, leaf = name.split(".")
         paths[name] = [*(part for part in modules if part not in WRAPPERS), leaf]
-    is_guess, network = False, [part for part in prefix.split(".") if part]
+    is_unclear, network = False, [part for part in prefix.split(".") if part]
     if prefix == "auto":
         if not keep_module:
-            paths, is_guess = _without_module(paths)
+            paths, is_unclear = _without_module(paths)
         network, notes = _network(paths.values(), ema) if is_lightning else ([], [])
-    if is_guess:
+    if is_unclear:
         option = f"--prefix {quoted('.'.join(network))} takes it for the network's own child"
         notes = [f"`module` was taken for a wrapper (DataParallel, DDP); {option}", *notes]
     depth, owners = len(network), dict[str, str]()
@@ -68,14 +61,14 @@ def rename(
 
 
 def _without_module(paths: dict[str, Path]) -> tuple[dict[str, Path], bool]:
-    """Take away each `module` that is a wrapper, and whether only its name tells that."""
-    tree: dict[str, dict[str, object]] = {}
+    """Take away each `module` that is a wrapper, and say whether only its name tells that."""
+    tree: dict[str, Any] = {}  # of dicts
     for path in paths.values():
         node = tree
         for part in path:
-            node = node.setdefault(part, {})  # type: ignore[assignment]  # a tree of dicts
+            node = node.setdefault(part, {})
     stripped: dict[str, Path] = {}
-    is_guess = False
+    is_unclear = False
     for name, path in paths.items():
         node, parts, is_counter = tree, list[str](), False
         for part in path:
@@ -83,25 +76,24 @@ def _without_module(paths: dict[str, Path]) -> tuple[dict[str, Path], bool]:
             if not is_wrapped:
                 parts.append(part)
             is_counter |= is_wrapped and part == "n_averaged"
-            is_guess |= is_wrapped and len(node) == 1
-            node = node[part]  # type: ignore[assignment]
+            is_unclear |= is_wrapped and len(node) == 1
+            node = node[part]
         if not is_counter:
             stripped[name] = parts
-    return stripped, is_guess
+    return stripped, is_unclear
 
 
 def _network(paths: Iterable[Path], ema: bool) -> tuple[Path, list[str]]:
     """Return the place of a LightningModule's network, or of its average."""
-    groups: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)
+    children: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)
     for path in paths:
-        groups[path[0]].add(tuple(path[1:]))
-    network = next((name for name in NETWORKS if name in groups), None)
-    if network is None or () in groups[network]:
+        children[path[0]].add(tuple(path[1:]))
+    network = next((name for name in NETWORKS if name in children), None)
+    if network is None or () in children[network]:
         return [], []
-    averages = (n for n, inside in groups.items() if is_average(n) and inside == groups[network])
-    average = next(averages, None)
-    if ema and average:
-        return [average], [f"{average} is the average of {network}; --no-ema takes {network}"]
+    for name, inside in children.items() if ema else ():
+        if is_average(name) and inside == children[network]:
+            return [name], [f"{name} is the average of {network}; --no-ema takes {network}"]
     return [network], []
 
 

@@ -21,29 +21,27 @@ BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower
 _GATHERED = 8 << 20  # bytes gathered at once: of a transposed matrix, the larger the faster
 _LEAST = 1 << 18  # bytes that are read at once, however few of them are wanted
 _CASTABLE = ("float64", "float32", "float16", "bfloat16")
-_NO_TILES = "damaged: its shards do not make up the tensor"
 Sizes = tuple[int, ...]  # or the position of an element
 
 
-def stream(tensor: Tensor, dtype: str) -> Iterator[memoryview]:
+def stream(tensor: Tensor, dtype: str, name: str) -> Iterator[memoryview]:
     """Yield the tensor's elements as `dtype`. Each chunk is gone when the next one is asked for.
 
     Raises:
-        CheckpointError: the file ends early, a finite value would become infinite, or the
-            tensor's type has no conversion.
+        CheckpointError: names the tensor: the file ends early, a finite value would become
+            infinite, or the tensor's type has no conversion.
     """
-    if not tensor.numel:
-        return iter(())
-    if tensor.record and tensor.is_plain:
-        start = tensor.offset * tensor.itemsize
-        chunks = read(tensor.record, start, tensor.num_bytes)
-    else:
-        chunks = _gather(tensor)
-    if dtype == tensor.dtype:
-        return chunks
-    if tensor.dtype not in _CASTABLE:
-        raise CheckpointError(f"{tensor.dtype} cannot become {dtype}; use --dtype keep")
-    return map(functools.partial(_cast, tensor.dtype, dtype), chunks)
+    try:
+        if tensor.is_contiguous:
+            chunks = read(tensor.record, tensor.offset * tensor.itemsize, tensor.num_bytes)
+        else:
+            chunks = _gather(tensor)
+        if dtype != tensor.dtype and tensor.dtype not in _CASTABLE:
+            raise CheckpointError(f"{tensor.dtype} cannot become {dtype}; use --dtype keep")
+        cast = functools.partial(_cast, tensor.dtype, dtype)
+        yield from chunks if dtype == tensor.dtype else map(cast, chunks)
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from error
 
 
 def check(record: Record, name: str) -> None:
@@ -72,41 +70,17 @@ def read(record: Record, start: int, num_bytes: int, block: int = BLOCK) -> Iter
         position += len(chunk)
 
 
-def _numpy() -> Any:
-    try:
-        import numpy
-        import numpy.lib.stride_tricks
-    except ImportError:
-        message = "views with gaps, shards and another --dtype need NumPy: pip install numpy"
-        raise CheckpointError(message) from None
-    return numpy
-
-
 def _gather(tensor: Tensor) -> Iterator[memoryview]:
-    """Copy a strided or sharded tensor block by block, so that memory stays bounded."""
-    np = _numpy()
-    if tensor.overlaps:
-        raise CheckpointError("its elements overlap in memory, which only a .pt can hold")
+    """Copy a strided tensor block by block, so that memory stays bounded."""
+    import numpy as np
+
     element = np.dtype(f"u{tensor.itemsize}" if tensor.itemsize < 16 else "V16")
-    origin = (0,) * len(tensor.shape)
-    shards = tensor.load_shards() if tensor.load_shards else [(origin, tensor)]
-    for first, sizes in _blocks(origin, tensor.shape, tensor.itemsize):
-        block, is_filled = np.empty(sizes, element), np.zeros(sizes, bool)
-        for position, shard in shards:
-            # Where the block and the shard overlap, per axis and counted in the whole tensor.
-            lows = np.maximum(first, position)
-            highs = np.minimum(np.add(first, sizes), np.add(position, shard.shape))
-            if (lows < highs).all():
-                inside: Any = (*map(slice, lows - first, highs - first), ...)
-                offset = shard.offset + int(np.dot(lows - position, shard.stride))
-                if is_filled[inside].any():
-                    raise CheckpointError(_NO_TILES)
-                is_filled[inside] = True
-                _fill(block[inside], shard.record, offset, shard.stride)
-        if not is_filled.all():
-            raise CheckpointError(_NO_TILES)
-        flat = block.reshape(-1)
-        content = flat.view(np.uint8).data
+    for first, sizes in _blocks((0,) * len(tensor.shape), tensor.shape, tensor.itemsize):
+        block = np.empty(sizes, element)
+        steps = zip(first, tensor.stride, strict=True)
+        offset = tensor.offset + sum(position * step for position, step in steps)
+        _fill(block, tensor.record, offset, tensor.stride)
+        content = block.reshape(-1).view(np.uint8).data
         yield from (content[start : start + BLOCK] for start in range(0, len(content), BLOCK))
 
 
@@ -124,10 +98,10 @@ def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, 
         yield from _blocks(corner, (*sizes[:axis], size, *sizes[axis + 1 :]), itemsize)
 
 
-def _fill(target: "Array", record: Record | None, offset: int, stride: tuple[int, ...]) -> None:
+def _fill(target: "Array", record: Record, offset: int, stride: Sizes) -> None:
     """Copy a strided part of a record, reading at most four times the bytes that are wanted."""
-    np = _numpy()
-    assert record is not None
+    import numpy as np
+
     spans = [(size - 1) * step for size, step in zip(target.shape, stride, strict=True)]
     itemsize, span = target.itemsize, 1 + sum(spans)
     if span * itemsize <= max(4 * target.nbytes, _LEAST):
@@ -146,7 +120,8 @@ def _fill(target: "Array", record: Record | None, offset: int, stride: tuple[int
 
 def _cast(source: str, target: str, chunk: memoryview) -> memoryview:
     """Convert a block of floating numbers as torch's `Tensor.to` does; NaNs may get other bits."""
-    np = _numpy()
+    import numpy as np
+
     raw = np.frombuffer(chunk, np.uint8)
     if source == "bfloat16":
         values: Array = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -1,19 +1,21 @@
-"""Describe tensors as places in files.
+"""Describe tensors as places in files, and what a file may cost.
 
-A Record is a range of bytes in an open file; a Tensor is a strided view of one, or of several if
-it is sharded. The readers (formats.py, checkpoint.py) make Tensors; stream.py reads their bytes.
+A Record is a range of bytes in an open file; a Tensor is a strided view of one. checkpoint.py and
+unpickle.py make them; stream.py reads their bytes.
 """
 
 import errno
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.errors import UserError
+
+_MAX_AXES = 64
 
 
 class CheckpointError(UserError):
@@ -28,7 +30,7 @@ def parsing(what: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        # EINVAL is an offset that no file has, which the checkpoint states.
+        # A damaged file may state an offset that no file has, which the system calls EINVAL.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise CheckpointError(f"damaged: {what} cannot be read ({type(error).__name__})") from error
@@ -37,11 +39,13 @@ def parsing(what: str) -> Iterator[None]:
 class Budget:
     """Charge what is built from a file against the file's size.
 
-    A few bytes of a pickle can repeat what came before without end. Every opcode costs
-    OPCODE_COST bytes and every name of a tensor NAME_COST; honest files have several times that.
+    A few bytes of a pickle can repeat what came before without end. Costs are in bytes; honest
+    files have several times as many for each of these.
     """
 
-    OPCODE_COST, NAME_COST, PART_COST = 4, 100, 16
+    OPCODE = 4
+    CONTAINER = 20  # a list or dict of JSON, or one that is searched for weights
+    NAME, PART = 50, 16  # a tensor's name, and each part of it between dots
 
     def __init__(self) -> None:
         self.left = 2_000_000
@@ -103,29 +107,27 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(itertools.accumulate(sizes, operator.mul, initial=1))[::-1] if shape else ()
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Tensor:
-    """A strided view of a record, or of several when the tensor is sharded."""
+    """A strided view of a record; two are equal if they are the same elements in the same order."""
 
     dtype: str  # a key of DTYPES
     shape: tuple[int, ...]
     stride: tuple[int, ...]  # steps between elements, in elements
-    offset: int = 0  # of the first element in the record, in elements
-    record: Record | None = None  # None for a sharded tensor
-    # Returns pairs of the position of a shard's first element and the shard; they tile the tensor.
-    load_shards: Callable[[], list[tuple[tuple[int, ...], "Tensor"]]] | None = None
+    offset: int  # of the first element in the record, in elements
+    record: Record
 
     def __post_init__(self) -> None:
-        is_odd = not len(self.shape) == len(self.stride) <= 64
+        is_odd = not len(self.shape) == len(self.stride) <= _MAX_AXES
         if not is_odd:
             self.shape, self.stride = tuple(self.shape), tuple(self.stride)
             numbers = (*self.shape, *self.stride, self.offset)
             is_odd = any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers)
             is_odd = is_odd or self.num_bytes >= 1 << 63
         if is_odd:
-            raise CheckpointError("a tensor's shape, stride or offset makes no sense")
-        if self.record and (self.offset + self.span) * self.itemsize > self.record.num_bytes:
-            raise CheckpointError("a tensor reaches past the end of its storage")
+            raise CheckpointError("damaged: a tensor's shape, stride or offset makes no sense")
+        if (self.offset + self.span) * self.itemsize > self.record.num_bytes:
+            raise CheckpointError("damaged: a tensor reaches past the end of its storage")
 
     @property
     def itemsize(self) -> int:
@@ -142,6 +144,10 @@ class Tensor:
         """Bytes of all elements, without gaps."""
         return self.numel * self.itemsize
 
+    def num_bytes_as(self, dtype: str) -> int:
+        """Bytes of all elements after a change of floating types."""
+        return self.numel * DTYPES[target_dtype(self, dtype)].size
+
     @property
     def span(self) -> int:
         """Elements of the record from the first to the last one used, gaps included."""
@@ -149,49 +155,16 @@ class Tensor:
         return 1 + sum((size - 1) * step for size, step in steps) if self.numel else 0
 
     @property
-    def core(self) -> "Tensor":
-        """The tensor without its repetitions: one element of an expanded axis."""
-        if 0 not in self.stride:
-            return self
-        sizes = zip(self.shape, self.stride, strict=True)
-        return replace(self, shape=tuple(size if step else min(size, 1) for size, step in sizes))
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether elements may share memory or interlace, other than by an expanded axis."""
-        end = 1
-        for step, size in sorted(zip(self.stride, self.shape, strict=True)):
-            if size > 1 and step:
-                if step < end:
-                    return True
-                end += (size - 1) * step
-        return False
-
-    @property
-    def is_plain(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether the record holds the elements one after another in row-major order."""
         steps = zip(self.shape, self.stride, row_major(self.shape), strict=True)
-        in_order = all(size == 1 or step == wanted for size, step, wanted in steps)
-        return (in_order and not self.load_shards) or not self.numel
+        return not self.numel or all(size == 1 or step == plain for size, step, plain in steps)
 
     @property
     def stated_crc(self) -> int | None:
         """The checksum of exactly the tensor's bytes, where the file states it."""
-        record = self.record
-        is_whole = record and self.is_plain and self.num_bytes == record.num_bytes
-        return record.crc if record and is_whole else None
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of the tensor or of its shards."""
-        shards = self.load_shards() if self.load_shards else [((), self)]
-        return [shard.record for _, shard in shards if shard.record]
-
-    @property
-    def view(self) -> tuple[Any, ...]:
-        """A key that two tensors share if they are the same elements in the same order."""
-        place = self.record, self.load_shards, self.offset
-        return *place, self.dtype, self.shape, self.stride
+        is_whole = self.is_contiguous and self.num_bytes == self.record.num_bytes
+        return self.record.crc if is_whole else None
 
 
 def target_dtype(tensor: Tensor, dtype: str) -> str:
