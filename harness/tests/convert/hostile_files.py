@@ -108,7 +108,7 @@ def long_prefix(n: int) -> bytes:
 def one_tensor(n: int) -> bytes:
     """Many names of one tensor of many axes."""
     head = tensor((1,) * 64, (1,) * 64) + put(9) + b"0"
-    names = b"".join(b"\x8c\x05%05x" % i + get(9) for i in range(n // 8))
+    names = b"".join(b"\x8c\x06%06x" % i + get(9) for i in range(n // 8))
     return b"\x80\x04" + head + DICT + names + b"u."
 
 
@@ -199,7 +199,7 @@ def many_entries(folder: Path, n: int) -> Path:
     with zipfile.ZipFile(path, "a") as archive:
         for i in range(n // 53):
             info = zipfile.ZipInfo(f"a/{i:05x}")
-            info.header_offset = 0
+            info.header_offset = info.CRC = 0
             archive.filelist.append(info)
         archive._didModify = True
     return path

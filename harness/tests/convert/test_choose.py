@@ -67,7 +67,9 @@ def test_where_there_is_doubt_the_entries_are_listed(
     root: object, inside: str, key: str | None, tmp_path: Path
 ) -> None:
     message = refusal(root, tmp_path)
-    assert f"no weights in a usual place, which holds: {inside}; --key names one" in message
+    assert (
+        f"no weights in a usual place, which holds: {inside}; take one with --key NAME" in message
+    )
     assert "no weights at --key E, which holds: " in refusal(root, tmp_path, key="E")
     if key is not None:
         assert report(root, tmp_path, key=key).tensors

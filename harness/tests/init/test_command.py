@@ -81,7 +81,7 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(
         ("init=wieghts.safetensors", "init.path=wieghts.safetensors: there is no such file"),
         ("resume=auto init=nowhere.pt", "init.path=nowhere.pt: there is no such file"),
         ("init=conf", "init.path=conf is a folder, neither of a run"),
-        ("init=train.py", "init.path=train.py: not a checkpoint: a text file"),
+        ("init=train.py", "init.path=train.py: not a checkpoint, or a damaged one"),
         ("init.freeze=[nett]", "init.freeze=['nett']: there is no nett. Did you mean net?"),
         ("init.pth=a.pt", "There is no key init.pth. Did you mean init.path?"),
         (f"init={finished_run} model.net.hidden=[128,32]", "3 of another shape"),

@@ -96,7 +96,7 @@ def test_a_file_of_other_weights_or_of_several_is_refused(tmp_path: Path) -> Non
     assert "init.rename={old: new} renames parts" in text
     both = {"student": network().state_dict(), "teacher": network().state_dict()}
     text = refusal(tmp_path, both)
-    assert "init.key=student" in text
+    assert "student, teacher; take one with init.key=NAME" in text
     assert "--" not in text
     module = started(tmp_path, both, key="teacher")[0]
     assert torch.equal(module.net.head.weight, both["teacher"]["head.weight"])

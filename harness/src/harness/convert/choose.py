@@ -46,7 +46,7 @@ def select(
     if place is None or not _holds_weights(_at(root, place)):
         where = f"at --key {quoted(key)}" if key is not None else "in a usual place"
         inside = ", ".join(name for name, _ in islice(_items(_at(root, place or ())), _MAX_SHOWN))
-        names_one = "--key names one of these, dotted where it is nested"
+        names_one = "take one with --key NAME, dotted where it is nested"
         raise CheckpointError(f"no weights {where}, which holds: {inside}; {names_one}")
     state = _state(_at(root, place), budget)
     # An average beside a LightningModule's weights may be that of the network alone.

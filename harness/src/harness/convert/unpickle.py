@@ -133,11 +133,13 @@ class InertUnpickler(pickle._Unpickler):
         self.metastack, self.stack = [], []
         self.append = self.stack.append
         self.read, self.readline = self._read, self._file.readline
-        num_opcodes = 0
+        num_opcodes = charged = 0
         while (opcode := self._file.read(1)) != pickle.STOP:
             num_opcodes += 1
             if num_opcodes % _CHARGED_AT_ONCE == 0:
-                self.budget.spend(Budget.OPCODE * _CHARGED_AT_ONCE)
+                cost = Budget.OPCODE * (num_opcodes + len(self.memo))
+                self.budget.spend(cost - charged)
+                charged = cost
             self.dispatch[opcode[0]](self)
         return self.stack.pop()
 
