@@ -122,6 +122,7 @@ class InertUnpickler(pickle._Unpickler):
     }
     stack: list[Any]
     metastack: list[list[Any]]
+    memo: dict[int, Any]
     append: Callable[[Any], None]
 
     def __init__(self, file: BinaryIO, record_of: RecordOf, budget: Budget) -> None:
