@@ -1,7 +1,6 @@
 """Plant faults in a copy of the harness, each of which breaks a promise, and see the suite red.
 
     python -m tests.planted_faults            all of them, each with the tests named here
-    python -m tests.planted_faults --whole    with the whole of `make test`; hours
     python -m tests.planted_faults share      those whose name has the word
 
 Each line names a test of `make test` that finds the fault. Exit status 1: a fault was not found.
@@ -119,14 +118,14 @@ def misplaced() -> list[str]:
     ]
 
 
-def is_found(fault: Fault, is_whole: bool, folder: Path) -> bool:
+def is_found(fault: Fault, folder: Path) -> bool:
     """Run tests against a copy of the library that has the fault; whether one is red."""
     copy = folder / "copy"
     left_out = shutil.ignore_patterns(".git", ".venv*", "outputs", "build", "*.egg-info", "*cache*")
     shutil.copytree(LIBRARY, copy, ignore=left_out)
     path = copy / SRC / fault.path
     path.write_text(path.read_text().replace(fault.text, fault.fault))
-    tests = [] if is_whole else [f"tests/{name}" for name in fault.tests.split()]
+    tests = [f"tests/{name}" for name in fault.tests.split()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     known = os.environ.get("PYTHONPATH", "")
     env = os.environ | {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{known}", "OMP_NUM_THREADS": "1"}
@@ -142,7 +141,6 @@ def main() -> None:
     """Plant each fault, and exit with 1 if one is not found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="parts of the names of faults")
-    parser.add_argument("--whole", action="store_true", help="run all of make test")
     options = parser.parse_args()
     if lost := misplaced():
         sys.exit(f"The text of these does not stand once in its file: {', '.join(lost)}")
@@ -152,7 +150,7 @@ def main() -> None:
             continue
         print(name, flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            if not is_found(fault, options.whole, Path(folder)):
+            if not is_found(fault, Path(folder)):
                 unseen.append(name)
     sys.exit(f"Not found: {', '.join(unseen)}" if unseen else 0)
 

@@ -4,7 +4,6 @@ import ast
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +16,6 @@ from harness.files import write_yaml
 from harness.run.targets import check_targets
 from tests.conftest import LIBRARY, ROOT
 from tests.faults.fork_server import command
-
-LINE = "write in conf/rules.yaml: allowed: [small, "
 
 
 @pytest.fixture(autouse=True)
@@ -47,47 +44,39 @@ def install(folder: Path, name: str, code: str, requires: str = "") -> None:
     (about / "top_level.txt").write_text(f"{name}\n")
 
 
-REFUSED = [  # a name, what is said of its origin, and how the line that allows it begins
-    # Not of the owner, the harness or what they require: nothing is imported.
-    ("shutil.rmtree", "", "shutil.rmtree"),
-    ("yaml.load", "", "yaml"),
-    # Methods: they unpickle, delete and write.
-    ("pytorch_lightning.strategies.SingleDeviceStrategy.load_checkpoint", "Strategy", "pyt"),
-    ("harness.strategies.dp.DataParallelStrategy.load_checkpoint", "Strategy", "pyt"),
-    ("harness.strategies.dp.DataParallelStrategy.remove_checkpoint", "Strategy", "pyt"),
-    ("harness.strategies.dp.DataParallelStrategy.save_checkpoint", "Strategy", "pyt"),
-    ("small.models.CNN.load_state_dict", "torch.nn.modules.module.Module", "torch."),
-    # Data sets of torch that unpickle what they read.
-    ("torch.utils.data.datapipes.iter.RoutedDecoder", "routeddecoder", "torch."),
-    ("torch.utils.data.datapipes.iter.FileOpener", "fileopener", "torch."),
-    # Functions elsewhere, also by the names of modules that import them.
-    ("torch.nn.functional.torch.from_file", "from_file", "torch."),
-    ("torch.hub.load", "", "torch.hub.load"),
-    ("torch.nn.functional.torch.load", "torch.serialization.load", "torch.serialization.load"),
-    ("torch.nn.functional.handle_torch_function", "torch.overrides", "torch."),
-    ("small.models.nn.modules.module.torch.save", "torch.serialization.save", "torch."),
-    ("harness.testing.command", "", "harness.testing.command"),
-    ("torch.nn.functional.torch.hub.load.__call__", "", "torch."),
-    ("hydra.utils.get_method", "", "hydra."),
-    # Classes that do harm when they are built.
+REFUSED = [  # a name, and what is said of its origin
+    ("shutil.rmtree", ""),  # of the standard library, and of no required package
+    ("yaml.load", ""),
     (
-        "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler",
-        "SubprocessHandler",
-        "torch.distributed.elastic",
-    ),
-    ("numpy.memmap", "numpy.memmap", "numpy.memmap"),
-    ("torch.nn.functional.warnings", "", "torch."),
+        "harness.strategies.dp.DataParallelStrategy.load_checkpoint",
+        "Strategy",
+    ),  # a method unpickles
+    ("small.models.CNN.load_state_dict", "torch.nn.modules.module.Module"),
+    ("torch.utils.data.datapipes.iter.RoutedDecoder", "routeddecoder"),  # unpickles what it reads
+    ("torch.hub.load", ""),
+    # Functions elsewhere, by the names of modules that import them.
+    ("torch.nn.functional.torch.load", "torch.serialization.load"),
+    ("torch.nn.functional.handle_torch_function", "torch.overrides"),
+    ("torch.nn.functional.torch.hub.load.__call__", ""),
+    ("harness.testing.command", ""),
+    ("hydra.utils.get_method", ""),
+    # Classes that do harm when they are built.
+    ("torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler", "Subproc"),
+    ("numpy.memmap", "numpy.memmap"),
 ]
 
 
 def test_what_no_experiment_consists_of_is_refused() -> None:
-    """By its own name, and by where it is from; the line is what an owner would write."""
-    for target, real, line in REFUSED:
+    """By its own name, and by where it is from; the line is what a user would write."""
+    for target, real in REFUSED:
         with pytest.raises(UserError) as refused:
             allowed.instantiate({"net": {"_target_": target, "_args_": ["/nowhere"]}})
         assert str(refused.value).startswith(f"net._target_: {target} is ")
         assert real in str(refused.value)
-        assert f"{LINE}{line}" in str(refused.value)
+        assert "write in conf/rules.yaml: allowed: [small, " in str(refused.value)
+    nested = {"model": {"_target_": "torch.nn.Linear"}, "x": {"y": {"_target_": "torch.load"}}}
+    with pytest.raises(UserError, match=r"x\.y\._target_: torch\.load is torch\.serial"):
+        check_targets(nested)  # the whole of a config gets both looks
 
 
 def test_what_an_experiment_consists_of_is_built() -> None:
@@ -135,12 +124,6 @@ def test_packages_that_the_owner_requires_may_be_named_and_others_are_refused_at
     assert line.startswith("a._target_: tiger_like.Lion and b[0]._target_: os.system are not allow")
     assert "If you trust them, write in" in line
     assert line.endswith("allowed: [owners_study, tiger_like, os.system]")
-    with pytest.raises(UserError) as refused:
-        allowed.check({"a": {"_target_": "tiger_like.Lion"}})
-    assert str(refused.value) == (
-        "a._target_: tiger_like.Lion is not allowed. If you trust it, write in "
-        f"{tmp_path}/rules.yaml: allowed: [owners_study, tiger_like]"
-    )
     assert "tiger_like" not in sys.modules
 
 
@@ -157,14 +140,6 @@ def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path:
     )
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
-
-
-def test_nothing_is_built_before_all_names_of_a_config_have_been_looked_at(tmp_path: Path) -> None:
-    text = "callbacks: {mine: {_target_: pytorch_lightning.Trainer.save_checkpoint}}\n"
-    result = command("train.py", *stranger(tmp_path, text), "data=synthetic", "model=mlp")
-    assert result.returncode == 1
-    assert "Trainer.save_checkpoint is " in result.stderr
-    assert not (tmp_path / "out" / "theirs").exists()
 
 
 def test_no_experiment_and_no_word_adds_to_the_rules(tmp_path: Path) -> None:
@@ -203,22 +178,11 @@ def test_the_line_allows_packages_and_whole_names(tmp_path: Path) -> None:
         allowed.instantiate({"_target_": "json.JSONDecoder.decode"})
 
 
-def test_rules_that_are_no_names_are_refused(tmp_path: Path) -> None:
-    for text in ("allowed: timm", "allowed: ['*']", "allowed: [3.5, {a: b}]"):
-        (tmp_path / "rules.yaml").write_text(text)
-        with pytest.raises(UserError, match=r"rules\.yaml: allowed: .* is no list of names"):
-            allowed.follow(tmp_path)
-
-
-def followed(conf: Path) -> dict[str, Any]:
-    """Read the rules of a folder as a command does."""
-    allowed.follow(conf)
-    return config_files.rules(conf)
-
-
 def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").touch()
     for text, said in {
+        "allowed: timm": "is no list of names",
+        "allowed: ['*']": "is no list of names",
         "just text": "must hold keys",
         "allowed: [project": "is no YAML",
         "may_chnage: [seed]": "there is no rule may_chnage. Did you mean may_change?",
@@ -229,7 +193,8 @@ def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
     }.items():
         (tmp_path / "rules.yaml").write_text(text)
         with pytest.raises(UserError, match=r"rules\.yaml") as refused:
-            followed(tmp_path)
+            allowed.follow(tmp_path)
+            config_files.rules(tmp_path)
         assert said in str(refused.value)
     (tmp_path / "rules.yaml").write_text("may_change: [mine]\ntakes: {data.mine: [3..]}")
     rules = config_files.rules(tmp_path)
@@ -247,9 +212,3 @@ def test_nothing_else_of_the_harness_builds_from_a_config() -> None:
             is_call = isinstance(node, ast.Attribute) and node.attr == "instantiate"
             if is_call and path.name != "allowed.py":
                 assert ast.unparse(node) != "hydra.utils.instantiate", path
-
-
-def test_the_whole_of_a_config_gets_both_looks() -> None:
-    cfg: Any = {"model": {"_target_": "torch.nn.Linear"}, "x": {"y": {"_target_": "torch.load"}}}
-    with pytest.raises(UserError, match=r"x\.y\._target_: torch\.load is torch\.serial"):
-        check_targets(cfg)

@@ -47,12 +47,6 @@ def test_harness_knows_nothing_of_the_owners_package() -> None:
     assert wrong == []
 
 
-def test_harness_is_told_where_the_config_is() -> None:
-    """``"conf"`` is a default that a caller may replace, and nothing is found from ``__file__``."""
-    names = {path: {n.id for n in nodes(path) if isinstance(n, ast.Name)} for path in FILES}
-    assert [path for path in FILES if "__file__" in names[path]] == []
-
-
 def room(module: str, level: int = 1) -> str:
     """The room of the harness that a module is in: a folder, or a file beside them."""
     return module.split(".")[level]

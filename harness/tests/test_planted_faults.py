@@ -15,4 +15,4 @@ def test_each_fault_has_its_place_in_the_harness() -> None:
 @pytest.mark.parametrize("name", slow(*FAULTS))
 @pytest.mark.timeout(1800)
 def test_a_planted_fault_turns_the_suite_red(name: str, tmp_path: Path) -> None:
-    assert is_found(FAULTS[name], is_whole=False, folder=tmp_path)
+    assert is_found(FAULTS[name], tmp_path)

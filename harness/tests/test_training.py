@@ -4,7 +4,6 @@ import csv
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,14 +43,13 @@ def test_screen_shows_start_end_and_next_commands(finished_run: Path) -> None:
     assert "WARNING" not in screen
 
 
-def test_tensorboard_shows_curves_settings_and_pictures(finished_run: Path) -> None:
+def test_tensorboard_shows_curves_and_pictures(finished_run: Path) -> None:
     events = EventAccumulator(str(finished_run / "tensorboard"), {"images": 0, "scalars": 0})
     events.Reload()
     tags = events.Tags()
     curves = {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-AdamW"}
     assert set(tags["scalars"]) >= curves
     assert set(tags["images"]) == {"test/labels"}
-    assert "_hparams_/experiment" in events.summary_metadata
     # What differs from run to run is not in the table, which a run that goes on repeats by bit.
     assert set(tags["scalars"]) >= {"throughput/data", "throughput/samples_per_second"}
     assert "throughput" not in (finished_run / "metrics.csv").read_text()
@@ -111,39 +109,30 @@ def test_best_checkpoint_is_tested(make_cfg, monkeypatch: pytest.MonkeyPatch) ->
     assert score == max(accuracies)
 
 
-def watched(make_cfg: Any, *words: str) -> tuple[list[Any], list[float], torch.Tensor, Path]:
-    """The inputs and the losses of each training step, the last weights, and the run's folder."""
-    small = ("data=synthetic", "model=mlp", "data.num_train=320")
-    cfg = make_cfg(*small, "watch=none", "test=false", *words)
-    cfg.trainer.enable_progress_bar = False
-    trainer, model, data = run.build(cfg)
-    inputs, losses, step = [], [], model.training_step
-
-    def watch(batch, batch_idx):
-        loss = step(batch, batch_idx)
-        inputs.append(batch[0])
-        losses.append(float(loss.detach()))
-        return loss
-
-    model.training_step = watch
-    trainer.fit(model, data)
-    for logger in trainer.loggers:
-        logger.finalize("success")
-    weights = torch.nn.utils.parameters_to_vector(model.parameters())
-    return inputs, losses, weights, Path(cfg.run_dir)
-
-
 def test_same_seed_trains_the_same_and_logs_each_steps_loss(make_cfg) -> None:
-    words = ("trainer.max_epochs=1", "trainer.log_every_n_steps=1")
-    _, losses, weights, run_dir = watched(make_cfg, *words, "seed=1")
+    def trained(*words: str) -> tuple[list[float], torch.Tensor, Path]:
+        """The loss of each training step, the last weights, and the run's folder."""
+        small = ("data=synthetic", "model=mlp", "data.num_train=320", "trainer.max_epochs=1")
+        cfg = make_cfg(*small, "watch=none", "test=false", "trainer.log_every_n_steps=1", *words)
+        cfg.trainer.enable_progress_bar = False
+        trainer, model, data = run.build(cfg)
+        losses, step = [], model.training_step
+
+        def watch(batch, batch_idx):
+            loss = step(batch, batch_idx)
+            losses.append(float(loss.detach()))
+            return loss
+
+        model.training_step = watch
+        trainer.fit(model, data)
+        for logger in trainer.loggers:
+            logger.finalize("success")
+        weights = torch.nn.utils.parameters_to_vector(model.parameters())
+        return losses, weights, Path(cfg.run_dir)
+
+    losses, weights, run_dir = trained("seed=1")
     with (run_dir / "metrics.csv").open() as file:
         logged = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
     assert logged == pytest.approx(losses)
-    assert torch.equal(weights, watched(make_cfg, *words, "seed=1", "logger=none")[2])
-    assert not torch.equal(weights, watched(make_cfg, *words, "seed=2", "logger=none")[2])
-
-
-def test_overfitting_sees_the_same_batches_in_every_epoch(make_cfg) -> None:
-    seen = watched(make_cfg, "debug=overfit", "logger=none", "trainer.max_epochs=3")[0]
-    assert len(seen) == 6
-    assert all(torch.equal(seen[i], seen[i % 2]) for i in range(6))
+    assert torch.equal(weights, trained("seed=1", "logger=none")[1])
+    assert not torch.equal(weights, trained("seed=2", "logger=none")[1])

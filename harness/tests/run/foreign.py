@@ -104,13 +104,3 @@ class Whole(TrainAndVal):
 
     def test_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.tested, 4)
-
-
-class Writes(Tested):
-    def predict_step(self, batch: Any, batch_idx: int) -> None:
-        return None
-
-
-class Nodes(Tested):
-    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return torch.ones(2 * len(batch[0]) + 1, 3)

@@ -146,21 +146,12 @@ def test_other_packages_are_shown_once_and_what_a_start_computes_with_is_noted(
 ONE = "        self.one = nn.Linear(5, width)\n"
 TWO = "        self.two = nn.Linear(width, 5)\n"
 RATES = "[torch.optim.lr_scheduler.StepLR(optimizer, 1)]"
-# The file, what stands in it and what is written instead, and what is told.
+# The file, what stands in it and what is written instead, and what is shown.
 MISFITS = (
     ("net.py", ONE, f"        self.more = nn.Linear(1, 1)\n{ONE}", "net.more.weight"),
     ("net.py", ONE + TWO, TWO + ONE, "state of net.one.weight would go to net.two.weight"),
     ("model.py", "Adam(", "SGD(", "its optimizers are Adam, and configure_optimizers gives SGD"),
-    (
-        *("model.py", "self.net.parameters()", "self.net.last.parameters()"),
-        "doesn't match the size of optimizer's group",
-    ),
-    (
-        "model.py",
-        RATES,
-        f"{RATES} * 2",
-        "its schedules are StepLR, and configure_optimizers gives StepLR, StepLR",
-    ),
+    ("model.py", RATES, f"{RATES} * 2", "schedules are StepLR, and configure_optimizers gives St"),
 )
 
 
@@ -178,14 +169,13 @@ def test_checkpoint_that_does_not_fit_is_refused(study: Study, run: Run) -> None
     study.go_on(run)
 
 
-def test_rate_that_the_state_overrules_is_told_once_and_a_config_without_a_key_is_refused(
+def test_rate_that_the_state_overrules_is_shown_and_a_config_without_a_key_is_refused(
     study: Study, run: Run
 ) -> None:
     """Lightning loads the rate of the checkpoint, whatever the code says now."""
     study.edit("model.py", ("lr=0.01", "lr=0.5"))
     said = study.go_on(run)
     assert "what it is built with now has no effect: lr=0.01 (now 0.5)" in said
-    assert "use resume=null" in said
     assert "has no effect" not in study.go_on(run, 5)
     saved = OmegaConf.load(run.folder / "config.yaml")
     saved.pop("callbacks")

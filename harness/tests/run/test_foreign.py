@@ -130,18 +130,3 @@ def test_prediction_that_cannot_be_is_told_with_what_to_write(words) -> None:
     assert len(message.splitlines()) <= 3
     with pytest.raises(UserError, match="nothing to evaluate: Bare has no test_step"):
         evaluate(run.checkpoint)
-
-
-def test_predictions_that_are_no_table_are_kept_as_plain_tensors_or_told_to_be_none(words) -> None:
-    run = train(*words("Nodes", "Whole"))
-    path = predict(run.checkpoint)
-    assert not path.exists()
-    saved: Any = torch.load(path.with_suffix(".pt"), weights_only=True)
-    assert [part["samples"] for part in saved] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-    assert saved[2]["prediction"].shape == (7, 3)
-    log = (path.parent / "run.log").read_text()
-    assert "holds 3 batches that are no table: predict_step returned 9 rows for 4 samples" in log
-    path = predict(run.checkpoint, f"model._target_={foreign.__name__}.Writes")
-    assert not path.exists()
-    said = (path.parent / "run.log").read_text()
-    assert "is not written: predict_step has returned nothing" in said

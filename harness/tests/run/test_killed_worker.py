@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.run.mistakes import of_user
 from tests.conftest import slow
 from tests.faults.fork_server import command
 from tests.strategy_runs import write_conf
@@ -37,11 +36,3 @@ def test_killed_data_worker_is_told_and_nobody_waits_for_the_others(
     assert failed.returncode == 1
     assert "A data worker has ended" in failed.stderr
     assert "in main" not in failed.stderr  # no traceback of the run; a worker may have one
-
-
-def test_killed_worker_is_told_where_cleaning_up_after_it_fails() -> None:
-    """As it does where the loader had not started all of its threads."""
-    error = RuntimeError("cannot join thread before it is started")
-    error.__context__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-    assert "A data worker has ended" in str(of_user(error))
-    assert of_user(RuntimeError("cannot join thread before it is started")) is None

@@ -62,31 +62,10 @@ def test_full_disk_costs_the_checkpoints_that_find_no_room(on: Run, tmp_path: Pa
     keep = f"cp -r {tmp_path}/default {tmp_path}-kept"
     result = on(tmpfs("620k", tmp_path), "train.py", *WORDS, f"output_dir={tmp_path}", after=keep)
     assert result.returncode == 0, result.stderr
-    assert "ckpt was not written: No space left on device" in result.stderr
+    assert "was not written: " in result.stderr
+    assert "No space left on device" in result.stderr
     assert "Traceback" not in result.stderr
     assert list(Path(f"{tmp_path}-kept").glob("*/results.json"))
-
-
-@pytest.mark.slow
-def test_run_that_may_only_be_read_is_refused_with_what_to_do_and_evaluated_elsewhere(
-    on: Run, finished_run: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(finished_run, folder, symlinks=True)
-    read_only = f"--bind {folder} {folder} && mount -o remount,ro,bind {folder}"
-    checkpoint = f"checkpoint={folder}/checkpoints/best.ckpt"
-    for words, says in (
-        (("train.py", f"resume={folder}", "trainer.max_epochs=3"), "Copy the run to a folder that"),
-        (("evaluate.py", checkpoint), "output_dir=<folder>"),
-        (("predict.py", checkpoint), "output_dir=<folder>"),
-    ):
-        refused = on(read_only, *words)
-        assert refused.returncode == 1
-        assert says in refused.stderr
-        assert len(refused.stderr.strip().splitlines()) == 2
-    taken = on(read_only, "evaluate.py", checkpoint, f"output_dir={tmp_path}/elsewhere")
-    assert taken.returncode == 0, taken.stderr
-    assert len(list((tmp_path / "elsewhere").glob("*/*/results.json"))) == 1
 
 
 def test_data_workers_without_shared_memory(on: Run, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import torch
 from harness import Run, UserError, evaluate, load_run, predict, train
 from harness.command import choose_run
 from tests.conftest import slow
-from tests.faults.fork_server import command
 from tests.run.harm import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
@@ -63,20 +62,6 @@ def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     assert run.checkpoint.name == "last.ckpt"
     assert run.model is not None
     assert "(of the last weights)" in choose_run.finished(run.folder)
-
-
-@pytest.mark.slow
-def test_all_processes_test_the_same_weights(words: list[str]) -> None:
-    on_two = ("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
-    harm = (*HARM, "+callbacks.harm.kind=flipped bit")
-    result = command("train.py", *words, *on_two, *harm)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("best.ckpt is lost") == 1
-    output_dir = Path(words[-1].partition("=")[2])
-    (folder,) = (output_dir / "default").iterdir()
-    assert load_run(folder).results["test_loss"] == pytest.approx(
-        loss_of(load_run(folder), "last.ckpt")
-    )
 
 
 USES: dict[str, Callable[[Path], object]] = {

@@ -46,7 +46,6 @@ from harness.upstream import precision, versions
 from harness.upstream.step_overhead import profile_nothing
 from harness.watch.learning import Learning
 from harness.watch.objective import Objective
-from harness.watch.replicas import Replicas
 
 log = logging.getLogger(__name__)
 CONFIG = "config.yaml"
@@ -85,8 +84,6 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     observe_start()
     profile_nothing(trainer)
     precision.clip_without_scaler(trainer)
-    if trainer.world_size == 1:  # each callback costs some microseconds in every step
-        trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Replicas)]
     return trainer, model, data
 
 

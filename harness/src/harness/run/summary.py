@@ -1,15 +1,13 @@
 """Show a run's start on the screen; write its results, and show them.
 
 In: what ``build`` has made; then the Trainer and the metrics of fit and test. Out: results.json,
-entries of record.json, TensorBoard's page of settings. This is the last file of a run.
+entries of record.json. This is the last file of a run.
 """
 
 import json
 import logging
 import math
-import os
 import platform
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -17,9 +15,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
-from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.markup import escape
@@ -68,7 +65,6 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     for name, value in metrics.items():
         if not math.isfinite(value):
             log.warning("%s is %s.", name, value)
-    _log_hyperparameters(trainer, cfg, metrics)
     run_dir = Path(cfg.run_dir)
     write_json(run_dir / "results.json", json.dumps(metrics, indent=2) + "\n")
     facts: dict[str, Any] = {}
@@ -106,18 +102,6 @@ def show(rows: Mapping[str, str]) -> None:
     console.print()
 
 
-def _log_hyperparameters(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
-    """Fill TensorBoard's page of hyper-parameters."""
-    chosen = OmegaConf.masked_copy(cfg, ["tags", "notes", "seed", "data", "model", "trainer"])
-    settings: Any = OmegaConf.to_container(chosen)
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            # Under other names, so that a learning curve gets no point of the final value.
-            reached = {f"final/{k}": v for k, v in metrics.items() if k.startswith("test/")}
-            logger.log_hyperparams(settings, reached or {"final/epoch": trainer.current_epoch})
-            logger.finalize("success")
-
-
 def _early_stop(trainer: pl.Trainer) -> str | None:
     """Return why a training has ended before its last epoch; ``None`` if it has not."""
     for stopper in trainer.early_stopping_callbacks:
@@ -145,11 +129,10 @@ def _show_end(run_dir: Path, metrics: Mapping[str, float], facts: Mapping[str, A
     rows["folder"] = shown(run_dir)
     if (run_dir / "tensorboard").exists():
         folder = quote(shown(run_dir.parent))
-        rows["learning curves"] = f"{_program('tensorboard')} --logdir {folder}"
+        rows["learning curves"] = f"tensorboard --logdir {folder}"
     checkpoint = run_dir / "checkpoints" / "best.ckpt"
     if checkpoint.exists():
-        convert = f"{_program('python')} scripts/convert_checkpoint.py"
-        rows["weights only"] = f"{convert} {quote(shown(checkpoint))}"
+        rows["weights only"] = f"python scripts/convert_checkpoint.py {quote(shown(checkpoint))}"
     show(rows)
 
 
@@ -166,10 +149,3 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({torch.get_num_threads()} threads, {platform.machine()})"
-
-
-def _program(name: str) -> str:
-    """Return how to call a program of this environment: by its path if it is not activated."""
-    if "VIRTUAL_ENV" in os.environ or sys.prefix == sys.base_prefix:
-        return name
-    return shown(Path(sys.executable).with_name(name))

@@ -88,14 +88,12 @@ def predict(cfg: DictConfig) -> None:
             "Write: def predict_dataloader(self): return DataLoader(...)"
         )
     inputs.add_prediction_loader(data or model)
-    outputs = [Path(cfg.output), Path(cfg.output).with_suffix(".pt")]
-    before = [path.stat() if path.exists() else None for path in outputs]
     with user_errors(cfg):
         seed(cfg)
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
-    for path, old in zip(outputs, before, strict=True):
-        if trainer.is_global_zero and path.exists() and path.stat() != old:
+    for path in (Path(cfg.output), Path(cfg.output).with_suffix(".pt")):
+        if trainer.is_global_zero and path.exists():
             show({"predictions": shown(path)})
 
 
