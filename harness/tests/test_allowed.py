@@ -4,6 +4,7 @@ import ast
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -178,6 +179,12 @@ def test_the_line_allows_packages_and_whole_names(tmp_path: Path) -> None:
         allowed.instantiate({"_target_": "json.JSONDecoder.decode"})
 
 
+def followed(conf: Path) -> dict[str, Any]:
+    """Read the rules of a folder as a command does."""
+    allowed.follow(conf)
+    return config_files.rules(conf)
+
+
 def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").touch()
     for text, said in {
@@ -193,8 +200,7 @@ def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
     }.items():
         (tmp_path / "rules.yaml").write_text(text)
         with pytest.raises(UserError, match=r"rules\.yaml") as refused:
-            allowed.follow(tmp_path)
-            config_files.rules(tmp_path)
+            followed(tmp_path)
         assert said in str(refused.value)
     (tmp_path / "rules.yaml").write_text("may_change: [mine]\ntakes: {data.mine: [3..]}")
     rules = config_files.rules(tmp_path)

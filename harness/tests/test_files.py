@@ -38,9 +38,14 @@ def test_a_block_that_fails_leaves_the_old_contents_and_nothing_else(
     error: BaseException, tmp_path: Path
 ) -> None:
     write_durably(tmp_path / "file", b"old")
-    with pytest.raises(type(error)), replacing(tmp_path / "file") as file:
-        file.write(b"half")
-        raise error
+
+    def fail() -> None:
+        with replacing(tmp_path / "file") as file:
+            file.write(b"half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
     with pytest.raises(FileExistsError), replacing(tmp_path / "file", is_forced=False) as file:
         file.write(b"new")
     assert (tmp_path / "file").read_bytes() == b"old"

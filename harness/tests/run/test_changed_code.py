@@ -139,7 +139,7 @@ def test_other_packages_are_shown_once_and_what_a_start_computes_with_is_noted(
     assert study.go_on(run).count(shown) == 1
     assert "changed" not in study.go_on(run)
     monkeypatch.undo()
-    tested = evaluate(run.folder / "checkpoints" / "step_3.ckpt", "callbacks={}")
+    tested = evaluate(run.folder / "checkpoints" / "step_3.ckpt")
     assert "Python 3.99.0 -> " in (tested.folder / "run.log").read_text()
 
 

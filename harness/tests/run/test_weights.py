@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def loss_of(run: Run, name: str) -> float:
-    return evaluate(run.folder / "checkpoints" / name, "callbacks={}").results["test_loss"]
+    return evaluate(run.folder / "checkpoints" / name).results["test_loss"]
 
 
 @pytest.mark.parametrize("kind", ["flipped bit", *slow("deleted")])
@@ -65,7 +65,7 @@ def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
 
 
 USES: dict[str, Callable[[Path], object]] = {
-    "evaluate": lambda path: evaluate(path, "callbacks={}"),
+    "evaluate": lambda path: evaluate(path),
     "predict": predict,
     "load_run": lambda path: load_run(path.parent.parent).model,
 }
