@@ -196,7 +196,7 @@ def git(
 
 def changes(run_dir: Path) -> str | None:
     """Describe how code and packages differ from those of a run's last training, in one line."""
-    starts = [start for start in read(run_dir).get("starts", []) if "packages" in start]
+    starts = [s for s in read(run_dir).get("starts", []) if {"packages", "commit"} <= s.keys()]
     if not starts:
         return None
     before, now = starts[-1], code()[0]
