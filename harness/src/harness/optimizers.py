@@ -28,8 +28,7 @@ def build_optimizers(
     Args:
         module: the module that is trained.
         optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
-        scheduler: called with the optimizer, and with ``total_steps``, the run's number of
-            optimizer steps, where it takes that and none is bound.
+        scheduler: called with the optimizer, and with the run's ``total_steps`` if it takes them.
         interval: ``"step"`` or ``"epoch"``, after which the scheduler advances.
         monitor: the logged value that ``ReduceLROnPlateau`` looks at.
         parameters: parameters or groups of them; ``None`` takes all of the module.
@@ -39,6 +38,8 @@ def build_optimizers(
         UserError: if the scheduler plans for the whole run, and the run has no end.
     """
     if given := {k: v for k, v in (groups or {}).items() if v not in (None, {}, True)}:
+        if parameters is not None:
+            raise ValueError("Give parameters or groups, not both.")
         rate = inspect.signature(optimizer).parameters.get("lr")
         if rate is None or not isinstance(rate.default, (int, float)):
             raise UserError("groups are shares of the optimizer's learning rate: set its lr.")

@@ -2,14 +2,18 @@
 
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from harness import Run, UserError, train
-from harness.export.network import export
+from harness.export.network import export, first_call
 from harness.testing import command
 from tests.conftest import LIBRARY, ROOT, slow
 
@@ -103,6 +107,30 @@ def test_a_file_with_other_weights_is_not_written_nor_one_with_samples(
     for name in ("net.pt", "good.pt2"):
         with pytest.raises(UserError, match="; --force replaces one"):
             export(odd.folder, [tmp_path / name], conf=ROOT / "conf")
+
+
+class Bare(pl.LightningModule):
+    """Has no forward; what its network is called with changes."""
+
+    def __init__(self, call: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.call = nn.Bilinear(2, 2, 3), call
+
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.call(self.net, batch[0])
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=4)
+
+
+def test_a_module_without_forward_gives_its_only_child_as_a_test_calls_it() -> None:
+    model = Bare(lambda net, x: net(x, input2=2 * x))
+    module, inputs = first_call(model, None)
+    assert module is model.net
+    assert {name: tensor.sum() for name, tensor in inputs.items()} == {"input1": 8, "input2": 16}
+    for model in (Bare(lambda net, x: None), Bare(lambda net, x: net.forward(x, x))):
+        with pytest.raises(UserError, match=r"Bare.test_step must call self\(...\) with batches"):
+            first_call(model, None)
 
 
 @pytest.mark.slow

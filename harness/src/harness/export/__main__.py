@@ -10,6 +10,7 @@ Exit status: 0 all are written; 1 a mistake, or what cannot be exported: none is
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("-o", action="append", default=[], metavar="OUT", help="ends in .pt2 or .onnx; repeatable")
     add("--force", action="store_true", help="replace existing files")
     options = parser.parse_intermixed_args(arguments)
+    logging.disable(logging.INFO)  # Lightning's, of a Trainer that tests one batch
     try:
         from harness.export.network import export  # torch and Lightning; seconds
 

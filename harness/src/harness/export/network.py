@@ -122,7 +122,8 @@ def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[st
         calls.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in bound.items()})
 
     hook = module.register_forward_pre_hook(note, with_kwargs=True)
-    with user_errors():  # tensors of inference mode cannot be traced
+    with user_errors(), catch_warnings():  # tensors of inference mode cannot be traced
+        simplefilter("ignore")
         quick: Any = {"fast_dev_run": 1, "enable_progress_bar": False, "inference_mode": False}
         pl.Trainer(accelerator="cpu", devices=1, **quick).test(model, data, verbose=False)
     hook.remove()

@@ -22,14 +22,10 @@ SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config
 class Speed(pl.Callback):
     """Prepare a module, in the process that computes with it and before anything copies it.
 
-    Neither its attributes nor the names in its ``state_dict`` change.
-
-    Args:
-        compile: compile each network that the module consists of.
-        channels_last: store 4-dimensional parameters as (O, H, W, I), in which convolutions
-            return their outputs, and take their inputs, as well.
-        tf32: whether float32 products on a GPU round their factors to 10 bits; ``None`` leaves
-            what torch has set.
+    Neither its attributes nor the names in its ``state_dict`` change. ``compile`` compiles each of
+    its networks; ``channels_last`` stores 4-dimensional parameters as (O, H, W, I), in which
+    convolutions take and return images as well; ``tf32`` is whether float32 products on a GPU round
+    their factors to 10 bits, and ``None`` what torch has set.
     """
 
     def __init__(
