@@ -11,8 +11,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness.run import inputs
 from harness.run import train as run
-from harness.testing import command as typed
-from tests.conftest import slow
 from tests.faults.fork_server import command
 
 SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=2")
@@ -72,15 +70,11 @@ def test_checkpoints_hold_plain_values_only(finished_run: Path) -> None:
         assert checkpoint["hyper_parameters"]["num_classes"] == 10
 
 
-@pytest.mark.parametrize("strategy", ["ddp", *slow("ddp_spawn")])
-def test_two_processes_train_one_run(strategy: str, tmp_path: Path) -> None:
-    start = typed if strategy == "ddp_spawn" else command
-    result = start(
-        "train.py", f"strategy={strategy}", "trainer.devices=2", *SHORT, f"output_dir={tmp_path}"
-    )
+def test_two_processes_train_one_run(tmp_path: Path) -> None:
+    words = ("strategy=ddp", "trainer.devices=2", *SHORT, f"output_dir={tmp_path}")
+    result = command("train.py", *words)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("test/accuracy") == result.stdout.count("run folder") == 1
-    assert result.stderr.count("Prefer strategy=ddp.") == (strategy == "ddp_spawn")
     with (only(tmp_path / "default") / "metrics.csv").open() as file:
         steps = [row["step"] for row in csv.DictReader(file) if row["train/loss"]]
     assert len(steps) == len({*steps})

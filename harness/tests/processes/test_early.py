@@ -41,7 +41,6 @@ def test_as_many_are_started_as_lightning_would_start() -> None:
         ({"strategy": "ddp", "devices": 3}, 2),
         ({"strategy": "ddp", "devices": [0, 1], "num_nodes": 2}, 1),
         ({"strategy": "ddp", "devices": 1}, 0),
-        ({"strategy": "ddp_spawn", "devices": 2}, 0),
         ({"strategy": {"_target_": "x.DDP2Strategy"}, "devices": 2, "num_nodes": 2}, 0),
         ({"strategy": {"_target_": "x.DataParallelStrategy"}, "devices": 2}, 0),
         ({"strategy": "auto", "devices": 1}, 0),

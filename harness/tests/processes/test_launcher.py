@@ -107,7 +107,7 @@ DDP, DDP2, DP = (
         (TWO, DP | {"devices": 2}, "each would train alone"),
         (TWO, DDP | {"devices": 3}, "devices=3 needs 3 .*, but srun has started 2"),
         (TWO, DDP2 | {"devices": 2}, "devices=2 needs 1 processes on each machine, but srun"),
-        (TWO, {"strategy": "ddp_spawn", "devices": 2}, "Add strategy=ddp"),
+        (Launcher(), {"strategy": "ddp_spawn", "devices": 2}, "Use strategy=ddp or dp"),
         (Launcher(), DP | {"devices": 2, "num_nodes": 2}, "trainer.num_nodes=2.*Use ddp2"),
         (Launcher(), DP | {"devices": 2, "sync_batchnorm": True}, "trainer.sync_batchnorm"),
         (Launcher(), DDP2 | {"devices": 2, "sync_batchnorm": True}, "Use strategy=ddp, or"),

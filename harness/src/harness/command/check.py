@@ -215,5 +215,7 @@ def check_gpus(cfg: DictConfig) -> None:
             "gpus=emptiest chooses GPUs in one process: use trainer.devices=<number>, and start it "
             "without torchrun or srun.\nOr leave it out, and name GPUs with CUDA_VISIBLE_DEVICES."
         )
-    elif cfg.trainer.accelerator not in ("cpu", "mps"):
+    elif cfg.trainer.accelerator in ("cpu", "mps"):
+        raise UserError(f"gpus=emptiest with strategy={cfg.trainer.accelerator}: leave out one.")
+    else:
         choice.candidates()

@@ -23,7 +23,7 @@ OLD_WORDS = {
     r"(trainer\.)?(num_)?gpus=[-\[\d].*": (
         "strategy=gpu for one GPU, or strategy=ddp trainer.devices=<number of GPUs>"
     ),
-    r"(trainer\.)?distributed_backend=.*": "strategy=<ddp, ddp_spawn, ...>",
+    r"(trainer\.)?distributed_backend=.*": "strategy=<ddp, dp, ...>",
     r"accelerator=.*": "strategy=cpu or strategy=gpu",
     r"trainer\.accelerator=d?dp.*": "strategy=ddp, or strategy=dp",
     r"strategy=ddp_cpu": "strategy=ddp trainer.accelerator=cpu",

@@ -23,7 +23,6 @@ class Guarded:
     """A call of a logger whose first failure is logged; the run goes on.
 
     A file may have room again later. A tracker gets nothing more: each call may wait for minutes.
-    This is a class and no closure, because ``strategy=ddp_spawn`` pickles loggers.
     """
 
     def __init__(self, logger: Logger, name: str) -> None:

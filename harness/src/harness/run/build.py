@@ -40,7 +40,6 @@ from harness.run.optimizer_states import OptimizerStates
 from harness.run.provenance import Provenance
 from harness.run.targets import check_kinds, check_targets
 from harness.strategies import ddp
-from harness.strategies.launchable import OF_LIGHTNING, is_spawning
 from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
 from harness.upstream import precision, versions
 from harness.upstream.step_overhead import profile_nothing
@@ -95,8 +94,6 @@ def start_log(cfg: DictConfig) -> LogFile:
     run_log.start(is_first_process=global_rank() == 0)
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
-    if is_spawning(cfg.trainer):
-        log.warning(OF_LIGHTNING)
     return run_log
 
 

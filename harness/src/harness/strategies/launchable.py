@@ -14,10 +14,6 @@ from harness.errors import UserError
 from harness.machine import num_gpus
 from harness.processes.launcher import Launcher
 
-OF_LIGHTNING = (
-    "Lightning alone starts and ends the processes of this strategy: a signal ends them without a "
-    "checkpoint, errors are tracebacks, tests differ in the last decimals. Prefer strategy=ddp."
-)
 ONE_PROCESS = ("DataParallelStrategy", "DDP2Strategy")  # on each machine, for all its devices
 # Variables of other launchers, such as mpirun.
 OTHER_LAUNCHERS = {
@@ -58,19 +54,14 @@ def num_processes(trainer: Any) -> int:
 
 def num_further(trainer: Any) -> int:
     """Count the processes that Lightning starts on each machine by running the program again."""
-    return 0 if is_spawning(trainer) else num_processes(trainer) // int(trainer.num_nodes) - 1
+    return num_processes(trainer) // int(trainer.num_nodes) - 1
 
 
 def runs_program_again(trainer: Any) -> bool:
     """Return whether the strategy starts processes that run the program again."""
-    if is_spawning(trainer) or strategy_name(trainer) in ONE_PROCESS:
+    if strategy_name(trainer) in ONE_PROCESS:
         return False
     return "ddp" in str(trainer.strategy).lower() or num_processes(trainer) > 1
-
-
-def is_spawning(trainer: Any) -> bool:
-    """Return whether Python's multiprocessing starts the processes."""
-    return re.search("spawn|fork", str(trainer.strategy).lower()) is not None
 
 
 def check_launcher(trainer: Any, launcher: Launcher) -> None:
@@ -80,6 +71,8 @@ def check_launcher(trainer: Any, launcher: Launcher) -> None:
         UserError: says in a line what to type instead.
     """
     name, num_nodes, program = strategy_name(trainer), int(trainer.num_nodes), launcher.name
+    if re.search("spawn|fork|notebook", str(trainer.strategy).lower()):
+        raise UserError(f"{trainer.strategy} has no run to go on with. Use strategy=ddp or dp.")
     if name in ONE_PROCESS and trainer.get("sync_batchnorm"):
         raise UserError("dp and ddp2 have no trainer.sync_batchnorm. Use strategy=ddp, or none.")
     if name == "DataParallelStrategy" and num_nodes > 1:
@@ -96,7 +89,7 @@ def check_launcher(trainer: Any, launcher: Launcher) -> None:
     if num_nodes != launcher.num_nodes:
         here = f"{program} runs on {launcher.num_nodes} machines"
         raise UserError(f"trainer.num_nodes={num_nodes}, but {here}. Leave it out.")
-    if launcher.is_one_of_several and (trains_alone or is_spawning(trainer)):
+    if launcher.is_one_of_several and trains_alone:
         add = f"Add strategy=ddp, or strategy=ddp2 for one process {where}"
         raise UserError(f"{started}, and each would train alone. {add}.")
     if is_uneven or launcher.local_rank >= num_here:
