@@ -202,3 +202,12 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> Non
     shard = index.with_name("model-00002-of-00003.safetensors")
     shard.write_bytes(LFS)
     assert f"{shard.name}: not a checkpoint that can be read: a Git LFS" in refusal(index)
+
+
+@pytest.mark.parametrize("stem", ["consolidated.{:02}.pth", "mp_rank_{:02}_model_states.pt"])
+def test_one_process_s_share_is_not_the_network(stem: str, tmp_path: Path) -> None:
+    first, second = (tmp_path / stem.format(rank) for rank in range(2))
+    torch.save(STATE, first)
+    convert(first, tmp_path / "whole.pt")  # of one process
+    torch.save(STATE, second)
+    assert "one process's share" in refusal(first)

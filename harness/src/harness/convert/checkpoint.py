@@ -22,6 +22,7 @@ from .unpickle import unpickle
 SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
 _INDEX = re.compile(r"\.(safetensors|bin)\.index\.json$")  # as Hugging Face writes it
 _SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.\w+$")  # one of one is the whole
+_RANK = re.compile(r"(mp_rank_|consolidated\.)\d\d")  # as Megatron, DeepSpeed and Llama name shares
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
 _MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors format
 
@@ -62,6 +63,11 @@ def whole(source: str | Path) -> Path:
         raise UserError(f"{path} does not exist.")
     if path.is_dir():
         return _file_in(path)
+    if (rank := _RANK.search(path.name)) and len([*path.parent.glob(f"*{rank[1]}*")]) > 1:
+        raise CheckpointError(
+            f"{path}: one process's share of a network, as its name says; merge the shares with the "
+            "program that wrote them"
+        )
     if not _SHARD.search(path.name):
         return path
     if index := _index_in(path.parent):
