@@ -31,8 +31,7 @@ def parameter_groups(
             inside of each other the inner one counts.
         layer_decay: the last of the ``layers`` learns with ``lr``, and each one before it with so
             many times the rate of the next, as in BEiT (Bao et al., ICLR 2022).
-        decay_norms: ``False`` sets the ``weight_decay`` of biases, of the parameters of norms, and
-            of others of one dimension to 0.
+        decay_norms: ``False`` sets the ``weight_decay`` of biases, norms and other vectors to 0.
 
     Raises:
         UserError: if a number is out of range, or a part is not there.
