@@ -17,6 +17,7 @@ from harness.exact.seeded_steps import SeededSteps
 from harness.run import mistakes
 from harness.run import train as run
 from tests.faults.fork_server import command
+from tests.strategy_runs import write_conf
 
 # A module and its data, as an owner writes them; each mistake is a change of this text.
 RIGHT = """
@@ -291,8 +292,12 @@ def test_bug_of_the_harness_keeps_its_traceback(
 def run_mine(path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return command(
         "train.py",
-        *("~model", "+model._target_=mine.Model", "~data", "+data._target_=mine.Data"),
-        *("+data.batch_size=8", "watch=none", "logger=none", "strategy=cpu"),
+        *write_conf(
+            path.parent,
+            model="_target_: mine.Model\n",
+            data="_target_: mine.Data\nbatch_size: 8\n",
+        ),
+        *("watch=none", "logger=none", "strategy=cpu"),
         *("trainer.enable_progress_bar=false", f"output_dir={path.parents[1] / 'out'}", *overrides),
         environment={"PYTHONPATH": f"{path.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )

@@ -17,6 +17,7 @@ from harness.allowed import check, check_object, targets
 from harness.errors import UserError
 from harness.names import did_you_mean
 
+EXTRAS = {"timm": "timm", "tokenizers": "text"}  # by the package they install
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
@@ -60,7 +61,9 @@ def import_target(key: str, target: str) -> Any:
             if not f"{module_name}.".startswith(f"{missing}."):
                 # The module of the name exists and raises: not a typo in the config.
                 raise InstantiationException(f"{target}\nfull_key: {key}") from failed
-            hint = f" There is no module {missing} here: is it installed?"
+            hint = f" There is no module {missing}."
+            if missing in EXTRAS:
+                hint = f" Install it: pip install -e '.[{EXTRAS[missing]}]'."
         raise UserError(f"{key}._target_: {target} does not exist.{hint}") from error
     check_object(key, target, called)
     if not callable(called):
