@@ -6,6 +6,7 @@ which imports torch. A rank that the first process of a run has started begins a
 Until then no torch: ``--help``, ``--cfg job``, completion and mistakes answer at once.
 """
 
+import gc
 import os
 import re
 import sys
@@ -136,8 +137,10 @@ def compute(task: str, frozen: DictConfig) -> None:
     if not is_further_rank():  # else the first process has chosen for this one
         choose_gpus(cfg)
         early.start(task, launchable.num_further(cfg.trainer))
+    gc.disable()  # the collector would look through all that is being imported, for a second
     from harness.run import train  # torch and Lightning; seconds
 
+    gc.enable()
     early.wait()
     getattr(train, task)(cfg)
 

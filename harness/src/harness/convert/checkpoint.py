@@ -65,7 +65,7 @@ def whole(source: str | Path) -> Path:
         return _file_in(path)
     if (rank := _RANK.search(path.name)) and len([*path.parent.glob(f"*{rank[1]}*")]) > 1:
         raise CheckpointError(
-            f"{path}: one process's share of a network, as its name says; merge the shares with the "
+            f"{path}: one process's share of a network, by its name; merge all shares with the "
             "program that wrote them"
         )
     if not _SHARD.search(path.name):
