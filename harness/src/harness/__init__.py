@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from harness.data.caching import cached
     from harness.data.datamodule import DataModule
     from harness.data.randomness import uniform
-    from harness.data.split_datamodule import SplitDataModule
+    from harness.data.splits import SplitDataModule
     from harness.errors import UserError
     from harness.exact.mean_metric import Mean, is_logged
     from harness.exact.mean_over import mean_over, sum_over
@@ -67,7 +67,7 @@ _MODULES = {
     "data.caching": ["cached"],
     "data.datamodule": ["DataModule"],
     "data.randomness": ["uniform"],
-    "data.split_datamodule": ["SplitDataModule"],
+    "data.splits": ["SplitDataModule"],
     "errors": ["UserError"],
     "exact.mean_metric": ["Mean", "is_logged"],
     "exact.mean_over": ["mean_over", "sum_over"],

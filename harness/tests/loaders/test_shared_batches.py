@@ -77,7 +77,7 @@ def test_an_epoch_begins_at_a_step() -> None:
     for name, step in product(SAMPLERS, (0, 1, 3)):
         whole, resumed = ranks(name, 1)[0], ranks(name, 1)[0]
         expected = read(whole, 5)
-        resumed.start_at(5, step, whole.checksum_at(5, step))
+        resumed.start_at(5, step, whole.state_at(5, step))
         assert [list(batch) for batch in resumed] == expected[step:]
         assert read(resumed, 6) == read(whole, 6)
 

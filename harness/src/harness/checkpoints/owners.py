@@ -16,8 +16,7 @@ from torchmetrics import Metric, SumMetric
 
 from harness.data.loaders import leaves
 from harness.data.randomness import GENERATORS
-from harness.data.sampler_numbers import samplers_in
-from harness.data.shared_batches import SharedBatchSampler
+from harness.data.shared_batches import SharedBatchSampler, samplers_in
 from harness.shards import parted_like, whole
 
 Name = tuple[str, str]  # an owner, and its attribute

@@ -18,7 +18,6 @@ from harness.checkpoints.lookup import verified
 from harness.command import config_files
 from harness.command.compose import OF_THE_RUN, Command, key_of
 from harness.command.explain import NO_PACKAGE, explained, nearest
-from harness.data.batch_size import check_batch_size
 from harness.errors import UserError
 from harness.init.settings import file_of, settings
 from harness.machine import choice, num_gpus
@@ -199,8 +198,13 @@ def _check_devices(cfg: DictConfig) -> None:
                 "there is one), strategy=cpu, or trainer.devices=<number of processes>."
             )
     batch_size = OmegaConf.select(cfg, "data.batch_size")
-    if isinstance(batch_size, int):
-        check_batch_size(batch_size, launchable.num_processes(trainer))
+    num_processes = launchable.num_processes(trainer)
+    if isinstance(batch_size, int) and batch_size < num_processes:
+        raise UserError(
+            f"data.batch_size={batch_size} cannot be shared by {num_processes} processes: it "
+            "counts the samples of one optimizer step over all of them.\n"
+            f"Use data.batch_size={num_processes} or more."
+        )
     launchable.check_launcher(trainer, launcher())
 
 

@@ -1,5 +1,11 @@
-"""The indices of one batch, which seed what reads them, and data sets that read whole batches."""
+"""The indices of a batch, data sets that read whole batches, and how a share of a batch counts.
 
+In: what a sampler has drawn. Out: a ``Batch``, which seeds the generators of whatever reads it.
+Next: ``shared_batches`` and ``streams`` give each process its share.
+"""
+
+import operator
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -7,7 +13,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
-from harness.data.randomness import generators_in, mix, reseed, sample_number, seed_generators
+from harness.data.randomness import generators_in, mix, reseed, seed_generators
+from harness.errors import UserError
 
 
 class Batch(list[Any]):
@@ -42,17 +49,18 @@ class Batch(list[Any]):
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        indices = super().__iter__()
-        return indices if self.seed is None else self._seeding(indices)
-
-    def _seeding(self, indices: Iterator[Any]) -> Iterator[Any]:
-        for index in indices:
-            self._seed_for(index)
+        for index in super().__iter__():
+            if self.seed is not None:
+                self._seed_for(index)
             yield index
 
     def _seed_for(self, index: Any) -> None:
         assert self.seed is not None
-        seed = mix(self.seed, self.epoch, index if type(index) is int else sample_number(index))
+        try:
+            number = operator.index(index)
+        except TypeError:  # samplers may name samples by texts, tuples, ...
+            number = zlib.crc32(repr(index).encode())
+        seed = mix(self.seed, self.epoch, number)
         seed_generators(seed)
         for generator in self.generators:
             reseed(generator, seed)
@@ -62,7 +70,7 @@ class Batch(list[Any]):
 
 
 def _in_worker(indices: list[Any], epoch: int, seed: int | None) -> Batch:
-    """Make a batch again, in the worker that it was sent to."""
+    """Rebuild a batch in the worker that it was sent to."""
     return Batch(indices, epoch, seed, () if seed is None else _worker_generators()).begin()
 
 
@@ -87,6 +95,47 @@ class BatchedDataset(Dataset[Any], ABC):
     @abstractmethod
     def __getitems__(self, indices: list[int]) -> Any:
         """Read the samples of a ``Batch`` of indices, collated."""
+
+
+class ShareCounts:
+    """How a process's share of each batch counts; subclasses say how large it is."""
+
+    name = ""  # of the loader, in messages
+    num_shares = 1  # in a global batch
+
+    def counts(self, batch_idx: int) -> tuple[int, int]:
+        """Return the samples of a batch in this process, and in all; (0, 0) behind the end."""
+        raise NotImplementedError
+
+    def weight(self, batch_idx: int) -> float:
+        """Return the factor that turns this share's mean gradient into its term of the global mean.
+
+        Processes and accumulated batches are averaged with equal weights by the framework;
+        shares of unequal size must not be. It is 1 wherever the shares are equal.
+        """
+        if self.num_shares == 1:
+            return 1.0
+        here, everywhere = self.counts(batch_idx)
+        if not everywhere:
+            raise UserError(
+                f"{self.name}: the loader gives more batches than its batch_sampler, and processes "
+                "cannot share them.\nLet it give one for each, or use one process."
+            )
+        return here * self.num_shares / everywhere
+
+    def is_filler(self, batch_idx: int) -> bool:
+        """Say whether this share is empty, and repeats another sample with weight 0."""
+        here, everywhere = self.counts(batch_idx)
+        return here == 0 and everywhere > 0
+
+    def num_samples_in(self, batch_idx: int) -> int | None:
+        """Count the samples that this process computes, fillers included; ``None`` if unknown."""
+        here, everywhere = self.counts(batch_idx)
+        return max(1, here) if everywhere else None
+
+    def has_ended(self, batch_idx: int) -> bool:
+        """Say whether this loader has ended, while a longer one goes on beside it."""
+        return self.counts(batch_idx)[1] == 0
 
 
 def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:

@@ -1,10 +1,9 @@
-"""Files and folders that are made once, whichever process comes first, and whole or not at all.
+"""Files and folders that one process makes once, while the others wait.
 
-A file of the cache has its name only when it is complete. A lock, which the system releases when
-its process ends, lets one process make it while the others wait.
+A file of the cache has its name only when it is complete. The lock is released by the system when
+the process that holds it ends.
 """
 
-import errno
 import fcntl
 import os
 import shutil
@@ -13,20 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.files import FULL, PART, sync
+from harness.files import PART, sync
 
 
 def cached(path: Path, create: Callable[[Path], object]) -> Path:
     """Return a file or folder of the cache, made by one process and once.
 
     Args:
-        path: what it is called when it is complete.
+        path: its name when it is complete.
         create: makes it at the path that it is given.
 
     Raises:
-        UserError: if the cache cannot be written, or has no room.
+        UserError: if the cache cannot be written, such as on a full disk.
     """
-    if path.exists():  # also in a cache that is only read
+    if path.exists():  # also in a cache that is read-only
         return path
     part = path.with_name(path.name + PART)
     try:
@@ -43,11 +42,9 @@ def cached(path: Path, create: Callable[[Path], object]) -> Path:
                 finally:
                     _remove(part)
     except OSError as error:
-        about = "has no room" if error.errno in FULL else f"cannot be written: {error.strerror}"
-        if error.errno == errno.EEXIST:
-            about = "is a file"
         raise UserError(
-            f"data.cache_dir={path.parent} {about}.\nName another folder: data.cache_dir=<folder>."
+            f"data.cache_dir={path.parent} cannot be written: {error.strerror or error}.\n"
+            "Name another folder: data.cache_dir=<folder>."
         ) from error
     return path
 

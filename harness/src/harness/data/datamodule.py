@@ -1,4 +1,7 @@
-"""The owner's data sets in, ordinary loaders out; ``loaders.share`` takes these over next."""
+"""The class from which a project's data modules inherit.
+
+In: data sets that subclasses make. Out: ordinary loaders. Next: ``loaders.share`` rebuilds them.
+"""
 
 import logging
 import sys
@@ -27,14 +30,14 @@ from harness.processes.launcher import global_rank
 
 log = logging.getLogger(__name__)
 
-# A batch that is read in fewer seconds costs a step no more than receiving it from a worker.
+# Receiving a batch from a worker takes as long, so a faster data set needs no workers.
 RECEIVING_SECONDS = 0.001
 MEASURED_SECONDS = 0.5  # for each number of workers
 EQUALLY_FAST = 0.9  # of the fastest number's batches per second
 
 
 def tell(line: str) -> None:
-    """Say something about the data once, on the screen and in the log."""
+    """Log a line about the data, and print it in the first process."""
     log.info("%s", line.strip())
     if global_rank() == 0:
         print(line, flush=True)
@@ -87,14 +90,14 @@ class DataModule(pl.LightningDataModule):
     def learn(self) -> dict[str, Any]:
         """Return what a model needs to know before it is built: sizes, names of classes, scales.
 
-        Values are plain, as JSON has them. A run keeps them, and its checkpoints are used with
-        what its training has learnt. Settings such as ``from_data.num_classes`` take them.
+        Values are plain, as JSON has them. They are stored with the run, and used wherever its
+        checkpoints are. Settings such as ``from_data.num_classes`` take them.
         """
         return {}
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What ``learn`` has returned, here or when the run was trained, which sets it."""
+        """The result of ``learn``, or of the run's training, whose facts replace it."""
         return self.learn()
 
     @abstractmethod
@@ -107,23 +110,23 @@ class DataModule(pl.LightningDataModule):
 
     def dataset(self, split: str) -> Dataset[Any]:
         """Return the data set of ``split``, built at its first use."""
-        if split not in self.datasets:
-            dataset: Any = self.make_dataset(split)
-            self.datasets[split] = dataset
-            if not isinstance(dataset, IterableDataset):
-                if not hasattr(dataset, "__len__"):
-                    raise UserError(
-                        f"{type(self).__name__}.make_dataset({split!r}) returned "
-                        f"{type(dataset).__name__}; it must return a data set that has a length, "
-                        "or an IterableDataset."
-                    )
-                if len(dataset) == 0:
-                    name = type(self).__name__
-                    raise UserError(f"The {split} data set of {name} has no samples.")
+        if split in self.datasets:
+            return self.datasets[split]
+        dataset: Any = self.make_dataset(split)
+        if not isinstance(dataset, IterableDataset):
+            name = type(self).__name__
+            if not hasattr(dataset, "__len__"):
+                raise UserError(
+                    f"{name}.make_dataset({split!r}) returned {type(dataset).__name__}; it must "
+                    "return a data set that has a length, or an IterableDataset."
+                )
+            if len(dataset) == 0:
+                raise UserError(f"The {split} data set of {name} has no samples.")
+        self.datasets[split] = dataset
         return self.datasets[split]
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Make shuffled batches of all processes, of which the harness gives each its share."""
+        """Give shuffled batches of ``batch_size`` samples over all processes."""
         trainer = self.trainer
         assert trainer is not None
         how = {"batch_size": self.batch_size, "drop_last": self.drop_last}
@@ -146,17 +149,17 @@ class DataModule(pl.LightningDataModule):
         """Give every sample once."""
         return self._evaluation_loader("predict")
 
-    def collate(self, samples: list[Any]) -> Any:
-        """Make a batch of samples; override it for samples of different sizes."""
-        return default_collate(samples)
-
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         # The same under every strategy: what looks at a whole batch sees what one process would.
         size = min(self.batch_size, self.max_samples_per_device or sys.maxsize)
         return self._loader(split, batch_size=size)
 
+    def collate(self, samples: list[Any]) -> Any:
+        """Make a batch of samples; override it for samples of different sizes."""
+        return default_collate(samples)
+
     def _num_micro_batches(self, trainer: pl.Trainer) -> int:
-        """Return the batches per step of each process: as asked for, or more where fewer fit."""
+        """Return how many batches each process accumulates: as set, or more if they do not fit."""
         num_asked = trainer.accumulate_grad_batches
         if self.max_samples_per_device is None:
             return num_asked
@@ -201,7 +204,7 @@ class DataModule(pl.LightningDataModule):
         )
 
     def choose_workers(self, split: str, num_ranks: int, num_nodes: int) -> int:
-        """Measure with how many workers one of so many processes reads fastest, and say so.
+        """Measure with how many workers one of so many processes reads fastest, and print it.
 
         It tries 0, 1, 2, 4, … up to the cores of a process, as long as more of them help.
         """
@@ -217,7 +220,7 @@ class DataModule(pl.LightningDataModule):
         return chosen
 
     def seconds_per_batch(self, split: str, num_workers: int, num_ranks: int = 1) -> float:
-        """Read one process's share of batches for a while, once its workers are all busy."""
+        """Time the reading of one process's share of batches, once its workers are all busy."""
         dataset: Any = self.dataset(split)
         endless = RandomSampler(dataset, replacement=True, num_samples=2**62)
         batches = BatchSampler(endless, max(1, self.batch_size // num_ranks), False)
@@ -229,19 +232,19 @@ class DataModule(pl.LightningDataModule):
             iterator = iter(loader)
             for _ in range(turn * self.prefetch_factor):  # read ahead while workers started
                 next(iterator)
-            start, num_turns = time.perf_counter(), 0
-            while num_turns < 3 or time.perf_counter() - start < MEASURED_SECONDS:
+            start, num_read = time.perf_counter(), 0
+            while num_read < 3 * turn or time.perf_counter() - start < MEASURED_SECONDS:
                 for _ in range(turn):
                     next(iterator)
-                num_turns += 1
-            return (time.perf_counter() - start) / (num_turns * turn)
+                num_read += turn
+            return (time.perf_counter() - start) / num_read
 
 
 def best(seconds: dict[int, float]) -> int:
     """Choose the least number of workers that is as fast as any, or none where that is faster."""
     if seconds[0] < RECEIVING_SECONDS:
         return 0
-    # One worker is worth as much as none that is as fast, for it reads beside the step.
+    # One worker that is as fast as none is better, because it reads beside the step.
     fastest = min(seconds.values())
     return next((n for n, each in seconds.items() if n and each * EQUALLY_FAST <= fastest), 0)
 

@@ -1,8 +1,8 @@
-"""What data teaches before training: sizes that a model needs, scales, names of classes.
+"""Settings that a config takes from the data: sizes that a model needs, scales, names of classes.
 
-A setting ``from_data.num_classes`` takes the fact of that name, or the data module's attribute. A
-training writes its facts into its folder, as ``data.json``; whoever goes on with the run, or uses
-its checkpoints, gets them from there.
+In: ``from_data.num_classes`` in a config. Out: the fact of that name, or the data module's
+attribute. A training writes its facts into its folder, as ``data.json``; a resumed run and whoever
+uses its checkpoints read them there.
 """
 
 import json
@@ -22,23 +22,20 @@ SPLIT_SETTINGS = ("split_seed", "val_fraction", "test_fraction", "fold", "num_fo
 log = logging.getLogger(__name__)
 
 
-def known(run_dir: Path) -> dict[str, Any]:
+def read_facts(run_dir: Path) -> dict[str, Any]:
     """Read the facts of a run; empty where it has none.
 
     Raises:
         UserError: if they were damaged or edited.
     """
-    try:
-        facts: dict[str, Any] = json.loads(read_json(run_dir / FILE))
-    except FileNotFoundError:
-        return {}
-    return facts
+    path = run_dir / FILE
+    return dict(json.loads(read_json(path))) if path.exists() else {}
 
 
 def hand_over(data: Any, run_dir: Path) -> None:
     """Give a data module what the training of a run has learnt."""
     if isinstance(data, DataModule) and (run_dir / FILE).is_file():
-        data.facts = known(run_dir)
+        data.facts = read_facts(run_dir)
 
 
 def tell_other_split(cfg: DictConfig, trained: Any) -> None:
@@ -69,7 +66,10 @@ def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str
     Raises:
         UserError: if the data does not have what is asked for.
     """
-    facts = dict(data.facts) if isinstance(data, DataModule) else known(run_dir) if run_dir else {}
+    if isinstance(data, DataModule):
+        facts = dict(data.facts)
+    else:
+        facts = read_facts(run_dir) if run_dir else {}
 
     def fill(value: Any, place: str) -> Any:
         if isinstance(value, dict):

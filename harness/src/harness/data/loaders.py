@@ -27,7 +27,6 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from harness.data.batch_size import check_batch_size
 from harness.data.randomness import END, mix, preserved_generators, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.streams import SharedStream, StreamPart
@@ -43,9 +42,7 @@ atexit.register(end_workers)  # after the imports above, and so before their own
 def start_worker(worker_id: int, then: Callable[[int], object] | None = None) -> None:
     """Prepare a data worker: it is seeded as by Lightning, and ends only with its process.
 
-    Args:
-        worker_id: its number.
-        then: the ``worker_init_fn`` of the loader's owner.
+    ``then`` is the ``worker_init_fn`` of the loader's owner.
     """
     pl_worker_init_function(worker_id)
     follow_as_worker()
@@ -62,10 +59,10 @@ def num_processes_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
 
 
 class SharedLoader(DataLoader[Any]):
-    """A mixin for rebuilt loaders, which looks after the random numbers around each batch.
+    """A mixin for rebuilt loaders, which restores the random numbers around each batch.
 
-    Without workers reading seeds the generators that a step draws from as well, so they are
-    restored. ``Throughput`` sets ``when_asked`` and ``when_there``, also while it iterates.
+    Without workers, reading seeds the generators that a step draws from as well.
+    ``Throughput`` sets ``when_asked`` and ``when_there``, also while it iterates.
     """
 
     when_asked: Callable[[], object] = staticmethod(lambda: None)
@@ -148,24 +145,27 @@ def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -
     Raises:
         UserError: where a process would have no share.
     """
-    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
-    begins_again = not isinstance(loaders, CombinedLoader) or cycles(loaders)
+    is_combined = isinstance(loaders, CombinedLoader)
+    combined = loaders if is_combined else CombinedLoader(loaders)
+    begins_again = not is_combined or cycles(loaders)
     owners = (trainer.lightning_module, getattr(trainer, "datamodule", None))
     hooks = ("on_before_batch_transfer", "on_after_batch_transfer")
     has_hook = any(is_overridden(hook, owner, DataHooks) for owner in owners for hook in hooks)
-    shared = []
-    for loader in combined.flattened:
+
+    def shared(loader: Any) -> Any:
         if isinstance(loader, (SharedLoader, SharedStream)):
-            pass
-        elif isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            loader = _share_batches(loader, trainer, split, name, seed, begins_again)
-            loader.seeds_transfer = has_hook and split == "train"
+            return loader
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            made: Any = _share_batches(loader, trainer, split, name, seed, begins_again)
         elif hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"):
-            loader = _share_stream(loader, trainer, split, name, seed)
-            loader.seeds_transfer = has_hook and split == "train"
-        shared.append(loader)  # Lightning refuses what cannot be iterated, with the method's name
-    combined.flattened = shared
-    return combined if isinstance(loaders, CombinedLoader) else combined.iterables
+            made = _share_stream(loader, trainer, split, name, seed)
+        else:
+            return loader  # Lightning refuses what cannot be iterated, with the method's name
+        made.seeds_transfer = has_hook and split == "train"
+        return made
+
+    combined.flattened = [shared(loader) for loader in combined.flattened]
+    return combined if is_combined else combined.iterables
 
 
 def _share_batches(
@@ -175,23 +175,11 @@ def _share_batches(
     num_ranks, rank = num_processes_and_rank(trainer)
     is_training = split == "train"
     num_micro_batches = int(trainer.accumulate_grad_batches) if is_training else 1
-    batches, collate = loader.batch_sampler, loader.collate_fn
-    if batches is None:  # the data set gives whole batches
-        batches, collate = BatchSampler(loader.sampler, 1, False), partial(_only, collate)
-        if is_training and num_ranks * num_micro_batches > 1:
-            raise UserError(
-                f"{name} has batch_size=None: batches that the data set has made cannot be shared "
-                "by processes.\nGive the DataLoader a batch_size, or use one process."
-            )
-    sampler: Any = getattr(batches, "sampler", None)
-    if isinstance(sampler, DistributedSampler):  # the harness shares the batches instead
-        data: Any = loader.dataset
-        one = RandomSampler(data) if sampler.shuffle else SequentialSampler(data)
-        batches = BatchSampler(one, batches.batch_size, batches.drop_last)
+    batches, collate = _batches_of(loader, name, is_training and num_ranks * num_micro_batches > 1)
     is_stock = type(batches) is BatchSampler
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)  # the author's
     if is_training and is_stock:
-        setting = f"{name} with batch_size"
-        check_batch_size(batches.batch_size, num_ranks, num_micro_batches, setting)
+        check_batch_size(batches.batch_size, num_ranks, num_micro_batches, name)
     limit = None if is_training else getattr(trainer, f"limit_{split}_batches")
     if limit not in (None, 0.0, 1.0) and not isinstance(limit, int) and num_ranks > 1:
         raise UserError(  # Lightning would take it of each process's batches
@@ -222,8 +210,38 @@ def _share_batches(
     return made
 
 
+def _batches_of(loader: Any, name: str, is_shared: bool) -> tuple[Any, Any]:
+    """Return the batch sampler that draws global batches, and the function that collates them."""
+    batches, collate = loader.batch_sampler, loader.collate_fn
+    if batches is None:  # the data set gives whole batches
+        if is_shared:
+            raise UserError(
+                f"{name} has batch_size=None: batches that the data set has made cannot be shared "
+                "by processes.\nGive the DataLoader a batch_size, or use one process."
+            )
+        batches, collate = BatchSampler(loader.sampler, 1, False), partial(_only, collate)
+    sampler: Any = getattr(batches, "sampler", None)
+    if isinstance(sampler, DistributedSampler):  # the harness shares the batches instead
+        data: Any = loader.dataset
+        one = RandomSampler(data) if sampler.shuffle else SequentialSampler(data)
+        batches = BatchSampler(one, batches.batch_size, batches.drop_last)
+    return batches, collate
+
+
 def _only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
     return collate(samples[0])
+
+
+def check_batch_size(size: int, num_processes: int, num_micro_batches: int, name: str) -> None:
+    """Refuse a global batch that leaves a process without a sample."""
+    least = num_processes * num_micro_batches
+    if size < least:
+        each = f" with {num_micro_batches} batches each per step" if num_micro_batches > 1 else ""
+        raise UserError(
+            f"{name} with batch_size={size} cannot be shared by {num_processes} processes{each}: "
+            "it counts the samples of one optimizer step over all of them.\n"
+            f"Use {name} with batch_size={least} or more."
+        )
 
 
 def _share_stream(
@@ -265,7 +283,7 @@ def _share_stream(
         print(f"{name} is a stream: does it split itself between {num_workers} workers?")
     if is_plain:
         if size is not None:
-            check_batch_size(size, num_ranks, setting=f"{name} with batch_size")
+            check_batch_size(size, num_ranks, 1, name)
         part = StreamPart(data, seed, num_ranks, rank)
         loader = rebuilt(loader, part, **part.batches(loader))
     elif takes_part:

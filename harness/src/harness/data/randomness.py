@@ -5,10 +5,8 @@ NumPy and torch are seeded before each use, and are given back as they were.
 """
 
 import hashlib
-import operator
 import random
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -124,14 +122,6 @@ def reseed(generator: Any, seed: int) -> None:
         generator.seed(seed & 0xFFFFFFFF)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
-
-
-def sample_number(index: Any) -> int:
-    """Return a number for whatever a sampler names a sample by: an integer of any kind, a text."""
-    try:
-        return operator.index(index)
-    except TypeError:
-        return zlib.crc32(repr(index).encode())
 
 
 def generators_in(owner: Any) -> list[Any]:

@@ -8,61 +8,21 @@ step is what ``exact`` asks for next.
 import logging
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import length_hint
+from types import MappingProxyType
 from typing import Any
 
 from torch.utils.data import Sampler
 
-from harness.data.batches import Batch, BatchedDataset, bounds
+from harness.data.batches import Batch, BatchedDataset, ShareCounts, bounds
 from harness.data.randomness import generators_in, mix, reseed, seeded_iteration
-from harness.data.sampler_numbers import SamplerNumbers, samplers_in
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
 NUM_FIRST = 8  # batches of an epoch that the first-batch check may use
-
-
-class ShareCounts:
-    """How a process's share of each batch counts; a sampler or a stream says how large it is."""
-
-    name = ""  # what a message calls the loader
-    num_shares = 1  # of which a global batch consists
-
-    def counts(self, batch_idx: int) -> tuple[int, int]:
-        """Return the samples of a batch in this process, and in all; 0 and 0 behind the end."""
-        raise NotImplementedError
-
-    def weight(self, batch_idx: int) -> float:
-        """Return the factor that turns this batch's mean gradient into its term of the global mean.
-
-        Processes and accumulated batches are averaged with equal weights by the framework;
-        shares of unequal size must not be. It is 1 wherever the shares are equal.
-        """
-        if self.num_shares == 1:
-            return 1.0
-        here, everywhere = self.counts(batch_idx)
-        if not everywhere:
-            raise UserError(
-                f"{self.name}: the loader gives more batches than its batch_sampler, and processes "
-                "cannot share them.\nLet it give one for each, or use one process."
-            )
-        return here * self.num_shares / everywhere
-
-    def is_filler(self, batch_idx: int) -> bool:
-        """Say whether this process has no sample, and computes another one with weight 0."""
-        here, everywhere = self.counts(batch_idx)
-        return here == 0 and everywhere > 0
-
-    def num_samples_in(self, batch_idx: int) -> int | None:
-        """Count what this process computes, a filler as well; ``None`` if nobody knows."""
-        here, everywhere = self.counts(batch_idx)
-        return max(1, here) if everywhere else None
-
-    def has_ended(self, batch_idx: int) -> bool:
-        """Say whether this loader gives nothing any more, while a longer one goes on beside it."""
-        return self.counts(batch_idx)[1] == 0
+NUMBERS = (bool, int, float)
 
 
 class SharedBatchSampler(ShareCounts, Sampler[Batch]):
@@ -121,12 +81,12 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         self.splits_last, self.cycles = splits_last, cycles
         self.epoch = 0  # of the next ``iter``
         self.start = (0, 0)  # the epoch and step at which a run goes on
-        self.expected: dict[int, int] = {}  # checksums that the resumed run has noted, by step
+        self.expected: dict[int, int] = {}  # checksums that a checkpoint has, by step
         self.generators: list[Any] | None = None  # of the data set, once it is read
         self.is_read = False  # by the loader
         self.sampler = self  # Lightning announces the epoch to `loader.batch_sampler.sampler`
         self.turns: list[list[Any]] | None = None  # this process's batches of an evaluation
-        self.numbers = SamplerNumbers(batches)
+        self.initial_numbers = numbers_in(batches)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -134,7 +94,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         self.totals = [0]  # samples in the batches before each one of this epoch
         self.sums = [0]  # a checksum of the indices in the batches before each one
         self.first: list[list[Any]] = []  # batches of a training, for the first-batch check
-        self.numbers.begin_epoch()
+        self.numbers = self._changed_numbers()
 
     def _draw(self) -> Iterator[list[Any]]:
         """Draw the batches of a round, and count them."""
@@ -181,19 +141,45 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
             if callable(announce := getattr(sampler, "set_epoch", None)):
                 announce(epoch)
 
-    def start_at(self, epoch: int, step: int, checksum: int | None = None) -> None:
+    def start_at(
+        self, epoch: int, step: int, saved: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         """Let ``epoch`` begin at a step; the length stays, as Lightning counts on from there.
 
-        ``checksum`` is what ``checksum_at`` returned for this place before the run was stopped.
+        Args:
+            epoch: the epoch.
+            step: the step.
+            saved: what ``state_at`` returned for this place before the run was stopped.
         """
+        for sampler, numbers in zip(
+            samplers_in(self.batches), saved.get("numbers", ()), strict=False
+        ):
+            vars(sampler).update(numbers)
+        self.numbers = self._changed_numbers()
         self.start = (epoch, step)
+        checksum = saved.get("sum")
         self.expected = {} if checksum is None else {step: checksum}
         self.set_epoch(epoch)  # Lightning asks for the first batches before it announces the epoch
 
-    def checksum_at(self, epoch: int, step: int) -> int | None:
-        """Return a checksum of an epoch's indices up to a step; ``None`` if it is not drawn yet."""
-        is_drawn = epoch == self.running and step + 1 < len(self.sums)
-        return self.sums[step + 1] if is_drawn else None
+    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return what a checkpoint keeps, so that a run goes on with this step of this epoch.
+
+        Numbers that samplers count, as ``self.num_epochs += 1``, are those of the epoch's begin,
+        because an epoch in whose middle a run goes on is drawn again from its beginning.
+        """
+        is_running = epoch == self.running
+        return {
+            "settings": self.settings(),
+            "numbers": self.numbers if is_running else self._changed_numbers(),
+            "sum": self.sums[step + 1] if is_running and step + 1 < len(self.sums) else None,
+        }
+
+    def _changed_numbers(self) -> list[dict[str, Any]]:
+        """Return the numbers of each sampler that are not as they were made."""
+        return [
+            {name: value for name, value in now.items() if before.get(name) != value}
+            for now, before in zip(numbers_in(self.batches), self.initial_numbers, strict=False)
+        ]
 
     def __iter__(self) -> Iterator[Batch]:
         self.is_read = True
@@ -259,8 +245,8 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         return self.turns
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
-        """See ``ShareCounts``; a batch of an evaluation is not shared."""
-        if self.in_turn:
+        """See ``ShareCounts``."""
+        if self.in_turn:  # a batch of an evaluation is not shared
             turns = self._turns()
             size = len(turns[batch_idx]) if batch_idx < len(turns) else 0
             return size, size
@@ -277,6 +263,23 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         first = self.totals[min(step, len(self.totals) - 1)]
         size = self.counts(batch_idx)[1]
         return first + bounds(size, micro * self.num_ranks, self.num_shares)[0]
+
+
+def samplers_in(batches: Any) -> list[Any]:
+    """List a batch sampler, and the samplers that it or one of those holds."""
+    samplers = [batches]
+    for sampler in samplers:  # which grows meanwhile
+        held = vars(sampler).values() if hasattr(sampler, "__dict__") else ()
+        samplers += [
+            s for s in held if isinstance(s, Sampler) and all(s is not x for x in samplers)
+        ]
+    return samplers
+
+
+def numbers_in(batches: Any) -> list[dict[str, Any]]:
+    """Return the numbers among the attributes of each sampler of a batch sampler."""
+    attributes = [getattr(sampler, "__dict__", {}) for sampler in samplers_in(batches)]
+    return [{n: v for n, v in held.items() if type(v) in NUMBERS} for held in attributes]
 
 
 def as_bytes(indices: list[Any]) -> bytes:

@@ -1,89 +1,138 @@
-"""Which samples are trained on, validated on and tested on: seeded, by class, or in k folds."""
+"""Data modules whose train, validation and test samples are drawn from one set of samples.
 
-from collections.abc import Sequence
+In: the number of samples, and their classes. Out: seeded positions of each split, by class, or in k
+folds. Next: a subclass makes its data sets of them.
+"""
+
+import logging
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.data.datamodule import DataModule, tell
 from harness.errors import UserError
 
+log = logging.getLogger(__name__)
 
-def split_positions(
-    num_samples: int,
-    *,
-    val_fraction: float,
-    test_fraction: float,
-    seed: int,
-    classes: NDArray[Any] | None = None,
-    class_names: Sequence[str] | None = None,
-    fold: int | None = None,
-    num_folds: int = 5,
-) -> dict[str, NDArray[np.int64]]:
-    """Split samples into ``"train"``, ``"val"`` and ``"test"``: sorted positions of each.
 
-    They depend on the arguments alone. Each sample is in the test split of exactly one fold.
+class SplitDataModule(DataModule):
+    """Draw the splits of a data module; subclasses call ``split`` and ``warn_if_changed``.
 
     Args:
-        num_samples: samples to split.
         val_fraction: share of all samples kept for validation.
         test_fraction: share kept for the test; a fold has its own, ``1 / num_folds``.
-        seed: decides which samples; independent of the run's seed, so that runs compare.
-        classes: each sample's class, shape (N,); every split has them in proportion.
-        class_names: what messages call class 0, 1, ...
-        fold: the part that is the test split, from 0; ``None`` draws ``test_fraction``.
+        split_seed: decides which samples; independent of the run's seed, so that runs compare.
+        fold: which of ``num_folds`` parts is the test split, from 0; ``None`` draws
+            ``test_fraction``.
         num_folds: parts of equal size.
-
-    Raises:
-        UserError: if a number is out of its range, a split would be empty, or a class has too few
-            samples to be in all of them.
+        **kwargs: see ``DataModule``.
     """
-    if fold is not None:
-        if not 2 <= num_folds <= num_samples or not 0 <= fold < num_folds:
-            raise UserError(
-                f"data.fold={fold} must be from 0 to {num_folds - 1}, and data.num_folds="
-                f"{num_folds} from 2 to {num_samples}, the number of samples.\n"
-                "Use data.fold=null to draw one test split instead."
+
+    def __init__(
+        self,
+        val_fraction: float = 0.15,
+        test_fraction: float = 0.15,
+        split_seed: int = 0,
+        fold: int | None = None,
+        num_folds: int = 5,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.val_fraction, self.test_fraction = val_fraction, test_fraction
+        self.split_seed, self.fold, self.num_folds = split_seed, fold, num_folds
+
+    def split(
+        self,
+        num_samples: int,
+        classes: NDArray[Any] | None = None,
+        class_names: list[str] | None = None,
+    ) -> dict[str, NDArray[np.int64]]:
+        """Draw sorted positions of ``"train"``, ``"val"`` and ``"test"``.
+
+        They depend on the settings alone. Each sample is in the test split of exactly one fold.
+
+        Args:
+            num_samples: samples to split.
+            classes: each sample's class, shape (N,); every split has them in proportion.
+            class_names: what messages call class 0, 1, ...
+
+        Raises:
+            UserError: if a number is out of its range, a split would be empty, or a class has too
+                few samples to be in all of them.
+        """
+        num_val, num_test = self._sizes(num_samples)
+        if classes is not None:
+            self._check_classes(classes, class_names, min(num_val, num_test))
+        # It takes a second to import, and only what splits needs it.
+        from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
+
+        everything, seed = np.arange(num_samples), self.split_seed
+        if self.fold is None:
+            rest, test = train_test_split(
+                everything, test_size=num_test, stratify=classes, random_state=seed
             )
-        test_fraction = 1 / num_folds
-    for name, value in (("val", val_fraction), ("test", test_fraction)):
-        if not isinstance(value, (int, float)) or not 0 < value < 1:
-            raise UserError(f"data.{name}_fraction={value} must be a share above 0 and below 1.")
-    num_val = max(1, round(val_fraction * num_samples))
-    num_test = max(1, round(test_fraction * num_samples))
-    if num_val + num_test >= num_samples:
-        raise UserError(
-            f"{num_samples} samples cannot be split into {num_val} to validate, {num_test} to "
-            "test, and some to train on.\nGive more samples, or smaller data.val_fraction and "
-            "data.test_fraction."
-        )
-    if classes is not None:
+        else:
+            kind = KFold if classes is None else StratifiedKFold
+            folds = kind(self.num_folds, shuffle=True, random_state=seed)
+            rest, test = list(folds.split(everything, classes))[self.fold]
+        stratify = None if classes is None else classes[rest]
+        train, val = train_test_split(rest, test_size=num_val, stratify=stratify, random_state=seed)
+        return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
+
+    def _sizes(self, num_samples: int) -> tuple[int, int]:
+        """Return the samples to validate and to test."""
+        fold, num_folds, test_fraction = self.fold, self.num_folds, self.test_fraction
+        if fold is not None:
+            if not 2 <= num_folds <= num_samples or not 0 <= fold < num_folds:
+                raise UserError(
+                    f"data.fold={fold} must be from 0 to {num_folds - 1}, and data.num_folds="
+                    f"{num_folds} from 2 to {num_samples}, the number of samples.\n"
+                    "Use data.fold=null to draw one test split instead."
+                )
+            test_fraction = 1 / num_folds
+        for name, value in (("val", self.val_fraction), ("test", test_fraction)):
+            if not isinstance(value, (int, float)) or not 0 < value < 1:
+                raise UserError(f"data.{name}_fraction={value} must be above 0 and below 1.")
+        num_val = max(1, round(self.val_fraction * num_samples))
+        num_test = max(1, round(test_fraction * num_samples))
+        if num_val + num_test >= num_samples:
+            raise UserError(
+                f"{num_samples} samples cannot be split into {num_val} to validate, {num_test} to "
+                "test, and some to train on.\nGive more samples, or smaller data.val_fraction and "
+                "data.test_fraction."
+            )
+        return num_val, num_test
+
+    def _check_classes(
+        self, classes: NDArray[Any], class_names: list[str] | None, smallest: int
+    ) -> None:
+        """Refuse classes that cannot be in every split, of which the smallest has so many."""
         values, counts = np.unique(classes, return_counts=True)
-        num_needed, rarest = 3 if fold is None else num_folds, int(counts.argmin())
+        num_needed, rarest = 3 if self.fold is None else self.num_folds, int(counts.argmin())
         if counts[rarest] < num_needed:
             name = class_names[values[rarest]] if class_names else values[rarest]
             raise UserError(
                 f"Too few samples of class {name} ({counts[rarest]}): each class needs "
                 f"{num_needed} to be split.\nAdd samples, or leave this class out."
             )
-        if min(num_val, num_test) < len(values):
+        if smallest < len(values):
             raise UserError(
-                f"{len(values)} classes cannot all be in {num_val} samples to validate and "
-                f"{num_test} to test.\nUse larger data.val_fraction and data.test_fraction."
+                f"{len(values)} classes cannot all be in a split of {smallest} samples.\n"
+                "Use larger data.val_fraction and data.test_fraction."
             )
 
-    # It takes a second to import, and only what splits needs it.
-    from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
+    def warn_if_changed(self, checksum: int | str) -> None:
+        """Warn where samples differ from those of the training.
 
-    everything = np.arange(num_samples)
-    if fold is None:
-        rest, test = train_test_split(
-            everything, test_size=num_test, stratify=classes, random_state=seed
-        )
-    else:
-        kind = KFold if classes is None else StratifiedKFold
-        folds = kind(num_folds, shuffle=True, random_state=seed)
-        rest, test = list(folds.split(everything, classes))[fold]
-    stratify = None if classes is None else classes[rest]
-    train, val = train_test_split(rest, test_size=num_val, stratify=stratify, random_state=seed)
-    return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
+        Args:
+            checksum: of the samples that splits are drawn from; ``learn`` returns it as the fact
+                ``drawn_from``.
+        """
+        if self.facts.get("drawn_from", checksum) != checksum:
+            log.warning(
+                "The data differs from that of the training, and so may the split: the test may "
+                "have samples that were trained on."
+            )
+
+    say = staticmethod(tell)

@@ -26,10 +26,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from harness.data.batches import bounds
+from harness.data.batches import ShareCounts, bounds
 from harness.data.checksum import checksum
 from harness.data.randomness import END, mix, seed_generators, seeded_iteration
-from harness.data.shared_batches import ShareCounts
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -121,13 +120,14 @@ class SharedStream(ShareCounts):
         """Choose the order of the next ``iter``."""
         self.epoch = epoch
 
-    def start_at(self, epoch: int, step: int, checksum: int | None = None) -> None:
+    def start_at(self, epoch: int, step: int, saved: Any = None) -> None:
         """Let ``epoch`` begin at a step."""
         # Lightning asks for the first batches before it announces the epoch.
         self.start, self.epoch = (epoch, step), epoch
 
-    def checksum_at(self, epoch: int, step: int) -> None:
-        """Return nothing: what a stream gives is not compared with what it gave before."""
+    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return what a checkpoint keeps; what a stream gives again is not compared."""
+        return {"settings": self.settings()}
 
     def settings(self) -> dict[str, Any]:
         """Return what the batches depend on: a run that goes on must have the same."""
@@ -146,7 +146,11 @@ class SharedStream(ShareCounts):
     def __iter__(self) -> Iterator[Any]:
         self.running, self.sizes = self.epoch, {}
         first = self.start[1] if self.epoch == self.start[0] else 0
-        self._announce_epoch()
+        dataset = getattr(self.loader, "dataset", None)
+        if callable(announce := getattr(dataset, "set_epoch", None)):
+            announce(self.epoch)
+        if hasattr(self.loader, "current_epoch"):  # litdata's counts its own epochs
+            self.loader.current_epoch = self.epoch
         items = seeded_iteration(self.loader, mix(self.seed, self.epoch))
         batch = END
         for k, item in enumerate(chain(items, repeat(END))):
@@ -181,19 +185,11 @@ class SharedStream(ShareCounts):
         dist.all_gather_object(sums, checksum(tensors) if tensors else None, group=self.group)
         if len({*sums}) == 1 and sums[0] is not None and self.rank == 0:
             log.warning(
-                "%s gives all %d processes the same first batch: each sample is trained on %d "
-                "times.\nLet read_part(part, num_parts) choose what is read in each of them.",
+                "%s gives all %d processes the same first batch: each sample is trained on that "
+                "often.\nLet read_part(part, num_parts) choose what is read in each of them.",
                 self.name,
                 self.num_shares,
-                self.num_shares,
             )
-
-    def _announce_epoch(self) -> None:
-        dataset = getattr(self.loader, "dataset", None)
-        if callable(announce := getattr(dataset, "set_epoch", None)):
-            announce(self.epoch)
-        if hasattr(self.loader, "current_epoch"):  # litdata's counts its own epochs
-            self.loader.current_epoch = self.epoch
 
     def _with_size(self, item: Any) -> tuple[int, Any]:
         """Return the number of samples in a batch, which is 0 at the end alone, and the batch."""

@@ -81,9 +81,7 @@ class GlobalBatches(pl.Callback):
         saved_by_loader = [*self.loaded, *[{}] * len(taken)]
         self.loaded = []
         for sharing, now, saved in zip(self.sharing, self.checksums, saved_by_loader, strict=False):
-            if isinstance(sharing, SharedBatchSampler):
-                sharing.numbers.restore(saved.get("numbers", []))
-            sharing.start_at(*self.start, checksum=saved.get("sum"))
+            sharing.start_at(*self.start, saved)
             settings = sharing.settings()
             for name, before in saved.get("settings", {}).items():
                 if settings.get(name) != before:
@@ -167,17 +165,11 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add what is needed to read on from here."""
-        saved: list[dict[str, Any]] = []
-        epoch, step = position_in(checkpoint, self.batches_per_step)
-        for sharing, checksum_now in zip(self.sharing, self.checksums, strict=True):
-            entry: dict[str, Any] = {"settings": sharing.settings(), "data": checksum_now}
-            if isinstance(sharing, SharedBatchSampler):
-                # An epoch in whose middle a run goes on is drawn again from its beginning.
-                is_inside = sharing.running == epoch
-                numbers = sharing.numbers
-                entry["numbers"] = numbers.at_start if is_inside else numbers.changed()
-            saved.append(entry | {"sum": sharing.checksum_at(epoch, step)})
-        checkpoint["loaders"] = saved
+        position = position_in(checkpoint, self.batches_per_step)
+        checkpoint["loaders"] = [
+            one.state_at(*position) | {"data": checksum_now}
+            for one, checksum_now in zip(self.sharing, self.checksums, strict=True)
+        ]
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
