@@ -98,7 +98,7 @@ class Copies:
         return copied
 
     def run(self, batches: Sequence[Any], number: int) -> list[Gradients]:
-        """The gradients of each optimizer's step that a training step makes.
+        """Compute a training step; return the gradients of each step of an optimizer.
 
         Raises:
             UnequalError: one copy steps or gathers where another does not.
@@ -110,15 +110,15 @@ class Copies:
             for copied, share in zip(self.copies, self.shares, strict=True)
         ]
         seed_generators(number)
-        before = (*generator_states(), self._device_state())
+        before = self._states()
         of_the_run = use(lambda *term: means[group.thread.rank].count(*term))
         try:
             # The default dtype of double precision is that of all threads: it is set here as well.
-            with self.context(), group.as_torch_distributed(), kept_globals(self.module):
+            with self.context(), group.as_torch_distributed(), preserved_globals(self.module):
                 group.run(lambda rank: self._step(rank, batches[rank], number))
         finally:
             use(of_the_run)
-        after = (*generator_states(), self._device_state())
+        after = self._states()
         is_same = same_states(before, after) and before[3].equal(after[3])
         is_of_torch = same_states((*before[:2], after[2]), after)
         is_fixed = is_of_torch and not any(getattr(one, "has_missed", True) for one in self.draws)
@@ -126,9 +126,12 @@ class Copies:
         self.has_unfixed |= not (is_same or is_fixed)
         return self.steps
 
-    def _device_state(self) -> Tensor:
+    def _states(self) -> tuple[Any, ...]:
+        """Read the states of all generators, and at last of the device's."""
         device = self.module.device
-        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+        is_on_gpu = device.type == "cuda"
+        state = torch.cuda.get_rng_state(device) if is_on_gpu else torch.get_rng_state()
+        return *generator_states(), state
 
     def _step(self, rank: int, batch: Any, number: int) -> None:
         copied = self.copies[rank]
@@ -169,16 +172,11 @@ class Copies:
         self._note({name: p for name, p in self.named[0].items() if id(p) in stepped})
 
     def _note(self, named: dict[str, nn.Parameter]) -> None:
-        """Take down the gradients of a step in the first copy; all have the same."""
+        """Record the gradients of a step of the first copy; all have the same."""
         self.group.meet("a step of its optimizer")
         if self.group.thread.rank == 0:
-            grads = {name: p.grad for name, p in named.items()}
-            self.steps.append(
-                {
-                    n: torch.zeros_like(named[n]) if g is None else g.clone()
-                    for n, g in grads.items()
-                }
-            )
+            grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named.items()}
+            self.steps.append({name: gradient.clone() for name, gradient in grads.items()})
 
     def log(self, rank: int, name: str, value: Any, *_: Any, **settings: Any) -> None:
         """Stand in for ``self.log``."""
@@ -217,8 +215,8 @@ def copy_of(module: pl.LightningModule, optimizers: list[Any]) -> tuple[Any, lis
 
 
 @contextlib.contextmanager
-def kept_globals(module: nn.Module) -> Iterator[None]:
-    """Put back numbers, texts and small containers of the module's classes and of their files."""
+def preserved_globals(module: nn.Module) -> Iterator[None]:
+    """Restore numbers, texts and small containers of the module's classes and of their files."""
     classes = {type(part) for part in module.modules()}
     before = [
         (owner, name, value, copy.copy(value))
@@ -241,7 +239,7 @@ def kept_globals(module: nn.Module) -> Iterator[None]:
 
 
 def transferred(copied: pl.LightningModule, trainer: pl.Trainer, batch: Any) -> Any:
-    """A batch on its device, by the hooks of the data module or of the copy."""
+    """Move a batch to its device, by the hooks of the data module or of the copy."""
     batch = trainer.precision_plugin.convert_input(batch)
     data = getattr(trainer, "datamodule", None)
     for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):

@@ -1,12 +1,12 @@
 """Combine logged values, metrics and lists of all processes before anybody reads them.
 
-In: each batch that begins, with what is known of its share. Out: at the end of a loader or epoch
+In: each batch that begins, and its share of the samples. Out: at the end of a loader or epoch
 ``SelfLog`` and ``Gathering`` combine the processes, before Lightning and the module's own hook
 read. What that hook logs must be the same in every process.
 """
 
 import logging
-from math import isclose, isnan
+from math import isclose
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,17 +15,11 @@ from torchmetrics import Metric
 
 from harness.data.loaders import leaves
 from harness.errors import UserError
-from harness.exact.gathering import Gathering
+from harness.exact.gathering import CollectedLists, Gathering
 from harness.exact.global_batches import Shares, check_same_batches, shares_of
 from harness.exact.self_log import SelfLog
 from harness.processes.agreement import gather
-from harness.upstream.logged_values import (
-    LoggedValue,
-    Pair,
-    before_reading,
-    joined,
-    quotient,
-)
+from harness.upstream.logged_values import LoggedValue, Pair, before_reading, joined, quotient
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +28,14 @@ class ExactEvaluation(pl.Callback):
     """Make what several processes log and evaluate equal to what one process would."""
 
     def __init__(self) -> None:
-        self.self_log: SelfLog | None = None
+        self.self_log: Any = None  # a SelfLog, from ``setup`` on
         self.gathering: Gathering | None = None  # of several processes
         self.before: list[tuple[Metric, dict[str, Any]]] = []  # metrics' states before a filler
         self.warned: set[str] = set()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Stand in for ``self.log``, and for what gathers."""
-        self.self_log = SelfLog(trainer, pl_module)
-        vars(pl_module)["log"] = self.self_log
+        """Replace the module's ``log``, and its strategy's ``all_gather``."""
+        self.self_log = vars(pl_module)["log"] = SelfLog(trainer, pl_module)
         before_reading(trainer, self._end_batch, self._end_loader, self._end_epoch)
         if trainer.world_size > 1:
             self.gathering = Gathering(trainer, pl_module)
@@ -51,8 +44,7 @@ class ExactEvaluation(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
     ) -> None:
         """Leave module, strategy and Lightning as they were."""
-        if self.self_log is not None and vars(pl_module).get("log") is self.self_log:
-            del vars(pl_module)["log"]
+        vars(pl_module).pop("log", None)
         before_reading(trainer)
         if self.gathering is not None:
             self.gathering.remove()
@@ -68,7 +60,7 @@ class ExactEvaluation(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Say what the batch is; before a filler, remember what all metrics have counted."""
+        """Announce the batch; before a filler, remember what all metrics have counted."""
         sharing = shares_running(trainer, dataloader_idx)
         num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
         if is_filler(trainer, batch_idx, dataloader_idx):
@@ -77,7 +69,6 @@ class ExactEvaluation(pl.Callback):
                 states = metric.metric_state.items()
                 copies = {k: [*v] if isinstance(v, list) else v.clone() for k, v in states}
                 self.before.append((metric, copies))
-        assert self.self_log is not None
         self.self_log.begin_batch(batch, num_samples, batch_idx, dataloader_idx)
         if self.gathering is not None:
             self.gathering.begin_batch(sharing, batch_idx, dataloader_idx)
@@ -85,7 +76,7 @@ class ExactEvaluation(pl.Callback):
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """End the batch for ``self.all_gather``."""
+        """Let hooks after the batch gather from all processes again."""
         if self.gathering is not None:
             self.gathering.end_batch()
 
@@ -96,19 +87,17 @@ class ExactEvaluation(pl.Callback):
             for name, state in states.items():
                 setattr(metric, name, state)
         self.before = []
-        assert self.self_log is not None
         self.self_log.end_batch()
 
     def _end_loader(self, trainer: pl.Trainer) -> None:
-        assert self.self_log is not None
         self.self_log.combine()
         if trainer.world_size > 1:
             even_out(trainer, metrics_of(trainer.lightning_module))
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look at the module's lists."""
+        """Note the lengths of the module's lists."""
         if self.gathering is not None:
-            self.gathering.begin_evaluation()
+            self.gathering.lists = CollectedLists(self.gathering.module)
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -122,18 +111,13 @@ class ExactEvaluation(pl.Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def _end_epoch(self, trainer: pl.Trainer) -> None:
-        assert self.self_log is not None
         for logged, found in self.self_log.of_all_processes():
             self._settle(trainer, logged, found)
         if self.gathering is not None:
             self.gathering.has_whole = False
 
     def _settle(self, trainer: pl.Trainer, logged: LoggedValue, found: list[Pair | None]) -> None:
-        """Let what a hook at an epoch's end has logged in each process be one value.
-
-        Raises:
-            UserError: if each process has evaluated its own.
-        """
+        """Make what a hook at an epoch's end has logged in each process one value, or refuse it."""
         name, hook, op = (logged.how[key] for key in ("name", "fx", "reduce_fx"))
         pairs = [pair for pair in found if pair]
         is_everywhere = len(pairs) == len(found)
@@ -149,10 +133,8 @@ class ExactEvaluation(pl.Callback):
             return
         logged.complete_epoch(pairs[0])
         first, *others = (quotient(op, pair) for pair in pairs)
-        if is_everywhere and all(
-            isclose(first, other, rel_tol=1e-6) or (isnan(first) and isnan(other))
-            for other in others
-        ):
+        are_nan = first != first and all(other != other for other in others)
+        if is_everywhere and (are_nan or all(isclose(first, x, rel_tol=1e-6) for x in others)):
             return
         values = ", ".join(f"{quotient(op, pair):.6g}" if pair else "none" for pair in found)
         said = f"{name}, logged in {hook}, is each process's own ({values})"
@@ -170,12 +152,12 @@ class ExactEvaluation(pl.Callback):
 
 
 def evaluated(trainer: pl.Trainer) -> Any:
-    """The loaders of the evaluation that runs."""
+    """Return the loaders of the evaluation that runs."""
     return trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
 
 
 def shares_running(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | None:
-    """What is known of the loader whose batches are running."""
+    """Return the shares of the loader whose batches are running."""
     loaders = evaluated(trainer) if trainer.evaluating else trainer.train_dataloader
     if (only := shares_of(loaders)) is not None:  # one loader, without a look at collections
         return only
@@ -184,15 +166,15 @@ def shares_running(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | Non
 
 
 def is_filler(trainer: pl.Trainer, batch_idx: int, dataloader_idx: int = 0) -> bool:
-    """Whether the batch is there only because every process must take part in every step."""
+    """Return whether the batch only lets this process take part in a step of the others."""
     sharing = shares_running(trainer, dataloader_idx)
     return sharing is not None and sharing.is_filler(batch_idx)
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
-    """The metrics that are part of a module, or in a dict or list of its own."""
+    """List the metrics that are part of a module, or in a plain dict or list of its own."""
     held = [*pl_module.modules()]
-    for value in vars(pl_module).values():  # a plain dict or list of metrics is no module
+    for value in vars(pl_module).values():
         held += value.values() if isinstance(value, dict) else ()
         held += value if isinstance(value, (list, tuple)) else ()
     return [one for one in held if isinstance(one, Metric)]

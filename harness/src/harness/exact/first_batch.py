@@ -1,8 +1,8 @@
-"""When and where a run checks its first batches.
+"""The callback that checks a run's first batches.
 
-In: the run's trainer and module, before its first step. Out: warnings, of which each kind is told
-once. The first process computes, in a child of it if it trains on a CPU; the others wait in their
-next collective operation. `first_batch_check.py` has what is computed.
+In: the run's trainer and module, before its first step. Out: one warning of each kind. The first
+process computes, in a fork if it trains on a CPU; the others wait in their next collective
+operation. Next: `first_batch_check.py` has what is computed.
 """
 
 import logging
@@ -21,7 +21,7 @@ from harness.processes.leaving import follow_as_worker
 from harness.processes.signals import ignore_signals
 
 log = logging.getLogger(__name__)
-EVERY_N_BATCHES = 16  # it is looked whether parameters have been frozen or thawed
+EVERY_N_BATCHES = 16  # how often to look whether parameters were frozen or thawed
 
 
 class FirstBatchCheck(pl.Callback):
@@ -32,7 +32,7 @@ class FirstBatchCheck(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self.findings: Findings = {}  # what was told
+        self.findings: Findings = {}  # that were logged
         self.flags: list[bool] = []  # of parameters, whether they trained at the last check
         self.has_checked_again = False
 
@@ -51,13 +51,11 @@ class FirstBatchCheck(pl.Callback):
 
         strategy.on_train_batch_start = on_train_batch_start
 
-    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Give the strategy its own method back."""
         vars(trainer.strategy).pop("on_train_batch_start", None)
 
-    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
-        """See ``on_train_end``."""
-        self.on_train_end(trainer)
+    on_exception = on_train_end
 
     def _check_what_is_new(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch_idx: int
@@ -80,12 +78,10 @@ class FirstBatchCheck(pl.Callback):
 
 
 def in_child(check: Callable[[], Findings]) -> Findings:
-    """Check in a fork of this process: what the steps change anywhere is left there.
+    """Check in a fork of this process, so that nothing that the steps change stays.
 
-    The child has one thread, as OpenMP's do not come along.
-
-    Raises:
-        UserError: by the module's step, as in the run.
+    The child has one thread, because a fork does not have OpenMP's. A ``UserError`` of the module's
+    step is raised here.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)

@@ -1,13 +1,13 @@
 """Find out whether a module is the same experiment on several devices, by computing it.
 
-In: the module of a run that is about to train, and its loaders. Out: what a user is told of it.
-A few samples of the first batches (`first_samples.py`) are collated whole, and once more in two
-uneven parts. Copies of the module (`copies.py`) compute three steps with both, and the gradients
-and logged values are compared: those of the parts combined as this run combines its processes'.
-What a step keeps for the next one shows in the second and third. Rounding is measured, with the
-same samples in another order. For dp and ddp2, whose steps see whole batches and split calls, a
-copy with split calls is compared with a plain one. Evaluations are not compared: a process has
-whole batches there, as one would.
+In: the module of a run that is about to train, and its loaders. Out: sentences for its user. A few
+samples of the first batches (`first_samples.py`) are collated whole, and again in two uneven parts.
+Copies of the module (`copies.py`) compute three steps with both, and the gradients and logged
+values are compared, those of the parts combined as this run combines its processes'. State that a
+step keeps for the next one shows in the second and third. Rounding is measured with the same
+samples in another order. For dp and ddp2, whose steps see whole batches and split calls, a copy
+with split calls is compared with a plain one. Evaluations are not compared: each process has whole
+batches there.
 """
 
 import logging
@@ -63,25 +63,20 @@ UNCHECKED = (
     "`python scripts/prove.py` compares whole runs."
 )
 
-
-# What a user is told, by its kind: "different", "random", "logged" or "unchecked".
-Findings = dict[str, str]
+Findings = dict[str, str]  # sentences by "different", "random", "logged" or "unchecked"
 
 
 def check_first_batch(
     module: pl.LightningModule, loaders: Any, num_parts: int = 2, prepare: Prepare = nothing
 ) -> Findings:
-    """Compare steps with a few samples whole and in parts; nothing is found in what is right.
+    """Compare steps with a few samples whole and in parts; a module that is right has no findings.
 
     Args:
         module: belongs to a trainer that is about to train; it is left as it was.
         loaders: the trainer's, of which batches have been drawn.
         num_parts: 2 for what splits batches, 1 for what splits calls alone.
-        prepare: is given each copy that computes a part, and how many samples that has, such as
-            to split its calls.
-
-    Raises:
-        UserError: by the module's step, as in the run.
+        prepare: called with each copy that computes a part, and its number of samples, such as to
+            split its calls.
     """
     name, device, findings = type(module).__name__, module.device, Findings()
     dropped = next(dropouts(module, switch_off=False), None)
@@ -178,7 +173,7 @@ def _sentence(module: pl.LightningModule, sizes: list[int], worst: float, where:
 
 
 def difference(expected: Sequence[Gradients], found: Sequence[Gradients]) -> tuple[float, str]:
-    """The largest difference of gradients, relative to the largest of its step, and where."""
+    """Return the largest difference, relative to the largest gradient of its step, and where."""
     if len(expected) != len(found):
         return math.inf, "the number of steps of optimizers"
     worst, where = 0.0, ""
@@ -193,12 +188,10 @@ def difference(expected: Sequence[Gradients], found: Sequence[Gradients]) -> tup
 
 
 def tolerance(gradients: Sequence[Tensor], noise: float) -> float:
-    """What rounding may make of gradients, relative to the largest.
+    """Return the difference that rounding may make, relative to the largest gradient.
 
-    Args:
-        gradients: of a step.
-        noise: what another order of the samples has made of them. More than rounding could is no
-            noise: the step depends on the order.
+    ``noise`` is the difference made by another order of the samples. Where rounding cannot explain
+    it, the step depends on the order, and it does not count.
     """
     eps = max(torch.finfo(gradient.dtype).eps for gradient in gradients)
     floor, most = math.sqrt(eps) / 10, min(0.1, 30 * math.sqrt(eps))
@@ -208,7 +201,7 @@ def tolerance(gradients: Sequence[Tensor], noise: float) -> float:
 def odd_log(
     whole: dict[str, Any], parts: Sequence[dict[str, Any]], sizes: Sequence[int], limit: float
 ) -> str:
-    """The first value of a batch that those of its shares do not give; empty if all do."""
+    """Return the first logged value that those of its shares do not combine to; empty if all do."""
     for name, (value, how, own) in whole.items():
         if not all(name in part for part in parts):
             return name

@@ -21,15 +21,11 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)  # no two parts hide the same 
 
 
 class UncheckedError(Exception):
-    """Why a module cannot be checked."""
+    """A module cannot be checked: its data are a stream, or batches have one sample."""
 
 
 class FirstSamples:
-    """Samples of the first batches that samplers have drawn.
-
-    Raises:
-        UncheckedError: of streams, and of batches with one sample.
-    """
+    """Samples of the first batches that samplers have drawn."""
 
     def __init__(self, loaders: Any) -> None:
         self.structure = loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
@@ -46,7 +42,7 @@ class FirstSamples:
         self.has_unfixed = False  # and they are other ones in parts
 
     def batches(self, step: int, sizes: Sequence[int], in_reverse: bool = False) -> list[Any]:
-        """The samples of a step, collated in parts of these sizes."""
+        """Collate the samples of a step in parts of these sizes."""
         places, parts = [*range(sum(sizes))][:: -1 if in_reverse else 1], []
         for size in sizes:
             part, places = places[:size], places[size:]
@@ -69,7 +65,7 @@ class FirstSamples:
         return batch
 
     def _read(self, loader: DataLoader[Any], wanted: list[Any]) -> Any:
-        """Samples as the run reads them: each once, with generators that are seeded for it."""
+        """Read samples as the run does: each once, with generators that are seeded for it."""
         dataset, sampler = loader.dataset, loader.batch_sampler
         if hasattr(dataset, "__getitems__"):
             return dataset.__getitems__(_seeded(sampler, wanted))
@@ -80,7 +76,7 @@ class FirstSamples:
 
 
 def _is_even(sampler: Any) -> bool:
-    """Whether processes always have shares of one size."""
+    """Return whether processes always have shares of one size."""
     size, num_shares = getattr(sampler.batches, "batch_size", None), sampler.num_ranks
     num_shares = max(2, num_shares * sampler.num_micro_batches)
     return bool(size and size % num_shares == 0 and getattr(sampler.batches, "drop_last", False))
@@ -93,7 +89,7 @@ def _seeded(sampler: Any, indices: list[Any]) -> Batch:
 
 
 def _largest_batches(loader: Any) -> list[Any]:
-    """The largest of the first batches."""
+    """Return the largest of a loader's first batches."""
     sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(sampler, SharedBatchSampler):
         raise UncheckedError("its batches come from a stream")

@@ -7,6 +7,7 @@ So nothing is sent within a step, and lists are gathered at the end, before the 
 
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from traceback import walk_stack
 from typing import Any, NamedTuple
@@ -32,12 +33,7 @@ Part = tuple[tuple[int, int], list[Any]]  # loader and batch; what the batch has
 
 
 class Gathering:
-    """Stand between a module and its strategy's ``all_gather`` and evaluation steps.
-
-    Args:
-        trainer: of several processes.
-        module: that is trained and evaluated.
-    """
+    """Stand between a module and its strategy's ``all_gather`` and evaluation steps."""
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.trainer, self.module = trainer, module
@@ -75,10 +71,6 @@ class Gathering:
         """Gather again what is gathered after a batch."""
         self.has_whole, self.batch_idx = False, None
 
-    def begin_evaluation(self) -> None:
-        """Look at the module's lists."""
-        self.lists = CollectedLists(self.module)
-
     def gather_lists(self) -> None:
         """Gather what the module has collected, and let its hook at the end gather nothing."""
         assert self.lists is not None
@@ -98,19 +90,22 @@ class Gathering:
         vars(self.module)[hook] = guarded
 
     def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_alone:
+        with NoCollectives(self._refuse_collective) if self.is_alone else nullcontext():
             return original(*args, **kwargs)
-        with NoCollectives(
-            partial(refuse_collective, "test" if self.trainer.testing else "validation")
-        ):
-            return original(*args, **kwargs)
+
+    def _refuse_collective(self) -> None:
+        step = "test_step" if self.trainer.testing else "validation_step"
+        raise UserError(
+            f"{step} waits for other processes, by torch.distributed or a metric with "
+            "dist_sync_on_step=True, and some of them have one batch less.\n"
+            "Leave it to the harness: log the value, append to a list of the module, or use "
+            "self.all_gather, which gives a step its own whole batch."
+        )
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
 
-        Raises:
-            UserError: in every process, if the shapes differ: gloo would join garbage or end the
-                process, and NCCL would wait.
+        Different shapes are refused: gloo would join garbage, and NCCL would wait.
         """
         if self.has_whole:
             return tensor
@@ -131,16 +126,6 @@ class Gathering:
         # Of several loaders the shares may differ in size, each in its own way.
         only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
         return isinstance(only, SharedBatchSampler) and only.weight(self.batch_idx or 0) == 1.0
-
-
-def refuse_collective(kind: str) -> None:
-    """Refuse what a step would send to processes that have no batch."""
-    raise UserError(
-        f"{kind}_step waits for other processes, by torch.distributed or a metric with "
-        "dist_sync_on_step=True, and some of them have one batch less.\n"
-        "Leave it to the harness: log the value, append to a list of the module, or use "
-        "self.all_gather, which gives a step its own whole batch."
-    )
 
 
 def refuse_gathering_again(hook: str) -> None:
@@ -173,12 +158,12 @@ class CollectedLists:
         self.lengths: list[dict[Path, int]] = []  # of all lists, before each step
 
     def begin_batch(self, batch_idx: int, dataloader_idx: int) -> None:
-        """Note what the batches before have appended."""
+        """Note the lengths of the lists before a batch."""
         self.places.append((dataloader_idx, batch_idx))
         self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
 
     def gather(self, trainer: pl.Trainer, group: Any) -> bool:
-        """Fill the lists with what all processes have collected; whether there was anything."""
+        """Fill the lists with what all processes have collected; return whether there was any."""
         lists = dict(lists_of(self.module))
         packed = {path: self._packed(path, values) for path, values in lists.items()}
         everyone = gather(trainer, {k: parts for k, parts in packed.items() if parts != b""}, group)
@@ -195,14 +180,14 @@ class CollectedLists:
             parts.sort(key=lambda part: part[0])  # by loader and turn; in each by rank
             merged = [element for _, elements in parts for element in elements]
             start = self.lengths[0].get(path, 0)
-            device = self.module.device
-            lists[path][start:] = apply_to_collection(
-                merged, OnDevice, lambda moved, to=device: moved.tensor.to(to)
-            )
+            lists[path][start:] = apply_to_collection(merged, OnDevice, self._moved_back)
         return bool(paths)
 
+    def _moved_back(self, one: OnDevice) -> Tensor:
+        return one.tensor.to(self.module.device)
+
     def _packed(self, path: Path, values: list[Any]) -> bytes | None:
-        """What the steps have appended; ``None`` where a list was cleared or cannot be sent."""
+        """Pickle what the steps have appended; ``None`` if a list was cleared or cannot be sent."""
         marks = [lengths.get(path, 0) for lengths in self.lengths] + [len(values)]
         steps = zip(self.places, marks, marks[1:], strict=False)
         parts = [(place, values[low:high]) for place, low, high in steps if low < high]
@@ -215,7 +200,7 @@ class CollectedLists:
 
 
 def lists_of(module: pl.LightningModule) -> Iterator[tuple[Path, list[Any]]]:
-    """The lists that are attributes of a module, and those in dicts that are."""
+    """Iterate over the lists that are attributes of a module, and those in its dicts."""
     for name, value in vars(module).items():
         if name in FRAMEWORK:
             continue

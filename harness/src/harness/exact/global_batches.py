@@ -2,7 +2,7 @@
 
 In: what a ``*_dataloader`` method returns, and the position of a checkpoint. Out: loaders that give
 each process its share from there on, and gradients that are weighted by the share. Next:
-``data/`` shares the batches, ``means.py`` weighs losses that are no means over samples.
+``data/`` shares the batches, ``mean_over.py`` weighs losses that are no means over samples.
 """
 
 import logging
@@ -45,16 +45,16 @@ class GlobalBatches(pl.Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.start = (0, 0)  # epoch, and step in it, at which training begins
-        self.loaded: list[dict[str, Any]] = []  # what the checkpoint knows of each loader
+        self.loaded: list[dict[str, Any]] = []  # the checkpoint's state of each loader
         self.sharing: list[Shares] = []  # of the loaders that train
         self.checksums: list[int | None] = []  # of their data, in the first process
         self.weight = 1.0
         self.batches_per_step = 1
         self.has_trained = False
-        self.means: means.Means | None = None
+        self.means: Any = None  # a Means, while a run trains
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take over what makes the loaders: methods of the data module, or else of the module."""
+        """Wrap the methods that make the loaders, of the data module, or else of the module."""
         source = getattr(trainer, "datamodule", None) or pl_module
         for split in SPLITS:
             method = f"{split}_dataloader"
@@ -67,11 +67,7 @@ class GlobalBatches(pl.Callback):
                 setattr(source, method, shared)
 
     def begin(self, trainer: pl.Trainer, loaders: Any) -> None:
-        """Let the loaders that train begin where the run was stopped.
-
-        Raises:
-            UserError: if the remaining batches would differ.
-        """
+        """Let the loaders that train begin where the run was stopped, or refuse other batches."""
         taken = [one for one in leaves(loaders) if shares_of(one) is not None]
         self.sharing = [sharing for sharing in map(shares_of, taken) if sharing is not None]
         self.checksums = [
@@ -87,8 +83,8 @@ class GlobalBatches(pl.Callback):
                 if settings.get(name) != before:
                     raise UserError(
                         f"The checkpoint's run had {name}={before}, and now it is "
-                        f"{settings.get(name)}: the batches would be others.\n"
-                        "Go on with what the run began with."
+                        f"{settings.get(name)}: the batches would differ.\n"
+                        "Resume with what the run began with."
                     )
             if saved.get("data") and now and saved["data"] != now:
                 log.warning(
@@ -112,7 +108,7 @@ class GlobalBatches(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Look up how much this process's share counts."""
+        """Set the weight of this process's share."""
         if not self.has_trained and (said := sees_shares_alone(trainer, pl_module)):
             log.warning("%s", said)  # now that hooks have chosen what trains
         self.has_trained = True
@@ -132,7 +128,6 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         """Scale what flows back from the loss, not the loss."""
-        assert self.means is not None
         self.means.check(loss)
         weight = self.weight
         if weight != 1.0:
@@ -142,18 +137,16 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Divide by what all of the step's batches are means over."""
-        assert self.means is not None
         self.means.correct(optimizer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse samplers that have drawn other batches in another process."""
-        assert self.means is not None
         self.means.warn_of_lost()
         if trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse to call a network trained that has seen no batch."""
+        """Refuse a training without a single batch."""
         wanted = (trainer.max_epochs, trainer.max_steps, trainer.limit_train_batches)
         if not self.has_trained and self.start == (0, 0) and 0 not in wanted:
             owner = getattr(trainer, "datamodule", None) or pl_module
@@ -174,7 +167,7 @@ class GlobalBatches(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Know where to begin."""
+        """Read where the training begins."""
         if not trainer.training:
             return
         here = trainer.accumulate_grad_batches
@@ -207,17 +200,13 @@ def shared_loaders(
 
 
 def shares_of(loader: Any) -> Shares | None:
-    """What is known of the batches of a loader, where it was taken over."""
+    """Return the sampler or stream that shares the batches of a loader; ``None`` without one."""
     sharing = getattr(loader, "batch_sampler", None)
     return sharing if isinstance(sharing, Shares) else None
 
 
 def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
-    """Refuse samplers that draw other batches in each process, which would then share nothing.
-
-    Raises:
-        UserError: in every process.
-    """
+    """Refuse, in every process, samplers that draw other batches in each of them."""
     samplers = [s for s in sharing if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
     if not samplers:
         return

@@ -1,4 +1,4 @@
-"""``mean_over`` and ``sum_over``: a loss says what it is divided by, if not by the batch's samples.
+"""``mean_over`` and ``sum_over``, for a loss that is divided by something else than its samples.
 
 In: a loss of this process's share and its number of tokens, objects or weights. Out: a loss with
 the whole batch's value, whose gradient counts by that number. Batches that are accumulated for one
@@ -27,19 +27,16 @@ ADVICE = {
     "a sum divided by a number of the batch, such as its objects": "sum_over(sum, number)",
     "a comparison of samples": "self.all_gather(x, sync_grads=True).flatten(0, -2)",
 }
-# Between a loss and its terms: sums of them, and factors.
+# Nodes of the graph between a loss and its terms: sums of them, and factors.
 LINEAR = {"AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"}
 LINEAR |= {"SumBackward0", "StackBackward0", "ToCopyBackward0", "SqueezeBackward0"}
 
 Count = Callable[[Tensor, Tensor | float, float | None], Tensor]
-_count: Count | None = None  # while a run trains
+_count: Count | None = None  # ``Means.count`` while a run trains
 
 
 def use(count: Count | None) -> Count | None:
-    """Let losses call ``count(loss, weight, at_least)``, or none; return what they called before.
-
-    ``at_least`` is ``None`` for ``mean_over``.
-    """
+    """Set what losses call, as ``Means.count``, or ``None``; return what they called before."""
     global _count
     before, _count = _count, count
     return before
@@ -101,7 +98,7 @@ def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0)
 
 
 def quotient(loss: Tensor, number: Tensor | float, at_least: float | None) -> Tensor:
-    """Return what both give outside of a run's training."""
+    """Return the results of ``mean_over`` and ``sum_over`` outside of a run's training."""
     if at_least is None:
         return loss
     return (loss / torch.as_tensor(number, device=loss.device).clamp(min=at_least)).to(loss.dtype)
@@ -110,10 +107,8 @@ def quotient(loss: Tensor, number: Tensor | float, at_least: float | None) -> Te
 class Means:
     """Weigh the terms of losses between processes, and between the batches of one step.
 
-    Args:
-        trainer: knows the processes, adds up over them, and says what is accumulated.
-        weight: the factor of this share, by which ``GlobalBatches.on_before_backward`` multiplies
-            the whole gradient, and which is divided out here.
+    ``weight`` returns the factor of this share, by which ``GlobalBatches.on_before_backward``
+    multiplies the whole gradient, and which is divided out here.
     """
 
     def __init__(self, trainer: pl.Trainer, weight: Callable[[], float]) -> None:
@@ -127,7 +122,7 @@ class Means:
         self.lost: Tensor | float = 0.0  # losses, not 0, that were given the weight 0
 
     def count(self, loss: Tensor, weight: Tensor | float, at_least: float | None = None) -> Tensor:
-        """See ``mean_over``; with ``at_least`` see ``sum_over``."""
+        """Weigh a term as ``mean_over`` does, or with ``at_least`` as ``sum_over``."""
         if not self.trainer.training:
             return quotient(loss, weight, at_least)
         dtype, share = torch.promote_types(loss.dtype, torch.float32), self.weight()
@@ -171,9 +166,9 @@ class Means:
                 )
 
     def check(self, loss: Tensor) -> None:
-        """Before backward: refuse what accumulated batches cannot be weighed by.
+        """Refuse, before backward, accumulated losses whose terms are not of one kind.
 
-        Gradients are corrected as a whole, so all of them must have come from terms of one kind.
+        ``correct`` multiplies gradients as a whole, so all of them must come from such terms.
         """
         terms, self.terms = self.terms, []
         before, self.has_terms = self.has_terms, bool(terms)
@@ -187,7 +182,7 @@ class Means:
             )
 
     def correct(self, optimizer: Optimizer) -> None:
-        """Before the optimizer's step: divide by the weights of all accumulated batches."""
+        """Divide, before the optimizer's step, by the weights of all accumulated batches."""
         num_batches = int(self.trainer.accumulate_grad_batches)
         if self.has_terms and num_batches > 1:
             factor = self.first * num_batches / self.total.clamp(min=self.at_least)
@@ -211,7 +206,7 @@ def refuse(loss: Tensor, number: Tensor, name: str) -> None:
 
 
 def is_multiple(loss: Tensor, term: Any) -> bool:
-    """Whether a loss is this node of its graph, added up and multiplied by constants."""
+    """Return whether a loss is this node of its graph, added up and multiplied by constants."""
     nodes: list[Any] = [loss.grad_fn]
     while nodes:
         node = nodes.pop()

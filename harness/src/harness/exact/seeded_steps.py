@@ -1,7 +1,7 @@
-"""The callback that seeds each batch, and the search for what drops units.
+"""The callback that seeds each batch, and the search for dropout in a module.
 
-Out: draws that are a function of the run's seed and the batch's place alone, so that a run which
-goes on, or another number of processes in an evaluation, draws the same with nothing to save.
+Draws depend on the run's seed and the batch's place alone: nothing needs to be saved for a resumed
+run to draw the same, and an evaluation draws the same on any number of processes.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class SeededSteps(pl.Callback):
         self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Seed what is drawn before the first batch."""
+        """Seed draws before the first batch."""
         self._seed_evaluation(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start
@@ -70,7 +70,7 @@ class SeededSteps(pl.Callback):
 
 
 def dropouts(module: nn.Module, switch_off: bool) -> Iterator[str]:
-    """The names of what drops units, with their shares; switched off on the way if asked."""
+    """Iterate over the names of dropout in a module, with its share; switch it off if asked."""
     for name, part in module.named_modules():
         keys = [key for key in vars(part) if "drop" in key.lower()]
         keys += ["p"] if isinstance(part, DROPOUTS) else []

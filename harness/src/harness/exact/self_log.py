@@ -3,7 +3,7 @@
 In: what a module logs in a hook. Each number becomes a ``LoggedValue``, which Lightning keeps as it
 keeps a torchmetrics metric. Out: rows and epochs of all processes and accumulated batches. Nothing
 is sent when something is logged: ``ExactEvaluation`` calls ``end_batch``, ``combine`` and
-``values_at_end`` before Lightning reads. Next: ``checkpoints/logged.py`` saves it in mid-epoch.
+``of_all_processes`` before Lightning reads. Next: ``checkpoints/logged.py`` saves it in mid-epoch.
 """
 
 import inspect
@@ -31,7 +31,7 @@ FLOATS = (torch.float32, torch.float64)
 
 
 class LoggedMetric(NamedTuple):
-    """A torchmetrics metric that was logged."""
+    """A torchmetrics metric that was logged, and the arguments of ``log``."""
 
     how: dict[str, Any]
     metric: Metric
@@ -43,10 +43,6 @@ class SelfLog:
     A value counts by the samples of this process's batch, or by the author's ``batch_size``.
     Epochs are combined once, at their end, and a training step's values only where somebody reads
     them. What some processes alone have logged is then logged by the others too, with weight 0.
-
-    Args:
-        trainer: of the run.
-        module: whose attribute ``log`` this is.
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -103,8 +99,16 @@ class SelfLog:
         if is_of_epoch:
             logged.update(value, weight)
             logged.is_pending = True
-        if on_step is not False:
-            self._note_step(logged, value, weight, bool(on_step))
+        if self.step is not None and on_step is not False:
+            logged.note_step(value.clone(), weight, self.step, self.batch_idx)
+        elif on_step and self.trainer.world_size > 1:
+            self._warn_once(
+                name,
+                "%s is logged with on_step=True in an evaluation: under several processes it has "
+                "the epoch's value and no rows of single steps.",
+            )
+        elif on_step:
+            logged.note_step(value.clone(), weight, 0, 0)
         self._hand_over(logged, passed)
 
     def made(self, key: str, how: dict[str, Any]) -> LoggedValue:
@@ -129,20 +133,6 @@ class SelfLog:
         if self.num_samples is None:
             self.num_samples = 1 if self.batch is None else extract_batch_size(self.batch)
         return self.num_samples
-
-    def _note_step(
-        self, logged: LoggedValue, value: Tensor, weight: Number, is_asked_for: bool
-    ) -> None:
-        if self.step is not None:
-            logged.note_step(value.clone(), weight, self.step, self.batch_idx)
-        elif is_asked_for and self.trainer.world_size > 1:
-            self._warn_once(
-                logged.how["name"],
-                "%s is logged with on_step=True in an evaluation: under several processes it has "
-                "the epoch's value and no rows of single steps.",
-            )
-        elif is_asked_for:
-            logged.note_step(value.clone(), weight, 0, 0)
 
     def hand_over(self, logged: LoggedValue) -> None:
         """Let Lightning have a value, as if its hook had logged it now."""
@@ -174,7 +164,7 @@ class SelfLog:
         self.warned.add(name)
 
     def end_batch(self) -> None:
-        """After a batch and its hooks, let a row that is read have the whole step's values."""
+        """Complete the values of a step, after its last batch and hooks, if somebody reads them."""
         trainer: Any = self.trainer
         is_training = self.step is not None
         self.batch = self.num_samples = self.step = None
@@ -234,7 +224,7 @@ class SelfLog:
         }
 
     def _numbers(self, values: list[Number]) -> list[float]:
-        """Return numbers of the device, for which it is waited once."""
+        """Return numbers that are on the device, waiting for it once."""
         made = [torch.as_tensor(v, dtype=torch.float64, device=self.module.device) for v in values]
         return torch.stack(made).tolist() if made else []
 
@@ -259,7 +249,7 @@ class SelfLog:
 
 
 def operation(how: dict[str, Any]) -> str:
-    """Return the name of ``reduce_fx``, of which Lightning takes a text or a function."""
+    """Return the name of ``reduce_fx``, which may be a text or a function."""
     op = how.get("reduce_fx", "mean")
     op = (op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
     return "mean" if op == "avg" else op

@@ -1,8 +1,7 @@
-"""What copies of a module meet in place of a run: a group of processes, and a trainer.
+"""Stand-ins for the process group and the trainer, which copies of a module compute with.
 
-In: the run's trainer. Out: stand-ins with its numbers, of which no real process hears. Each copy's
-step runs in a thread, and what combines processes is a meeting of the threads. `copies.py` gives
-them to the copies.
+In: the run's trainer. Out: objects with its numbers that reach no real process. Each copy's step
+runs in a thread, and a collective operation is a meeting of the threads. Next: `copies.py`.
 """
 
 import contextlib
@@ -21,11 +20,11 @@ from torch import Tensor
 
 
 class UnequalError(Exception):
-    """One copy asks for something else than another one: processes would wait for ever."""
+    """Two copies meet in different operations: processes would wait for each other for ever."""
 
 
 class UnequalShapesError(Exception):
-    """What is gathered has other shapes in shares of other sizes."""
+    """Copies gather tensors of different shapes."""
 
 
 class Group:
@@ -64,11 +63,7 @@ class Group:
             self.barrier.abort()
 
     def meet(self, what: str, value: Any = None) -> list[Any]:
-        """Wait for all threads; the values of all.
-
-        Raises:
-            UnequalError: another thread has come to something else.
-        """
+        """Wait for all threads; return the values of all. ``_compare`` raises in the last one."""
         self.asked[self.thread.rank] = what, value
         self.barrier.wait()
         return self.values  # the list of this meeting, whoever is at the next one
@@ -80,14 +75,14 @@ class Group:
         self.values = [value for _, value in self.asked]
 
     def gather(self, tensor: Any = None) -> list[Any]:
-        """The tensors of all copies, which keep their graphs."""
+        """Return the tensors of all copies, which keep their graphs."""
         values = self.meet("a collective operation", tensor)
         if len({getattr(one, "shape", None) for one in values}) > 1:
             raise UnequalShapesError
         return values
 
     def strategy(self, device: torch.device, rank: int) -> Any:
-        """The collective operations of a strategy."""
+        """Return a stand-in for a strategy, with its collective operations."""
 
         def reduce(tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
             every = torch.stack(self.gather(tensor))
