@@ -10,8 +10,7 @@ import torch
 
 from tests.conftest import slow
 from tests.strategy_runs import NO_FSDP, distances, in_processes, outcome, run_of
-from tests.workers.evaluate_sizes import evaluate_sizes
-from tests.workers.train_user_module import train_user_module
+from tests.workers.user_runs import evaluate_sizes, train_user_module
 
 # An odd batch size, so that shares differ in size and the last batch is smaller.
 EXPERIMENT = ("data=synthetic", "model=mlp", "data.batch_size=37", "data.noise=0.1")

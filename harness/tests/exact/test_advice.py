@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness import mean_over, sum_over
-from harness.exact.evaluation import ExactEvaluation
-from harness.exact.global_batches import GlobalBatches
 from harness.exact.mean_over import ADVICE
 from harness.run.train import close_process_group
 from tests.conftest import LIBRARY
 from tests.strategy_runs import in_processes
+from tests.workers.trainer import small_trainer
 
 SAME = 1e-9
 CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64)
@@ -106,18 +105,7 @@ class Module(pl.LightningModule):
 def weights(loss: Loss, devices: int, is_even: bool) -> Tensor:
     """What two epochs make of the module."""
     module = Module(loss, is_even)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
-        max_epochs=2,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        callbacks=[GlobalBatches(seed=0), ExactEvaluation()],
-    )
+    trainer = small_trainer(devices, max_epochs=2)
     trainer.fit(module)
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 

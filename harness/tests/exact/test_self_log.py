@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from harness.errors import UserError
 from harness.exact import self_log
 from harness.exact.evaluation import ExactEvaluation
-from harness.exact.global_batches import GlobalBatches
 from harness.run.train import close_process_group
 from tests.strategy_runs import in_processes
+from tests.workers.trainer import small_trainer
 
 
 class Logs(pl.LightningModule):
@@ -78,19 +78,7 @@ class OfFirst(Logs):
 
 
 def fit(module: pl.LightningModule, devices: int) -> pl.Trainer:
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
-        max_epochs=1,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        num_sanity_val_steps=0,
-        callbacks=[GlobalBatches(0), ExactEvaluation()],
-    )
+    trainer = small_trainer(devices, max_epochs=1, num_sanity_val_steps=0)
     trainer.fit(module)
     return trainer
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.conftest import slow
 from tests.faults.fork_server import command
+from tests.strategy_runs import write_conf
 
 
 class Logs(pl.LightningModule):
@@ -80,21 +81,10 @@ class Numbers(pl.LightningDataModule):
 
 def train(folder: Path, *words: str) -> list[dict[str, float]]:
     """The rows of a run."""
-    result = command(
-        "train.py",
-        "~model",
-        f"+model._target_={__name__}.Logs",
-        "~data",
-        f"+data._target_={__name__}.Numbers",
-        "objective=val/loss",
-        "mode=min",
-        "trainer.max_epochs=2",
-        "trainer.log_every_n_steps=2",
-        "trainer.precision=64-true",
-        "test=false",
-        f"output_dir={folder}",
-        *words,
-    )
+    groups = {"model": f"_target_: {__name__}.Logs\n", "data": f"_target_: {__name__}.Numbers\n"}
+    settings = "trainer.max_epochs=2 trainer.log_every_n_steps=2 trainer.precision=64-true"
+    chosen = [*write_conf(folder, **groups), *settings.split(), "objective=val/loss", "mode=min"]
+    result = command("train.py", *chosen, "test=false", f"output_dir={folder}", *words)
     assert result.returncode == 0, result.stderr
     (run_dir,) = (folder / "default").iterdir()
     with (run_dir / "metrics.csv").open() as file:

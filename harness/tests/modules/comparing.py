@@ -37,25 +37,6 @@ class GatheredNegatives(Contrastive):
         return info_nce(queries, keys)
 
 
-class TripletLoss(Contrastive):
-    """Three tensors a sample; the loss is a mean over samples."""
-
-    def loss(self, batch: Any) -> Tensor:
-        anchor, positive, negative = map(self, batch)
-        return F.triplet_margin_loss(anchor, positive, negative, margin=0.5)
-
-
-class HardestInBatch(Contrastive):
-    """The hardest negative is looked for in the batch."""
-
-    def loss(self, batch: Any) -> Tensor:
-        queries, keys = self(batch[0]), self(batch[1])
-        distances = torch.cdist(queries, keys)
-        right = distances.diagonal()
-        others = distances + 10 * torch.eye(len(distances), device=distances.device)
-        return F.relu(right - others.min(1).values + 0.5).mean()
-
-
 class Queue(Contrastive):
     """MoCo: keys of a slower network wait in a queue, which forward writes."""
 
@@ -138,31 +119,3 @@ class Teacher(Contrastive):
         with torch.no_grad():
             for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
                 slow.lerp_(fast, 0.1)
-
-
-class Codebook(Contrastive):
-    """VQ: the nearest of some codes, each the running mean of what it stood for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.decoder = nn.Linear(4, 6)
-        generator = torch.Generator().manual_seed(0)
-        self.register_buffer("codes", torch.randn(5, 4, generator=generator))
-        self.register_buffer("counts", torch.ones(5))
-        self.register_buffer("sums", self.codes.clone())
-
-    def forward(self, x: Tensor) -> Any:
-        z = self.net(x)
-        nearest = torch.cdist(z.detach(), self.codes).argmin(1)
-        codes = self.codes[nearest]
-        if self.training:
-            with torch.no_grad():
-                chosen = F.one_hot(nearest, 5).to(z.dtype)
-                self.counts.lerp_(chosen.sum(0), 0.2)
-                self.sums.lerp_(chosen.T @ z, 0.2)
-                self.codes.copy_(self.sums / self.counts.clamp(min=0.01).unsqueeze(1))
-        return self.decoder(z + (codes - z).detach()), z, codes
-
-    def loss(self, batch: Any) -> Tensor:
-        outputs, z, codes = self(batch[0])
-        return F.mse_loss(outputs, batch[0]) + 0.25 * F.mse_loss(z, codes.detach())

@@ -50,14 +50,6 @@ class Views(Samples):
         return x + 0.3 * noise[0], x + 0.3 * noise[1], index
 
 
-class Triplets(Samples):
-    """An anchor, what is like it, and what is not."""
-
-    def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        x, noise, other = torch.randn(3, 6, generator=generator, dtype=torch.float64)
-        return x, x + 0.3 * noise, other
-
-
 class Sentences(Samples):
     """Words of which some are masked, one more label for each sentence."""
 

@@ -26,11 +26,6 @@ class SafeMean(text.SafeMean):
         return mean_over(self.loss(batch), (batch["labels"] != IGNORED).sum())
 
 
-class CausalLanguage(text.CausalLanguage):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return mean_over(self.loss(batch), (batch["ids"][:, 1:] != PADDING).sum())
-
-
 class TwoHeads(text.TwoHeads):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         words, topic = self.losses(batch)

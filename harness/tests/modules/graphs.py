@@ -66,13 +66,6 @@ class GraphObjects(GraphDicts):
         self.log("val/loss", self.loss(batch), batch_size=batch.num_graphs)
 
 
-class PartsOfGraphs(GraphDicts):
-    """Gives forward its tensors one by one, and its network's call is the one that is split."""
-
-    def loss(self, batch: Any) -> Tensor:
-        return F.mse_loss(self.net(batch["x"], batch["edge_index"], batch["batch"]), batch["y"])
-
-
 class GraphLists(GraphDicts):
     """Loops over graphs."""
 

@@ -80,8 +80,6 @@ KINDS = {
     "shares without a label, `mean_over`": Kind("declared.SafeMean", "FewLabels"),
     "shares without a label, NaN": Kind("declared.MaskedLanguage", "FewLabels"),
     "sum over pixels by number of objects, `sum_over`": Kind("declared.Objects", "FewLabels"),
-    "causal language": Kind("text.CausalLanguage", "Sentences", "OwnData"),
-    "causal language, `mean_over`": Kind("declared.CausalLanguage", "Sentences", "OwnData"),
     "two denominators (BERT)": Kind("text.TwoHeads", "Sentences"),
     "two denominators, `mean_over`": Kind("declared.TwoHeads", "Sentences"),
     "padded RNN, summed in forward": Kind("sequences.PaddedSums", "Series"),
@@ -96,7 +94,6 @@ KINDS = {
     ),
     "time first": Kind("sequences.TimeFirst", "TimeFirst"),
     "time first, as long as the batch": Kind("sequences.TimeFirst", "TimeFirstAsLong"),
-    "time first, last step": Kind("sequences.LastStep", "TimeFirstAsLong", "OwnData"),
     "state from batch to batch": Kind("habits.Stateful", "Scans", "DropsLast"),
     "mask as long as the batch": Kind(
         "sequences.Attention", "Scans", settings=("trainer.strategy.whole_inputs=[mask]",)
@@ -106,22 +103,16 @@ KINDS = {
     "graphs as objects (PyG)": Kind(
         "graphs.GraphObjects", "GraphObjects", settings=("trainer.strategy.whole_inputs=[batch]",)
     ),
-    "graphs as tensors, `self.net(...)`": Kind(
-        "graphs.PartsOfGraphs", "Graphs", "OwnData", settings=("trainer.strategy.modules=[net]",)
-    ),
     "nodes": Kind("graphs.Nodes", "Graphs"),
     "nodes, `mean_over`": Kind("declared.Nodes", "Graphs", "OwnData"),
     "contrastive (InfoNCE)": Kind("comparing.Contrastive", "Views"),
     "contrastive, gathered (SimCLR)": Kind("comparing.GatheredNegatives", "Views"),
     "gathered, `drop_last`": Kind("comparing.GatheredNegatives", "Views", "DropsLast"),
-    "triplets": Kind("comparing.TripletLoss", "Triplets", "OwnData"),
-    "hardest pairs of the batch": Kind("comparing.HardestInBatch", "Views"),
     "queue written by forward (MoCo)": Kind("comparing.Queue", "Views"),
     "queue written by the step, gathered": Kind("comparing.QueueInStep", "Views"),
     "queue by the step, `drop_last`": Kind("comparing.QueueInStep", "Views", "DropsLast"),
     "queue changed before backward": Kind("comparing.ForgottenClone", "Views", "DropsLast"),
     "teacher with EMA": Kind("comparing.Teacher", "Views", "OwnData"),
-    "codebook with EMA (VQ)": Kind("comparing.Codebook", "Views"),
     "GAN, manual": Kind(
         "several.Adversaries",
         settings=(
@@ -151,11 +142,9 @@ KINDS = {
     "collected dicts": Kind("logged.CollectedDicts", data="OwnData"),
     "counted by hand": Kind("logged.Counters"),
     "counted in tensors, `sync_dist`": Kind("logged.CountersOfTensors", data="OwnData"),
-    "counted by hand, gathered": Kind("logged.GatheredCounters"),
     "counted by hand, `all_reduce`": Kind("logged.ReducedCounters"),
     "gathered in validation steps": Kind("logged.GatheredSteps"),
     "collected in a growing tensor": Kind("logged.GrowingTensor"),
-    "collected in an object": Kind("logged.Recorded"),
     "collected in training": Kind("habits.EpochLoss"),
     "max, min and sum of steps": Kind("logged.Reductions"),
     "gathered by the author": Kind("logged.Gathered", words=("objective=val/auc", "mode=max")),
@@ -165,16 +154,10 @@ KINDS = {
     "root of a mean (RMSE)": Kind("whole_batch.RootMeanSquare"),
     "correlation (Pearson)": Kind("whole_batch.Pearson"),
     "balance of experts (MoE)": Kind("whole_batch.Experts"),
-    "variance and covariance (VICReg)": Kind("whole_batch.Variance"),
-    "weights by classes of the batch": Kind("whole_batch.ClassesOfBatch"),
     "hard examples": Kind("whole_batch.HardExamples"),
-    "median": Kind("whole_batch.Median"),
-    "worst sample": Kind("whole_batch.Worst"),
-    "overlap (Dice)": Kind("whole_batch.Dice"),
     "inner loop (MAML)": Kind(
         "whole_batch.InnerLoop", settings=("trainer.strategy.whole_inputs=[x]",)
     ),
-    "mean of a Python list": Kind("whole_batch.MeanOfList"),
     "term where a class is in the batch": Kind("whole_batch.OnlyWithClass"),
     "standardised by the batch": Kind("whole_batch.StandardisedByBatch"),
     "prototypes, kept by the step": Kind("whole_batch.Prototypes"),

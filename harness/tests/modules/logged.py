@@ -149,16 +149,6 @@ class GatheredObjects(Collected):
         self.labels.clear()
 
 
-class GatheredCounters(Counters):
-    """Counts by hand, and adds up the counts of all processes."""
-
-    def on_validation_epoch_end(self) -> None:
-        counts = torch.tensor([self.correct, self.sum, self.total], dtype=torch.float64)
-        correct, loss, total = self.all_gather(counts.to(self.device)).view(-1, 3).sum(0)
-        self.log("val/acc", correct / total)
-        self.log("val/loss", loss / total)
-
-
 class ReducedCounters(Counters):
     """The same by ``torch.distributed``."""
 
@@ -194,27 +184,3 @@ class GrowingTensor(Classifier):
 
     def on_validation_epoch_end(self) -> None:
         self.log("val/median", self.scores.median())
-
-
-class Recorder:
-    """An author's own place for outputs."""
-
-    def __init__(self) -> None:
-        self.scores: list[float] = []
-
-
-class Recorded(Classifier):
-    """Keeps outputs in an object of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recorder = Recorder()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        logits = self(batch[0])
-        self.recorder.scores += logits[:, 0].tolist()
-        self.log("val/loss", F.cross_entropy(logits, batch[1]))
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val/score", sum(self.recorder.scores) / len(self.recorder.scores))
-        self.recorder.scores.clear()

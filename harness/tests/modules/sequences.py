@@ -88,16 +88,6 @@ class TimeFirst(PaddedSums):
         return F.mse_loss(self(x), y)
 
 
-class LastStep(TimeFirst):
-    """Returns the last step alone, one row for each sample."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(self.rnn(x)[1][0][0])  # (B, 4)
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.mse_loss(self(x), y[-1])
-
-
 class Attention(OneLoss):
     """Sees the past through a mask that is made in the step and given to forward."""
 

@@ -66,21 +66,3 @@ class TwoHeads(MaskedLanguage):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         words, topic = self.losses(batch)
         self.log_dict({"val/words": words, "val/topic": topic, "val/loss": words + topic})
-
-
-class CausalLanguage(OneLoss):
-    """Predicts the next word; what is padded counts for nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(NUM_WORDS, 8, padding_idx=PADDING)
-        self.rnn = nn.GRU(8, 8, batch_first=True)
-        self.head = nn.Linear(8, NUM_WORDS)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.rnn(self.words(ids))[0])
-
-    def loss(self, batch: Any) -> Tensor:
-        ids = batch["ids"]
-        logits = self(ids[:, :-1]).flatten(0, 1)
-        return F.cross_entropy(logits, ids[:, 1:].flatten(), ignore_index=PADDING)

@@ -43,27 +43,6 @@ class Experts(Classifier):
         return F.cross_entropy(gates * self(x), y) + balance
 
 
-class Variance(Classifier):
-    """The variance and covariance terms of VICReg."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        logits = self(x)
-        centred = logits - logits.mean(0)
-        covariance = centred.T @ centred / len(x)
-        spread = F.relu(1 - covariance.diagonal().add(1e-4).sqrt()).mean()
-        return F.cross_entropy(logits, y) + spread + covariance.triu(1).square().sum()
-
-
-class ClassesOfBatch(Classifier):
-    """Weighs classes by how rare they are in the batch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        rarity = 1 / y.bincount(minlength=3).clamp(min=1).to(x.dtype)
-        return F.cross_entropy(self(x), y, weight=rarity)
-
-
 class HardExamples(Classifier):
     """Trains on the worse half of a batch."""
 
@@ -71,31 +50,6 @@ class HardExamples(Classifier):
         x, y = batch
         losses = F.cross_entropy(self(x), y, reduction="none")
         return losses.topk((len(x) + 1) // 2).values.mean()
-
-
-class Median(Classifier):
-    """A loss that no outlier moves."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(self(x), y, reduction="none").median()
-
-
-class Worst(Classifier):
-    """The loss of the worst sample."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(self(x), y, reduction="none").max()
-
-
-class Dice(Classifier):
-    """An overlap over all samples of the batch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        p, target = self(x).softmax(1), F.one_hot(y, 3).to(x.dtype)
-        return 1 - (2 * (p * target).sum() + 1) / ((p + target).sum() + 1)
 
 
 class InnerLoop(Classifier):
@@ -109,16 +63,6 @@ class InnerLoop(Classifier):
         slopes = torch.autograd.grad(inner, weights, create_graph=True)
         moved = {n: w - 0.1 * g for n, w, g in zip(names, weights, slopes, strict=True)}
         return F.cross_entropy(torch.func.functional_call(self.net, moved, x[half:]), y[half:])
-
-
-class MeanOfList(Classifier):
-    """A mean over a Python list, of those samples that count."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        losses = F.cross_entropy(self(x), y, reduction="none")
-        counted = [loss for loss, label in zip(losses, y, strict=True) if label != 1]
-        return sum(counted, 0 * losses.sum()) / max(1, len(counted))
 
 
 class OnlyWithClass(Classifier):

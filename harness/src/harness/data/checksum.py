@@ -1,7 +1,7 @@
-"""A checksum of what a data set holds, to tell whether it holds other data than before.
+"""A checksum of a data set's contents, by which a resumed run notices that they have changed.
 
-It counts the contents of the arrays and files that a data set's attributes name, and of its lists
-and tables, wherever they are, and not their times. Of what is large it reads evenly spread blocks.
+It covers the arrays and files that a data set's attributes name, and its lists and tables; neither
+places nor times count. Of large ones it reads evenly spread blocks.
 """
 
 import os
@@ -20,7 +20,7 @@ NUM_BLOCKS = 64  # of what is larger
 
 
 def checksum(dataset: Any) -> int | None:
-    """Compute a checksum of what a data set holds; ``None`` where nothing of it can be seen."""
+    """Compute a checksum of a data set's contents; ``None`` if it has none that can be read."""
     total = None
     try:
         for part in _parts(dataset, False, set()):
@@ -33,11 +33,8 @@ def checksum(dataset: Any) -> int | None:
 def _parts(value: Any, is_item: bool, seen: set[int]) -> Iterator[Any]:
     """Yield the bytes of a value that count.
 
-    Args:
-        value: of any kind.
-        is_item: whether a list or table holds it: then numbers and texts count as well, which
-            as attributes of a data set may be settings of the machine.
-        seen: the ids of data sets and lists that were looked at.
+    ``is_item``: a list or table holds it. Then numbers and texts count as well, which as attributes
+    of a data set may be settings of the machine.
     """
     most = MOST_BYTES_OF_ITEM if is_item else MOST_BYTES
     if isinstance(value, (Dataset, list, tuple, dict)):

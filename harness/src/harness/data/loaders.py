@@ -1,8 +1,8 @@
-"""Loaders of anybody's making, rebuilt so that their batches mean the same under any strategy.
+"""Rebuilds anybody's loaders so that their batches mean the same under any strategy.
 
-``DataLoader(batch_size=32)`` gives 32 samples per optimizer step over all processes, whoever has
-made it. Each loader with a sampler is made again, of its own class, with a ``SharedBatchSampler``
-around its batch sampler; ``loader.sampler`` stays the author's. Anything else is a stream.
+In: a ``DataLoader(batch_size=32)``, which means 32 samples per optimizer step over all processes.
+Out: a loader of its class, with a ``SharedBatchSampler`` around its batch sampler;
+``loader.sampler`` stays the author's. Anything without a sampler becomes a ``SharedStream``.
 """
 
 import atexit

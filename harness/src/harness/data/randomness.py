@@ -1,7 +1,7 @@
 """Random numbers that depend on (seed, epoch, sample), and not on when they are drawn.
 
 ``uniform`` serves data sets that read whole batches. For anything else the generators of Python,
-NumPy and torch are seeded before each use, and are given back as they were.
+NumPy and torch are seeded before each use, and restored afterwards.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import torch
 T = TypeVar("T")
 GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
 WITHOUT_GENERATORS = (torch.Tensor, np.ndarray, type, ModuleType, str, int, float)
-END = object()  # stands for the item behind an iterator's last one
+END = object()  # in place of an item, at an iterator's end
 
 
 def mix(*numbers: int) -> int:
@@ -88,12 +88,9 @@ def preserved_generators() -> Iterator[None]:
 
 
 def seeded_iteration(items: Iterable[T], seed: int, draws_once: bool = False) -> Iterator[T]:
-    """Iterate with generators of its own, as if nothing else drew from them in between.
+    """Iterate over what draws random numbers, as if nothing else drew from the generators.
 
-    Args:
-        items: draws from ``random``, ``numpy.random`` or ``torch`` while it is iterated.
-        seed: the seed of its generators.
-        draws_once: it draws before its first item only, so that the others cost nothing.
+    ``draws_once``: it draws before its first item only, so that the others cost nothing.
     """
     with preserved_generators():
         seed_generators(seed)
@@ -129,13 +126,13 @@ def generators_in(owner: Any) -> list[Any]:
 
     Of lists and dicts it looks at the first ten items: transforms, or some of many samples.
     """
-    found, queue, seen = list[Any](), [owner], set[int]()
+    generators, queue, seen = list[Any](), [owner], set[int]()
     for value in queue:  # which grows meanwhile
         if id(value) in seen or isinstance(value, WITHOUT_GENERATORS):
             continue
         seen.add(id(value))
         if isinstance(value, GENERATORS):
-            found.append(value)
+            generators.append(value)
         elif len(queue) > 1000:
             continue
         elif isinstance(value, (list, tuple)):
@@ -144,4 +141,4 @@ def generators_in(owner: Any) -> list[Any]:
             queue += [*value.values()][:10]
         elif hasattr(value, "__dict__"):
             queue += vars(value).values()
-    return found
+    return generators

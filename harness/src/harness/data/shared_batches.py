@@ -1,8 +1,8 @@
-"""Which samples a process reads: the batches of any sampler, shared between processes.
+"""The sampler that shares the batches of any other one between processes.
 
-In comes the batch sampler of a loader's author, out go this process's ``Batch``es, which the
-loader reads. Every process draws the same batches, so nothing is sent. How the shares count in a
-step is what ``exact`` asks for next.
+In: the batch sampler of a loader's author. Out: this process's ``Batch``es, which the loader reads.
+Every process draws the same batches, so nothing is sent. Next: ``exact`` asks for the weight of
+each share.
 """
 
 import logging
@@ -39,16 +39,16 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
       are split by samples.
 
     Args:
-        batches: gives lists of indices, or of whatever the data set is read by.
-        name: what a message calls it.
-        dataset: what is read; its samples are seeded, unless it is a ``BatchedDataset``.
+        batches: iterates over lists of indices, or of whatever the data set is read by.
+        name: of the loader, in messages.
+        dataset: its samples are seeded, unless it is a ``BatchedDataset``.
         num_ranks: processes that share the batches.
-        rank: which of them this one is.
+        rank: of this process.
         num_micro_batches: batches that a process accumulates per optimizer step.
         seed: with the epoch, decides what the batch sampler draws.
         in_turn: give whole batches in turn, the same in every epoch.
-        splits_last: give each process as many turns, as the collective forward of fsdp needs: the
-            batches of the last turn are split by samples.
+        splits_last: split the batches of the last turn by samples, so that each process has as many
+            turns, which the collective forward of fsdp needs.
         limit: the most batches of an evaluation, over all processes.
         is_fixed: draw the same batches in every epoch, as an overfitting run needs.
         cycles: begin again within an epoch, beside a longer loader.
@@ -127,7 +127,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         return len(self.batches) * self.num_micro_batches  # TypeError: not every sampler has one
 
     def settings(self) -> dict[str, Any]:
-        """Return what the global batches depend on: a run that goes on must have the same."""
+        """Return what the global batches depend on, which a resumed run must have as well."""
         size = length_hint(getattr(self.batches, "sampler", self.batches))  # 0 if nobody knows
         settings = {"sampler": self.name, "num_samples": size, "seed": self.seed}
         for name in ("batch_size", "drop_last"):
@@ -215,8 +215,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
     def _turns(self) -> list[list[Any]]:
         """Draw this process's batches of an evaluation, once for all epochs.
 
-        Raises:
-            UserError: in every process, if one of them would have no sample.
+        If a process would have no sample, all of them refuse.
         """
         if self.turns is not None:
             return self.turns

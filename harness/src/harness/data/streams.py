@@ -1,4 +1,4 @@
-"""Data that come in an order of their own: iterable data sets, and loaders that iterate themselves.
+"""Streams: iterable data sets, and loaders that iterate by themselves.
 
 One process reads any stream as torch does. Several need the contract:
 
@@ -7,8 +7,8 @@ One process reads any stream as torch does. Several need the contract:
   chooses what is read there; a stream that splits itself has one that does nothing.
 - *Randomness* comes from ``random``, ``numpy.random`` or ``torch``, which are seeded by
   (seed, epoch). They begin alike in all parts, so an order may be shuffled before it is split.
-- *Resume.* A run that goes on reads again what it has seen of the epoch, and drops it. The stream
-  must give the same again, to as many processes and workers.
+- *Resume.* A resumed run reads what it has seen of the epoch again, and drops it. The stream must
+  give the same again, to as many processes and workers.
 - *Uneven ends.* A process whose part has ended repeats its last batch with weight 0 until the
   others have ended as well.
 """
@@ -43,7 +43,7 @@ class StreamPart(IterableDataset[Any]):
         self.__num_ranks, self.__rank = num_ranks, rank
 
     def __getattr__(self, name: str) -> Any:
-        """Look up the stream's own: a ``worker_init_fn`` may read and set it."""
+        """Look up an attribute of the stream, which a ``worker_init_fn`` may read and set."""
         if name.startswith("_StreamPart__"):  # not there while this object is unpickled
             raise AttributeError(name)
         return getattr(self.__stream, name)
@@ -53,7 +53,7 @@ class StreamPart(IterableDataset[Any]):
         super().__setattr__(name, value) if is_own else setattr(self.__stream, name, value)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose what is drawn next, also by a stream that has epochs of its own."""
+        """Choose what is drawn next; a stream with a ``set_epoch`` is told."""
         self.__epoch = epoch
         if callable(announce := getattr(self.__stream, "set_epoch", None)):
             announce(epoch)
@@ -130,7 +130,7 @@ class SharedStream(ShareCounts):
         return {"settings": self.settings()}
 
     def settings(self) -> dict[str, Any]:
-        """Return what the batches depend on: a run that goes on must have the same."""
+        """Return what the batches depend on, which a resumed run must have as well."""
         settings = {"stream": self.name, "batch_size": self.batch_size, "seed": self.seed}
         num_workers = getattr(self.loader, "num_workers", 0)
         return settings | {"number of processes": self.num_shares, "num_workers": num_workers}

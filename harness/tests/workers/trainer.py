@@ -1,0 +1,24 @@
+"""A small Trainer for tests that run in processes of their own."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from harness.exact.evaluation import ExactEvaluation
+from harness.exact.global_batches import GlobalBatches
+
+
+def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
+    """A Trainer on CPUs with the harness's callbacks for exact batches, and few others."""
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
+        use_distributed_sampler=False,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[GlobalBatches(seed=0), ExactEvaluation(), *callbacks],
+        **settings,
+    )
