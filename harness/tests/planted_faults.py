@@ -44,7 +44,7 @@ FAULTS = {
         "test_same_experiment.py",
     ),
     "a smaller share counts as a whole one": Fault(
-        "data/shared_batches.py",
+        "data/batches.py",
         "return here * self.num_shares / everywhere",
         "return 1.0",
         "test_same_experiment.py",

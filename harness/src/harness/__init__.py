@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from harness.data.randomness import uniform
     from harness.data.splits import SplitDataModule
     from harness.errors import UserError
-    from harness.exact.mean_metric import Mean, is_logged
     from harness.exact.mean_over import mean_over, sum_over
+    from harness.exact.self_log import Mean, is_logged
     from harness.groups import parameter_groups
     from harness.optimizers import build_optimizers
     from harness.watch.picture import Picture
@@ -69,8 +69,8 @@ _MODULES = {
     "data.randomness": ["uniform"],
     "data.splits": ["SplitDataModule"],
     "errors": ["UserError"],
-    "exact.mean_metric": ["Mean", "is_logged"],
     "exact.mean_over": ["mean_over", "sum_over"],
+    "exact.self_log": ["Mean", "is_logged"],
     "groups": ["parameter_groups"],
     "optimizers": ["build_optimizers"],
     "watch.picture": ["Picture"],

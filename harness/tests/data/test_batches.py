@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from harness.data.batches import Batch, BatchedDataset
 from harness.data.loaders import rebuilt
+from harness.data.randomness import generator_states, same_states
 from harness.data.shared_batches import SharedBatchSampler
 
 
@@ -81,18 +82,9 @@ def test_draws_belong_to_seed_epoch_and_sample() -> None:
 
 def test_reading_leaves_the_generators_as_they_were() -> None:
     """Without workers, dropout draws from the same ones."""
-
-    def draw() -> tuple[float, ...]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-    def seed() -> None:
-        random.seed(0), np.random.seed(0)
-
     dataset = Random()
     sampler = SharedBatchSampler(BatchSampler(range(10), 4, False), "in order", dataset=dataset)
     batches = iter(rebuilt(DataLoader(dataset), dataset, batch_sampler=sampler))
-    seed(), torch.manual_seed(0)
-    expected = draw()
-    seed(), torch.manual_seed(0)
+    before = generator_states()
     next(batches)
-    assert draw() == expected
+    assert same_states(generator_states(), before)

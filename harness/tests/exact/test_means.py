@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness import mean_over, sum_over
 from harness.errors import UserError
@@ -117,16 +117,6 @@ def test_accumulated_batches_need_one_kind_of_term() -> None:
             process.check(make(weight) / 2)
 
 
-def test_a_mean_over_nothing_counts_nothing() -> None:
-    running(1, 1)
-    logits = torch.randn(4, 3, requires_grad=True)
-    ignored = torch.full((4,), -100)
-    loss = mean_over(nn.functional.cross_entropy(logits, ignored), (ignored != -100).sum())
-    loss.backward()
-    assert loss == 0
-    assert not logits.grad.any()
-
-
 def test_a_loss_that_the_weight_0_takes_away_is_told_once(caplog) -> None:
     process = running(1, 1)
     mean_over(torch.zeros(()), 0)
@@ -141,14 +131,16 @@ def test_a_loss_that_the_weight_0_takes_away_is_told_once(caplog) -> None:
     assert "return sum_over(sum, number)" in record.getMessage()
 
 
-def test_a_sum_is_divided_everywhere() -> None:
+def test_outside_of_training_a_mean_stays_and_a_sum_is_divided() -> None:
     total, value = torch.full((), 6.0), torch.full((), 3.0)
+    assert mean_over(total, 3) is total
     assert sum_over(total, 2) == value  # outside of a run
     assert sum_over(total, torch.tensor(0)) == total
     process = running(1, 1)
     assert sum_over(total, 2) == value
     assert sum_over(total, 0, at_least=2) == value
     process.trainer.training = False
+    assert mean_over(total, 3) is total
     assert sum_over(total, 2) == value
     with pytest.raises(UserError, match="use a number above 0"):
         sum_over(total, 2, at_least=0)
@@ -164,11 +156,3 @@ def test_a_term_and_one_number_from_0_on_are_asked_for() -> None:
     for weight in (-1.0, float("nan"), torch.tensor(-2)):
         with pytest.raises(UserError, match="from 0 on"):
             mean_over(loss.sum(), weight)
-
-
-def test_it_does_nothing_outside_of_training() -> None:
-    loss = torch.ones((), requires_grad=True)
-    assert mean_over(loss, 3) is loss
-    process = running(2, 1, total=1.0)
-    process.trainer.training = False
-    assert mean_over(loss, 3) is loss

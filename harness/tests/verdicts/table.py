@@ -106,7 +106,6 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help="default: all")
     parser.add_argument("--strategy", action="append", choices=STRATEGIES)
     parser.add_argument("--write", action="store_true", help="into table.csv")
-    parser.add_argument("--real", action="store_true", help="commands as a user types them")
     arguments = parser.parse_args()
     if unknown := {*arguments.kinds}.difference(*GROUPS.values()):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
@@ -114,8 +113,7 @@ def main() -> None:
     table, has_changed = read(), False
     for group, kinds in GROUPS.items():
         for kind in [k for k in kinds if not arguments.kinds or k in arguments.kinds]:
-            found = row(group, kind, arguments.strategy or [*STRATEGIES], not arguments.real)
-            for strategy, cell in found.items():
+            for strategy, cell in row(group, kind, arguments.strategy or [*STRATEGIES]).items():
                 key = group, kind, strategy
                 said = change(table.get(key, Row(*key, NEW)), cell)
                 if said:

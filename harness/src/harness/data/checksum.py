@@ -55,7 +55,7 @@ def _parts(value: Any, is_item: bool, seen: set[int]) -> Iterator[Any]:
         yield from _blocks(value.detach().cpu().reshape(-1).view(torch.uint8).numpy(), most)
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
-        # To be flat others would be copied, perhaps from a file that memory does not hold.
+        # Flattening any other array copies it, perhaps from a file that memory does not hold.
         if value.flags.c_contiguous and not value.dtype.hasobject:
             yield from _blocks(value.reshape(-1).view(np.uint8), most)
     elif isinstance(value, (str, Path)) and os.path.isfile(value):

@@ -36,7 +36,7 @@ MEASURED_SECONDS = 0.5  # for each number of workers
 EQUALLY_FAST = 0.9  # of the fastest number's batches per second
 
 
-def tell(line: str) -> None:
+def announce(line: str) -> None:
     """Log a line about the data, and print it in the first process."""
     log.info("%s", line.strip())
     if global_rank() == 0:
@@ -216,7 +216,7 @@ class DataModule(pl.LightningDataModule):
                 break
         chosen = best(seconds)
         speeds = ", ".join(f"{number}: {1 / each:.3g}" for number, each in seconds.items())
-        tell(f"data.num_workers=auto chose {chosen} (batches per second with {speeds})")
+        announce(f"data.num_workers=auto chose {chosen} (batches per second with {speeds})")
         return chosen
 
     def seconds_per_batch(self, split: str, num_workers: int, num_ranks: int = 1) -> float:

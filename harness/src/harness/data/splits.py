@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.data.datamodule import DataModule, tell
+from harness.data.datamodule import DataModule, announce
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -135,4 +135,4 @@ class SplitDataModule(DataModule):
                 "have samples that were trained on."
             )
 
-    say = staticmethod(tell)
+    say = staticmethod(announce)

@@ -111,16 +111,16 @@ class ExactEvaluation(pl.Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def _end_epoch(self, trainer: pl.Trainer) -> None:
-        for logged, found in self.self_log.of_all_processes():
-            self._settle(trainer, logged, found)
+        for logged, by_rank in self.self_log.of_all_processes():
+            self._settle(trainer, logged, by_rank)
         if self.gathering is not None:
             self.gathering.has_whole = False
 
-    def _settle(self, trainer: pl.Trainer, logged: LoggedValue, found: list[Pair | None]) -> None:
+    def _settle(self, trainer: pl.Trainer, logged: LoggedValue, by_rank: list[Pair | None]) -> None:
         """Make what a hook at an epoch's end has logged in each process one value, or refuse it."""
         name, hook, op = (logged.how[key] for key in ("name", "fx", "reduce_fx"))
-        pairs = [pair for pair in found if pair]
-        is_everywhere = len(pairs) == len(found)
+        pairs = [pair for pair in by_rank if pair]
+        is_everywhere = len(pairs) == len(by_rank)
         if logged.how.get("sync_dist") and op != "mean" and is_everywhere:
             assert self.gathering is not None
             if op == "sum" and self.gathering.has_whole:
@@ -136,18 +136,18 @@ class ExactEvaluation(pl.Callback):
         are_nan = first != first and all(other != other for other in others)
         if is_everywhere and (are_nan or all(isclose(first, x, rel_tol=1e-6) for x in others)):
             return
-        values = ", ".join(f"{quotient(op, pair):.6g}" if pair else "none" for pair in found)
-        said = f"{name}, logged in {hook}, is each process's own ({values})"
+        values = ", ".join(f"{quotient(op, pair):.6g}" if pair else "none" for pair in by_rank)
+        sentence = f"{name}, logged in {hook}, is each process's own ({values})"
         rank_zero = "If it is process 0's own, such as a time: self.log(..., rank_zero_only=True)."
         if not trainer.training:
             raise UserError(
-                f"{said}: each has counted its own samples.\n"
+                f"{sentence}: each has counted its own samples.\n"
                 "Log it in the step, log a torchmetrics metric, or append what it is "
                 "computed from to a list of the module (self.outputs), which is gathered. "
                 f"{rank_zero}"
             )
         if name not in self.warned and trainer.is_global_zero:
-            log.warning("%s: the log has process 0's.\nLog it in the step. %s", said, rank_zero)
+            log.warning("%s: the log has process 0's.\nLog it in the step. %s", sentence, rank_zero)
         self.warned.add(name)
 
 

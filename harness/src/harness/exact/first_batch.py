@@ -89,15 +89,15 @@ def in_child(check: Callable[[], Findings]) -> Findings:
     child.start()
     sender.close()
     try:
-        found: Findings | UserError = receiver.recv()
+        result: Findings | UserError = receiver.recv()
     except EOFError:
         child.join()
         why = f"its process has ended with {child.exitcode}"
         return {"unchecked": UNCHECKED.format("the module", why)}
     child.join()
-    if isinstance(found, UserError):
-        raise found
-    return found
+    if isinstance(result, UserError):
+        raise result
+    return result
 
 
 def _send(check: Callable[[], Findings], sender: Any) -> None:

@@ -172,12 +172,12 @@ def _sentence(module: pl.LightningModule, sizes: list[int], worst: float, where:
     )
 
 
-def difference(expected: Sequence[Gradients], found: Sequence[Gradients]) -> tuple[float, str]:
+def difference(expected: Sequence[Gradients], actual: Sequence[Gradients]) -> tuple[float, str]:
     """Return the largest difference, relative to the largest gradient of its step, and where."""
-    if len(expected) != len(found):
+    if len(expected) != len(actual):
         return math.inf, "the number of steps of optimizers"
     worst, where = 0.0, ""
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(expected, actual, strict=True):
         scale = max((float(g.abs().max()) for g in one.values() if g.numel()), default=0.0)
         for name in [name for name, gradient in one.items() if gradient.numel()]:
             apart = (one[name] - other[name]).abs().nan_to_num(nan=math.inf)

@@ -34,7 +34,7 @@ class FirstSamples:
         self.size = max((n for n in PRIMES if n <= fewest), default=0)
         if not self.size:
             raise UncheckedError("batches have one sample")
-        # Of even shares an author's own all-reduce of means is right, and there are no others then.
+        # With even shares only, an author's own all-reduce of means is right.
         self.are_even = all(_is_even(one.batch_sampler) for one in leaves(loaders))
         self.num_steps = max(3, *map(len, self.drawn.values()))
         self.samples: dict[Any, Any] = {}  # that have been read

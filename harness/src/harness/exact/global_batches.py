@@ -109,8 +109,8 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Set the weight of this process's share."""
-        if not self.has_trained and (said := sees_shares_alone(trainer, pl_module)):
-            log.warning("%s", said)  # now that hooks have chosen what trains
+        if not self.has_trained and (warning := sees_shares_alone(trainer, pl_module)):
+            log.warning("%s", warning)  # now that hooks have chosen what trains
         self.has_trained = True
         is_one = len(self.sharing) == 1  # of several, some may have ended
         running = [one for one in self.sharing if is_one or not one.has_ended(batch_idx)]
@@ -192,7 +192,7 @@ def shared_loaders(
         seed_generators(mix(callback.seed, epoch))
         made = make()
     if made is None:
-        return None  # Lightning tells
+        return None  # which Lightning refuses
     loaders = share(made, trainer, split, name, seed)
     if split == "train":
         callback.begin(trainer, loaders)
