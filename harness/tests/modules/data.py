@@ -51,7 +51,7 @@ class Views(Samples):
 
 
 class Sentences(Samples):
-    """Words of which some are masked, one more label for each sentence."""
+    """Words of which some are masked."""
 
     every = 1  # of so many sentences one has labels
 
@@ -64,16 +64,15 @@ class Sentences(Samples):
             masked[:] = False
         labels = ids.where(masked, torch.tensor(IGNORED))
         inputs = ids.where(~masked, torch.tensor(1))
-        return {"ids": ids, "inputs": inputs, "labels": labels, "topic": ids[0] % 2}
+        return {"ids": ids, "inputs": inputs, "labels": labels}
 
     @staticmethod
     def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         padded = {"ids": PADDING, "inputs": PADDING, "labels": IGNORED}
-        batch = {
+        return {
             name: pad_sequence([s[name] for s in samples], batch_first=True, padding_value=value)
             for name, value in padded.items()
         }
-        return batch | {"topic": torch.stack([s["topic"] for s in samples])}
 
 
 class FewLabels(Sentences):

@@ -26,12 +26,6 @@ class SafeMean(text.SafeMean):
         return mean_over(self.loss(batch), (batch["labels"] != IGNORED).sum())
 
 
-class TwoHeads(text.TwoHeads):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        words, topic = self.losses(batch)
-        return mean_over(words, (batch["labels"] != IGNORED).sum()) + topic
-
-
 class Nodes(graphs.Nodes):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = F.cross_entropy(self(batch["x"], batch["edge_index"]), batch["label"])

@@ -80,8 +80,6 @@ KINDS = {
     "shares without a label, `mean_over`": Kind("declared.SafeMean", "FewLabels"),
     "shares without a label, NaN": Kind("declared.MaskedLanguage", "FewLabels"),
     "sum over pixels by number of objects, `sum_over`": Kind("declared.Objects", "FewLabels"),
-    "two denominators (BERT)": Kind("text.TwoHeads", "Sentences"),
-    "two denominators, `mean_over`": Kind("declared.TwoHeads", "Sentences"),
     "padded RNN, summed in forward": Kind("sequences.PaddedSums", "Series"),
     "padded to the longest": Kind("sequences.OwnLongest", "Series"),
     "padded to `total_length`": Kind("sequences.TotalLength", "Series", "OwnData"),
@@ -154,12 +152,10 @@ KINDS = {
     "root of a mean (RMSE)": Kind("whole_batch.RootMeanSquare"),
     "correlation (Pearson)": Kind("whole_batch.Pearson"),
     "balance of experts (MoE)": Kind("whole_batch.Experts"),
-    "hard examples": Kind("whole_batch.HardExamples"),
     "inner loop (MAML)": Kind(
         "whole_batch.InnerLoop", settings=("trainer.strategy.whole_inputs=[x]",)
     ),
     "term where a class is in the batch": Kind("whole_batch.OnlyWithClass"),
-    "standardised by the batch": Kind("whole_batch.StandardisedByBatch"),
     "prototypes, kept by the step": Kind("whole_batch.Prototypes"),
     "bank in a list": Kind("whole_batch.Bank"),
     "baseline in a number (REINFORCE)": Kind("whole_batch.Baseline"),

@@ -41,28 +41,3 @@ class SafeMean(MaskedLanguage):
         logits, labels = self(batch["inputs"]).transpose(1, 2), batch["labels"]
         total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
         return total / (labels != IGNORED).sum().clamp(min=1)
-
-
-class TwoHeads(MaskedLanguage):
-    """As BERT: masked words, and a label of the sentence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.topic = nn.Linear(8, 2)
-
-    def forward(self, ids: Tensor) -> Any:
-        features = self.features(ids)
-        return {"words": self.head(features), "topic": self.topic(features[:, 0])}
-
-    def losses(self, batch: Any) -> tuple[Tensor, Tensor]:
-        outputs = self(batch["inputs"])
-        words = F.cross_entropy(outputs["words"].transpose(1, 2), batch["labels"])
-        return words, F.cross_entropy(outputs["topic"], batch["topic"])
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        words, topic = self.losses(batch)
-        return words + topic
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        words, topic = self.losses(batch)
-        self.log_dict({"val/words": words, "val/topic": topic, "val/loss": words + topic})

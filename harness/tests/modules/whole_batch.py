@@ -43,15 +43,6 @@ class Experts(Classifier):
         return F.cross_entropy(gates * self(x), y) + balance
 
 
-class HardExamples(Classifier):
-    """Trains on the worse half of a batch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        losses = F.cross_entropy(self(x), y, reduction="none")
-        return losses.topk((len(x) + 1) // 2).values.mean()
-
-
 class InnerLoop(Classifier):
     """MAML: a step on the first half of a batch, the loss of the other half."""
 
@@ -72,14 +63,6 @@ class OnlyWithClass(Classifier):
         x, y = batch
         loss = F.cross_entropy(self(x), y)
         return loss + self(x[y == 2]).square().mean() if (y == 2).any() else loss
-
-
-class StandardisedByBatch(Classifier):
-    """Standardises the inputs of a batch in the step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(self((x - x.mean(0)) / x.std(0, correction=0).clamp(min=0.1)), y)
 
 
 class Prototypes(Classifier):
