@@ -105,7 +105,8 @@ def curves_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figur
                 curves.append(points.with_columns(pl.lit(name).alias("run")))
         points = pl.concat(curves)
         if points["step"].n_unique() > 1:
-            yield px.line(points, x="step", y="y", color="run", markers=True, title=escape(metric))
+            figure = px.line(points, x="step", y="y", color="run", title=escape(metric))
+            yield figure.update_layout(yaxis_title=None)
 
 
 def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figure]":
@@ -123,4 +124,5 @@ def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figu
             x = pl.Series("x", [escape(str(value)) for value in x])
         title = escape(f"best {runs[0].objective[0]} against {name}")
         points = frame.select(x, "best", "label")
-        yield px.scatter(points, x="x", y="best", hover_name="label", log_x=is_log, title=title)
+        figure = px.scatter(points, x="x", y="best", hover_name="label", log_x=is_log, title=title)
+        yield figure.update_layout(xaxis_title=None)
