@@ -8,7 +8,8 @@ each share.
 import logging
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain, islice
 from operator import length_hint
 from types import MappingProxyType
@@ -25,6 +26,7 @@ NUM_FIRST = 8  # batches of an epoch that the first-batch check may use
 NUMBERS = (bool, int, float)
 
 
+@dataclass(eq=False, repr=False)
 class SharedBatchSampler(ShareCounts, Sampler[Batch]):
     """Share the batches of any batch sampler: torch's own, weighted, by length, or an owner's.
 
@@ -37,48 +39,28 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
     - In an evaluation whole batches in turn, so that what looks at a whole batch sees what one
       process would. One process may have a batch more than another. Fewer batches than processes
       are split by samples.
-
-    Args:
-        batches: iterates over lists of indices, or of whatever the data set is read by.
-        name: of the loader, in messages.
-        dataset: its samples are seeded, unless it is a ``BatchedDataset``.
-        num_ranks: processes that share the batches.
-        rank: of this process.
-        num_micro_batches: batches that a process accumulates per optimizer step.
-        seed: with the epoch, decides what the batch sampler draws.
-        in_turn: give whole batches in turn, the same in every epoch.
-        splits_last: split the batches of the last turn by samples, so that each process has as many
-            turns, which the collective forward of fsdp needs.
-        limit: the most batches of an evaluation, over all processes.
-        is_fixed: draw the same batches in every epoch, as an overfitting run needs.
-        cycles: begin again within an epoch, beside a longer loader.
-        reads_here: no worker reads the samples.
     """
 
-    def __init__(
-        self,
-        batches: Iterable[Sequence[Any]],
-        name: str,
-        *,
-        dataset: Any = None,
-        num_ranks: int = 1,
-        rank: int = 0,
-        num_micro_batches: int = 1,
-        seed: int = 0,
-        in_turn: bool = False,
-        splits_last: bool = False,
-        limit: int | None = None,
-        is_fixed: bool = False,
-        cycles: bool = True,
-        reads_here: bool = True,
-    ) -> None:
-        self.batches: Any = batches
-        self.dataset = None if isinstance(dataset, BatchedDataset) else dataset
-        self.name, self.seed, self.limit, self.reads_here = name, seed, limit, reads_here
-        self.num_ranks, self.rank, self.num_micro_batches = num_ranks, rank, num_micro_batches
-        self.num_shares = num_ranks * num_micro_batches
-        self.in_turn, self.is_fixed = in_turn, is_fixed or in_turn
-        self.splits_last, self.cycles = splits_last, cycles
+    batches: Any  # iterates over lists of indices, or of whatever the data set is read by
+    name: str  # of the loader, in messages
+    _: KW_ONLY
+    dataset: Any = None  # its samples are seeded, unless it is a ``BatchedDataset``
+    num_ranks: int = 1  # processes that share the batches
+    rank: int = 0  # of this process
+    num_micro_batches: int = 1  # batches that a process accumulates per optimizer step
+    seed: int = 0  # with the epoch, decides what the batch sampler draws
+    in_turn: bool = False  # whole batches in turn, the same in every epoch
+    # Split the batches of the last turn by samples: fsdp's collective forward needs equal turns.
+    splits_last: bool = False
+    limit: int | None = None  # the most batches of an evaluation, over all processes
+    is_fixed: bool = False  # the same batches in every epoch, as an overfitting run needs
+    cycles: bool = True  # begin again within an epoch, beside a longer loader
+    reads_here: bool = True  # no worker reads the samples
+
+    def __post_init__(self) -> None:
+        self.dataset = None if isinstance(self.dataset, BatchedDataset) else self.dataset
+        self.num_shares = self.num_ranks * self.num_micro_batches
+        self.is_fixed |= self.in_turn
         self.epoch = 0  # of the next ``iter``
         self.start = (0, 0)  # the epoch and step at which a run goes on
         self.expected: dict[int, int] = {}  # checksums that a checkpoint has, by step
@@ -86,7 +68,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         self.is_read = False  # by the loader
         self.sampler = self  # Lightning announces the epoch to `loader.batch_sampler.sampler`
         self.turns: list[list[Any]] | None = None  # this process's batches of an evaluation
-        self.initial_numbers = numbers_in(batches)
+        self.initial_numbers = numbers_in(self.batches)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:

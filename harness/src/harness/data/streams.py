@@ -16,6 +16,7 @@ One process reads any stream as torch does. Several need the contract:
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any
@@ -85,26 +86,22 @@ def _counted(collate: Callable[[list[Any]], Any], samples: list[Any]) -> tuple[i
     return len(samples), collate(samples)
 
 
+@dataclass(eq=False, repr=False)
 class SharedStream(ShareCounts):
-    """Let processes read a loader that iterates by itself, each its part, in equally many steps.
+    """Let processes read a loader that iterates by itself, each its part, in equally many steps."""
 
-    ``batch_size`` counts the samples of a step over all processes, if that is known; each item is
-    then a (number of samples, batch), as ``StreamPart.batches`` has it.
-    """
-
+    loader: Any
+    name: str  # of the loader, in messages
+    num_ranks: int = 1  # processes that read the stream
+    rank: int = 0  # of this process
+    seed: int = 0
+    # Samples of a step over all processes, if known; then each item is a (number of samples,
+    # batch), as ``StreamPart.batches`` has it.
+    batch_size: int | None = None
     seeds_transfer = False  # see ``SharedLoader``
 
-    def __init__(
-        self,
-        loader: Any,
-        name: str,
-        num_ranks: int = 1,
-        rank: int = 0,
-        seed: int = 0,
-        batch_size: int | None = None,
-    ) -> None:
-        self.loader, self.name, self.num_shares, self.rank = loader, name, num_ranks, rank
-        self.seed, self.batch_size = seed, batch_size
+    def __post_init__(self) -> None:
+        self.num_shares = self.num_ranks
         self.epoch = self.running = 0
         self.start = (0, 0)  # the epoch and batch at which a run goes on
         self.sizes: dict[int, tuple[int, int]] = {}  # of the last batches, here and of all
