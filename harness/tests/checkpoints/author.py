@@ -4,7 +4,7 @@ import enum
 from collections import Counter, OrderedDict, defaultdict, deque
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -156,17 +156,31 @@ class Odd(pl.Callback):
         self.made = Colour.RED
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": [1.0, self.made]}
+        return {"history": [1.0, self.made], "executed": Executed()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.made = state_dict["history"][1]
 
 
+class Executed:
+    """Notes when a file that holds it is read by executing what it names."""
+
+    times: ClassVar[list[int]] = []
+
+    def __reduce__(self) -> Any:
+        return Executed.read, ()
+
+    @staticmethod
+    def read() -> "Executed":
+        Executed.times.append(1)
+        return Executed()
+
+
 class OddKeyRead(PlainModule):
-    """Adds an object to checkpoints, and reads it."""
+    """Adds objects to checkpoints, and reads one."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["colour"] = Colour.RED
+        checkpoint |= {"colour": Colour.RED, "executed": Executed()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.colour = checkpoint["colour"].value

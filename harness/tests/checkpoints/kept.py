@@ -64,7 +64,8 @@ class Everything(Module):
     of_class: ClassVar[list[float]] = []
 
     def make(self) -> None:
-        self.save_hyperparameters({"temperature": 1.0})
+        kinds = {"window": deque([1.0]), "kinds": Counter("a"), "sizes": {1: [0.0]}}
+        self.save_hyperparameters({"temperature": 1.0, "by_kind": defaultdict(list), **kinds})
         self.step_outputs: list[Tensor] = []  # the idiom of Lightning's documentation
         self.best, self.beta, self.text, self.last = float("inf"), 1.0, "", None
         self.recent: deque[Any] = deque(maxlen=3)
@@ -92,7 +93,16 @@ class Everything(Module):
         self.best, self.beta, self.text = min(self.best, value), self.beta * 0.9, "ab" * batch_idx
         self.last = value
         self.hparams["temperature"] *= 0.9
-        return before + self.best * self.beta + self.hparams["temperature"]
+        return before + self.best * self.beta + self.hparams["temperature"] + self.of_hparams(value)
+
+    def of_hparams(self, value: float) -> float:
+        self.hparams["window"].append(value)
+        self.hparams["by_kind"]["a"].append(value)
+        self.hparams["kinds"]["b"] += 1
+        self.hparams["sizes"][1].append(value)
+        lists = (self.hparams[n] for n in ("window", "by_kind", "sizes"))
+        sums = [sum(v) if isinstance(v, deque) else sum(*v.values()) for v in lists]
+        return 0.1 * (sum(sums) + self.hparams["kinds"].total())
 
     def containers(self, value: float, batch_idx: int) -> float:
         self.recent.append(value)
@@ -241,6 +251,23 @@ class CannotBeKept(Module):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.handled.sum = checkpoint["sum"]
+
+
+class Exchanges(Module):
+    """Adds a layer and exchanges the optimizer; a lazy layer is none of it."""
+
+    def make(self) -> None:
+        self.late = nn.LazyLinear(2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.late(torch.ones(1, 3))
+        return super().forward(inputs)
+
+    def look(self, loss: Tensor, batch_idx: int) -> Any:
+        if self.global_step == 2:
+            self.extra = nn.Linear(2, 2)
+            self.trainer.strategy.optimizers = [torch.optim.Adam(self.parameters())]
+        return 0.0
 
 
 class CountingBatches(torch.utils.data.BatchSampler):

@@ -95,6 +95,12 @@ def test_what_cannot_be_kept_is_named_once(tmp_path: Path, monkeypatch: pytest.M
     assert "data.noise_level (changes while a batch is read or moved)" in line
 
 
+def test_structure_that_no_run_can_go_on_with_is_named_at_that_checkpoint(tmp_path: Path) -> None:
+    train(config(tmp_path / "run", "trainer.num_sanity_val_steps=2", module="Exchanges"))
+    (line,) = lines_of(tmp_path / "run", "has added, removed or exchanged")
+    assert "exchanged extra.bias, extra.weight, optimizer 0: no run can go on from" in line
+
+
 def test_batch_sampler_goes_on_counting_its_epochs_and_a_list_of_it_is_named(
     tmp_path: Path,
 ) -> None:
@@ -128,7 +134,7 @@ def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_in_common(
     leave_at(run_dir, 8)
     run(tmp_path, "ddp(2)", f"resume={run_dir}")
     assert differences(expected, contents(run_dir)) == []
-    for text in ("These are not as they were", "Checkpoints lack"):
+    for text in ("These are not as they were", "Checkpoints lack", "another sum"):
         assert lines_of(run_dir, text) == []
 
     alone = tmp_path / "alone" / "run" / run_dir.name
@@ -139,5 +145,7 @@ def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_in_common(
     for name in ("losses", "all", "both", "offset"):
         assert f"module.{name} (differed between 2 processes)" in line
     assert "module.world (a hook at the start has set another value)" in line
+    (line,) = lines_of(alone, "had 2 processes and has 1 now")
+    assert "another sum: module.num_steps (equal in all)." in line
     kept_now = contents(alone)["last.ckpt"]["changed_attributes"]
     assert kept_now["common"]["module", "num_steps"] == 20

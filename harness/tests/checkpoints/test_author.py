@@ -1,5 +1,6 @@
 """Every checkpoint is plain; what is not is left out and told, or kept where the run says so."""
 
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from harness import UserError, convert, evaluate, load_run, predict, train
-from harness.checkpoints.reading import read, read_weights, unreadable
+from harness.checkpoints.reading import read, read_to_resume, read_weights, unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
 from tests.checkpoints import author
 from tests.faults.resume_sweep import COMMON
@@ -54,8 +55,10 @@ def test_run_with_any_hyper_parameter_is_whole(
 
 
 NOT_PLAIN: dict[tuple[str, ...], str] = {
-    (f"+callbacks.odd._target_={AUTHOR}.Odd",): f"callbacks.Odd.history.1 ({AUTHOR}.Colour)",
-    (f"model._target_={AUTHOR}.OddKeyRead",): f"colour ({AUTHOR}.Colour)",
+    (f"+callbacks.odd._target_={AUTHOR}.Odd",): f"callbacks.Odd.history.1 ({AUTHOR}.Colour), "
+    f"callbacks.Odd.executed ({AUTHOR}.Executed)",
+    (f"model._target_={AUTHOR}.OddKeyRead",): f"colour ({AUTHOR}.Colour), executed "
+    f"({AUTHOR}.Executed)",
 }
 
 
@@ -66,12 +69,48 @@ def test_objects_are_told_once_and_nothing_goes_on_without_them(
     run = train(*words(tmp_path, *settings))
     told = (run.folder / "run.log").read_text()
     assert told.count(f"Checkpoints leave out {NOT_PLAIN[settings]}: no run can go on") == 1
+    assert told.count("checkpoint.trusted=true keeps") == 1
     for path in (run.folder / "checkpoints").iterdir():
         torch.load(path, weights_only=True)
     assert "test/loss" in evaluate(run.checkpoint).results
     leave_at(run.folder, 2)
-    with pytest.raises(UserError, match="cannot be gone on with: it lacks"):
-        train(f"resume={run.folder}")
+    for more in ((), ("checkpoint.trusted=true",)):
+        with pytest.raises(UserError, match="cannot be gone on with: it lacks") as refusal:
+            train(f"resume={run.folder}", *more)
+        assert "trusted" not in str(refusal.value)  # it would not help
+
+
+@pytest.mark.parametrize("settings", NOT_PLAIN)
+def test_trusted_checkpoints_keep_objects_and_go_on(
+    settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    author.Executed.times.clear()
+    run = train(*words(tmp_path, *settings, "checkpoint.trusted=true"))
+    assert "leave out" not in (run.folder / "run.log").read_text()
+    # What only needs the weights executes nothing.
+    assert "test/loss" in evaluate(run.checkpoint).results
+    predict(run.checkpoint, f"output={tmp_path / 'out.csv'}")
+    assert convert.convert(run.checkpoint, tmp_path / "weights.pt").tensors
+    load_run(run.folder)
+    last = run.folder / "checkpoints" / "last.ckpt"
+    weights = read_weights(last)
+    leave_at(run.folder, 2)
+    with pytest.raises(UserError, match=r"holds objects.*\ncheckpoint.trusted=true goes on"):
+        train(f"resume={run.folder}", "checkpoint.trusted=false")
+    assert author.Executed.times == []
+    train(f"resume={run.folder}")
+    again = read(last, is_trusted=True)
+    assert author.Executed.times
+    history = again["callbacks"].get("Odd", {}).get("history", [])
+    assert author.Colour.RED in (again.get("colour"), *history)
+    assert differences(weights, dict(again["state_dict"])) == []
+
+
+def test_objects_that_cannot_be_pickled_are_refused_in_a_line(tmp_path: Path) -> None:
+    io = DurableCheckpointIO(is_trusted=True)
+    with pytest.raises(UserError, match="keeps an object that cannot be pickled"):
+        io.save_checkpoint({"loss": lambda x: x}, tmp_path / "a.ckpt")
+    assert not list(tmp_path.iterdir())
 
 
 class Evil:
@@ -82,14 +121,32 @@ class Evil:
         return Path.touch, (self.mark,)
 
 
-def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
+def test_nothing_in_a_file_is_executed_unless_it_is_trusted(tmp_path: Path) -> None:
     mark, path = tmp_path / "executed", tmp_path / "a.ckpt"
     torch.save({"state_dict": {"w": torch.ones(2)}, "hyper_parameters": {"a": Evil(mark)}}, path)
     assert unreadable(path) is None  # whole, though it holds an object
     with pytest.raises(UnpicklingError):
         read(path)
+    with pytest.raises(UserError, match="another version") as refusal:
+        read_to_resume(path, "cpu", is_trusted=False)
+    assert "trusted" not in str(refusal.value)  # it would not help
     assert read_weights(path)["w"].tolist() == [1, 1]
     assert not mark.exists()
+    read(path, is_trusted=True)
+    assert mark.exists()
+
+
+def test_hyper_parameters_that_torch_reads_as_they_are_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = {"kinds": Counter("aab"), "sizes": {1: "a", (2, None): {0.5: [1]}}, "rate": 0.1}
+    others = {"window": deque([1]), "groups": defaultdict(list, a=[1])}
+    path = tmp_path / "a.ckpt"
+    DurableCheckpointIO().save_checkpoint({"hyper_parameters": kept | others}, path)
+    for found in (torch.load(path, weights_only=True), read(path)):
+        assert found["hyper_parameters"] == kept
+        assert type(found["hyper_parameters"]["kinds"]) is Counter
+    assert "leave out the hyper-parameters window, groups, which" in caplog.text
 
 
 def test_packed_values_are_plain_and_come_back_as_they_were(tmp_path: Path) -> None:

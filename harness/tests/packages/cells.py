@@ -17,8 +17,12 @@ from tests.packages.expected import PACKAGES
 from tests.verdicts.table import read
 
 CONF = Path(__file__).with_name("conf")
-# What conf/rules.yaml has to allow of a project that uses them.
-NAMED = "chemprop,deeptab,gluonts,nequip,pytorch_forecasting,rl4co"
+# What conf/rules.yaml has to allow of a project that uses them; a method by its whole name.
+NAMED = (
+    "chemprop,deeptab,gluonts,nequip,pytorch_forecasting,rl4co,"
+    "pytorch_forecasting.NBeats.from_dataset,"
+    "pytorch_forecasting.TemporalFusionTransformer.from_dataset"
+)
 VERDICTS = read()
 TIMEOUT_SECONDS = 300  # a command that takes longer hangs
 BOUND = 1e-5  # of a weight's difference in single precision

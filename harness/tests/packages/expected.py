@@ -15,6 +15,8 @@ COLUMNS = {
 }
 # A backward pass reaches the parameters of one network only.
 TWO_NETWORKS = {"ddp": ("++trainer.strategy.find_unused_parameters=true",)}
+# Its author's on_save_checkpoint gives objects, which a run goes on with if it is told to.
+TRUSTED = {"resume": ("checkpoint.trusted=true",)}
 # What a column's command needs besides.
 PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "boring": {},
@@ -23,8 +25,8 @@ PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "transformer": {},
     "ppo": TWO_NETWORKS,
     "chemprop": {},
-    "nbeats": {},
-    "tft": {},
+    "nbeats": TRUSTED,
+    "tft": TRUSTED,
     "deepar": {},
     "nequip": {},
     "rl4co": {"convert": ("--prefix", "")},  # a layer of it is called `module`

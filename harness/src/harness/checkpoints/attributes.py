@@ -22,6 +22,7 @@ from harness.checkpoints.owners import (
     is_loaded_by_author,
     named_objects,
     set_value,
+    structure,
     values,
 )
 from harness.checkpoints.plain import SCALARS, Packer, Unpacker, digest
@@ -35,6 +36,12 @@ LACKS = (
     "Checkpoints lack %s: a run that goes on from one begins anew with it.\nKeep it as numbers, "
     "text, lists, dicts, arrays, a buffer or a torchmetric, or write it in on_save_checkpoint and "
     "read it in on_load_checkpoint (of a callback: state_dict and load_state_dict)."
+)
+
+OTHER_STRUCTURE = (
+    "Training has added, removed or exchanged %s: no run can go on from checkpoints that are "
+    "written from here on.\nBuild all layers in __init__ or configure_model, all optimizers in "
+    "configure_optimizers, and freeze what is not trained yet."
 )
 
 
@@ -81,11 +88,12 @@ class Attributes:
         self.started: dict[Name, Any] = {}  # digests after them
         self.ids: dict[Name, int] = {}  # and the objects
         self.placed: dict[Name, Any] = {}  # digests of what was put back
-        self.reported: set[Name] = set()
+        self.structure: dict[str, Any] = {}  # of the start
+        self.reported: set[str | Name] = set()
 
     def begin(self, trainer: pl.Trainer) -> None:
         """Look at all values before the hooks at the start."""
-        self.first = digests(trainer)
+        self.first, self.structure = digests(trainer), structure(trainer)
 
     def begin_training(self, trainer: pl.Trainer) -> None:
         """Look at them after these hooks."""
@@ -118,6 +126,7 @@ class Attributes:
             apart |= shared if shared & apart else set()  # what is shared stays in one pack
             common = {name: node for name, node in nodes.items() if name not in apart}
             each = gather(trainer, {n: nodes[n] for n in nodes if n in apart}, group)
+        self._report_structure(trainer)
         new = {name: why for name, why in lost.items() if name not in self.reported}
         self.reported |= new.keys()
         report(trainer, LACKS, new)
@@ -129,6 +138,14 @@ class Attributes:
             "in_place": [name for name in nodes if id(alive[name]) == self.ids.get(name)],
             "lost": lost,
         }
+
+    def _report_structure(self, trainer: pl.Trainer) -> None:
+        """Name once what a run that goes on from here would not build again."""
+        others = differing(self.structure, structure(trainer))
+        changed = sorted(n for n in others if self.structure.get(n) is not True)  # see structure
+        if trainer.is_global_zero and not self.reported.issuperset(changed):
+            log.warning(OTHER_STRUCTURE, few(changed))
+        self.reported |= {*changed}
 
     def put_back(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
         """Put back what ``keep`` has kept; with `is_last` report what is lost."""
@@ -160,6 +177,15 @@ class Attributes:
         if is_last:
             sentence = "These are not as they were, and what depends on them will differ: %s."
             report(trainer, sentence, lost)
+        if is_last and len(each) != trainer.world_size:
+            sentence = (
+                f"The run had {len(each)} processes and has {trainer.world_size} now. Each goes on "
+                "with these, so that counts of a process's own samples have another sum: %s."
+            )
+            kinds = {n: type(node) for n, node in saved["common"].items() if n[0] != GRADIENT}
+            sums = [n for n, kind in kinds.items() if kind not in (type(None), bool, str)]
+            others = {*saved["of_start"], *lost}
+            report(trainer, sentence, {n: "equal in all" for n in sums if n not in others})
 
 
 def digests(trainer: pl.Trainer) -> dict[Name, Any]:
@@ -168,7 +194,7 @@ def digests(trainer: pl.Trainer) -> dict[Name, Any]:
     return {name: digest(value, named) for name, value in values(trainer).items()}
 
 
-def differing(one: dict[Name, Any], other: dict[Name, Any]) -> list[Name]:
+def differing(one: dict[Any, Any], other: dict[Any, Any]) -> list[Any]:
     """The names under which two dicts hold unequal values, or only one of them a value."""
     return [n for n in one.keys() | other.keys() if one.get(n, other) != other.get(n, one)]
 

@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, SumMetric
 
 from harness.data.loaders import leaves
@@ -124,6 +125,21 @@ def unsaved_buffers(module: nn.Module) -> dict[Name, Any]:
         for (path, dot, name), buffer in paths
         if path + dot + name not in saved and path not in of_metrics
     }
+
+
+def structure(trainer: pl.Trainer) -> dict[str, Any]:
+    """What a run that goes on must build again: tensors of the module by shape, and optimizers."""
+    state = nn.Module.state_dict(trainer.lightning_module).items()
+    tensors = {name: value for name, value in state if isinstance(value, torch.Tensor)}
+    # A lazy layer has no shape before its first batch.
+    found: dict[str, Any] = {n: is_lazy(v) or tuple(v.shape) for n, v in tensors.items()}
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+    # Lightning brings back the groups that these have added.
+    adds_groups = any(isinstance(c, pl.callbacks.BaseFinetuning) for c in callbacks)
+    for i, optimizer in enumerate(trainer.optimizers):
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        found[f"optimizer {i}"] = type(optimizer).__qualname__, adds_groups or sizes
+    return found
 
 
 def set_value(trainer: pl.Trainer, name: Name, value: Any) -> None:

@@ -43,18 +43,20 @@ RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matp
 class Packer:
     """Packs values; an object that is reached twice is packed once, so that it stays shared.
 
-    What is not plain becomes ``None``, and ``objects`` names it.
+    What is not plain becomes ``None``, or stays with `keeps_objects`, and ``objects`` names it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_objects: bool = False) -> None:
+        self.keeps_objects = keeps_objects
         self.nodes: dict[int, tuple[Any, Any]] = {}  # by id: a value, and what it is packed into
         self.objects: list[tuple[tuple[Any, ...], str]] = []  # where each is, and a reason
         self.num_marked = 0  # values that torch's plain reader would refuse
 
-    def refuse(self, value: Any, place: tuple[Any, ...], reason: str = "") -> None:
+    def refuse(self, value: Any, place: tuple[Any, ...], reason: str = "") -> Any:
         """Note that a value is not plain."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         self.objects.append((place, reason or kind.removeprefix("builtins.")))
+        return value if self.keeps_objects else None
 
     def pack(self, value: Any, place: tuple[Any, ...] = ()) -> Any:
         """Pack a value; `place` are the keys and indices that lead to it."""
@@ -94,10 +96,9 @@ class Packer:
         factory = getattr(value, "default_factory", None)
         if factory not in (None, *KINDS.values()):
             return self.refuse(value, place, "a defaultdict with a function")
-        has_plain_keys = {*map(type, value)} <= SCALARS and MARK not in value
-        if kind not in (dict, OrderedDict) or not has_plain_keys:
+        if kind is defaultdict or MARK in value or not all(map(is_plain_key, value)):
             return self.marked(kind, items, getattr(factory, "__name__", None))
-        node = kind(items)
+        node = kind(dict(items))
         if kind is OrderedDict:
             vars(node).update(vars(value))  # the `_metadata` of a state_dict
         return node
@@ -111,6 +112,11 @@ class Packer:
         """Pack a value as its parts, under the name of its kind."""
         self.num_marked += 1
         return {MARK: kind.__name__, "items": items, "option": option}
+
+
+def is_plain_key(key: Any) -> bool:
+    """Whether torch's plain reader gives a key of a dict back as it is."""
+    return type(key) in SCALARS or (type(key) is tuple and all(map(is_plain_key, key)))
 
 
 class Unpacker:

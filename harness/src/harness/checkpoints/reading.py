@@ -1,4 +1,4 @@
-"""Reads checkpoints, and executes nothing that lies in them.
+"""Reads checkpoints, and executes nothing in them, unless ``checkpoint.trusted=true`` goes on.
 
 In: a file that ``writing`` wrote. Out: its values, or a reason why no run can go on from it.
 """
@@ -14,6 +14,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from harness import convert
 from harness.checkpoints.lookup import damage
 from harness.checkpoints.plain import Unpacker
+from harness.convert.checkpoint import Checkpoint
 from harness.errors import UserError
 
 FORMAT = 3  # of what a run goes on from; raised when resuming changes
@@ -21,8 +22,10 @@ ATTRIBUTES = "changed_attributes"  # the entry that is packed and unpacked by ``
 LEFT_OUT = "left_out"  # the entry that names objects without which no run can go on
 
 
-def read(path: str | Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
-    """Read a checkpoint.
+def read(
+    path: str | Path, map_location: Any = "cpu", mmap: bool = False, is_trusted: bool = False
+) -> dict[str, Any]:
+    """Read a checkpoint; only with `is_trusted` objects in it are built, which executes code.
 
     Raises:
         UnpicklingError: it cannot be read, is none of a training, or holds objects.
@@ -30,7 +33,7 @@ def read(path: str | Path, map_location: Any = "cpu", mmap: bool = False) -> dic
         RuntimeError: it is cut off, or no file of ``torch.save``.
     """
     try:
-        found = torch.load(path, map_location, weights_only=True, mmap=mmap)
+        found = torch.load(path, map_location, weights_only=not is_trusted, mmap=mmap)
     except (OSError, RuntimeError, MemoryError, UnpicklingError):
         raise
     except Exception as error:  # whatever a pickle that no program writes leads to
@@ -78,20 +81,27 @@ def unreadable(path: Path) -> str | None:
     return reason
 
 
-def read_to_resume(path: Path, map_location: Any) -> dict[str, Any]:
+def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str, Any]:
     """Read a checkpoint for going on.
 
     Raises:
-        UserError: it lacks objects, or another version has written it.
+        UserError: it lacks or holds objects, or another version has written it.
     """
-    checkpoint = read(path, map_location)
+    advice, is_complete = f"Start another run from its weights with init={path}.", True
+    try:
+        checkpoint = read(path, map_location, is_trusted=is_trusted)
+    except UnpicklingError:
+        if is_trusted or not holds_objects(path):
+            raise
+        with Checkpoint(path) as file:  # as data, of which no object is built
+            checkpoint, is_complete = file.root, False
     if LEFT_OUT in checkpoint:
         reason = f"it lacks {checkpoint[LEFT_OUT]}, which is not plain"
     elif checkpoint.get("safe_point", {}).get("format") != FORMAT:
         reason = "another version of the harness has written it"
+    elif not is_complete:
+        reason = "it holds objects, and to build them executes code that the file names"
+        advice = f"checkpoint.trusted=true goes on with it. Or: {advice}"
     else:
         return checkpoint
-    raise UserError(
-        f"{path} cannot be gone on with: {reason}.\n"
-        f"Start another run from its weights with init={path}."
-    )
+    raise UserError(f"{path} cannot be gone on with: {reason}.\n{advice}")

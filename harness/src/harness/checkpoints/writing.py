@@ -5,6 +5,7 @@ defaults, whole whenever the power goes. Next: ``reading`` and ``lookup``.
 """
 
 import logging
+import pickle
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from lightning_fabric.plugins import CheckpointIO
 
 from harness.checkpoints.plain import Packer
 from harness.checkpoints.reading import ATTRIBUTES, LEFT_OUT, read_to_resume
+from harness.errors import UserError
 from harness.files import FULL, replacing
 from harness.names import few
 
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 
 HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 CLASSES = ("hparams_type", "datamodule_hparams_type")  # of the hyper-parameters' containers
+UNPICKLABLE = (TypeError, AttributeError, pickle.PicklingError)
 
 
 class DurableCheckpointIO(CheckpointIO):
@@ -32,9 +35,13 @@ class DurableCheckpointIO(CheckpointIO):
     A checkpoint is written beside its place and synced, takes its name in one move, and the folder
     is synced. Lightning's own way stages in ``$TMPDIR``, which may be another file system, and
     syncs nothing. A full disk is reported, and training goes on with the earlier checkpoints.
+
+    Args:
+        is_trusted: keep objects that are not plain, and read them, which executes code of the file.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_trusted: bool = False) -> None:
+        self.is_trusted = is_trusted
         self.met_full_disk = False  # the last checkpoint found no room
         self.not_written: set[Path] = set()  # that found no room; an older one may have the name
         self.error: Exception | None = None
@@ -50,6 +57,9 @@ class DurableCheckpointIO(CheckpointIO):
         """Hand a checkpoint's bytes to the system; a thread syncs them while training goes on.
 
         ``storage_options`` is called when it is safe. Without it this call waits for that.
+
+        Raises:
+            UserError: if an object of a trusted checkpoint cannot be pickled.
         """
         self.finish()
         path, content = Path(path), self._plain(checkpoint)
@@ -59,9 +69,12 @@ class DurableCheckpointIO(CheckpointIO):
                 torch.save(content, stack.enter_context(replacing(path)))
                 syncing = stack.pop_all()
         except Exception as error:
-            if not self._is_full(path, error):
-                raise
-            return
+            if self._is_full(path, error):
+                return
+            if self.is_trusted and isinstance(error, UNPICKLABLE):
+                reason = f"checkpoint.trusted=true keeps an object that cannot be pickled: {error}"
+                raise UserError(reason) from error
+            raise
         arguments = path, syncing, storage_options
         self.thread = threading.Thread(target=self._sync, args=arguments, name="checkpoint")
         self.thread.start()
@@ -93,7 +106,7 @@ class DurableCheckpointIO(CheckpointIO):
 
     def _plain(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """What is written of a checkpoint; what is not plain is left out, and reported once."""
-        packer = Packer()
+        packer = Packer(keeps_objects=self.is_trusted)
         content: dict[str, Any] = {}
         settings: list[str] = []  # hyper-parameters that are left out
         for key, value in checkpoint.items():
@@ -106,7 +119,8 @@ class DurableCheckpointIO(CheckpointIO):
                 settings += [str(name) for name in value if name not in content[key]]
             elif key not in CLASSES:
                 content[key] = packer.pack(value, (key,))
-        objects = [f"{'.'.join(map(str, place))} ({reason})" for place, reason in packer.objects]
+        lost = [] if self.is_trusted else packer.objects
+        objects = [f"{'.'.join(map(str, place))} ({reason})" for place, reason in lost]
         if objects:
             content[LEFT_OUT] = few(objects)
         if not self.reported.issuperset(settings):
@@ -119,8 +133,9 @@ class DurableCheckpointIO(CheckpointIO):
             )
         if not self.reported.issuperset(objects):
             log.warning(
-                "Checkpoints leave out %s: no run can go on from them.\nSave numbers, text, "
-                "lists, dicts, arrays or tensors in on_save_checkpoint and state_dict instead.",
+                "Checkpoints leave out %s: no run can go on from them.\ncheckpoint.trusted=true "
+                "keeps objects; going on then executes code that the file names. Or save numbers, "
+                "text, lists, dicts, arrays or tensors in on_save_checkpoint and state_dict.",
                 few(objects),
             )
         self.reported |= {*settings, *objects}
@@ -145,9 +160,9 @@ class DurableCheckpointIO(CheckpointIO):
         map_location: Any = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint to the CPU."""
+        """Read a checkpoint to the CPU; nothing in it is executed, unless the run trusts it."""
         self.finish()
-        return read_to_resume(Path(path), map_location)
+        return read_to_resume(Path(path), map_location, self.is_trusted)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint, which after a resume may be gone already; newer ones are safe."""

@@ -171,7 +171,9 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:
     """Return the Trainer's arguments for checkpoint files, ranks and synchronised BatchNorm."""
-    plugins: list[Any] = [DurableCheckpointIO(), *environments()]
+    # Only a training trusts its checkpoints, whatever the config of a run that is evaluated says.
+    is_trusted = "resume" in cfg and bool(OmegaConf.select(cfg, "checkpoint.trusted"))
+    plugins: list[Any] = [DurableCheckpointIO(is_trusted), *environments()]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
         return {"plugins": [*plugins, SyncBatchNormAnywhere()], "sync_batchnorm": False}
