@@ -100,7 +100,8 @@ def written(answers: argparse.Namespace, tools: str) -> dict[str, bytes]:
         "requirements": "requirements.txt",
     }
     if answers.library:
-        values["docs"] = f"{address.removesuffix('.git')}/blob/{version}/harness/docs"
+        page = f"/blob/{version}" if address.startswith("http") else ""  # as GitHub and GitLab do
+        values["docs"] = f"{address.removesuffix('.git')}{page}/harness/docs"
         values["requirements"] = "pyproject.toml"
     quoted = {key: json.dumps(str(value), ensure_ascii=False) for key, value in values.items()}
     kind = "package" if answers.library else "vendored"

@@ -92,7 +92,8 @@ def export(
     shapes = [
         f"{name} {t.dtype} (batch, {str([*t.shape[1:]])[1:-1]})" for name, t in inputs.items()
     ]
-    return [f"{path}  {path.stat().st_size / 1e6:,.2f} MB; {'; '.join(shapes)}" for path in paths]
+    lines = [f"{path}  {path.stat().st_size / 1e6:,.2f} MB; {'; '.join(shapes)}" for path in paths]
+    return lines + ["no ONNX: pip install -e '.[onnx]'"] * (not outputs and len(suffixes) == 1)
 
 
 def built(checkpoint: Path, words: Sequence[str], conf: str | Path) -> tuple[Any, Any]:

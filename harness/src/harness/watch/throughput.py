@@ -26,6 +26,7 @@ from harness.upstream.resume import num_steps_logged
 
 log = logging.getLogger(__name__)
 
+CROWDED = 1.5  # the load of a core above which other programs slow threads down
 INPUT_BOUND = 0.1  # the share of the time above which waiting for data is worth mending
 
 
@@ -156,6 +157,13 @@ class Throughput(pl.Callback):
             num_processes_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_processes_here)
             self.verdict = verdict(self.total, self.num_workers, max_workers)
+            load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
+            is_crowded = load > CROWDED * num_cores and torch.get_num_threads() > 1
+            if is_crowded and self.device.type == "cpu":
+                self.verdict += (
+                    f"; {num_cores} cores have a load of {load:.1f}: threads wait for each other, "
+                    "and OMP_NUM_THREADS=1 may be faster"
+                )
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
 
