@@ -34,11 +34,10 @@ def test_best_links_to_the_best_of_k_files_at_any_time(tmp_path: Path) -> None:
     assert "test/accuracy" in json.loads((tmp_path / "results.json").read_text())
 
 
-def test_tags_and_notes_are_shown_saved_and_may_change_on_resume(tmp_path: Path) -> None:
+def test_tags_and_notes_are_saved_and_may_change_on_resume(tmp_path: Path) -> None:
     words = ("data=synthetic", "model=mlp", "trainer.max_epochs=1", f"output_dir={tmp_path}")
     result = command("train.py", *words, "tags=[baseline,lr]", "notes=why")
     assert result.returncode == 0, result.stderr
-    assert "baseline, lr" in result.stdout
     (run_dir,) = (tmp_path / "default").iterdir()
     words = ("tags=[baseline]", "notes=longer", "trainer.max_epochs=2")
     result = command("train.py", f"resume={run_dir}", *words)

@@ -8,7 +8,7 @@ killed. Imports no torch, and fails to import without Optuna.
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -86,10 +86,12 @@ class Study(Queue):
 
     def ended(self, job: Job, run: RunFiles) -> None:
         """Tell the study how a trial has ended; one that was cut off goes on later."""
-        if run.status == "finished" and run.best is not None and math.isfinite(run.best):
-            self.study.tell(job.number, run.best)
-        elif run.status in ("finished", "failed"):
-            self.study.tell(job.number, state=TrialState.FAIL)
+        # A BruteForceSampler that has tried all values stops the study, which has no loop here.
+        with suppress(RuntimeError):
+            if run.status == "finished" and run.best is not None and math.isfinite(run.best):
+                self.study.tell(job.number, run.best)
+            elif run.status in ("finished", "failed"):
+                self.study.tell(job.number, state=TrialState.FAIL)
 
     def _job(self, trial: Any) -> Job:
         words = [f"{key}={value}" for key, value in trial.params.items()]
