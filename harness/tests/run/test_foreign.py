@@ -72,7 +72,7 @@ def test_empty_validation_tests_the_last_weights_and_says_so(words, capsys) -> N
     results = json.loads((run.folder / "results.json").read_text())
     assert results["tested_last_weights"] is True
     assert "test_loss" in results
-    assert "There is no best checkpoint: nothing was validated" in told(run)
+    assert "There is no best checkpoint: the validation loader has no batch" in told(run)
     assert "of the last weights: there is no best checkpoint" in capsys.readouterr().out
 
 
