@@ -149,7 +149,7 @@ class DurableCheckpointIO(CheckpointIO):
         """
         if self.thread is not None:
             self.thread.join()
-        self.thread = None  # which a spawned process cannot be given
+        self.thread = None
         error, self.error = self.error, None
         if error is not None:
             raise error

@@ -138,16 +138,17 @@ def compute(task: str, frozen: DictConfig) -> None:
         choose_gpus(cfg)
         early.start(task, launchable.num_further(cfg.trainer))
     gc.disable()  # the collector would look through all that is being imported, for a second
-    from harness.run import train  # torch and Lightning; seconds
-
-    gc.enable()
+    try:
+        from harness.run import train  # torch and Lightning; seconds
+    finally:
+        gc.enable()  # also in a notebook, where the import has failed
     early.wait()
     getattr(train, task)(cfg)
 
 
 def choose_gpus(cfg: Any) -> None:
     """Take the GPUs that the config asks for, and say which they are; a UserError without them."""
-    if cfg.gpus.order == "visible" or cfg.trainer.accelerator in ("cpu", "mps"):
+    if cfg.gpus.order == "visible":
         return
     from harness.machine.choice import choose_emptiest
     from harness.machine.gpus import gib

@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from harness.command import run_folder
 from harness.command.check import check
-from harness.command.compose import Command, as_hydra_reads, compose_command
+from harness.command.compose import Command, as_hydra_reads, compose_command, key_of
 from harness.command.explain import explained
 from harness.errors import UserError
 from harness.machine import limits, num_gpus
@@ -47,8 +47,8 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     typed_program = f"python {shlex.join(program)} -m"
     _check_call(task, words, typed_program)
     words = as_hydra_reads(task, words, conf)
-    resume = [word.partition("=")[2] for word in words if _key(word) == "resume"]
-    words = [word for word in words if _key(word) != "resume"]
+    resume = [word.partition("=")[2] for word in words if key_of(word) == "resume"]
+    words = [word for word in words if key_of(word) != "resume"]
     again = f"{typed_program} resume=auto {shlex.join(words)}"
     if resume[-1:] not in ([], ["auto"], ["null"]):
         raise UserError(f"resume={resume[-1]}: a sweep goes on by its words. Use {again}")
@@ -97,16 +97,12 @@ def _check_call(task: str, words: Sequence[str], program: str) -> None:
     if flags := [word for word in words if word.startswith("-")]:
         raise UserError(f"-m runs a sweep, and {flags[0]} asks for something else. Leave out one.")
     if launcher().is_one_of_several:
-        keys, devices = {*map(_key, words)}, f"trainer.devices={launcher().num_here}"
-        more = [word for word in ("strategy=ddp", devices) if _key(word) not in keys]
+        keys, devices = {*map(key_of, words)}, f"trainer.devices={launcher().num_here}"
+        more = [word for word in ("strategy=ddp", devices) if key_of(word) not in keys]
         raise UserError(
             f"{launcher().name} has started several processes, and each would run all jobs.\nUse "
             f"{program} {shlex.join([*words, *more])}"
         )
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
 
 
 def _parsed(conf: Path, words: Sequence[str]) -> list[Override]:
@@ -162,7 +158,7 @@ def _study(command: Command, overrides: Sequence[Override]) -> Callable[[Path], 
 
 
 def _lasting(words: Sequence[str]) -> list[str]:
-    return [word for word in words if _key(word) not in MAY_CHANGE]
+    return [word for word in words if key_of(word) not in MAY_CHANGE]
 
 
 def _same(parent: Path, words: Sequence[str]) -> Path | None:

@@ -33,8 +33,7 @@ from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.guarded import guarded
 from harness.processes.dead_ranks import observe_start
 from harness.processes.launcher import environments, global_rank
-from harness.run import summary
-from harness.run.log_file import LogFile
+from harness.run import log_file, summary
 from harness.run.mistakes import user_errors
 from harness.run.optimizer_states import OptimizerStates
 from harness.run.provenance import Provenance
@@ -59,7 +58,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     """
     with user_errors():
         check_targets(cfg)
-    run_log = start_log(cfg)
+    start_log(cfg)
     seed(cfg)
     with user_errors(cfg):
         data = make_data(cfg)
@@ -71,7 +70,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         trainer = instantiate(
             cfg.trainer,
             **plugins(cfg),
-            callbacks=[run_log, *harness_callbacks(cfg, freezing), *callbacks],
+            callbacks=[*harness_callbacks(cfg, freezing), *callbacks],
             logger=loggers,
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
@@ -86,15 +85,13 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     return trainer, model, data
 
 
-def start_log(cfg: DictConfig) -> LogFile:
+def start_log(cfg: DictConfig) -> None:
     """Open the run's log, also for the packages that the config names."""
     named = set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg)))
     # torch's own log is about its compiler.
-    run_log = LogFile(Path(cfg.run_dir, "run.log"), named - {"torch"})
-    run_log.start(is_first_process=global_rank() == 0)
+    log_file.start(Path(cfg.run_dir, "run.log"), named - {"torch"}, global_rank() == 0)
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
-    return run_log
 
 
 def seed(cfg: DictConfig) -> None:

@@ -39,7 +39,6 @@ def add_prediction_loader(source: Any) -> None:
         name = type(source).__name__
         if global_rank() == 0:
             log.warning("Predicting on the test loader: %s has no predict_dataloader.", name)
-        # A partial of a module's function, because spawned processes get it by pickle.
         source.predict_dataloader = partial(test_loader, source)
 
 

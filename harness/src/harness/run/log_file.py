@@ -8,8 +8,6 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-import pytorch_lightning as pl
-
 from harness.files import FULL
 
 # Warnings that say nothing about the user's run.
@@ -31,46 +29,39 @@ ALWAYS = {"harness", "pytorch_lightning", "lightning", "lightning_fabric", "py.w
 _configured: set[str] = set()  # names of this process's loggers that have our handlers
 
 
-class LogFile(pl.Callback):
-    """Configure the loggers of each process; a callback, because spawned processes need it.
+_latest: Path | None = None  # log file of this process's run
+
+
+def start(path: Path, packages: set[str], is_first_process: bool) -> None:
+    """Configure the loggers of this process.
 
     Args:
         path: the log file; only the first process writes to it.
         packages: whose messages belong to the run, besides those of the harness and Lightning.
+        is_first_process: of the run.
     """
-
-    latest: Path | None = None  # log file of this process's run
-
-    def __init__(self, path: Path, packages: set[str]) -> None:
-        self.path, self.packages = path, packages
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Configure the loggers of this process."""
-        self.start(trainer.is_global_zero)
-
-    def start(self, is_first_process: bool) -> None:
-        """Configure the loggers of this process; a second call changes nothing."""
-        stop()  # handlers of an earlier run in this process
-        LogFile.latest = self.path
-        for message in QUIET:
-            warnings.filterwarnings("ignore", message)
-        warnings.filterwarnings("error", ERROR)
-        logging.captureWarnings(True)
-        threading.excepthook = show_thread_error
-        screen = logging.StreamHandler()
-        screen.setLevel(logging.WARNING)
-        screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        handlers: list[logging.Handler] = [screen]
-        if is_first_process:
-            file = ForgivingFileHandler(self.path, delay=True)
-            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-            handlers.append(file)
-        for name in ALWAYS | self.packages:
-            logger = logging.getLogger(name)
-            logger.setLevel(logging.INFO)
-            logger.propagate = False
-            logger.handlers = list(handlers)
-            _configured.add(name)
+    global _latest
+    stop()  # handlers of an earlier run in this process
+    _latest = path
+    for message in QUIET:
+        warnings.filterwarnings("ignore", message)
+    warnings.filterwarnings("error", ERROR)
+    logging.captureWarnings(True)
+    threading.excepthook = show_thread_error
+    screen = logging.StreamHandler()
+    screen.setLevel(logging.WARNING)
+    screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handlers: list[logging.Handler] = [screen]
+    if is_first_process:
+        file = ForgivingFileHandler(path, delay=True)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers.append(file)
+    for name in ALWAYS | packages:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.handlers = list(handlers)
+        _configured.add(name)
 
 
 class ForgivingFileHandler(logging.FileHandler):
@@ -101,17 +92,18 @@ def write_traceback(error: BaseException) -> Path | None:
 
     Any process may do so, as the one that fails need not be the first.
     """
-    if LogFile.latest is not None:
-        with suppress(OSError), LogFile.latest.open("a") as file:  # the disk may be full
+    if _latest is not None:
+        with suppress(OSError), _latest.open("a") as file:  # the disk may be full
             file.write(time.strftime("%Y-%m-%d %H:%M:%S ERROR\n"))
             file.writelines(traceback.format_exception(error))
-            return LogFile.latest
+            return _latest
     return None
 
 
 def stop() -> None:
     """Close this process's log file, whose folder may be removed now."""
-    LogFile.latest = None
+    global _latest
+    _latest = None
     for name in _configured:
         logger = logging.getLogger(name)
         for handler in logger.handlers:

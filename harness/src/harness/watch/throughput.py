@@ -157,7 +157,7 @@ class Throughput(pl.Callback):
             num_processes_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_processes_here)
             self.verdict = verdict(self.total, self.num_workers, max_workers)
-            load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
+            load, num_cores = machine_load()
             is_crowded = load > CROWDED * num_cores and torch.get_num_threads() > 1
             if is_crowded and self.device.type == "cpu":
                 self.verdict += (
@@ -191,9 +191,14 @@ def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
     return f"input-bound: {waits}; {advice(spent, num_workers, max_workers)}"
 
 
+def machine_load() -> tuple[float, int]:
+    """Return how many processes have wanted to run in the last minute, and the number of cores."""
+    return os.getloadavg()[0], os.cpu_count() or 1
+
+
 def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
     """Say how to load as fast as the rest of a step goes."""
-    load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
+    load, num_cores = machine_load()
     if load > num_cores:
         return f"{num_cores} cores have a load of {load:.1f}, and more workers would not be faster"
     if num_workers == 0:
