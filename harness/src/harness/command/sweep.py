@@ -94,6 +94,8 @@ def _check_call(task: str, words: Sequence[str], program: str) -> None:
     """Refuse what is no sweep of trainings, and several processes that would each run it."""
     if task != "train":
         raise UserError(f"-m is for train.py. Call {task}.py once for each checkpoint.")
+    if not any(key_of(word) != "resume" for word in words):
+        raise UserError(f"-m has nothing to try. Add values: {program} seed=1,2,3")
     if flags := [word for word in words if word.startswith("-")]:
         raise UserError(f"-m runs a sweep, and {flags[0]} asks for something else. Leave out one.")
     if launcher().is_one_of_several:
