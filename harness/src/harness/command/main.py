@@ -34,6 +34,7 @@ from harness.processes.launcher import global_rank, is_further_rank, launcher_of
 from harness.processes.leaving import leave
 from harness.processes.meeting import Meeting
 from harness.strategies import launchable
+from harness.upstream import quick_start
 
 COMPLETION = {"-sc", "--shell-completion"}
 SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"} | COMPLETION
@@ -139,6 +140,7 @@ def compute(task: str, frozen: DictConfig) -> None:
         early.start(task, launchable.num_further(cfg.trainer))
     gc.disable()  # the collector would look through all that is being imported, for a second
     try:
+        quick_start.import_torchmetrics()
         from harness.run import train  # torch and Lightning; seconds
     finally:
         gc.enable()  # also in a notebook, where the import has failed
