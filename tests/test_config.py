@@ -1,17 +1,24 @@
-"""Every YAML file composes and names what exists; an experiment's model and data can be built."""
+"""Every YAML file composes, every experiment can be built, and what trains by default trains.
+
+All strategies at once: python scripts/prove.py experiment=synthetic
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from harness import train
 from harness.data.facts import fill_in
 from harness.errors import UserError
 from harness.run.build import make
 from harness.run.targets import check_targets
+from harness.testing import Promises, command
 
 CONF = Path(__file__).parents[1] / "conf"
+BRIEF = [f"trainer.limit_{split}_batches=2" for split in ("train", "val", "test")]
 DEFAULTS = (CONF / "train.yaml").read_text()
 # A plus adds a group that train.yaml does not choose from.
 CHOICES = [
@@ -62,3 +69,24 @@ def build(choice: str, cfg: DictConfig) -> None:
     except Exception as error:
         if not isinstance(error.__cause__ or error, OSError):
             raise AssertionError(f"{choice}: {error}") from error
+
+
+def test_a_run_trains_and_goes_on(make_cfg, tmp_path: Path) -> None:
+    cfg = make_cfg()
+    if OmegaConf.missing_keys(cfg.data) or OmegaConf.missing_keys(cfg.model):
+        pytest.skip("some of its values are for the command line")
+    brief = [*BRIEF, "strategy=cpu", f"output_dir={tmp_path}"]
+    train(*brief, "trainer.max_epochs=1")  # here, where all is imported
+    further = command("train.py", *brief, "trainer.max_epochs=2", "resume=auto")
+    assert further.returncode == 0, further.stderr
+    (run,) = tmp_path.glob("*/*/")  # the second command went on in the first one's folder
+    assert (run / "results.json").exists()
+    assert "epoch" in (run / "metrics.csv").read_text().splitlines()[0]
+
+
+@pytest.mark.slow  # a minute: pytest -m slow tests/test_config.py
+class TestSynthetic(Promises):
+    """A class like this for each experiment that is to stay the same on several devices."""
+
+    experiment = "synthetic"
+    strategies = ("ddp(2)",)  # all of them take two minutes

@@ -9,7 +9,7 @@ ROWS = torch.tensor([[0.5, -1.0, 2, 0], [0.5, -1.0, 1, 0], [0.5, -1.0, 2, 1]])
 
 
 def test_categories_become_vectors_of_their_own() -> None:
-    net = TableMLP(in_features=4, cardinalities=[300, 2], hidden=[8], num_outputs=3).eval()
+    net = TableMLP(in_features=4, cardinalities=[300, 2], hidden=[8], num_classes=3).eval()
     assert [tuple(table.weight.shape) for table in net.embeddings] == [(300, 39), (2, 2)]
     first, second, third = net(ROWS)
     assert first.shape == (3,)
@@ -19,14 +19,14 @@ def test_categories_become_vectors_of_their_own() -> None:
 
 def test_numbers_alone_are_a_fully_connected_network() -> None:
     torch.manual_seed(0)
-    net = TableMLP(in_features=4, cardinalities=[], hidden=[8], num_outputs=1)
+    net = TableMLP(in_features=4, cardinalities=[], hidden=[8], num_classes=1)
     torch.manual_seed(0)
     assert torch.equal(net(ROWS), MLP(4, [8], 1)(ROWS))
 
 
 def test_codes_that_half_precision_confuses_are_refused() -> None:
-    many = TableMLP(in_features=4, cardinalities=[300, 2], hidden=[8], num_outputs=1).bfloat16()
+    many = TableMLP(in_features=4, cardinalities=[300, 2], hidden=[8], num_classes=1).bfloat16()
     with pytest.raises(UserError, match=r"Codes of categories go up to 299, .*\nUse trainer.prec"):
         many(ROWS.bfloat16())
-    few = TableMLP(in_features=4, cardinalities=[3, 2], hidden=[8], num_outputs=1).bfloat16()
+    few = TableMLP(in_features=4, cardinalities=[3, 2], hidden=[8], num_classes=1).bfloat16()
     assert few(ROWS.bfloat16()).shape == (3, 1)

@@ -15,11 +15,11 @@ COLUMNS = 4  # images side by side
 class WorstMistakes(Picture):
     """Show in TensorBoard the test images that were wrong with the most confidence.
 
-    It reads ``inputs``, ``labels`` and ``logits`` from what ``test_step`` returns; the inputs
-    must be images of shape (B, C, H, W) with 1 or 3 channels. Where the data module says how it
-    has normalised them, by a ``mean`` and a ``std`` for each channel, that is undone; other values
-    outside of [0, 1] are scaled to it image by image. Classes have the names of its fact
-    ``class_names``.
+    It reads ``inputs``, ``labels`` and ``logits`` from what ``test_step`` returns, and draws
+    nothing unless inputs are images of shape (B, C, H, W) with 1 or 3 channels. Where the data
+    module says how it has normalised them, by a ``mean`` and a ``std`` for each channel, that is
+    undone; other values outside of [0, 1] are scaled to it image by image. Classes have the names
+    of its fact ``class_names``.
 
     Args:
         num_images: how many are shown.
@@ -48,7 +48,7 @@ class WorstMistakes(Picture):
         """Keep the worst of this batch and of those before."""
         images, labels, logits = outputs["inputs"], outputs["labels"], outputs["logits"]
         if images.ndim != 4 or images.shape[1] not in (1, 3):
-            raise ValueError(f"inputs of shape {tuple(images.shape)} are no images (B, C, H, W).")
+            return  # of a table, or of another kind: there is nothing to show
         predictions = logits.argmax(dim=1)
         losses = F.cross_entropy(logits, labels, reduction="none")
         found = {
@@ -69,8 +69,10 @@ class WorstMistakes(Picture):
         """The worst of this process; nothing where it had no sample."""
         return {key: value.cpu() for key, value in self.worst.items()}
 
-    def draw(self, parts: list[dict[str, Tensor]]) -> Figure:
+    def draw(self, parts: list[dict[str, Tensor]]) -> Figure | None:
         """Draw a grid of images with what they are and what they were taken for."""
+        if not any(parts):
+            return None
         worst = self.largest([part for part in parts if part])
         wrong = worst["losses"] >= 0  # right answers were marked with -1
         images = worst["images"][wrong].float().movedim(1, -1)  # (N, H, W, C)

@@ -17,7 +17,7 @@ class TableMLP(nn.Module):
         in_features: columns of the input; the last ones are codes of categories.
         cardinalities: codes of each category, 0 among them; empty where all are numbers.
         hidden: widths of the hidden layers.
-        num_outputs: width of the output: classes, or 1 for a number.
+        num_classes: width of the output; 1 for a number.
         dropout: probability that a hidden activation is zeroed in training.
     """
 
@@ -26,7 +26,7 @@ class TableMLP(nn.Module):
         in_features: int,
         cardinalities: Sequence[int],
         hidden: Sequence[int],
-        num_outputs: int,
+        num_classes: int,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class TableMLP(nn.Module):
         sizes = [(size, min(50, round(1.6 * size**0.56))) for size in cardinalities]
         self.embeddings = nn.ModuleList(nn.Embedding(*size) for size in sizes)
         width = self.num_numbers + sum(width for _, width in sizes)
-        self.mlp = MLP(width, hidden, num_outputs, dropout)
+        self.mlp = MLP(width, hidden, num_classes, dropout)
         self.largest_code = max(cardinalities, default=1) - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map numbers and codes (B, in_features) to (B, num_outputs).
+        """Map numbers and codes (B, in_features) to (B, num_classes).
 
         Without categories, inputs of any shape are flattened.
         """

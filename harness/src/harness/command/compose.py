@@ -22,7 +22,7 @@ from harness.errors import UserError
 from harness.names import is_below
 from harness.processes.launcher import launcher
 
-TRACKERS = {"wandb", "mlflow"}  # files of conf/logger that are added to the default one
+TRACKERS = {"wandb", "mlflow"}  # files of logger/ that are added to the default one
 # Groups of evaluate.py and predict.py: all else comes from the run that wrote the checkpoint.
 EVALUATION_GROUPS = ("trainer", "strategy", "gpus", "watch", "logger")
 OF_THE_RUN = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")

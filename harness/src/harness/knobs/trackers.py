@@ -1,4 +1,4 @@
-"""Values for Lightning's loggers of W&B and MLflow: see conf/logger."""
+"""Values for Lightning's loggers of W&B and MLflow: see the folder logger of the configs."""
 
 import os
 from collections.abc import Iterable

@@ -47,8 +47,8 @@ class Picture(pl.Callback):
         """What this process has kept, on the CPU: it travels to the first process."""
 
     @abstractmethod
-    def draw(self, parts: list[Any]) -> Figure:
-        """Draw what the processes have kept, in the order of their ranks."""
+    def draw(self, parts: list[Any]) -> Figure | None:
+        """Draw what the processes have kept, in the order of their ranks; None draws nothing."""
 
     def on_test_start(self, *_: Any) -> None:
         """Start anew."""
@@ -84,7 +84,7 @@ class Picture(pl.Callback):
     def _draw(self, trainer: pl.Trainer, parts: list[bytes]) -> None:
         figure = self.draw([pickle.loads(part) for part in parts])
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
+            if figure is not None and isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_figure(self.name, figure, trainer.global_step)
 
     def _try(self, function: Any, *arguments: Any) -> Any:
