@@ -99,14 +99,18 @@ lock:
 
 # Some systems leave a broken environment behind where venv is half installed: start it anew.
 $(VENV)/made:
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
-	$(NEW_VENV) $(VENV)
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
+	@echo "making $(VENV)"
+	@$(NEW_VENV) $(VENV)
+	@touch $@
 
+# pip says nothing but what fails.
 $(INSTALLED): $(VENV)/made $(REQUIRED)
-	$(INSTALL) -c requirements.lock -e .
-	touch $@
+	@echo "installing the versions of requirements.lock into $(VENV), which takes some minutes"
+	@$(INSTALL) --quiet -c requirements.lock -e .
+	@touch $@
 
 $(TEST_INSTALLED): $(VENV)/made $(REQUIRED) $(wildcard harness/extras/test.txt)
-	$(INSTALL) -c requirements.lock -e .[test]
-	touch $(INSTALLED) $@
+	@echo "installing the versions of requirements.lock into $(VENV), with what tests need"
+	@$(INSTALL) --quiet -c requirements.lock -e .[test]
+	@touch $(INSTALLED) $@

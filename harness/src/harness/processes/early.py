@@ -14,7 +14,10 @@ started: dict[str, subprocess.Popen[bytes]] = {}  # by LOCAL_RANK
 
 def start(task: str, num_further: int) -> None:
     """Start further ranks where this process is the script ``task``.py and has yet to import."""
-    is_script = Path(sys.argv[0]).stem == task and sys.modules["__main__"].__spec__ is None
+    is_script = (
+        Path(sys.argv[0]).stem == task
+        and getattr(sys.modules["__main__"], "__spec__", None) is None
+    )
     is_first = launcher().name == "python" and "LOCAL_RANK" not in os.environ
     if is_script and is_first and "torch" not in sys.modules:
         words = [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]]  # as Lightning does

@@ -1,5 +1,8 @@
-"""Show the progress of a run on the screen."""
+"""Show the progress of a run on the screen, and give the screen to a debugger that asks for it."""
 
+import inspect
+import os
+import sys
 import time
 from typing import Any
 
@@ -17,6 +20,25 @@ class ProgressBar(RichProgressBar):
     """
 
     updated_time = 0.0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let ``breakpoint()`` end the bar, which would draw over the debugger's prompt."""
+        super().setup(trainer, pl_module, stage)
+        if self.is_enabled and "PYTHONBREAKPOINT" not in os.environ:
+            sys.breakpointhook = self._debug
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give ``breakpoint()`` back its own way."""
+        sys.breakpointhook = sys.__breakpointhook__
+        super().teardown(trainer, pl_module, stage)
+
+    def _debug(self, *_: Any, **__: Any) -> None:
+        import pdb  # only debugging needs it
+
+        self.disable()
+        if self.progress is not None:
+            self.progress.stop()
+        pdb.Pdb().set_trace(inspect.currentframe().f_back)  # type: ignore[union-attr]
 
     def on_train_batch_end(
         self,

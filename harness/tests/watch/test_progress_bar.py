@@ -1,0 +1,28 @@
+"""The progress bar, and a debugger that needs the screen."""
+
+import pdb
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.watch.progress_bar import ProgressBar
+
+
+def test_a_breakpoint_ends_the_bar_and_stops_where_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    happened: list[Any] = []
+    debugger = SimpleNamespace(set_trace=lambda frame: happened.append(frame.f_code.co_name))
+    monkeypatch.setattr(pdb, "Pdb", lambda: debugger)
+    bar = ProgressBar()
+    trainer: Any = SimpleNamespace(is_global_zero=True)
+    bar.setup(trainer, SimpleNamespace(), "fit")  # type: ignore[arg-type]
+    bar.progress = SimpleNamespace(stop=lambda: happened.append("stop"))  # type: ignore[assignment]
+    breakpoint()  # noqa: T100
+    assert happened == ["stop", sys._getframe().f_code.co_name]
+    assert bar.is_disabled
+    bar.teardown(trainer, SimpleNamespace(), "fit")  # type: ignore[arg-type]
+    assert sys.breakpointhook is sys.__breakpointhook__
