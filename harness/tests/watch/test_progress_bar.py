@@ -21,7 +21,7 @@ def test_a_breakpoint_ends_the_bar_and_stops_where_it_is_written(
     trainer: Any = SimpleNamespace(is_global_zero=True)
     bar.setup(trainer, SimpleNamespace(), "fit")  # type: ignore[arg-type]
     bar.progress = SimpleNamespace(stop=lambda: happened.append("stop"))  # type: ignore[assignment]
-    breakpoint()  # noqa: T100
+    breakpoint()
     assert happened == ["stop", sys._getframe().f_code.co_name]
     assert bar.is_disabled
     bar.teardown(trainer, SimpleNamespace(), "fit")  # type: ignore[arg-type]
