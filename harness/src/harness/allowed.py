@@ -94,7 +94,7 @@ def check(cfg: Any) -> None:
     for key, node in targets(cfg):
         name = str(node["_target_"])
         word = name.partition(".")[0]
-        if word in USUAL or name in EXACT or _is_owners(name) or word in _required_modules():
+        if word in USUAL or name in EXACT or is_owners(name) or word in _required_modules():
             continue
         if word in sys.modules or find_spec(word) is not None:  # else the import reports it
             is_standard = word in sys.stdlib_module_names  # too much to allow as a whole
@@ -128,7 +128,7 @@ def _may_be_built(target: Any, module: str) -> bool:
         homes = [kind.rpartition(".") for kind in KINDS]
         # A module that is not imported has no subclasses.
         bases = tuple(getattr(sys.modules[h], name) for h, _, name in homes if h in sys.modules)
-        return _is_owners(module) or (issubclass(target, bases) and not module.startswith(PIPES))
+        return is_owners(module) or (issubclass(target, bases) and not module.startswith(PIPES))
     if inspect.isroutine(target) and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
         # The module of a function in C is not where torch shows it, or there is none.
         functions = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
@@ -136,10 +136,11 @@ def _may_be_built(target: Any, module: str) -> bool:
             return True
     # Methods are refused: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
     is_method = "." in getattr(target, "__qualname__", ".")
-    return not is_method and (_is_owners(module) or module.startswith(f"{__package__}.knobs."))
+    return not is_method and (is_owners(module) or module.startswith(f"{__package__}.knobs."))
 
 
-def _is_owners(name: str) -> bool:
+def is_owners(name: str) -> bool:
+    """Return whether a package, or what is in it, counts as the owner's."""
     return any(f"{name}.".startswith(f"{one}.") for one in _own)
 
 

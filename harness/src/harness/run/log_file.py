@@ -1,6 +1,7 @@
 """Show warnings on the screen, and write them and other messages to the run's log file."""
 
 import logging
+import sys
 import threading
 import time
 import traceback
@@ -8,6 +9,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+from harness.allowed import is_owners
 from harness.files import FULL
 
 # Warnings that say nothing about the user's run.
@@ -48,10 +50,9 @@ def start(path: Path, packages: set[str], is_first_process: bool) -> None:
     warnings.filterwarnings("error", ERROR)
     logging.captureWarnings(True)
     threading.excepthook = show_thread_error
-    screen = logging.StreamHandler()
-    screen.setLevel(logging.WARNING)
-    screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    handlers: list[logging.Handler] = [screen]
+    screen = Screen(logging.WARNING)
+    of_owner = Screen() if is_first_process else screen
+    handlers: list[logging.Handler] = []
     if is_first_process:
         file = ForgivingFileHandler(path, delay=True)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -60,8 +61,19 @@ def start(path: Path, packages: set[str], is_first_process: bool) -> None:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        logger.handlers = list(handlers)
+        # The owner's code has the screen for what it says at level INFO, too.
+        logger.handlers = [of_owner if is_owners(name) else screen, *handlers]
         _configured.add(name)
+
+
+class Screen(logging.Handler):
+    """Show messages; a progress bar that is drawn now lets them pass above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line to what is stderr now, unless nobody reads it any more."""
+        level = "" if record.levelno == logging.INFO else f"{record.levelname}: "
+        with suppress(OSError):
+            print(f"{level}{self.format(record)}", file=sys.stderr)
 
 
 class ForgivingFileHandler(logging.FileHandler):
