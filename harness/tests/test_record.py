@@ -2,8 +2,10 @@
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace as Stub
 
 import pytest
+import torch
 
 from harness import record
 
@@ -28,7 +30,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start_of(run_dir: Path) -> dict[str, object]:
     """Begin a run, and return what it notes of its start."""
     record.begin(run_dir)
-    record.note_start(run_dir, packages=record.packages())  # as training begins
+    strategy = Stub(root_device=torch.device("cpu"))
+    trainer = Stub(is_global_zero=True, strategy=strategy, world_size=1, num_devices=1)
+    record.note_training(run_dir, trainer)
     start: dict[str, object] = record.read(run_dir)["starts"][-1]
     return start
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.run import inputs
 from harness.run import train as run
 from tests.faults.fork_server import command
 
@@ -83,13 +82,13 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
 def test_best_checkpoint_is_tested(make_cfg, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one with the highest validation accuracy, not the last."""
     tested = []
-    load_weights = inputs.load_weights
+    load_weights = run.load_weights
 
     def load(model, path):
         tested.append((path.name, float(model.trainer.checkpoint_callback.best_model_score)))
         load_weights(model, path)
 
-    monkeypatch.setattr(inputs, "load_weights", load)
+    monkeypatch.setattr(run, "load_weights", load)
     cfg = make_cfg(
         *("data=synthetic", "model=mlp", "data.num_train=320", "trainer.max_epochs=4"),
         "trainer.enable_progress_bar=false",

@@ -1,10 +1,11 @@
-"""What a run was made of and what became of it: command, machine, code, packages, ending. No torch.
+"""What a run was made of and what became of it: command, machine, code, packages, ending.
 
-In: a run's folder, when the run starts and when it ends. Out: ``record.json`` there, and a diff of
-what is not committed, for ``git apply``. Next: ``run.provenance`` adds what needs torch.
+In: a run's folder, when a command starts, when its training starts, and when it ends. Out:
+``record.json`` there, and a diff of what is not committed, for ``git apply``.
 """
 
 import json
+import logging
 import os
 import platform
 import re
@@ -39,6 +40,7 @@ DIFF = (
     *("diff", "HEAD", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty"),
 )
+log = logging.getLogger(__name__)
 
 
 def read(run_dir: Path) -> dict[str, Any]:
@@ -57,12 +59,6 @@ def note(run_dir: Path, **facts: Any) -> None:
         write_durably(run_dir / FILE, data)
 
 
-def note_start(run_dir: Path, **facts: Any) -> None:
-    """Add plain values to the latest start of a run."""
-    *before, last = read(run_dir).get("starts") or [{}]
-    note(run_dir, starts=[*before, last | facts])
-
-
 def begin(run_dir: Path) -> None:
     """Add a start to a run's record: the command, the machine, the code.
 
@@ -74,17 +70,14 @@ def begin(run_dir: Path) -> None:
         (run_dir / "results.json").unlink(missing_ok=True)
         (run_dir / NEXT).replace(run_dir / "config.yaml")
     state, diff = code()
-    try:
+    with suppress(OSError):  # a full disk does not stop the run
         if diff:  # starts with equal changes share a file
             write_durably(run_dir / state["diff"], diff)
-    except OSError as error:
-        state |= {"diff": None, "no_diff": error.strerror}
     start = {
         "time": time.time(),
         "command": shlex.join(sys.orig_argv),
         "started_in": os.getcwd(),
         "host": platform.node(),
-        "processor": processor(),
         "num_cpus": os.cpu_count(),
         "environment": {name: os.environ[name] for name in os.environ if ROUNDING.fullmatch(name)},
         **state,
@@ -93,12 +86,33 @@ def begin(run_dir: Path) -> None:
     note(run_dir, status=None, reason=None, commit=state["commit"], starts=starts)
 
 
+def note_training(run_dir: Path, trainer: Any, *_: Any) -> None:
+    """Add to the latest start, as its training begins, what decides how sums are rounded."""
+    import torch  # a command begins without it
+
+    if not trainer.is_global_zero:
+        return
+    if (run_dir / NEXT).exists():
+        begin(run_dir)  # a resumed run, which nothing has refused
+    num_gpus = torch.cuda.device_count() if trainer.strategy.root_device.type == "cuda" else 0
+    facts = {
+        "packages": packages(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "num_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(num_gpus)],
+        "strategy": type(trainer.strategy).__name__,
+        "num_processes": trainer.world_size,
+        "num_devices": trainer.num_devices,
+    }
+    *before, last = read(run_dir).get("starts") or [{}]
+    note(run_dir, starts=[*before, last | facts])
+    if reason := last.get("no_diff"):
+        log.warning("What is not committed was not kept: %s.", reason)
+
+
 @contextmanager
 def recording(run_dir: Path) -> Iterator[None]:
-    """Note how the block ends, and add its seconds to those of earlier starts.
-
-    Nothing is noted if the run has not begun: see ``begin``.
-    """
+    """Note how the block ends, if the run has begun, and add its seconds to those before."""
     before, start = read(run_dir), time.monotonic()
     status, reason = "finished", None
     try:
@@ -122,18 +136,9 @@ def _ending(error: BaseException) -> tuple[str, str]:
     return "failed", line if is_explained else f"{type(error).__name__}: {line}"
 
 
-def processor() -> str:
-    """Return the CPU's name, by which libraries choose their kernels."""
-    file = Path("/proc/cpuinfo")  # of Linux; x86 writes a name
-    name = re.search(r"^model name\s*: (.+)$", file.read_text() if file.exists() else "", re.M)
-    return name[1] if name else platform.processor()
-
-
 def packages() -> dict[str, str]:
-    """Return the versions of Python and of all installed packages, read from folder names.
-
-    Opening the metadata of each package would take a tenth of a second.
-    """
+    """Return the versions of Python and of all installed packages."""
+    # By names of folders: opening the metadata of each would take a tenth of a second.
     folders = [path for place in reversed(sys.path) for path in Path(place).glob("*-*.dist-info")]
     pairs = [folder.name.removesuffix(".dist-info").split("-", 1) for folder in folders]
     versions = {name.replace("_", "-").lower(): version for name, version in pairs}
@@ -153,41 +158,32 @@ def code() -> tuple[dict[str, Any], bytes]:
         return {"commit": None}, b""
     top, commit, index = os.fsdecode(answer).splitlines()
     state: dict[str, Any] = {"commit": commit, "repository": top, "diff": None}
+    # A diff shows new files that an index has: this one is a copy, and the user's stays as it is.
     try:
-        diff = _uncommitted(top, Path(index).absolute())
+        with TemporaryDirectory() as folder:
+            own = {"GIT_INDEX_FILE": str(shutil.copy2(Path(index).absolute(), folder))}
+            with suppress(UserError):  # no Python file
+                git("add", "-N", "--", "*.py", folder=top, environment=own)
+            diff = git(*DIFF, folder=top, environment=own)
+        if len(diff) > MAX_DIFF_BYTES:
+            raise UserError(f"it is larger than {MAX_DIFF_BYTES >> 20} MiB")
     except (UserError, OSError) as error:
         return state | {"no_diff": str(error)}, b""
-    if len(diff) > MAX_DIFF_BYTES:
-        return state | {"no_diff": f"it is larger than {MAX_DIFF_BYTES >> 20} MiB"}, b""
     return state | {"diff": f"uncommitted_{zlib.crc32(diff):08x}.diff" if diff else None}, diff
-
-
-def _uncommitted(top: str, index: Path) -> bytes:
-    """Return a diff against the commit, with new Python files that git does not ignore."""
-    # A diff shows new files that an index has: this one is a copy, and the user's stays as it is.
-    with TemporaryDirectory() as folder:
-        copy = Path(folder, "index")
-        shutil.copy2(index, copy)  # with its time, by which git notices quick edits
-        with suppress(UserError):  # no Python file
-            git("add", "-N", "--", "*.py", folder=top, index=copy)
-        return git(*DIFF, folder=top, index=copy)
 
 
 def git(
     *words: str,
     folder: str | Path = ".",
-    index: Path | None = None,
+    environment: dict[str, str] | None = None,
     seconds: float | None = GIT_SECONDS,
 ) -> bytes:
     """Run git and return its output; a UserError if there is none, or it fails or is slow."""
-    environment = {"GIT_INDEX_FILE": str(index)} if index else {}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    variables = os.environ | (environment or {})
     try:
         return subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *words],
-            env=os.environ | environment,
-            capture_output=True,
-            timeout=seconds,
-            check=True,
+            command, env=variables, capture_output=True, timeout=seconds, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         reason = os.fsdecode(getattr(error, "stderr", None) or str(error)).strip()
@@ -199,17 +195,15 @@ def changes(run_dir: Path) -> str | None:
     starts = [s for s in read(run_dir).get("starts", []) if {"packages", "commit"} <= s.keys()]
     if not starts:
         return None
-    before, now = starts[-1], code()[0]
-    changed = changed_packages(before["packages"])
+    before, now, installed = starts[-1], code()[0], packages()
+    # Builds, as in "2.9+cpu", do not count.
+    pairs = [
+        (n, *(v.get(n, "none") for v in (before["packages"], installed))) for n in MAIN_PACKAGES
+    ]
+    changed = [f"{name} {a} -> {b}" for name, a, b in pairs if a.split("+")[0] != b.split("+")[0]]
     if before["commit"] != now["commit"]:
         changed.append(f"commit {before['commit']} -> {now['commit']}")
     if before.get("diff") != now.get("diff"):
         changed.append(f"what is not committed (then {before.get('diff') or 'nothing'})")
-    return f"Since the run was trained {', '.join(changed)} changed." if changed else None
-
-
-def changed_packages(before: dict[str, str]) -> list[str]:
-    """List main packages whose versions have changed; builds, as "+cpu", do not count."""
-    now = packages()
-    pairs = [(name, before.get(name, "none"), now.get(name, "none")) for name in MAIN_PACKAGES]
-    return [f"{name} {a} -> {b}" for name, a, b in pairs if a.split("+")[0] != b.split("+")[0]]
+    what = f"Since the run was trained {', '.join(changed)} changed."
+    return f"{what} Today's code and packages are used." if changed else None

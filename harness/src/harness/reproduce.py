@@ -17,7 +17,6 @@ import torch
 from harness import record
 from harness.checkpoints.reading import read
 from harness.command import run_folder
-from harness.data.checksum import checksum
 from harness.errors import UserError
 from harness.names import few
 from harness.processes import parent
@@ -27,7 +26,6 @@ from harness.runs.reading import RunFiles
 
 FACTS = (
     "packages",
-    "processor",
     "gpus",
     "cpu_capability",
     "num_threads",
@@ -46,7 +44,7 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
     start = (run.record.get("starts") or [{}])[-1]
     place = Path(start.get("started_in", "."))  # where relative paths of data begin
     place = place if place.is_dir() else Path()
-    if missing := _missing(run, start, place):
+    if missing := _missing(run, start):
         raise UserError(f"{run.folder} cannot be made again: {missing}")
     run_folder.load_config(run.folder)  # raises if it was damaged, before anything is written
     top = start["repository"] if Path(start["repository"]).is_dir() else "."
@@ -72,7 +70,7 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
     return not places
 
 
-def _missing(run: RunFiles, start: dict[str, Any], place: Path) -> str | None:
+def _missing(run: RunFiles, start: dict[str, Any]) -> str | None:
     """Say what the run lacks to be made again."""
     if run.status != "finished":
         return f"it is {run.status}. Let it finish with resume={run.folder}"
@@ -80,9 +78,6 @@ def _missing(run: RunFiles, start: dict[str, Any], place: Path) -> str | None:
         return "it was trained outside of a git repository, or with version 0.3 or before."
     if "no_diff" in start:
         return f"what was not committed was not kept: {start['no_diff']}."
-    for key, file in run.record.get("data", {}).get("files", {}).items():
-        if checksum(str(place / file["path"])) != file["crc32"]:
-            return f"{key}: {place / file['path']} is gone, or holds other data than then."
     return None
 
 

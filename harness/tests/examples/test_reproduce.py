@@ -82,15 +82,13 @@ def copy(trained: Path, tmp_path: Path) -> Path:
 
 def test_what_is_missing_is_told_and_nothing_is_made(copy: Path, tmp_path: Path) -> None:
     noted = record.read(copy)
-    start, data = noted["starts"][0], noted["data"]
-    file = {"data.file": {**data["files"]["data.file"], "crc32": 1}}
+    start = noted["starts"][0]
     for changes, line in (
         ({"starts": [{**start, "commit": None}]}, "outside of a git repository, or with version"),
         ({"starts": [{**start, "no_diff": "it is large"}]}, "was not kept: it is large."),
-        ({"data": {**data, "files": file}}, "rows.csv is gone, or holds other data than then."),
         ({"starts": [{**start, "commit": "0" * 40}]}, "git log failed in "),
     ):
-        record.note(copy, **{"starts": [start], "data": data, **changes})
+        record.note(copy, **{"starts": [start], **changes})
         with pytest.raises(UserError, match=line):
             reproduce(reading.read(copy), tmp_path / "again")
     config = (copy / "config.yaml").read_text()

@@ -60,7 +60,7 @@ def test_run_without_a_test_or_the_default_objective_ends_well(words) -> None:
 def test_objective_is_found_at_the_end_of_an_epoch_and_refused_where_nothing_logs_it(words) -> None:
     run = train(*words("Scores", "TrainAndVal", "objective=score", "mode=max"))
     assert "best.ckpt is" not in told(run)
-    assert "matrix is not one number" in told(run)
+    assert "Not one number, and not in results.json: matrix" in told(run)
     assert set(run.results) >= {"score", "train_loss", "val_loss"}
     chosen = ("objective=val_los", "mode=min")
     with pytest.raises(UserError, match="Nothing logs objective=val_los, but train_loss"):
@@ -125,7 +125,7 @@ def test_prediction_that_cannot_be_is_told_with_what_to_write(words) -> None:
     with pytest.raises(TypeError) as raised:
         predict(run.checkpoint, f"data._target_={foreign.__name__}.Whole")
     message = str(mistakes.of_user(raised.value))
-    assert "Without a predict_step Lightning calls forward with the whole batch." in message
+    assert "in forward: TypeError: linear()" in message
     assert "The batch: tensor (4, 5) float32" in message
     assert len(message.splitlines()) <= 3
     with pytest.raises(UserError, match="nothing to evaluate: Bare has no test_step"):

@@ -26,9 +26,8 @@ from harness.command.compose import compose_command, in_quotes
 from harness.convert.checkpoint import stem_of
 from harness.errors import UserError
 from harness.files import replacing
-from harness.run.build import make_data
-from harness.run.mistakes import user_errors
-from harness.run.stack import read_error
+from harness.run.build import make_data, user_errors
+from harness.run.mistakes import read_error
 from harness.run.targets import check_targets
 from harness.run.train import load_model
 

@@ -8,6 +8,9 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import DDPStrategy
 
+from harness import record
 from harness.allowed import instantiate
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
+from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.first_batch import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
@@ -27,26 +32,21 @@ from harness.exact.seeded_steps import SeededSteps
 from harness.files import read_yaml, write_json
 from harness.init.freezing import Freezing
 from harness.init.settings import settings
-from harness.init.weights import start_from
 from harness.knobs import trackers
 from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.guarded import guarded
 from harness.processes.dead_ranks import observe_start
 from harness.processes.launcher import environments, global_rank
 from harness.run import log_file, summary
-from harness.run.mistakes import user_errors
 from harness.run.optimizer_states import OptimizerStates
-from harness.run.provenance import Provenance
 from harness.run.targets import check_kinds, check_targets
 from harness.strategies import ddp
-from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
 from harness.upstream import precision, versions
 from harness.upstream.step_overhead import profile_nothing
 from harness.watch.learning import Learning
 from harness.watch.objective import Objective
 
 log = logging.getLogger(__name__)
-CONFIG = "config.yaml"
 SAFE_POINT = ("every_n_steps", "every_minutes", "num_kept")
 
 
@@ -58,7 +58,12 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     """
     with user_errors():
         check_targets(cfg)
-    start_log(cfg)
+    is_first, named = global_rank() == 0, re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg))
+    # Packages that the config names belong to the run's log; torch's own is about its compiler.
+    log_file.start(Path(cfg.run_dir, "run.log"), {*named} - {"torch"}, is_first)
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        log.info("CUDA_VISIBLE_DEVICES=%s", visible)
+    tell_changes(cfg.resume if "resume" in cfg else cfg.checkpoint)
     seed(cfg)
     with user_errors(cfg):
         data = make_data(cfg)
@@ -85,13 +90,24 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     return trainer, model, data
 
 
-def start_log(cfg: DictConfig) -> None:
-    """Open the run's log, also for the packages that the config names."""
-    named = set(re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg)))
-    # torch's own log is about its compiler.
-    log_file.start(Path(cfg.run_dir, "run.log"), named - {"torch"}, global_rank() == 0)
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        log.info("CUDA_VISIBLE_DEVICES=%s", visible)
+@contextmanager
+def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
+    """Turn errors of Hydra, Lightning and torch about wrong settings into a ``UserError``."""
+    try:
+        yield
+    except Exception as error:
+        from harness.run import mistakes  # only a run that fails needs it
+
+        if message := mistakes.in_settings(error, cfg):
+            raise UserError(message) from error
+        raise
+
+
+def tell_changes(checkpoint: str | Path | None) -> None:
+    """Warn if code or packages differ from those that trained a checkpoint's run."""
+    run_dir = None if checkpoint is None else Path(checkpoint).resolve().parent.parent
+    if run_dir is not None and global_rank() == 0 and (changes := record.changes(run_dir)):
+        log.warning("%s", changes)
 
 
 def seed(cfg: DictConfig) -> None:
@@ -110,15 +126,16 @@ def make_data(cfg: DictConfig) -> Any:
     A new run writes these facts into its folder; whatever uses the run later reads them there.
     """
     data = None if cfg.data is None else make(cfg.data)
-    is_new = "resume" in cfg and cfg.resume is None
+    if "resume" in cfg and cfg.resume is None:
+        filled = facts.fill_in(cfg, data)
+        if filled and global_rank() == 0:
+            write_json(Path(cfg.run_dir, facts.FILE), json.dumps(filled, indent=2) + "\n")
+        return data
     run_dir = training_folder(cfg)
-    if not is_new:
-        facts.hand_over(data, run_dir)
-        if "resume" not in cfg and global_rank() == 0 and (run_dir / CONFIG).is_file():
-            facts.tell_other_split(cfg, OmegaConf.create(read_yaml(run_dir / CONFIG)))
-    filled = facts.fill_in(cfg, data, None if is_new else run_dir)
-    if is_new and filled and global_rank() == 0:
-        write_json(run_dir / facts.FILE, json.dumps(filled, indent=2) + "\n")
+    facts.hand_over(data, run_dir)
+    if "resume" not in cfg and global_rank() == 0 and (run_dir / "config.yaml").is_file():
+        facts.tell_other_split(cfg, OmegaConf.create(read_yaml(run_dir / "config.yaml")))
+    facts.fill_in(cfg, data, run_dir)
     return data
 
 
@@ -132,14 +149,17 @@ def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
         return model, []
     init = settings(OmegaConf.to_container(cfg.init) if cfg.get("init") is not None else None)
     if init.path is not None and cfg.resume is None:
+        from harness.init.weights import start_from  # only a run that starts from weights needs it
+
         rows, lines = start_from(model, init)
         if global_rank() == 0:
             summary.show(rows)
             log.info("\n".join(lines))
-    freezing = [Freezing(init.freeze, init.unfreeze_at_epoch)] if init.freeze else []
-    for callback in freezing:
-        callback.freeze(model)
-    return model, [*freezing]
+    if not init.freeze:
+        return model, []
+    freezing = Freezing(init.freeze, init.unfreeze_at_epoch)
+    freezing.freeze(model)
+    return model, [freezing]
 
 
 def training_folder(cfg: DictConfig) -> Path:
@@ -173,6 +193,8 @@ def plugins(cfg: DictConfig) -> dict[str, Any]:
     plugins: list[Any] = [DurableCheckpointIO(is_trusted), *environments()]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
+        from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
+
         return {"plugins": [*plugins, SyncBatchNormAnywhere()], "sync_batchnorm": False}
     return {"plugins": plugins}
 
@@ -187,7 +209,8 @@ def harness_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
     is_kept = is_training and not cfg.trainer.fast_dev_run
     own: list[pl.Callback] = [GlobalBatches(cfg.seed)]
     if is_kept:
-        own += [OptimizerStates(), Provenance(cfg)]
+        note = partial(record.note_training, Path(cfg.run_dir))
+        own += [OptimizerStates(), pl.callbacks.LambdaCallback(on_train_start=note)]
     own += [Speed(*map(cfg.get, SWITCHES)), *freezing]
     if is_kept and cfg.checkpoint is not None:
         settings = {key: cfg.checkpoint[key] for key in SAFE_POINT if key in cfg.checkpoint}

@@ -29,8 +29,6 @@ QUIET = (
 ERROR = r"`LightningModule.configure_optimizers` returned `None`"
 ALWAYS = {"harness", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings"}
 _configured: set[str] = set()  # names of this process's loggers that have our handlers
-
-
 _latest: Path | None = None  # log file of this process's run
 
 
@@ -43,7 +41,6 @@ def start(path: Path, packages: set[str], is_first_process: bool) -> None:
         is_first_process: of the run.
     """
     global _latest
-    stop()  # handlers of an earlier run in this process
     _latest = path
     for message in QUIET:
         warnings.filterwarnings("ignore", message)
@@ -57,8 +54,10 @@ def start(path: Path, packages: set[str], is_first_process: bool) -> None:
         file = ForgivingFileHandler(path, delay=True)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append(file)
-    for name in ALWAYS | packages:
+    for name in _configured | ALWAYS | packages:
         logger = logging.getLogger(name)
+        for handler in logger.handlers if name in _configured else ():
+            handler.close()  # of an earlier run in this process
         logger.setLevel(logging.INFO)
         logger.propagate = False
         # The owner's code has the screen for what it says at level INFO, too.
@@ -110,14 +109,3 @@ def write_traceback(error: BaseException) -> Path | None:
             file.writelines(traceback.format_exception(error))
             return _latest
     return None
-
-
-def stop() -> None:
-    """Close this process's log file, whose folder may be removed now."""
-    global _latest
-    _latest = None
-    for name in _configured:
-        logger = logging.getLogger(name)
-        for handler in logger.handlers:
-            handler.close()
-        logger.handlers = []

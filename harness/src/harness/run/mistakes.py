@@ -1,64 +1,130 @@
-"""Show mistakes in a run's settings, or in its user's code, in one to three lines.
+"""Show a mistake in a run's settings, or in its user's code, in one to three lines.
 
-In: an exception. Out: while a run is built, a ``UserError``, which leaves no folder; later a
-message with the line of the user's code and a hint, which ``command.main`` prints. A bug of the
-harness keeps its traceback.
+In: an exception. Out: while a run is built, a ``UserError``, which leaves no folder; later the
+innermost line of the user's code, its exception and one hint, which ``command.main`` prints. A bug
+of the harness keeps its traceback. Only a run that fails imports this file.
 """
 
-import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError
+from torch import Tensor
 
+import harness
 from harness.allowed import targets
 from harness.errors import TrainingError, UserError
-from harness.names import did_you_mean
+from harness.names import did_you_mean, shown
 from harness.run import log_file
-from harness.run.hints import SHARED_MEMORY, WORKER_KILLED, given, hint_for, short_message
 from harness.run.optimizer_states import refusal
-from harness.run.stack import CodeLine, ErrorInfo, read_error
 from harness.watch.objective import missing_score
 
+LIBRARIES = (Path(harness.__path__[0]).resolve(), Path(sysconfig.get_path("stdlib")).resolve())
+MAX_LENGTH = 300  # characters of a message or a batch, two lines of a screen
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
-IN_WORKER = re.compile(r"in DataLoader worker process (\d+)")
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 CLEAN_UP = "Please call `iter(combined_loader)` first"  # of Lightning, if loaders did not start
+# The exception of a data worker or a dp replica arrives as text. Below a frame its line of code is
+# indented, and the message is not.
+FRAME = re.compile(r'^ +File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+MESSAGE = re.compile(r"^([\w.]+)(?:: (.*))?", re.MULTILINE | re.DOTALL)
+OUT_OF_MEMORY = (
+    "CUDA out of memory|CUDA error: out of memory|STATUS_ALLOC_FAILED"
+    "|DefaultCPUAllocator: (can't allocate|not enough) memory"
+)
+WORKER_KILLED = r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)"
+# torch raises these in whichever line runs.
+OF_NO_LINE = rf"shared memory|No space left on device: '/dev/shm|{WORKER_KILLED}"
+HINTS = {  # by the message of torch or Lightning
+    r"device-side assert": "Most often a label or an index is out of range; a GPU notices it later,"
+        " at another line. strategy=cpu names the line.",
+    r"Target -?\d+ is out of bounds": "A label must be smaller than the network's number of "
+        "outputs, and not negative.",
+    OUT_OF_MEMORY: "data.max_samples_per_device=<n> takes the same step in parts; so does a smaller"
+        " batch with trainer.accumulate_grad_batches=2 where the loaders are your own. Less memory:"
+        " a smaller data.batch_size, trainer.precision=bf16-mixed.",
+    r"does not require grad": "The loss that training_step returns must come from trained "
+        "parameters, without detach, item or no_grad. A validation or test that takes gradients "
+        "itself needs +trainer.inference_mode=false.",
+    r"implicitly created only for scalar|a loss of shape": "The loss that training_step returns "
+        "must be one number: take its mean.",
+    r"not used in producing|finished reduction in the prior iteration": "Some parameters have no "
+        "part in the loss: use or freeze them, or, as for the two networks of a GAN, set "
+        "trainer.strategy.find_unused_parameters=true.",
+    r"Expected more than 1 value per channel": "BatchNorm got a share of one sample: leave out "
+        "small batches (drop_last=True), use fewer devices, or trainer.sync_batchnorm=true under "
+        "ddp.",
+    r"stack expects each tensor to be|each element in list of batch|batch must contain tensors":
+        "__getitem__ must return tensors or numbers, of one shape: pad or crop them there, or "
+        "override collate.",
+    r"returned `None`, this fit will run with no optimizer": "Return the optimizer; a module that "
+        "trains nothing sets automatic_optimization = False and returns [].",
+    r"not supported between instances of '(float|int)' and 'str'": "A number is given as text.",
+    r"on the same device": "Make tensors on self.device, or register them as buffers.",
+    OF_NO_LINE: "A data worker has ended, for want of memory or of room in /dev/shm: use fewer "
+        "data.num_workers, or 0, or give it more, as with docker run --shm-size=8g.",
+}  # fmt: skip
 
 
-@contextmanager
-def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
-    """Turn errors of Hydra, Lightning and torch about wrong settings into a ``UserError``.
+class ErrorInfo(NamedTuple):
+    """What an exception says and where it was raised."""
 
-    Args:
-        cfg: the run's config, for the key of an object that refuses its arguments.
-    """
-    try:
-        yield
-    except InstantiationException as error:
-        mistake = _not_built(error, cfg)
-        raise mistake from (error if isinstance(mistake, UserError) else None)
-    except MisconfigurationException as error:
-        if read_error(error).user_line:
-            raise
-        raise UserError(missing_score(str(error)) or str(error)) from error
-    except ConfigAttributeError as error:
-        if read_error(error).user_line:
-            raise
-        raise UserError(
-            f"The config has no {error.full_key}: another version of the harness has written it.\n"
-            "Go back to that version, or use resume=null to start another run."
-        ) from error
-    except (TypeError, ValueError, RuntimeError, LookupError) as error:
-        if cfg is not None and (message := _refused(read_error(error), cfg)):
-            raise UserError(message) from error
-        raise
+    kind: str  # name of its class
+    message: str  # on one line
+    lines: list[traceback.FrameSummary]  # from the outermost call to the line that raised it
+
+    @property
+    def user_line(self) -> str:
+        """The user's innermost line below the first call of the harness, or an empty text.
+
+        A program or a test that calls the harness is not to blame.
+        """
+        ours = [LIBRARIES[0] in Path(line.filename).parents for line in self.lines]
+        below = self.lines[ours.index(True) if any(ours) else 0 :]
+        line = next((line for line in reversed(below) if is_users(line.filename)), None)
+        if line is None:
+            return ""
+        place = f"{shown(line.filename)}:{line.lineno}"
+        return place if line.name == "<module>" else f"{place} in {line.name}"
+
+    @property
+    def headline(self) -> str:
+        """The user's line, if there is one, and what was raised."""
+        return ": ".join(filter(None, [self.user_line, self.kind, self.message]))
+
+
+def is_users(file: str) -> bool:
+    """Return whether code belongs neither to a library, nor to the harness, nor is compiled."""
+    path = Path(file).resolve()
+    is_library = any(part.endswith("-packages") or "torchinductor" in part for part in path.parts)
+    return not is_library and not {*LIBRARIES} & {*path.parents} and path.is_file()
+
+
+def read_error(error: BaseException) -> ErrorInfo:
+    """Read an exception; if it carries the text of a data worker's, read that."""
+    kind, text = type(error).__name__, str(error)
+    frames = list(FRAME.finditer(text))
+    if isinstance(error, SyntaxError) and error.filename:
+        at = traceback.FrameSummary(error.filename, error.lineno, "<module>")
+        return ErrorInfo(kind, error.msg, [at])
+    if frames and (match := MESSAGE.search(text, frames[-1].end())):
+        found = [traceback.FrameSummary(frame[1], int(frame[2]), frame[3]) for frame in frames]
+        return ErrorInfo(match[1].rpartition(".")[2], one_line(match[2] or ""), found)
+    return ErrorInfo(kind, one_line(text), [*traceback.extract_tb(error.__traceback__)])
+
+
+def one_line(text: str) -> str:
+    """Shorten a text to two lines of a screen; CUDA's has advice below its first line."""
+    words = " ".join((text.partition("\n")[0] if text.startswith("CUDA error") else text).split())
+    return words if len(words) <= MAX_LENGTH else f"{words[:MAX_LENGTH]}..."
 
 
 def of_user(error: BaseException) -> str | None:
@@ -67,29 +133,26 @@ def of_user(error: BaseException) -> str | None:
     Returns:
         ``None`` if no line of the user's is to blame, and there is no hint.
     """
-    if isinstance(error, TrainingError):
-        return None
     error = _cause(error)
     info = read_error(error)
-    hint = hint_for(info)
-    # These are raised in whichever line runs, and a worker's end is no line's mistake.
-    is_nobodys = re.search(f"{SHARED_MEMORY}|{WORKER_KILLED}", info.message)
-    line = None if is_nobodys else info.user_line
-    if not line and not hint:
+    hint = next((HINTS[pattern] for pattern in HINTS if re.search(pattern, info.message)), "")
+    if isinstance(error, TrainingError) or not (hint or info.user_line):
         return None
-    if hint:
-        info = replace(info, message=short_message(info.message))
-    more = [hint, "" if is_nobodys else given(info)]
-    if worker := IN_WORKER.search(str(error)):
-        more += [f"In data worker {worker[1]}; data.num_workers=0 reads in the run's own process."]
+    more = [hint]
+    if re.search(OF_NO_LINE, info.message):
+        info = info._replace(lines=[])
+    else:
+        more.append(_given(error))
+    if worker := re.search(r"in DataLoader worker process (\d+)", str(error)):
+        more.append(f"In data worker {worker[1]}; data.num_workers=0 reads in this process.")
+    if re.search(OUT_OF_MEMORY, info.message):
+        info = info._replace(message="out of memory")
+    elif hint:  # in place of what the library advises
+        info = info._replace(message=info.message.partition(". ")[0])
     path = log_file.write_traceback(error)
-    where = f"The traceback is in {path} (HYDRA_FULL_ERROR=1 prints it)."
-    texts = [_first(line, info), " ".join(filter(None, more)), where if path else SHOWS_TRACEBACK]
+    where = f"The traceback is in {path} (HYDRA_FULL_ERROR=1 prints it)." if path else ""
+    texts = [info.headline, " ".join(filter(None, more)), where or SHOWS_TRACEBACK]
     return "\n".join(filter(None, texts))
-
-
-def _first(line: CodeLine | None, info: ErrorInfo) -> str:
-    return ": ".join(filter(None, [str(line or ""), info.kind, info.message]))
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -102,44 +165,65 @@ def _cause(error: BaseException) -> BaseException:
     return hidden or error
 
 
-def _not_built(error: InstantiationException, cfg: DictConfig | None) -> BaseException:
-    """Return what to raise for an object of the config that could not be built."""
+def _given(error: BaseException) -> str:
+    """Describe the batch that the innermost step got, or name the sample that was read."""
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        code = frame.f_code
+        argument = frame.f_locals.get(code.co_varnames[1]) if len(code.co_varnames) > 1 else None
+        if code.co_name in STEPS and argument is not None:
+            return f"The batch: {one_line(described(argument))}."
+        if code.co_name == "__getitem__" and is_users(code.co_filename):
+            return f"Sample {argument!s:.50}."
+    return ""
+
+
+def described(value: Any) -> str:
+    """Describe the tensors of a batch by shape, kind and range."""
+    if isinstance(value, Tensor):
+        text = f"tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        if not (value.dtype.is_floating_point or value.dtype.is_complex) and value.numel():
+            with suppress(RuntimeError):  # a GPU after a failed kernel
+                text += f" from {value.min().item()} to {value.max().item()}"
+        return text
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {described(part)}" for key, part in value.items())
+    is_list = isinstance(value, (list, tuple))
+    return ", ".join(map(described, value)) if is_list else type(value).__name__
+
+
+def in_settings(error: Exception, cfg: DictConfig | None) -> str | None:
+    """Describe a mistake in a run's settings; ``None`` if an exception is of something else."""
+    if isinstance(error, InstantiationException):
+        return _not_built(error, cfg)
+    info = read_error(error)
+    if isinstance(error, UserError) or info.user_line:
+        return None
+    if isinstance(error, MisconfigurationException):
+        return missing_score(str(error)) or str(error)
+    if isinstance(error, ConfigAttributeError):
+        return (
+            f"The config has no {error.full_key}: another version of the harness has written it.\n"
+            "Go back to that version, or use resume=null to start another run."
+        )
+    is_loading = any("connectors/checkpoint_connector" in line.filename for line in info.lines)
+    if is_loading and cfg is not None and cfg.get("resume") is not None:
+        return refusal(Path(cfg.resume), info.message.rstrip(" .") + ".")
+    return None
+
+
+def _not_built(error: InstantiationException, cfg: DictConfig | None) -> str:
+    """Say why an object of the config could not be built."""
     cause: BaseException = error
     key = str(error).partition("full_key: ")[2].strip() or "the config"
-    while isinstance(cause, InstantiationException):
-        if cause.__cause__ is None:
-            return UserError(" ".join(str(cause).split()))
+    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
-    if isinstance(cause, UserError):
-        return cause
-    info = read_error(cause)
-    node = dict(targets(cfg)).get(key, {})
+    if isinstance(cause, (InstantiationException, UserError)):
+        return str(cause)
+    info, node = read_error(cause), dict(targets(cfg)).get(key, {})
     unknown = re.search(r"got an unexpected keyword argument '(\w+)'", info.message)
     if unknown and unknown[1] in node:  # a class with **kwargs has passed it on
         hint = did_you_mean(unknown[1], {*map(str, node)} - {unknown[1]})
-        return UserError(f"{key}: {node['_target_']} has no argument {unknown[1]}.{hint}")
+        return f"{key}: {node['_target_']} has no argument {unknown[1]}.{hint}"
     if info.user_line:
-        first = _first(info.user_line, info)
-        return UserError(f"{first}\nIt was built for {key}. {SHOWS_TRACEBACK}")
-    builders = [i for i, x in enumerate(info.lines) if "hydra/_internal/instantiate" in x.file]
-    is_ours = any(x.is_harness for x in info.lines[max([0, *builders]) :])
-    if is_ours and not isinstance(cause, (ValueError, MisconfigurationException)):
-        return cause  # a bug of the harness
-    return UserError(f"{key}: {info.kind}: {info.message}")
-
-
-def _refused(info: ErrorInfo, cfg: DictConfig) -> str | None:
-    """Name what refused its arguments when it was called: a ``_partial_``, or a checkpoint."""
-    frames = [line.frame.f_code for line in info.lines if line.frame]
-    for key, node in targets(cfg):
-        called = get_object(node["_target_"]) if node.get("_partial_") else None
-        code = getattr(called.__init__ if inspect.isclass(called) else called, "__code__", None)
-        if code is not None and code in frames:
-            texts = [f"{k}={v}" for k, v in node.items() if isinstance(v, str) and k[0] != "_"]
-            note = f" ({', '.join(texts)} is text)" if texts and info.kind == "TypeError" else ""
-            where = f"\nIt was called at {info.user_line}." if info.user_line else ""
-            return f"{key}: {info.message}{note}{where}"
-    is_loading = any("connectors/checkpoint_connector" in line.file for line in info.lines)
-    if cfg.get("resume") is not None and info.user_line is None and is_loading:
-        return refusal(Path(cfg.resume), info.message.rstrip(" .") + ".")
-    return None
+        return f"{info.headline}\nIt was built for {key}. {SHOWS_TRACEBACK}"
+    return f"{key}: {info.headline}"

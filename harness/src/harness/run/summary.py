@@ -1,13 +1,12 @@
 """Show a run's start on the screen; write its results, and show them.
 
 In: what ``build`` has made; then the Trainer and the metrics of fit and test. Out: results.json,
-entries of record.json. This is the last file of a run.
+entries of record.json.
 """
 
 import json
 import logging
 import math
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -23,7 +22,6 @@ from rich.markup import escape
 from torch.nn.parameter import UninitializedParameter
 
 from harness import record
-from harness.data.batches import bounds
 from harness.data.datamodule import DataModule
 from harness.files import write_json
 from harness.names import shown
@@ -42,18 +40,22 @@ def show_start(
     data: pl.LightningDataModule | None,
 ) -> None:
     """Show what runs where, and which checkpoint it resumes."""
-    num_processes = trainer.world_size
+    num_processes, device = trainer.world_size, trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     processes = "one process" if num_processes == 1 else f"{num_processes} processes"
+    parameters = [p for p in model.parameters() if not isinstance(p, UninitializedParameter)]
+    num = sum(p.numel() for p in parameters)
+    num_trained = sum(p.numel() for p in parameters if p.requires_grad)
     rows = {
-        "device": _device_name(trainer.strategy.root_device),
+        "device": f"{device} ({name or f'{torch.get_num_threads()} threads'})",
         "strategy": f"{type(trainer.strategy).__name__}, {processes}",
         "precision": str(trainer.precision),
-        "parameters": _num_parameters(model),
-        "run folder": shown(trainer.default_root_dir),
+        "parameters": f"{num:,}" + f", of which {num_trained:,} are trained" * (num > num_trained),
     }
     if isinstance(data, DataModule):  # in other classes the name may mean something else
-        low, high = bounds(data.batch_size, num_processes - 1, num_processes)
-        rows["batch"] = f"{data.batch_size} samples, {high - low} per process"
+        share = f", at most {math.ceil(data.batch_size / num_processes)} in each process"
+        rows["batch"] = f"{data.batch_size} samples" + share * (num_processes > 1)
+    rows["run folder"] = shown(trainer.default_root_dir)
     if cfg.resume is not None:
         rows["goes on from"] = shown(Path(cfg.resume).resolve())
     show(rows)
@@ -61,7 +63,7 @@ def show_start(
 
 @rank_zero_only
 def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
-    """Write a run's results and show them."""
+    """Write a run's results, and show the result, the speed, the folder, and two commands."""
     for name, value in metrics.items():
         if not math.isfinite(value):
             log.warning("%s is %s.", name, value)
@@ -74,22 +76,36 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
             facts |= callback.results()
     if (best := getattr(trainer.checkpoint_callback, "best_model_score", None)) is not None:
         facts["best"] = float(best)
-    if reason := _early_stop(trainer):
+    if reason := early_stop(trainer):
         facts["stopped_early"] = reason
     record.note(run_dir, **facts)
-    _show_end(run_dir, metrics, facts)
+    # The test is of the best checkpoint; other metrics are of the last epoch.
+    tested = [name for name in sorted(metrics) if name.startswith("test/")]
+    names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
+    results = [f"{name} {metrics[name]:.4f}" for name in names if name != LAST_WEIGHTS]
+    if LAST_WEIGHTS in metrics:
+        results.append("of the last weights: there is no best checkpoint")
+    rows = {"result": ", ".join(results)} if results else {}
+    if reason:
+        rows["stopped early"] = reason
+    if "verdict" in facts:
+        rows["speed"] = f"{facts['samples_per_second']:,.0f} samples/s, {facts['verdict']}"
+    rows["folder"] = shown(run_dir)
+    if (run_dir / "tensorboard").exists():
+        rows["learning curves"] = f"tensorboard --logdir {quote(shown(run_dir.parent))}"
+    checkpoint = run_dir / "checkpoints" / "best.ckpt"
+    if checkpoint.exists():
+        rows["weights only"] = f"python scripts/convert_checkpoint.py {quote(shown(checkpoint))}"
+    show(rows)
 
 
 def scalars(trainer: pl.Trainer) -> dict[str, float]:
     """Return the last value of every metric that is a number."""
-    values = {}
-    for name, value in trainer.callback_metrics.items():
-        try:
-            values[name] = float(value)
-        except (RuntimeError, TypeError, ValueError):
-            if trainer.is_global_zero:
-                log.warning("%s is not one number, and not in results.json.", name)
-    return values
+    metrics = {name: torch.as_tensor(value) for name, value in trainer.callback_metrics.items()}
+    others = [name for name, value in metrics.items() if value.numel() != 1]
+    if others and trainer.is_global_zero:
+        log.warning("Not one number, and not in results.json: %s.", ", ".join(others))
+    return {name: float(value) for name, value in metrics.items() if name not in others}
 
 
 def show(rows: Mapping[str, str]) -> None:
@@ -102,7 +118,7 @@ def show(rows: Mapping[str, str]) -> None:
     console.print()
 
 
-def _early_stop(trainer: pl.Trainer) -> str | None:
+def early_stop(trainer: pl.Trainer) -> str | None:
     """Return why a training has ended before its last epoch; ``None`` if it has not."""
     for stopper in trainer.early_stopping_callbacks:
         # A run that was stopped once may have been resumed to its last epoch.
@@ -111,41 +127,3 @@ def _early_stop(trainer: pl.Trainer) -> str | None:
             reason = f"{stopper.stopping_reason_message}".partition(" Signaling")[0]
             return f"in epoch {stopper.stopped_epoch}: {reason}"
     return None
-
-
-def _show_end(run_dir: Path, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-    """Show the result, the speed and its limit, the folder, and two commands."""
-    # The test is of the best checkpoint; other metrics are of the last epoch.
-    tested = [name for name in sorted(metrics) if name.startswith("test/")]
-    names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
-    results = [f"{name} {metrics[name]:.4f}" for name in names if name != LAST_WEIGHTS]
-    if LAST_WEIGHTS in metrics:
-        results.append("of the last weights: there is no best checkpoint")
-    rows = {"result": ", ".join(results)} if results else {}
-    if "stopped_early" in facts:
-        rows["stopped early"] = facts["stopped_early"]
-    if "verdict" in facts:
-        rows["speed"] = f"{facts['samples_per_second']:,.0f} samples/s, {facts['verdict']}"
-    rows["folder"] = shown(run_dir)
-    if (run_dir / "tensorboard").exists():
-        folder = quote(shown(run_dir.parent))
-        rows["learning curves"] = f"tensorboard --logdir {folder}"
-    checkpoint = run_dir / "checkpoints" / "best.ckpt"
-    if checkpoint.exists():
-        rows["weights only"] = f"python scripts/convert_checkpoint.py {quote(shown(checkpoint))}"
-    show(rows)
-
-
-def _num_parameters(model: pl.LightningModule) -> str:
-    """Count the parameters, and those that are trained if some are frozen."""
-    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
-        return "lazy"
-    num = sum(p.numel() for p in model.parameters())
-    num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return f"{num:,}" if num == num_trained else f"{num:,}, of which {num_trained:,} are trained"
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads, {platform.machine()})"

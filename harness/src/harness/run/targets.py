@@ -3,8 +3,8 @@
 In: the config, before anything is built; then the objects, before the Trainer gets them.
 """
 
-import importlib
 import inspect
+import sys
 from typing import Any
 
 import pytorch_lightning as pl
@@ -31,39 +31,34 @@ def check_targets(cfg: Any) -> None:
     check(cfg)
     for key, node in targets(cfg):
         target = node["_target_"]
-        called = import_target(key, target)
         try:
-            parameters = inspect.signature(called).parameters
+            parameters = inspect.signature(import_target(key, target)).parameters
         except ValueError:
             continue  # written in C
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            continue
-        for name in map(str, node):
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        for name in [] if takes_any else map(str, node):
             if name not in {*parameters, *HYDRA_KEYS}:
-                hint = did_you_mean(name, parameters)
-                raise UserError(
-                    f"{key}: {target} has no argument {name}."
-                    + (hint or f" It takes {', '.join(parameters)}. Leave it out: ~{key}.{name}")
-                )
+                hint = did_you_mean(name, parameters) or f" It takes {', '.join(parameters)}."
+                raise UserError(f"{key}: {target} has no argument {name}.{hint}")
 
 
 def import_target(key: str, target: str) -> Any:
     """Import what a ``_target_`` names, and check that it may be called."""
-    module_name, _, name = target.rpartition(".")
     try:
         called = get_object(target)
     except ImportError as error:
-        try:
-            names = vars(importlib.import_module(module_name))
-            hint = did_you_mean(name, names, f"{module_name}.")
-        except Exception as failed:
-            missing = failed.name if isinstance(failed, ModuleNotFoundError) else "."
-            if not f"{module_name}.".startswith(f"{missing}."):
-                # The module of the name exists and raises: not a typo in the config.
-                raise InstantiationException(f"{target}\nfull_key: {key}") from failed
-            hint = f" There is no module {missing}."
-            if missing in EXTRAS:
-                hint = f" Install it: pip install -e '.[{EXTRAS[missing]}]'."
+        cause = error.__cause__
+        absent = str(cause.name) if isinstance(cause, ModuleNotFoundError) else ""
+        parent, _, name = (absent or target).rpartition(".")
+        is_absent = absent and f"{target}.".startswith(f"{absent}.")
+        if not is_absent and "is an attribute of" not in str(error):
+            # The module exists and raises: not a typo in the config.
+            raise InstantiationException(f"{target}\nfull_key: {key}") from cause
+        hint = (
+            did_you_mean(name, vars(sys.modules.get(parent, sys)), f"{parent}.") if parent else ""
+        )
+        if absent in EXTRAS:
+            hint = f" Install it: pip install -e '.[{EXTRAS[absent]}]'."
         raise UserError(f"{key}._target_: {target} does not exist.{hint}") from error
     check_object(key, target, called)
     if not callable(called):
@@ -72,25 +67,16 @@ def import_target(key: str, target: str) -> Any:
 
 
 def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any]) -> None:
-    """Refuse objects that the Trainer could not use; without data the model has the loaders.
-
-    Raises:
-        UserError: with the key and what it must be.
-    """
+    """Refuse objects that the Trainer could not use; without data the model has the loaders."""
     built: list[tuple[str, Any, type]] = [("model", model, pl.LightningModule)]
     built += [("data", data, pl.LightningDataModule)] if data is not None else []
     built += [("callbacks", callback, pl.Callback) for callback in callbacks]
     built += [("logger", logger, Logger) for logger in loggers]
     for key, value, kind in built:
-        if isinstance(value, kind):
-            continue
-        hint = ""
-        if any(one.__module__.startswith("lightning.pytorch") for one in type(value).__mro__):
-            hint = (
-                " It is one of lightning.pytorch, which was imported before harness: import "
-                "harness first (in a notebook, after a restart)."
-            )
-        elif isinstance(value, nn.Module):
+        if not isinstance(value, kind):
             hint = " A network is an argument of the LightningModule that trains it."
-        name = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")
+            if any(one.__module__.startswith("lightning.pytorch") for one in type(value).__mro__):
+                hint = " lightning.pytorch was imported before harness: import harness first."
+            name = f"{type(value).__module__}.{type(value).__qualname__}"
+            is_module = isinstance(value, nn.Module)
+            raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint if is_module else ''}")

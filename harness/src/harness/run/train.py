@@ -5,15 +5,20 @@ Next: ``build`` makes the objects, the Trainer computes, ``summary`` writes what
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from harness.checkpoints.lookup import verified
+from harness.checkpoints.lookup import link, verified
+from harness.checkpoints.reading import read_weights, unreadable
+from harness.convert import CheckpointError
 from harness.data import facts
 from harness.errors import AgreedExit, UserError
 from harness.knobs import trackers
@@ -21,22 +26,20 @@ from harness.loggers.rewind import Logs
 from harness.names import shown
 from harness.processes import dead_ranks
 from harness.processes.launcher import global_rank
-from harness.run import inputs
-from harness.run.build import build, make, seed
-from harness.run.mistakes import user_errors
-from harness.run.provenance import warn_of_changes
+from harness.run.build import build, make, seed, tell_changes, user_errors
 from harness.run.summary import LAST_WEIGHTS, finish, scalars, show, show_start
 from harness.run.targets import check_targets
 
 log = logging.getLogger(__name__)
+BEST = "best.ckpt"
+TEST = ("test_step", "test_dataloader")
 
 
 def train(cfg: DictConfig) -> None:
     """Fit, test the best checkpoint, and write what came out."""
     trainer, model, data = build(cfg)
-    warn_of_changes(cfg.resume)
-    if missing := inputs.missing(["train_dataloader"], model, data):
-        raise UserError(f"There is nothing to train on: {missing}.")
+    if reason := missing(["train_dataloader"], model, data):
+        raise UserError(f"There is nothing to train on: {reason}.")
     with user_errors(cfg), leaving_together():
         show_start(cfg, trainer, model, data)
         if cfg.resume is None:
@@ -46,13 +49,13 @@ def train(cfg: DictConfig) -> None:
         seed(cfg)
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
         metrics = scalars(trainer)
-        best = inputs.best_weights(trainer)
-        missing = inputs.missing(inputs.TEST, model, data)
-        if cfg.test and missing and trainer.is_global_zero:
-            log.warning("No test: %s.", missing)
-        if cfg.test and not missing and not trainer.interrupted:
+        best = best_weights(trainer)
+        reason = missing(TEST, model, data)
+        if cfg.test and reason and trainer.is_global_zero:
+            log.warning("No test: %s.", reason)
+        if cfg.test and not reason and not trainer.interrupted:
             if best is not None:
-                inputs.load_weights(model, best)
+                load_weights(model, best)
             elif trainer.checkpoint_callback is not None:  # a dry run has none
                 metrics[LAST_WEIGHTS] = True
             seed(cfg)
@@ -65,10 +68,9 @@ def train(cfg: DictConfig) -> None:
 def evaluate(cfg: DictConfig) -> None:
     """Test a checkpoint and write the metrics."""
     trainer, model, data = build(cfg)
-    warn_of_changes(cfg.checkpoint)
-    if missing := inputs.missing(inputs.TEST, model, data):
-        raise UserError(f"There is nothing to evaluate: {missing}.")
-    inputs.load_weights(model, Path(cfg.checkpoint))  # the command has verified it
+    if reason := missing(TEST, model, data):
+        raise UserError(f"There is nothing to evaluate: {reason}.")
+    load_weights(model, Path(cfg.checkpoint))  # the command has verified it
     with user_errors(cfg):
         seed(cfg)
         trainer.test(model, data, verbose=False)
@@ -79,15 +81,22 @@ def evaluate(cfg: DictConfig) -> None:
 def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
     trainer, model, data = build(cfg)
-    warn_of_changes(cfg.checkpoint)
-    inputs.load_weights(model, Path(cfg.checkpoint))  # the command has verified it
-    loaders = ("predict_dataloader", "test_dataloader")
-    if all(inputs.missing([name], model, data) for name in loaders):
-        raise UserError(
-            f"There is nothing to predict: {inputs.missing(loaders, model, data)}.\n"
-            "Write: def predict_dataloader(self): return DataLoader(...)"
-        )
-    inputs.add_prediction_loader(data or model)
+    load_weights(model, Path(cfg.checkpoint))  # the command has verified it
+    source: Any = data or model
+    if reason := missing(["predict_dataloader"], model, data):
+        if other := missing(["test_dataloader"], model, data):
+            raise UserError(
+                f"There is nothing to predict: {reason}, and {other}.\n"
+                "Write: def predict_dataloader(self): return DataLoader(...)"
+            )
+        if global_rank() == 0:
+            log.warning("Predicting on the test loader: %s.", reason)
+
+        def test_loader() -> Any:
+            source.setup("test")  # which may make the data
+            return source.test_dataloader()
+
+        source.predict_dataloader = test_loader
     with user_errors(cfg):
         seed(cfg)
         trainer.predict(model, data, return_predictions=False)
@@ -104,9 +113,70 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
         check_targets(cfg)
         facts.fill_in(cfg, None, checkpoint.resolve().parent.parent)
         model: pl.LightningModule = make(cfg.model)
-    warn_of_changes(checkpoint)
-    inputs.load_weights(model, verified(checkpoint))
+    tell_changes(checkpoint)
+    load_weights(model, verified(checkpoint))
     return model.eval()
+
+
+def missing(
+    methods: Sequence[str], model: pl.LightningModule, data: pl.LightningDataModule | None
+) -> str | None:
+    """Name the first of some steps and loaders that nobody has defined."""
+    for method in methods:
+        owner = model if method.endswith("_step") else data or model
+        if not is_overridden(method, owner):
+            where = ", and data=null takes its own loaders" if data is None else ""
+            return f"{type(owner).__name__} has no {method}{where}"
+    return None
+
+
+def load_weights(model: pl.LightningModule, path: Path) -> None:
+    """Load the weights of a verified checkpoint; a UserError if they do not fit the model."""
+    try:
+        weights = read_weights(path)
+    except (OSError, RuntimeError, KeyError, UnpicklingError, CheckpointError) as error:
+        raise UserError(f"checkpoint={path} is not a checkpoint of a training run.") from error
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).strip().splitlines()[:2])
+        raise UserError(
+            f"checkpoint={path} does not fit the model: {reason}\n"
+            "Leave out overrides of model.* that change the network."
+        ) from error
+
+
+def best_weights(trainer: pl.Trainer) -> Path | None:
+    """Link ``best.ckpt`` to the run's best checkpoint, and return its path if it is whole.
+
+    A damaged one is renamed, with a message. All processes return what the first one has found.
+    """
+    path = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    if not path:
+        if trainer.is_global_zero and trainer.checkpoint_callback is not None:
+            is_empty = trainer.val_dataloaders is not None and not any(trainer.num_val_batches)
+            reason = "the validation loader has no batch" if is_empty else "nothing was validated"
+            text = "There is no best checkpoint: %s. The results are those of the last weights."
+            log.warning(text, reason if is_empty else f"{reason}, or none is saved")
+        return None
+    best = Path(path)
+    is_whole = trainer.strategy.broadcast(trainer.is_global_zero and link_best(best))
+    return best if is_whole else None
+
+
+def link_best(best: Path) -> bool:
+    """Let ``best.ckpt`` name a checkpoint, and return whether that can be read."""
+    name = best.with_name(BEST)
+    reason = unreadable(best) if best.is_file() else "it is not there any more"
+    if reason is None:
+        if best != name:
+            link(name, best.name)
+        return True
+    log.error("%s is lost: %s.\nThe results are those of the last weights.", best, reason)
+    if best.exists():
+        best.replace(best.with_name(f"{best.name}.damaged"))
+    name.unlink(missing_ok=True)  # it may name another checkpoint
+    return False
 
 
 @contextmanager
