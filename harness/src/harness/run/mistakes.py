@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.errors import InstantiationException
+from hydra.utils import get_object
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError
@@ -67,7 +68,6 @@ HINTS = {  # by the message of torch or Lightning
         "override collate.",
     r"returned `None`, this fit will run with no optimizer": "Return the optimizer; a module that "
         "trains nothing sets automatic_optimization = False and returns [].",
-    r"not supported between instances of '(float|int)' and 'str'": "A number is given as text.",
     r"on the same device": "Make tensors on self.device, or register them as buffers.",
     OF_NO_LINE: "A data worker has ended, for want of memory or of room in /dev/shm: use fewer "
         "data.num_workers, or 0, or give it more, as with docker run --shm-size=8g.",
@@ -196,6 +196,8 @@ def in_settings(error: Exception, cfg: DictConfig | None) -> str | None:
     if isinstance(error, InstantiationException):
         return _not_built(error, cfg)
     info = read_error(error)
+    if cfg is not None and (message := _refused(error, cfg)):
+        return message
     if isinstance(error, UserError) or info.user_line:
         return None
     if isinstance(error, MisconfigurationException):
@@ -208,6 +210,19 @@ def in_settings(error: Exception, cfg: DictConfig | None) -> str | None:
     is_loading = any("connectors/checkpoint_connector" in line.filename for line in info.lines)
     if is_loading and cfg is not None and cfg.get("resume") is not None:
         return refusal(Path(cfg.resume), info.message.rstrip(" .") + ".")
+    return None
+
+
+def _refused(error: Exception, cfg: DictConfig) -> str | None:
+    """Name a library's class, such as an optimizer, that refused its arguments as it was built."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for key, node in targets(cfg):
+        built = get_object(node["_target_"]) if node.get("_partial_") else None
+        code = getattr(built.__init__, "__code__", None)
+        if code in codes and not is_users(code.co_filename):
+            texts = [f"{k}={v}" for k, v in node.items() if isinstance(v, str) and k[0] != "_"]
+            note = f" ({', '.join(texts)} is text)" if isinstance(error, TypeError) else ""
+            return f"{key}: {one_line(str(error))}{note if texts else ''}"
     return None
 
 

@@ -74,9 +74,10 @@ def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any])
     built += [("logger", logger, Logger) for logger in loggers]
     for key, value, kind in built:
         if not isinstance(value, kind):
-            hint = " A network is an argument of the LightningModule that trains it."
+            hint = ""
             if any(one.__module__.startswith("lightning.pytorch") for one in type(value).__mro__):
                 hint = " lightning.pytorch was imported before harness: import harness first."
+            elif isinstance(value, nn.Module):
+                hint = " A network is an argument of the LightningModule that trains it."
             name = f"{type(value).__module__}.{type(value).__qualname__}"
-            is_module = isinstance(value, nn.Module)
-            raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint if is_module else ''}")
+            raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")
