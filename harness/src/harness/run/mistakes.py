@@ -217,8 +217,8 @@ def _refused(error: Exception, cfg: DictConfig) -> str | None:
     """Name a library's class, such as an optimizer, that refused its arguments as it was built."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     for key, node in targets(cfg):
-        built = get_object(node["_target_"]) if node.get("_partial_") else None
-        code = getattr(built.__init__, "__code__", None)
+        built: Any = get_object(node["_target_"]) if node.get("_partial_") else object
+        code = getattr(getattr(built, "__init__", None), "__code__", None)
         if code in codes and not is_users(code.co_filename):
             texts = [f"{k}={v}" for k, v in node.items() if isinstance(v, str) and k[0] != "_"]
             note = f" ({', '.join(texts)} is text)" if isinstance(error, TypeError) else ""
