@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, random_split
 
+from harness.data import datamodule
+from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
 from harness.data.loaders import share
 from harness.errors import UserError
@@ -18,6 +20,16 @@ class Data(DataModule):
         return random_split(everything, [0.5, 0.5])[0]
 
 
+class Whole(BatchedDataset):
+    """Reads whole batches, which is fast."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return torch.tensor(indices)
+
+
 def loaders(automatic: bool = True, **trainer: Any) -> Data:
     data = Data(batch_size=8, max_samples_per_device=trainer.pop("fits", None))
     strategy = SimpleNamespace(
@@ -29,6 +41,22 @@ def loaders(automatic: bool = True, **trainer: Any) -> Data:
     defaults["lightning_module"] = SimpleNamespace(automatic_optimization=automatic)
     data.trainer = SimpleNamespace(**defaults | trainer)
     return data
+
+
+@pytest.mark.parametrize(
+    ("cores", "nodes", "ranks", "expected"),
+    [(4, 1, 1, 4), (4, 1, 3, 1), (1, 1, 2, 0), (6, 2, 4, 3), (64, 1, 2, 8)],
+)
+def test_auto_is_as_many_workers_as_a_process_has_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, nodes: int, ranks: int, expected: int
+) -> None:
+    monkeypatch.setattr(datamodule, "usable_cores", lambda: cores)
+    data = loaders(ranks=ranks, num_nodes=nodes)
+    data.num_workers = "auto"
+    assert data.val_dataloader().num_workers == expected
+    monkeypatch.setattr(data, "make_dataset", lambda split: Whole())
+    data.datasets.clear()
+    assert data.val_dataloader().num_workers == 0
 
 
 def test_subsets_are_read_sample_by_sample() -> None:

@@ -35,9 +35,9 @@ def test_each_sample_is_tested_in_exactly_one_fold() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_samples": 2}, "2 samples cannot be split"),
+        ({"num_samples": 2}, "2 samples cannot be split by data.val_fraction=0.1"),
         ({"val_fraction": 0.0}, r"data.val_fraction=0.0 must be above 0"),
-        ({"test_fraction": 0.9}, "cannot be split into 10 to validate, 90"),
+        ({"test_fraction": 0.9}, "100 samples cannot be split .*test_fraction=0.9"),
         ({"fold": 5}, r"data.fold=5 must be from 0 to 4"),
         ({"classes": np.array([0] * 98 + [1] * 2)}, r"class 1 \(2\): each class needs 3"),
         (
@@ -49,3 +49,17 @@ def test_each_sample_is_tested_in_exactly_one_fold() -> None:
 def test_what_cannot_be_split_is_refused(settings: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         split(**settings)
+
+
+def test_another_split_or_other_samples_than_in_training_are_told(caplog) -> None:
+    data = SplitDataModule(batch_size=1)
+    for fact, is_told in (
+        (data.drawn_from(7), False),
+        ("7", False),  # of a run of an earlier version
+        (data.drawn_from(8), True),
+        (SplitDataModule(batch_size=1, split_seed=1).drawn_from(7), True),
+    ):
+        caplog.clear()
+        data.facts = {"drawn_from": fact}
+        data.warn_if_changed(7)
+        assert ("may have samples that were trained on" in caplog.text) == is_told

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from harness.data.checksum import checksum
 from harness.data.loaders import share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
@@ -69,23 +68,3 @@ def test_a_stream_that_ends_before_the_place_to_go_on_is_refused() -> None:
     stream.start_at(0, 4)
     with pytest.raises(UserError, match="ended after 3 batches"):
         list(stream)
-
-
-def test_parts_that_are_the_same_are_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As those of a stream whose ``read_part`` does nothing."""
-
-    def other_has(batch: torch.Tensor) -> None:
-        def gather(sums: list[Any], mine: Any, group: Any) -> None:
-            sums[:] = [mine, checksum([batch])]
-
-        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-        stream = SharedStream([torch.tensor([1.0, 2.0])], "mine", num_ranks=2)
-        monkeypatch.setattr(stream, "_sum", lambda number: 2 * number)
-        list(stream)
-
-    other_has(torch.tensor([3.0, 4.0]))
-    assert not caplog.records
-    other_has(torch.tensor([1.0, 2.0]))
-    assert "gives all 2 processes the same first batch" in caplog.text

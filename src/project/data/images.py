@@ -209,14 +209,14 @@ class Images(SplitDataModule):
         self.say(
             f"data.root={self.root}: {len(rows):,} images, {len(class_names)} classes; {counts}"
         )
-        drawn_from = hashlib.sha256(json.dumps([names[row] for row in drawn]).encode()).hexdigest()
+        checksum = hashlib.sha256(json.dumps([names[row] for row in drawn]).encode()).hexdigest()
         return {
             "names": names,
             "codes": codes,
             "class_names": class_names,
             "path": path,
             "rows": given,
-            "drawn_from": drawn_from[:16],
+            "checksum": checksum[:16],
         }
 
     def learn(self) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class Images(SplitDataModule):
             "class_names": names,
             "in_channels": self.channels,
             "image_size": self.size,
-            "drawn_from": found["drawn_from"],
+            "drawn_from": self.drawn_from(found["checksum"]),
         }
 
     def labels(self, split: str, class_names: list[str]) -> NDArray[np.int64]:
@@ -263,7 +263,7 @@ class Images(SplitDataModule):
         if part not in self.found["rows"]:
             raise UserError(f"data.root={self.root} has no folder {part}, and none named train.")
         if part == "test":
-            self.warn_if_changed(self.found["drawn_from"])
+            self.warn_if_changed(self.found["checksum"])
         rows, labels = self.found["rows"][part], self.labels(part, self.facts["class_names"])
         names = [self.found["names"][row] for row in rows] if split == "predict" else []
         num_draws = NUM_DRAWS if split == "train" and self.augment else 0

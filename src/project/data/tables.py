@@ -162,7 +162,7 @@ class Table(SplitDataModule):
             "columns": columns,
             "in_features": len(columns) + num_marks,
             "cardinalities": sizes,
-            "drawn_from": self.checksum,
+            "drawn_from": self.drawn_from(self.checksum),
         }
         found = f"{len(columns) - len(sizes)} columns of numbers, {len(sizes)} of categories"
         shown = f"; classes {', '.join(self.class_names[:20])}" if self.classes else ""

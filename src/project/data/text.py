@@ -207,7 +207,7 @@ class Text(SplitDataModule):
             "pad_id": tokenizer.end_id,
             "bytes_per_token": num_bytes / num_tokens,
             "tokenizer": [tokenizer.json, tokenizer.end_token],
-            "drawn_from": self.checksum,
+            "drawn_from": self.drawn_from(self.checksum),
         }
 
     def make_dataset(self, split: str) -> CorpusWindows | LineWindows:

@@ -5,35 +5,22 @@ In: data sets that subclasses make. Out: ordinary loaders. Next: ``loaders.share
 
 import logging
 import sys
-import time
 from abc import abstractmethod
 from functools import cached_property
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from harness.data.batches import BatchedDataset
 from harness.data.loaders import num_processes_and_rank
-from harness.data.randomness import preserved_generators
-from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
 from harness.machine.limits import usable_cores
 from harness.processes.launcher import global_rank
 
 log = logging.getLogger(__name__)
 
-# Receiving a batch from a worker takes as long, so a faster data set needs no workers.
-RECEIVING_SECONDS = 0.001
-MEASURED_SECONDS = 0.5  # for each number of workers
-EQUALLY_FAST = 0.9  # of the fastest number's batches per second
+MOST_WORKERS = 8  # of a process, that ``auto`` starts
 
 
 def announce(line: str) -> None:
@@ -52,7 +39,7 @@ class DataModule(pl.LightningDataModule):
     Args:
         batch_size: samples per optimizer step, summed over all processes.
         num_workers: worker processes that load data, per training process; 0 loads in the
-            training process, and ``"auto"`` chooses by measuring for some seconds.
+            training process, and ``"auto"`` takes the cores there are for it, at most 8.
         pin_memory: page-locked batches, faster to copy to a GPU; ``"auto"`` pins only for CUDA.
         persistent_workers: keep workers from one epoch to the next.
         prefetch_factor: batches that each worker keeps ready.
@@ -177,21 +164,10 @@ class DataModule(pl.LightningDataModule):
             )
         return max(num_asked, num_needed)
 
-    def _loader(
-        self, split: str, num_workers: int | None = None, **batches: Any
-    ) -> DataLoader[Any]:
+    def _loader(self, split: str, **batches: Any) -> DataLoader[Any]:
         """Make an ordinary loader; the harness gives each process its share of what it reads."""
         dataset, trainer = self.dataset(split), self.trainer
-        if num_workers is None and self.num_workers == "auto":
-            assert trainer is not None
-            chosen = 0
-            if trainer.is_global_zero and not isinstance(dataset, IterableDataset):
-                split = "train" if trainer.state.fn == "fit" else split
-                chosen = self.choose_workers(
-                    split, num_processes_and_rank(trainer)[0], trainer.num_nodes
-                )
-            self.num_workers = int(trainer.strategy.broadcast(chosen))  # the others wait for it
-        number = int(self.num_workers if num_workers is None else num_workers)
+        number = self._workers_for(dataset, trainer)
         on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             dataset,
@@ -203,50 +179,14 @@ class DataModule(pl.LightningDataModule):
             **batches,
         )
 
-    def choose_workers(self, split: str, num_ranks: int, num_nodes: int) -> int:
-        """Measure with how many workers one of so many processes reads fastest, and print it.
-
-        It tries 0, 1, 2, 4, … up to the cores of a process, as long as more of them help.
-        """
-        num_cores = max(1, usable_cores() * num_nodes // num_ranks)
-        seconds: dict[int, float] = {}
-        for number in [0, *(2**k for k in range(num_cores.bit_length()))]:
-            seconds[number] = self.seconds_per_batch(split, number, num_ranks)
-            if seconds[0] < RECEIVING_SECONDS or (number > 1 and best(seconds) != number):
-                break
-        chosen = best(seconds)
-        speeds = ", ".join(f"{number}: {1 / each:.3g}" for number, each in seconds.items())
-        announce(f"data.num_workers=auto chose {chosen} (batches per second with {speeds})")
-        return chosen
-
-    def seconds_per_batch(self, split: str, num_workers: int, num_ranks: int = 1) -> float:
-        """Time the reading of one process's share of batches, once its workers are all busy."""
-        dataset: Any = self.dataset(split)
-        endless = RandomSampler(dataset, replacement=True, num_samples=2**62)
-        batches = BatchSampler(endless, max(1, self.batch_size // num_ranks), False)
-        shared = SharedBatchSampler(batches, f"data of {split}", dataset=dataset, seed=self.seed)
-        loader = self._loader(split, num_workers, batch_sampler=shared)
-        # Workers read at the same time, so batches are counted by one of each.
-        turn = max(1, num_workers)
-        with preserved_generators():
-            iterator = iter(loader)
-            for _ in range(turn * self.prefetch_factor):  # read ahead while workers started
-                next(iterator)
-            start, num_read = time.perf_counter(), 0
-            while num_read < 3 * turn or time.perf_counter() - start < MEASURED_SECONDS:
-                for _ in range(turn):
-                    next(iterator)
-                num_read += turn
-            return (time.perf_counter() - start) / num_read
-
-
-def best(seconds: dict[int, float]) -> int:
-    """Choose the least number of workers that is as fast as any, or none where that is faster."""
-    if seconds[0] < RECEIVING_SECONDS:
-        return 0
-    # One worker that is as fast as none is better, because it reads beside the step.
-    fastest = min(seconds.values())
-    return next((n for n, each in seconds.items() if n and each * EQUALLY_FAST <= fastest), 0)
+    def _workers_for(self, dataset: Dataset[Any], trainer: pl.Trainer | None) -> int:
+        """Return the number of workers; ``auto`` takes each core that a process can have."""
+        if self.num_workers != "auto":
+            return self.num_workers
+        if trainer is None or isinstance(dataset, (BatchedDataset, IterableDataset)):
+            return 0  # reading whole batches is fast, and a stream would have to split itself
+        num_processes = num_processes_and_rank(trainer)[0]
+        return min(MOST_WORKERS, usable_cores() * trainer.num_nodes // num_processes)
 
 
 def as_it_is(batch: Any) -> Any:

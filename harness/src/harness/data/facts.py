@@ -6,7 +6,6 @@ uses its checkpoints read them there.
 """
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from harness.files import read_json
 
 FILE = "data.json"
 PREFIX = "from_data."
-SPLIT_SETTINGS = ("split_seed", "val_fraction", "test_fraction", "fold", "num_folds")
-log = logging.getLogger(__name__)
 
 
 def read_facts(run_dir: Path) -> dict[str, Any]:
@@ -36,20 +33,6 @@ def hand_over(data: Any, run_dir: Path) -> None:
     """Give a data module what the training of a run has learnt."""
     if isinstance(data, DataModule) and (run_dir / FILE).is_file():
         data.facts = read_facts(run_dir)
-
-
-def tell_other_split(cfg: DictConfig, trained: Any) -> None:
-    """Warn if an evaluation splits its data otherwise than the training, whose config is given."""
-    for name in SPLIT_SETTINGS:
-        before, now = (OmegaConf.select(node, f"data.{name}") for node in (trained, cfg))
-        if before != now:
-            log.warning(
-                "data.%s=%s is another split than that of the training, %s: the test may be on "
-                "samples that were trained on.",
-                name,
-                now,
-                before,
-            )
 
 
 def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str, Any]:

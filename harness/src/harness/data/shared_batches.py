@@ -165,15 +165,16 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         self.is_read = True
+        for indices in self._turns() if self.in_turn else self._training_shares():
+            batch = self.batch(indices)
+            yield batch.begin() if self.reads_here else batch
+
+    def batch(self, indices: list[Any]) -> Batch:
+        """Return indices that seed the generators of what reads them."""
         if self.generators is None and self.dataset is not None:
             self.generators = generators_in(self.dataset)
-        for indices in self._turns() if self.in_turn else self._training_shares():
-            epoch = 0 if self.in_turn else self.running
-            if self.generators is None:
-                yield Batch(indices, epoch)
-            else:
-                batch = Batch(indices, epoch, self.seed, self.generators)
-                yield batch.begin() if self.reads_here else batch
+        seed = None if self.dataset is None else self.seed
+        return Batch(indices, 0 if self.in_turn else self.running, seed, self.generators or ())
 
     def _training_shares(self) -> Iterator[list[Any]]:
         """Give this process's shares of one round of global batches, from the start on."""

@@ -63,21 +63,36 @@ class SplitDataModule(DataModule):
         """
         num_val, num_test = self._sizes(num_samples)
         if classes is not None:
-            self._check_classes(classes, class_names, min(num_val, num_test))
+            values, counts = np.unique(classes, return_counts=True)
+            num_needed, rarest = 3 if self.fold is None else self.num_folds, int(counts.argmin())
+            if counts[rarest] < num_needed:
+                name = class_names[values[rarest]] if class_names else values[rarest]
+                raise UserError(
+                    f"Too few samples of class {name} ({counts[rarest]}): each class needs "
+                    f"{num_needed} to be split.\nAdd samples, or leave this class out."
+                )
         # It takes a second to import, and only what splits needs it.
         from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 
-        everything, seed = np.arange(num_samples), self.split_seed
-        if self.fold is None:
-            rest, test = train_test_split(
-                everything, test_size=num_test, stratify=classes, random_state=seed
-            )
-        else:
-            kind = KFold if classes is None else StratifiedKFold
-            folds = kind(self.num_folds, shuffle=True, random_state=seed)
-            rest, test = list(folds.split(everything, classes))[self.fold]
-        stratify = None if classes is None else classes[rest]
-        train, val = train_test_split(rest, test_size=num_val, stratify=stratify, random_state=seed)
+        rest, seed = np.arange(num_samples), self.split_seed
+
+        def part_of(rows: NDArray[Any], size: int) -> Any:
+            stratify = None if classes is None else classes[rows]
+            return train_test_split(rows, test_size=size, stratify=stratify, random_state=seed)
+
+        try:
+            if self.fold is None:
+                rest, test = part_of(rest, num_test)
+            else:
+                kind = KFold if classes is None else StratifiedKFold
+                folds = kind(self.num_folds, shuffle=True, random_state=seed)
+                rest, test = list(folds.split(rest, classes))[self.fold]
+            train, val = part_of(rest, num_val)
+        except ValueError as error:  # scikit-learn says which number is too large
+            raise UserError(
+                f"{num_samples} samples cannot be split by data.val_fraction={self.val_fraction} "
+                f"and data.test_fraction={self.test_fraction}: {error}"
+            ) from error
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
     def _sizes(self, num_samples: int) -> tuple[int, int]:
@@ -95,44 +110,25 @@ class SplitDataModule(DataModule):
             if not isinstance(value, (int, float)) or not 0 < value < 1:
                 raise UserError(f"data.{name}_fraction={value} must be above 0 and below 1.")
         num_val = max(1, round(self.val_fraction * num_samples))
-        num_test = max(1, round(test_fraction * num_samples))
-        if num_val + num_test >= num_samples:
-            raise UserError(
-                f"{num_samples} samples cannot be split into {num_val} to validate, {num_test} to "
-                "test, and some to train on.\nGive more samples, or smaller data.val_fraction and "
-                "data.test_fraction."
-            )
-        return num_val, num_test
+        return num_val, max(1, round(test_fraction * num_samples))
 
-    def _check_classes(
-        self, classes: NDArray[Any], class_names: list[str] | None, smallest: int
-    ) -> None:
-        """Refuse classes that cannot be in every split, of which the smallest has so many."""
-        values, counts = np.unique(classes, return_counts=True)
-        num_needed, rarest = 3 if self.fold is None else self.num_folds, int(counts.argmin())
-        if counts[rarest] < num_needed:
-            name = class_names[values[rarest]] if class_names else values[rarest]
-            raise UserError(
-                f"Too few samples of class {name} ({counts[rarest]}): each class needs "
-                f"{num_needed} to be split.\nAdd samples, or leave this class out."
-            )
-        if smallest < len(values):
-            raise UserError(
-                f"{len(values)} classes cannot all be in a split of {smallest} samples.\n"
-                "Use larger data.val_fraction and data.test_fraction."
-            )
+    def drawn_from(self, checksum: int | str) -> str:
+        """Describe what splits are drawn from: samples, by their checksum, and settings.
+
+        ``learn`` returns it as the fact of that name.
+        """
+        names = ("split_seed", "val_fraction", "test_fraction", "fold", "num_folds")
+        return ", ".join([str(checksum), *(f"data.{name}={getattr(self, name)}" for name in names)])
 
     def warn_if_changed(self, checksum: int | str) -> None:
-        """Warn where samples differ from those of the training.
-
-        Args:
-            checksum: of the samples that splits are drawn from; ``learn`` returns it as the fact
-                ``drawn_from``.
-        """
-        if self.facts.get("drawn_from", checksum) != checksum:
+        """Warn where samples, or how they are split, differ from those of the training."""
+        before, now = str(self.facts.get("drawn_from", "")), self.drawn_from(checksum)
+        if not now.startswith(before):  # runs of earlier versions have the checksum alone
             log.warning(
-                "The data differs from that of the training, and so may the split: the test may "
-                "have samples that were trained on."
+                "The test may have samples that were trained on: the data or its split (%s) is "
+                "another one than in the training (%s).",
+                now,
+                before,
             )
 
     say = staticmethod(announce)

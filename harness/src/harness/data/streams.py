@@ -14,7 +14,6 @@ One process reads any stream as torch does. Several need the contract:
 """
 
 import copy
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,16 +22,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from harness.data.batches import ShareCounts, bounds
-from harness.data.checksum import checksum
 from harness.data.randomness import END, mix, seed_generators, seeded_iteration
 from harness.errors import UserError
 
-log = logging.getLogger(__name__)
 NUM_ALIKE = 2  # samples of each part before its own random numbers begin
 
 
@@ -168,25 +164,7 @@ class SharedStream(ShareCounts):
             batch = batch if read is END else read
             if batch is END:
                 raise UserError(f"{self.name} has no batch for one of {self.num_shares} processes.")
-            if k == 0:
-                self._warn_of_equal_parts(batch)
             yield batch
-
-    def _warn_of_equal_parts(self, batch: Any) -> None:
-        """Warn where all processes read the same first batch: ``read_part`` splits nothing."""
-        if self.num_shares == 1:
-            return
-        tensors: list[torch.Tensor] = []
-        apply_to_collection(batch, torch.Tensor, tensors.append)
-        sums: list[Any] = [None] * self.num_shares
-        dist.all_gather_object(sums, checksum(tensors) if tensors else None, group=self.group)
-        if len({*sums}) == 1 and sums[0] is not None and self.rank == 0:
-            log.warning(
-                "%s gives all %d processes the same first batch: each sample is trained on that "
-                "often.\nLet read_part(part, num_parts) choose what is read in each of them.",
-                self.name,
-                self.num_shares,
-            )
 
     def _with_size(self, item: Any) -> tuple[int, Any]:
         """Return the number of samples in a batch, which is 0 at the end alone, and the batch."""

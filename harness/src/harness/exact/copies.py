@@ -27,7 +27,6 @@ from harness.exact.mean_over import Means, use
 from harness.exact.seeded_steps import dropouts
 from harness.exact.stand_ins import Group, Trainer
 from harness.strategies.sync_batch_norm import BATCH_NORMS
-from harness.upstream.dispatch import FixedDraws
 
 Gradients = dict[str, Tensor]  # by the names of parameters
 Prepare = Callable[[pl.LightningModule, int], object]
@@ -47,11 +46,10 @@ class Copies:
         module: belongs to a trainer, and is not changed.
         sizes: the samples that each copy gets.
         prepare: is given each copy, and its number of samples, such as to split its calls.
-        fixes_draws: see ``FixedDraws``.
     """
 
     def __init__(
-        self, module: pl.LightningModule, sizes: Sequence[int], prepare: Prepare, fixes_draws: bool
+        self, module: pl.LightningModule, sizes: Sequence[int], prepare: Prepare | None = None
     ) -> None:
         self.module, self.trainer = module, module.trainer
         plugin = self.trainer.precision_plugin
@@ -60,9 +58,7 @@ class Copies:
         self.context = contextlib.nullcontext if is_mixed else plugin.train_step_context
         self.shares = [size / sum(sizes) for size in sizes]
         self.group = Group(len(sizes))
-        self.draws = [FixedDraws() if fixes_draws else contextlib.nullcontext() for _ in sizes]
         self.has_drawn = False  # random numbers, in any step
-        self.has_unfixed = False  # numbers that are other ones in parts
         self.logged: list[dict[str, Any]] = [{} for _ in sizes]  # name: value, reduction, size
         self.steps: list[Gradients] = []  # what optimizers are asked to step with
         self.copies = [self._copied(rank) for rank in range(len(sizes))]
@@ -71,7 +67,8 @@ class Copies:
             for copied in self.copies
         ]
         for copied, size in zip(self.copies, sizes, strict=True):
-            prepare(copied, size)
+            if prepare is not None:
+                prepare(copied, size)
 
     def _copied(self, rank: int) -> Any:
         """Copy the module with stubs for logs and steps, dropout off, BatchNorm in evaluation."""
@@ -119,11 +116,7 @@ class Copies:
         finally:
             use(of_the_run)
         after = self._states()
-        is_same = same_states(before, after) and before[3].equal(after[3])
-        is_of_torch = same_states((*before[:2], after[2]), after)
-        is_fixed = is_of_torch and not any(getattr(one, "has_missed", True) for one in self.draws)
-        self.has_drawn |= not is_same
-        self.has_unfixed |= not (is_same or is_fixed)
+        self.has_drawn |= not (same_states(before, after) and before[3].equal(after[3]))
         return self.steps
 
     def _states(self) -> tuple[Any, ...]:
@@ -137,7 +130,7 @@ class Copies:
         copied = self.copies[rank]
         if copied.device.type == "cuda":
             torch.cuda.set_device(copied.device)  # each thread has a current device
-        with torch.enable_grad(), self.draws[rank]:
+        with torch.enable_grad():
             with self.context():
                 batch = transferred(copied, self.trainer, batch)
                 takes = inspect.signature(copied.training_step).parameters

@@ -6,16 +6,16 @@ read. What that hook logs must be the same in every process.
 """
 
 import logging
-from math import isclose
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torchmetrics import Metric
 
 from harness.data.loaders import leaves
 from harness.errors import UserError
-from harness.exact.gathering import CollectedLists, Gathering
+from harness.exact.gathering import Gathering
 from harness.exact.global_batches import Shares, check_same_batches, shares_of
 from harness.exact.self_log import SelfLog
 from harness.processes.agreement import gather
@@ -95,9 +95,9 @@ class ExactEvaluation(pl.Callback):
             even_out(trainer, metrics_of(trainer.lightning_module))
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the lengths of the module's lists."""
+        """Begin to note what the module's lists collect."""
         if self.gathering is not None:
-            self.gathering.lists = CollectedLists(self.gathering.module)
+            self.gathering.begin_evaluation()
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -132,9 +132,8 @@ class ExactEvaluation(pl.Callback):
             logged.complete_epoch(joined(op, pairs))
             return
         logged.complete_epoch(pairs[0])
-        first, *others = (quotient(op, pair) for pair in pairs)
-        are_nan = first != first and all(other != other for other in others)
-        if is_everywhere and (are_nan or all(isclose(first, x, rel_tol=1e-6) for x in others)):
+        numbers = [quotient(op, pair) for pair in pairs]
+        if is_everywhere and np.allclose(numbers, numbers[0], rtol=1e-6, atol=0, equal_nan=True):
             return
         values = ", ".join(f"{quotient(op, pair):.6g}" if pair else "none" for pair in by_rank)
         sentence = f"{name}, logged in {hook}, is each process's own ({values})"

@@ -2,7 +2,7 @@
 
 In: the run's trainer and module, before its first step. Out: one warning of each kind. The first
 process computes, in a fork if it trains on a CPU; the others wait in their next collective
-operation. Next: `first_batch_check.py` has what is computed.
+operation. Next: `first_batch_check.py` has what is computed; a run of one share does not import it.
 """
 
 import logging
@@ -15,8 +15,6 @@ import pytorch_lightning as pl
 import torch
 
 from harness.errors import UserError
-from harness.exact.copies import nothing
-from harness.exact.first_batch_check import UNCHECKED, Findings, check_first_batch
 from harness.processes.leaving import follow_as_worker
 from harness.processes.signals import ignore_signals
 
@@ -32,7 +30,7 @@ class FirstBatchCheck(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self.findings: Findings = {}  # that were logged
+        self.findings: dict[str, str] = {}  # that were logged, by kind
         self.flags: list[bool] = []  # of parameters, whether they trained at the last check
         self.has_checked_again = False
 
@@ -60,24 +58,24 @@ class FirstBatchCheck(pl.Callback):
     def _check_what_is_new(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch_idx: int
     ) -> None:
+        from harness.exact.first_batch_check import check_first_batch
+
         flags = [parameter.requires_grad for parameter in module.parameters()]
         is_first = not self.flags
         is_second_epoch = not is_first and batch_idx == 0 and not self.has_checked_again
         if flags == self.flags and not is_second_epoch:
             return
         self.flags, self.has_checked_again = flags, is_second_epoch
-        num_shares = trainer.world_size * int(trainer.accumulate_grad_batches)
-        num_parts = 2 if num_shares > 1 else 1
-        split_calls = getattr(trainer.strategy, "split_calls", nothing)
-        loaders = trainer.train_dataloader
-        check = partial(check_first_batch, module, loaders, num_parts, split_calls)
+        num_parts = 2 if trainer.world_size * int(trainer.accumulate_grad_batches) > 1 else 1
+        split_calls = getattr(trainer.strategy, "split_calls", None)
+        check = partial(check_first_batch, module, trainer.train_dataloader, num_parts, split_calls)
         for kind, sentence in (check() if module.device.type != "cpu" else in_child(check)).items():
             if kind not in self.findings and (kind != "unchecked" or is_first):
                 self.findings[kind] = sentence
                 log.warning("%s", sentence)
 
 
-def in_child(check: Callable[[], Findings]) -> Findings:
+def in_child(check: Callable[[], dict[str, str]]) -> dict[str, str]:
     """Check in a fork of this process, so that nothing that the steps change stays.
 
     The child has one thread, because a fork does not have OpenMP's. A ``UserError`` of the module's
@@ -89,8 +87,10 @@ def in_child(check: Callable[[], Findings]) -> Findings:
     child.start()
     sender.close()
     try:
-        result: Findings | UserError = receiver.recv()
+        result: dict[str, str] | UserError = receiver.recv()
     except EOFError:
+        from harness.exact.first_batch_check import UNCHECKED
+
         child.join()
         why = f"its process has ended with {child.exitcode}"
         return {"unchecked": UNCHECKED.format("the module", why)}
@@ -100,7 +100,7 @@ def in_child(check: Callable[[], Findings]) -> Findings:
     return result
 
 
-def _send(check: Callable[[], Findings], sender: Any) -> None:
+def _send(check: Callable[[], dict[str, str]], sender: Any) -> None:
     ignore_signals()
     follow_as_worker()
     torch.set_num_threads(1)

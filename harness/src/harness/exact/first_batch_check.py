@@ -1,13 +1,13 @@
 """Find out whether a module is the same experiment on several devices, by computing it.
 
 In: the module of a run that is about to train, and its loaders. Out: sentences for its user. A few
-samples of the first batches (`first_samples.py`) are collated whole, and again in two uneven parts.
-Copies of the module (`copies.py`) compute three steps with both, and the gradients and logged
-values are compared, those of the parts combined as this run combines its processes'. State that a
-step keeps for the next one shows in the second and third. Rounding is measured with the same
-samples in another order. For dp and ddp2, whose steps see whole batches and split calls, a copy
-with split calls is compared with a plain one. Evaluations are not compared: each process has whole
-batches there.
+samples of the first batches are collated whole, and again in two uneven parts. Copies of the module
+(`copies.py`) compute three steps with both, and the gradients and logged values are compared, those
+of the parts combined as this run combines its processes'. State that a step keeps for the next one
+shows in the second and third. Rounding is measured with the same samples in another order. For dp
+and ddp2, whose steps see whole batches and split calls, a copy with split calls is compared with a
+plain one. A step that draws random numbers draws others in parts, and is told and not compared.
+Evaluations are not compared: each process has whole batches there.
 """
 
 import logging
@@ -18,18 +18,28 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning.utilities import CombinedLoader
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from harness.data.randomness import preserved_generators
+from harness.data.loaders import SharedLoader, leaves
+from harness.data.randomness import (
+    generator_states,
+    preserved_generators,
+    same_states,
+    seed_generators,
+)
+from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
-from harness.exact.copies import Copies, Gradients, Prepare, nothing
-from harness.exact.first_samples import FirstSamples, UncheckedError
+from harness.exact.copies import Copies, Gradients, Prepare
 from harness.exact.mean_over import ADVICE
 from harness.exact.seeded_steps import dropouts
 from harness.exact.stand_ins import UnequalError, UnequalShapesError
 from harness.shards import has_parts
 
 log = logging.getLogger(__name__)
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)  # no two parts hide the same fraction
 SPLIT = (
     "A call that is split must treat each sample by itself: name another one in "
     "trainer.strategy.modules, what is no batch in trainer.strategy.whole_inputs, or use "
@@ -46,7 +56,6 @@ RANDOM = (
     "{} draws random numbers in its steps ({}): each process or device draws its own, so the "
     "weights are not those of one process."
 )
-# Dropout is switched off while steps are compared; draws of Python and NumPy cannot be.
 NOT_COMPARED = " Its loss was not compared, as draws differ: is it a mean over samples?"
 UNEQUAL = (
     "A step of {} is not the same for every share of a batch: one comes to {} first, and processes "
@@ -66,8 +75,12 @@ UNCHECKED = (
 Findings = dict[str, str]  # sentences by "different", "random", "logged" or "unchecked"
 
 
+class UncheckedError(Exception):
+    """A module cannot be checked: its data are a stream, or batches have one sample."""
+
+
 def check_first_batch(
-    module: pl.LightningModule, loaders: Any, num_parts: int = 2, prepare: Prepare = nothing
+    module: pl.LightningModule, loaders: Any, num_parts: int = 2, prepare: Prepare | None = None
 ) -> Findings:
     """Compare steps with a few samples whole and in parts; a module that is right has no findings.
 
@@ -103,7 +116,7 @@ def check_first_batch(
 
 
 def _compare(
-    module: pl.LightningModule, samples: FirstSamples, num_parts: int, prepare: Prepare
+    module: pl.LightningModule, samples: "FirstSamples", num_parts: int, prepare: Prepare | None
 ) -> Findings:
     """Compare in parts of unequal sizes, or of equal ones if the step gathers tensors of one."""
     part = max(1, samples.size // (2 if samples.are_even else 3))
@@ -116,22 +129,15 @@ def _compare(
 
 
 def _compare_in(
-    sizes: list[int], module: pl.LightningModule, samples: FirstSamples, prepare: Prepare
+    sizes: list[int], module: pl.LightningModule, samples: "FirstSamples", prepare: Prepare | None
 ) -> Findings:
     name, size, is_split = type(module).__name__, sum(sizes), len(sizes) > 1
-    reordered = Copies(module, [size], nothing, is_split)
-    in_reverse = reordered.run(samples.batches(0, [size], in_reverse=True), 0)
-    del reordered
-    whole, parts = (
-        Copies(module, [size], nothing, is_split),
-        Copies(module, sizes, prepare, is_split),
-    )
-    random = {"random": RANDOM.format(name, "not by nn.Dropout")}
+    in_reverse = Copies(module, [size]).run(samples.batches(0, [size], in_reverse=True), 0)
+    whole, parts = Copies(module, [size]), Copies(module, sizes, prepare)
+    random, has_drawn = RANDOM.format(name, "not by nn.Dropout"), False
     limit, worst, where, odd = 0.0, 0.0, "", ""
     for step in range(samples.num_steps):
         expected = whole.run(samples.batches(step, [size]), step)
-        if is_split and (whole.has_unfixed or samples.has_unfixed):
-            return {"random": random["random"] + NOT_COMPARED}
         gradients = [gradient for one in expected for gradient in one.values()]
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
             raise UncheckedError("its gradients are not finite")
@@ -141,19 +147,20 @@ def _compare_in(
             combined = parts.run(samples.batches(step, sizes), step)
         except UnequalError as error:
             return {"different": UNEQUAL.format(name, error)}
+        has_drawn = whole.has_drawn or samples.has_drawn
+        if has_drawn and is_split:
+            return {"random": random + NOT_COMPARED}
         odd = odd or odd_log(whole.logged[0], parts.logged, sizes, max(limit, 1e-4))
         far, parameter = difference(expected, combined)
         if far > max(limit, worst):
             worst, where = far, parameter
     if not limit:
         raise UncheckedError("no optimizer has made a step")
-    has_drawn = whole.has_drawn or samples.has_drawn
-    if where and has_drawn and not is_split:
-        return random
-    findings = random if has_drawn and is_split else {}
+    if where and has_drawn:
+        return {"random": random}
     if where:
-        return findings | {"different": _sentence(module, sizes, worst, where)}
-    return findings | ({"logged": LOGGED.format(name, odd)} if odd else {})
+        return {"different": _sentence(module, sizes, worst, where)}
+    return {"logged": LOGGED.format(name, odd)} if odd else {}
 
 
 def _sentence(module: pl.LightningModule, sizes: list[int], worst: float, where: str) -> str:
@@ -217,3 +224,67 @@ def odd_log(
         if not abs(together - value) <= limit * most and not math.isnan(value):
             return name
     return ""
+
+
+class FirstSamples:
+    """Read a few samples of the batches with which training begins; samplers are not moved by it.
+
+    Args:
+        loaders: of a trainer that trains.
+    """
+
+    def __init__(self, loaders: Any) -> None:
+        self.structure = loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
+        self.drawn = {id(one): _largest_batches(one) for one in leaves(loaders)}
+        fewest = min((len(b) for batches in self.drawn.values() for b in batches), default=0)
+        self.size = max((n for n in PRIMES if n <= fewest), default=0)
+        if not self.size:
+            raise UncheckedError("batches have one sample")
+        # With even shares only, an author's own all-reduce of means is right.
+        self.are_even = all(_is_even(one.batch_sampler) for one in leaves(loaders))
+        self.num_steps = max(3, *map(len, self.drawn.values()))
+        self.has_drawn = False  # random numbers for a whole batch
+
+    def batches(self, step: int, sizes: Sequence[int], in_reverse: bool = False) -> list[Any]:
+        """Collate the samples of a step in parts of these sizes."""
+        places, parts = [*range(sum(sizes))][:: -1 if in_reverse else 1], []
+        for size in sizes:
+            part, places = places[:size], places[size:]
+            parts.append(apply_to_collection(self.structure, DataLoader, self._batch, step, part))
+        return parts
+
+    def _batch(self, loader: Any, step: int, places: Sequence[int]) -> Any:
+        """Read samples as the run does, with generators that are seeded for each, and collate."""
+        drawn, dataset, sampler = self.drawn[id(loader)], loader.dataset, loader.batch_sampler
+        indices = drawn[step % len(drawn)]
+        first = step // len(drawn) * 5  # a batch that comes again begins with another sample
+        wanted = sampler.batch([indices[(first + place) % self.size] for place in places]).begin()
+        reads_whole = hasattr(dataset, "__getitems__")
+        samples = dataset.__getitems__(wanted) if reads_whole else [dataset[i] for i in wanted]
+        seed_generators(step)
+        before = generator_states()
+        batch = loader.collate_fn(samples)
+        self.has_drawn |= not same_states(before, generator_states())
+        return batch
+
+
+def _is_even(sampler: Any) -> bool:
+    """Return whether processes always have shares of one size."""
+    size, num_shares = getattr(sampler.batches, "batch_size", None), sampler.num_ranks
+    num_shares = max(2, num_shares * sampler.num_micro_batches)
+    return bool(size and size % num_shares == 0 and getattr(sampler.batches, "drop_last", False))
+
+
+def _largest_batches(loader: Any) -> list[Any]:
+    """Return the largest of a loader's first batches."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, SharedBatchSampler):
+        raise UncheckedError("its batches come from a stream")
+    own = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
+    if any("__iter__" in vars(kind) for kind in own if kind is not SharedLoader):
+        raise UncheckedError("its loader's __iter__ makes the batches")
+    first = sampler.first
+    while len(first) > 3 and sum(map(len, first[:-1])) > 61:  # enough samples for three steps
+        first = first[:-1]
+    most = max(map(len, first), default=0)
+    return [batch for batch in first if len(batch) == most]

@@ -33,11 +33,17 @@ Part = tuple[tuple[int, int], list[Any]]  # loader and batch; what the batch has
 
 
 class Gathering:
-    """Stand between a module and its strategy's ``all_gather`` and evaluation steps."""
+    """Stand between a module and its strategy's ``all_gather`` and evaluation steps.
+
+    Lightning's way to look at all outputs is a list that the steps fill and
+    ``on_validation_epoch_end`` reads. Lists in attributes, and in dicts there, are gathered before
+    that hook, in the order of one process; what was in them before the evaluation stays.
+    """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.trainer, self.module = trainer, module
-        self.lists: CollectedLists | None = None  # while it is evaluated
+        self.places: list[tuple[int, int]] = []  # loader and batch, of each step of an evaluation
+        self.lengths: list[dict[Path, int]] = []  # of all lists, before each step
         self.host_group: Any = None  # of the processes; what is collected need not fit a GPU
         self.batch_idx: int | None = None  # of the running training batch
         self.has_whole = False  # this process has what all of them together would gather
@@ -53,9 +59,10 @@ class Gathering:
 
     def begin_batch(self, sharing: Shares | None, batch_idx: int, dataloader_idx: int) -> None:
         """Note which batch runs."""
-        if self.lists is not None:
-            self.lists.begin_batch(batch_idx, dataloader_idx)
         is_training = bool(self.trainer.training)
+        if not is_training:
+            self.places.append((dataloader_idx, batch_idx))
+            self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
         self.batch_idx = batch_idx if is_training else None
         self.has_whole = self.is_alone = False
         if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.in_turn:
@@ -71,12 +78,37 @@ class Gathering:
         """Gather again what is gathered after a batch."""
         self.has_whole, self.batch_idx = False, None
 
+    def begin_evaluation(self) -> None:
+        """Forget where steps of an earlier evaluation have appended."""
+        self.places, self.lengths = [], []
+
     def gather_lists(self) -> None:
         """Gather what the module has collected, and let its hook at the end gather nothing."""
-        assert self.lists is not None
         self.host_group = self.host_group or dist.new_group(backend="gloo")
-        self.has_whole = self.lists.gather(self.trainer, self.host_group)
-        self.lists = None
+        lists = dict(lists_of(self.module))
+        packed = {path: self._packed(path, values) for path, values in lists.items()}
+        packed = {path: parts for path, parts in packed.items() if parts != b""}
+        everyone = gather(self.trainer, packed, self.host_group)
+        # An author may clear a list within the evaluation, or keep what cannot leave a process.
+        paths = [
+            path
+            for path in dict.fromkeys(path for one in everyone for path in one)
+            if path in lists and all(one.get(path, b"") is not None for one in everyone)
+        ]
+        device = self.module.device
+
+        def moved_back(one: OnDevice) -> Tensor:
+            return one.tensor.to(device)
+
+        for path in paths:
+            parts: list[Part] = []
+            for one in everyone:
+                parts += pickle.loads(one[path]) if path in one else []
+            parts.sort(key=lambda part: part[0])  # by loader and turn; in each by rank
+            merged = [element for _, elements in parts for element in elements]
+            start = self.lengths[0].get(path, 0)
+            lists[path][start:] = apply_to_collection(merged, OnDevice, moved_back)
+        self.has_whole = bool(paths)
         if not self.has_whole:
             return
         hook = "on_test_epoch_end" if self.trainer.testing else "on_validation_epoch_end"
@@ -88,6 +120,18 @@ class Gathering:
                 original()
 
         vars(self.module)[hook] = guarded
+
+    def _packed(self, path: Path, values: list[Any]) -> bytes | None:
+        """Pickle what the steps have appended; ``None`` if a list was cleared or cannot be sent."""
+        marks = [lengths.get(path, 0) for lengths in self.lengths] + [len(values)]
+        steps = zip(self.places, marks, marks[1:], strict=False)
+        parts = [(place, values[low:high]) for place, low, high in steps if low < high]
+        if marks != sorted(marks):
+            return None
+        try:
+            return pickle.dumps(apply_to_collection(parts, Tensor, _movable)) if parts else b""
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return None
 
     def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         with NoCollectives(self._refuse_collective) if self.is_alone else nullcontext():
@@ -142,61 +186,6 @@ class OnDevice(NamedTuple):
     """A tensor, on the host, that goes back to the module's device."""
 
     tensor: Tensor
-
-
-class CollectedLists:
-    """Gather what evaluation steps append to lists of the module, in the order of one process.
-
-    Lightning's way to look at all outputs is a list that the steps fill and
-    ``on_validation_epoch_end`` reads. Lists in attributes, and in dicts there, are gathered before
-    that hook; what was in them before the evaluation stays.
-    """
-
-    def __init__(self, module: pl.LightningModule) -> None:
-        self.module = module
-        self.places: list[tuple[int, int]] = []  # loader and batch, of each step
-        self.lengths: list[dict[Path, int]] = []  # of all lists, before each step
-
-    def begin_batch(self, batch_idx: int, dataloader_idx: int) -> None:
-        """Note the lengths of the lists before a batch."""
-        self.places.append((dataloader_idx, batch_idx))
-        self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
-
-    def gather(self, trainer: pl.Trainer, group: Any) -> bool:
-        """Fill the lists with what all processes have collected; return whether there was any."""
-        lists = dict(lists_of(self.module))
-        packed = {path: self._packed(path, values) for path, values in lists.items()}
-        everyone = gather(trainer, {k: parts for k, parts in packed.items() if parts != b""}, group)
-        # An author may clear a list within the evaluation, or keep what cannot leave a process.
-        paths = [
-            path
-            for path in dict.fromkeys(path for one in everyone for path in one)
-            if path in lists and all(one.get(path, b"") is not None for one in everyone)
-        ]
-        for path in paths:
-            parts: list[Part] = []
-            for one in everyone:
-                parts += pickle.loads(one[path]) if path in one else []
-            parts.sort(key=lambda part: part[0])  # by loader and turn; in each by rank
-            merged = [element for _, elements in parts for element in elements]
-            start = self.lengths[0].get(path, 0)
-            lists[path][start:] = apply_to_collection(merged, OnDevice, self._moved_back)
-        return bool(paths)
-
-    def _moved_back(self, one: OnDevice) -> Tensor:
-        return one.tensor.to(self.module.device)
-
-    def _packed(self, path: Path, values: list[Any]) -> bytes | None:
-        """Pickle what the steps have appended; ``None`` if a list was cleared or cannot be sent."""
-        marks = [lengths.get(path, 0) for lengths in self.lengths] + [len(values)]
-        steps = zip(self.places, marks, marks[1:], strict=False)
-        parts = [(place, values[low:high]) for place, low, high in steps if low < high]
-        if marks != sorted(marks):
-            return None
-        try:
-            return pickle.dumps(apply_to_collection(parts, Tensor, _movable)) if parts else b""
-        except (pickle.PicklingError, AttributeError, TypeError):
-            return None
 
 
 def lists_of(module: pl.LightningModule) -> Iterator[tuple[Path, list[Any]]]:

@@ -14,7 +14,6 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
-from harness.data.checksum import checksum
 from harness.data.datamodule import DataModule
 from harness.data.loaders import leaves, share
 from harness.data.randomness import mix, preserved_generators, seed_generators
@@ -47,7 +46,6 @@ class GlobalBatches(pl.Callback):
         self.start = (0, 0)  # epoch, and step in it, at which training begins
         self.loaded: list[dict[str, Any]] = []  # the checkpoint's state of each loader
         self.sharing: list[Shares] = []  # of the loaders that train
-        self.checksums: list[int | None] = []  # of their data, in the first process
         self.weight = 1.0
         self.batches_per_step = 1
         self.has_trained = False
@@ -66,17 +64,14 @@ class GlobalBatches(pl.Callback):
                 shared = partial(shared_loaders, self, trainer, split, name, make, seed)
                 setattr(source, method, shared)
 
-    def begin(self, trainer: pl.Trainer, loaders: Any) -> None:
+    def begin(self, loaders: Any) -> None:
         """Let the loaders that train begin where the run was stopped, or refuse other batches."""
-        taken = [one for one in leaves(loaders) if shares_of(one) is not None]
-        self.sharing = [sharing for sharing in map(shares_of, taken) if sharing is not None]
-        self.checksums = [
-            checksum(getattr(loader, "dataset", None)) if trainer.is_global_zero else None
-            for loader in taken
-        ]
-        saved_by_loader = [*self.loaded, *[{}] * len(taken)]
-        self.loaded = []
-        for sharing, now, saved in zip(self.sharing, self.checksums, saved_by_loader, strict=False):
+        self.sharing = [one for one in map(shares_of, leaves(loaders)) if one is not None]
+        self._go_on()
+
+    def _go_on(self) -> None:
+        saved_by_loader = [*self.loaded, *[{}] * len(self.sharing)]
+        for sharing, saved in zip(self.sharing, saved_by_loader, strict=False):
             sharing.start_at(*self.start, saved)
             settings = sharing.settings()
             for name, before in saved.get("settings", {}).items():
@@ -86,12 +81,7 @@ class GlobalBatches(pl.Callback):
                         f"{settings.get(name)}: the batches would differ.\n"
                         "Resume with what the run began with."
                     )
-            if saved.get("data") and now and saved["data"] != now:
-                log.warning(
-                    "The training data seem to have changed since the checkpoint was written, and "
-                    "from here on the run trains on others.\nGo back to the data that it began "
-                    "with, or use resume=null to start another run."
-                )
+        self.loaded = [] if self.sharing else self.loaded
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let losses say what they are means over."""
@@ -159,10 +149,7 @@ class GlobalBatches(pl.Callback):
     ) -> None:
         """Add what is needed to read on from here."""
         position = position_in(checkpoint, self.batches_per_step)
-        checkpoint["loaders"] = [
-            one.state_at(*position) | {"data": checksum_now}
-            for one, checksum_now in zip(self.sharing, self.checksums, strict=True)
-        ]
+        checkpoint["loaders"] = [one.state_at(*position) for one in self.sharing]
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -174,12 +161,7 @@ class GlobalBatches(pl.Callback):
         batches_per_step = checkpoint.get("safe_point", {}).get("batches_per_step", here)
         self.start = position_in(checkpoint, batches_per_step)
         self.loaded = checkpoint.get("loaders", [])
-        if self.sharing and self.start != (0, 0):
-            raise UserError(
-                f"{type(pl_module).__name__}.on_load_checkpoint asks for the loaders, whose "
-                "position is not known yet.\n"
-                "Use trainer.estimated_stepping_batches in configure_optimizers instead."
-            )
+        self._go_on()  # where an author's hook has asked for the loaders before
 
 
 def shared_loaders(
@@ -195,7 +177,7 @@ def shared_loaders(
         return None  # which Lightning refuses
     loaders = share(made, trainer, split, name, seed)
     if split == "train":
-        callback.begin(trainer, loaders)
+        callback.begin(loaders)
     return loaders
 
 

@@ -50,21 +50,18 @@ def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
 
         num_tokens = (labels != -100).sum()
         loss = mean_over(F.cross_entropy(logits, labels, ignore_index=-100), num_tokens)
-        self.log("train/loss", loss, batch_size=num_tokens)
-        return loss
 
     Call it in every training step of every process, also for a share that has no token at all: such
     a loss counts as 0. A mean that divides by ``mask.sum()`` needs ``.clamp(min=1)`` for that.
     Outside of a run's training it does nothing.
 
     Args:
-        loss: a mean, with one element.
-        weight: what it is a mean over in this process's share: a number of tokens or nodes, or the
-            sum of the weights of ``torch.nn.functional.cross_entropy(weight=...)``.
+        loss: a mean, with one element; of several terms each may have a weight of its own.
+        weight: the number of what it is a mean over in this process's share, or the sum of its
+            weights.
 
     Returns:
-        The mean over all processes, to return, to log, or to use in a larger loss: several terms
-        may each have a weight of their own.
+        The mean over all processes, to return, to log, or to use in a larger loss.
 
     Raises:
         UserError: if either has more than one element, if the weight is negative, or if batches are
@@ -77,13 +74,12 @@ def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0)
     """Divide a sum by a number, both of the whole batch, however processes share it.
 
     For a loss that is no mean over what it is divided by, such as a detector's sum over all pixels
-    by the number of objects, of which a share may have none: ``sum_over(focal.sum(), number)``.
-    Without a number it is the whole batch's sum. Call it in every training step of every process.
-    Outside of a run's training it divides what it is given.
+    by the number of objects, of which a share may have none. Outside of a run's training it divides
+    what it is given.
 
     Args:
         total: the sum over this process's share, with one element.
-        number: what this share has of what it is divided by: objects, tokens, or weights.
+        number: what this share has of what it is divided by; without it, the sum stays one.
         at_least: what is divided by where the whole batch has less.
 
     Returns:

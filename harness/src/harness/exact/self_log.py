@@ -85,8 +85,10 @@ class SelfLog:
         key = f"{hook}.{name}.{loader}"
         logged = self.logged.get(key)
         passed = {"name": name, "reduce_fx": op} | {k: how[k] for k in how if k in PASSED}
+        passed["fx"] = hook
         if not isinstance(logged, LoggedValue):
-            logged = self.made(key, passed | {"fx": hook})
+            logged = self.made(key, passed)
+        logged.how = passed
         on_step, on_epoch = how.get("on_step"), how.get("on_epoch")
         is_of_epoch = on_epoch or (on_epoch is None and self.step is None)
         weight: Number = 1
@@ -101,15 +103,9 @@ class SelfLog:
             logged.is_pending = True
         if self.step is not None and on_step is not False:
             logged.note_step(value.clone(), weight, self.step, self.batch_idx)
-        elif on_step and self.trainer.world_size > 1:
-            self._warn_once(
-                name,
-                "%s is logged with on_step=True in an evaluation: under several processes it has "
-                "the epoch's value and no rows of single steps.",
-            )
-        elif on_step:
+        elif on_step and self.trainer.world_size == 1:  # several have no single steps in common
             logged.note_step(value.clone(), weight, 0, 0)
-        self._hand_over(logged, passed)
+        self.hand_over(logged)
 
     def made(self, key: str, how: dict[str, Any]) -> LoggedValue:
         """Begin to accumulate a value."""
@@ -136,14 +132,12 @@ class SelfLog:
 
     def hand_over(self, logged: LoggedValue) -> None:
         """Let Lightning have a value, as if its hook had logged it now."""
-        with logged_values.in_hook(self.module, logged.how["fx"]):
-            self._hand_over(logged, {k: v for k, v in logged.how.items() if k != "fx"})
-
-    def _hand_over(self, logged: LoggedValue, passed: dict[str, Any]) -> None:
         logged.is_logged = True
+        passed = {name: value for name, value in logged.how.items() if name != "fx"}
         # With the name of an attribute Lightning does not look for the metric in the module.
-        passed = passed | {"metric_attribute": passed["name"], "batch_size": 1}
-        type(self.module).log(self.module, value=logged, **passed)
+        passed |= {"metric_attribute": passed["name"], "batch_size": 1}
+        with logged_values.in_hook(self.module, logged.how["fx"]):
+            type(self.module).log(self.module, value=logged, **passed)
 
     def _note_metric(
         self, name: str, metric: Metric, hook: str | None, given: dict[str, Any]
@@ -179,15 +173,13 @@ class SelfLog:
             self._complete_rows()
 
     def _complete_rows(self) -> None:
-        values = {key: value for key, value in self._values().items() if value.shares}
-        shares = [share for value in values.values() for share in value.shares]
-        numbers = iter(self._numbers([number for share in shares for number in share]))
         mine = {}
-        for key, value in values.items():
-            pairs = [(next(numbers), next(numbers)) for _ in value.shares]
+        for key, value in self._values().items():
+            pairs = [(float(number), float(weight)) for number, weight in value.shares]
             if value.op == "mean":
                 pairs = [(number * weight, weight) for number, weight in pairs]
-            mine[key] = (value.step, joined(value.op, pairs))
+            if pairs:
+                mine[key] = (value.step, joined(value.op, pairs))
         for value, by_rank in self._gather(mine):
             latest = max(step for step, _ in filter(None, by_rank))  # some logged it earlier alone
             pairs = [pair for step, pair in filter(None, by_rank) if step == latest]
@@ -197,12 +189,13 @@ class SelfLog:
         """Return each value of an epoch that was not combined yet, and what each process has."""
         if self.trainer.world_size == 1:
             return []
-        is_training = bool(self.trainer.training)
-        mine = {
-            k: v for k, v in self._values().items() if v.is_pending and v.is_training == is_training
-        }
-        numbers = iter(self._numbers([n for v in mine.values() for n in (v.total, v.weight)]))
-        return self._gather({key: (next(numbers), next(numbers)) for key in mine})
+        return self._gather(
+            {
+                key: (float(value.total), float(value.weight))
+                for key, value in self._values().items()
+                if value.is_pending and value.is_training == bool(self.trainer.training)
+            }
+        )
 
     def combine(self) -> None:
         """Let the values of an epoch's steps, or of a loader's, be those of all processes."""
@@ -223,28 +216,19 @@ class SelfLog:
             if isinstance(value, LoggedValue) and not value.how.get("rank_zero_only")
         }
 
-    def _numbers(self, values: list[Number]) -> list[float]:
-        """Return numbers that are on the device, waiting for it once."""
-        made = [torch.as_tensor(v, dtype=torch.float64, device=self.module.device) for v in values]
-        return torch.stack(made).tolist() if made else []
-
     def _gather(self, mine: dict[str, Any]) -> list[tuple[LoggedValue, list[Any]]]:
         """Return, by value, what each process has; what only others have is logged here, too."""
         values = self._values()
-        everyone = gather(
-            self.trainer, {k: (values[k].how, numbers) for k, numbers in mine.items()}
-        )
+        everyone = gather(self.trainer, {k: (values[k].how, pair) for k, pair in mine.items()})
         result = []
-        for key in dict.fromkeys(key for one in everyone for key in one):
-            by_rank = [one[key][1] if key in one else None for one in everyone]
+        for key, how in {key: how for one in everyone for key, (how, _) in one.items()}.items():
             value = values.get(key)
             if value is None or not value.is_logged:
-                how = next(one[key][0] for one in everyone if key in one)
                 value = value or self.made(key, how)
                 if self.trainer.training and how.get("on_step") is not False:
                     value.begin_row()
                 self.hand_over(value)
-            result.append((value, by_rank))
+            result.append((value, [one[key][1] if key in one else None for one in everyone]))
         return result
 
 

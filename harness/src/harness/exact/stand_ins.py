@@ -106,25 +106,19 @@ class Group:
     @contextlib.contextmanager
     def as_torch_distributed(self) -> Iterator[None]:
         """Let ``torch.distributed`` be that of the threads; anything else of it raises."""
-        combine: dict[str, Any] = {"SUM": torch.sum, "AVG": torch.mean}
-        combine |= {"MAX": torch.amax, "MIN": torch.amin}
 
         def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, *_: Any, **__: Any) -> None:
+            if op != dist.ReduceOp.SUM:
+                raise NotImplementedError(f"all_reduce with {op}")
             every = torch.stack(self.gather(tensor.detach().clone()))
             with torch.no_grad():
-                tensor.copy_(combine[str(op).rpartition(".")[2]](every, 0))
-
-        def all_gather(tensors: list[Tensor], tensor: Tensor, *_: Any, **__: Any) -> None:
-            with torch.no_grad():
-                for into, one in zip(tensors, self.gather(tensor.detach()), strict=True):
-                    into.copy_(one)
+                tensor.copy_(every.sum(0))
 
         functions: dict[str, Any] = {
             "is_initialized": lambda: self.size > 1,
             "get_world_size": lambda *_, **__: self.size,
             "get_rank": lambda *_, **__: self.thread.rank,
             "all_reduce": all_reduce,
-            "all_gather": all_gather,
             "barrier": lambda *_, **__: self.gather(),
         }
         world, dist.group.WORLD = dist.group.WORLD, None

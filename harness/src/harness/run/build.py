@@ -29,7 +29,7 @@ from harness.exact.evaluation import ExactEvaluation
 from harness.exact.first_batch import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
-from harness.files import read_yaml, write_json
+from harness.files import write_json
 from harness.init.freezing import Freezing
 from harness.init.settings import settings
 from harness.knobs import trackers
@@ -133,8 +133,6 @@ def make_data(cfg: DictConfig) -> Any:
         return data
     run_dir = training_folder(cfg)
     facts.hand_over(data, run_dir)
-    if "resume" not in cfg and global_rank() == 0 and (run_dir / "config.yaml").is_file():
-        facts.tell_other_split(cfg, OmegaConf.create(read_yaml(run_dir / "config.yaml")))
     facts.fill_in(cfg, data, run_dir)
     return data
 
