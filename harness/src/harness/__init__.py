@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from harness.errors import UserError
     from harness.exact.mean_over import mean_over, sum_over
     from harness.exact.self_log import Mean, is_logged
-    from harness.groups import parameter_groups
-    from harness.optimizers import build_optimizers
+    from harness.optimizers import build_optimizers, parameter_groups
     from harness.watch.picture import Picture
 
 __all__ = [
@@ -71,8 +70,7 @@ _MODULES = {
     "errors": ["UserError"],
     "exact.mean_over": ["mean_over", "sum_over"],
     "exact.self_log": ["Mean", "is_logged"],
-    "groups": ["parameter_groups"],
-    "optimizers": ["build_optimizers"],
+    "optimizers": ["build_optimizers", "parameter_groups"],
     "watch.picture": ["Picture"],
 }
 

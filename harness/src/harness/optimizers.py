@@ -1,4 +1,4 @@
-"""Build the optimizer and the schedule of a module from its settings."""
+"""Build the optimizer and the schedule of a module from its settings, with groups of parameters."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
+from torch import nn
 from torch.optim import Optimizer
 
 from harness.errors import UserError
-from harness.groups import parameter_groups
+from harness.init.settings import bare, check_parts
+from harness.names import is_below
 
 RATES = ("max_lr", "base_lr")  # of schedulers that set rates themselves: OneCycleLR, CyclicLR
 
@@ -69,3 +71,47 @@ def completed(
                     "or leave it out with ~model.scheduler +model.scheduler=null."
                 )
     return partial(scheduler, **given)
+
+
+def parameter_groups(
+    module: nn.Module,
+    lr: float,
+    lr_factors: Mapping[str, float] | None = None,
+    decay_norms: bool = True,
+) -> list[dict[str, Any]]:
+    """Split a module's parameters into groups, as a ``torch.optim.Optimizer`` takes them.
+
+    ``AdamW(harness.parameter_groups(self, lr=1e-3, decay_norms=False), lr=1e-3)`` in any
+    ``configure_optimizers``. Frozen parameters are in them too: they may be trained later.
+
+    Args:
+        module: usually the LightningModule; names of parts begin below it.
+        lr: learning rate of what has no factor.
+        lr_factors: shares of ``lr`` by the names of parts, such as ``net.backbone``; of parts
+            inside of each other the inner one counts.
+        decay_norms: ``False`` sets the ``weight_decay`` of biases, norms and other vectors to 0.
+
+    Raises:
+        UserError: if a factor is not above 0, or a part is not there.
+    """
+    factors = lr_factors or {}
+    check_parts("lr_factors", factors, [bare(name) for name, _ in module.named_parameters()])
+    for part, factor in factors.items():
+        if not factor > 0:
+            raise UserError(f"lr_factors.{part} must be more than 0; see init.freeze=[{part}].")
+    groups: dict[str, dict[str, Any]] = {}
+    for full_name, parameter in module.named_parameters():
+        name, owner = bare(full_name), module.get_submodule(full_name.rpartition(".")[0])
+        part = max((part for part in factors if is_below(name, [part])), key=len, default="")
+        is_vector = parameter.ndim <= 1 or name.endswith("bias") or "Norm" in type(owner).__name__
+        settings = {} if decay_norms or not is_vector else {"weight_decay": 0.0}
+        share, place = factors.get(part, 1.0), part + "/no_decay" * bool(settings)
+        # LearningRateMonitor shows the name.
+        group = {
+            "name": place.strip("/") or "other",
+            "params": [],
+            "lr": lr * share,
+            "lr_factor": share,
+        }
+        groups.setdefault(place, group | settings)["params"].append(parameter)
+    return list(groups.values())

@@ -77,19 +77,22 @@ class Everything(Module):
         self.replay, self.place = np.zeros((6, 2), np.float32), np.int64(0)
         self.register_buffer("running", torch.zeros(2), persistent=False)
         self.of_class.clear()
+        self.fuse = 0
         self.history = self.same_history = [0.0]
         self.groups: dict[str, Any] = {"all": self.history}
         self.backbone.requires_grad_(False)
 
     def on_fit_start(self) -> None:  # the weights that a run begins with; others in a resumed one
         self.anchor = {k: p.detach().clone() for k, p in self.head.named_parameters()}
+        self.fuse = 3  # training brings it back to what __init__ has set
 
     def on_train_epoch_start(self) -> None:
         if self.current_epoch == 1:
             self.backbone.requires_grad_(True)
 
     def numbers(self, value: float, batch_idx: int) -> float:
-        before = (self.last or 0.0) + len(self.text)
+        before = (self.last or 0.0) + len(self.text) + self.fuse
+        self.fuse = max(0, self.fuse - 1)
         self.best, self.beta, self.text = min(self.best, value), self.beta * 0.9, "ab" * batch_idx
         self.last = value
         self.hparams["temperature"] *= 0.9
@@ -227,7 +230,7 @@ class CannotBeKept(Module):
         self.function: Any = F.relu
         self.lock, self.meter = threading.Lock(), AverageMeter()
         self.rng, self.unused = torch.Generator().manual_seed(1), AverageMeter()
-        self.handled = AverageMeter()
+        self.meters = [self.meter]
 
     def on_fit_start(self) -> None:
         self.teacher = [copy.deepcopy(self.head)]
@@ -240,17 +243,9 @@ class CannotBeKept(Module):
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.nested["a"] += 1
         self.meter.sum += 1
-        self.handled.sum += 1
         self.function = lambda x: x + 1
         self.lock = threading.Lock()
-        self.large = torch.ones(2**18)
         return 0.1 * next(self.stream) + torch.rand((), generator=self.rng)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["sum"] = self.handled.sum
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.handled.sum = checkpoint["sum"]
 
 
 class Exchanges(Module):
@@ -298,6 +293,8 @@ class PerProcess(Module):
     def make(self) -> None:
         self.losses: list[float] = []
         self.both: list[int] = []
+        self.kinds: Any = defaultdict(list)
+        self.texts: set[str] = set()
         self.all: dict[str, Any] = {"both": self.both, "losses": self.losses}
         self.num_steps, self.world, self.offset = 0, 0, 0
 
@@ -307,7 +304,9 @@ class PerProcess(Module):
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.losses.append(loss.item())
         self.both.append(1)
+        self.kinds["a"].append(np.float32(1))
+        self.texts |= {f"text {batch_idx}"}
         assert self.all["losses"] is self.losses
         assert self.all["both"] is self.both
         self.num_steps += 1
-        return 0.1 * sum(self.losses) / len(self.losses) + 0.01 * self.num_steps + self.world
+        return 0.01 * (self.num_steps + len(self.both) + len(self.kinds["a"]) + len(self.texts))

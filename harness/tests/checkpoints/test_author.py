@@ -38,7 +38,7 @@ def test_run_with_any_hyper_parameter_is_whole(
     assert "test/loss" in run.results
     told = (run.folder / "run.log").read_text()
     assert told.count("Checkpoints leave out the hyper-parameters net, ") == 1
-    assert "self.save_hyperparameters(ignore=['net', 'optimizer', " in told
+    assert "self.save_hyperparameters(ignore=[...]) says so in the code" in told
     assert torch.load(run.checkpoint)["hyper_parameters"].keys() & {"net", "kept"} == set()
     reference = contents(run.folder)
     leave_at(run.folder, 2)
@@ -127,9 +127,8 @@ def test_nothing_in_a_file_is_executed_unless_it_is_trusted(tmp_path: Path) -> N
     assert unreadable(path) is None  # whole, though it holds an object
     with pytest.raises(UnpicklingError):
         read(path)
-    with pytest.raises(UserError, match="another version") as refusal:
+    with pytest.raises(UserError, match="it holds objects"):
         read_to_resume(path, "cpu", is_trusted=False)
-    assert "trusted" not in str(refusal.value)  # it would not help
     assert read_weights(path)["w"].tolist() == [1, 1]
     assert not mark.exists()
     read(path, is_trusted=True)

@@ -1,4 +1,4 @@
-"""Learning rates per part and by depth, weight decay without norms: groups of an optimizer."""
+"""Learning rates per part, weight decay without norms: groups of an optimizer."""
 
 from functools import partial
 from typing import Any
@@ -10,20 +10,8 @@ from torch import nn
 
 import harness
 from harness.errors import UserError
-from harness.groups import layers, parameter_groups
+from harness.optimizers import parameter_groups
 from tests.init.modules import FineTuned
-
-
-class Transformer(nn.Module):
-    """Registered as timm's and Hugging Face's are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
-        self.patch_embed = nn.Linear(4, 8)
-        self.encoder = nn.Module()
-        self.encoder.layer = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 8) for _ in range(3))
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 2)
 
 
 class Residual(nn.Module):
@@ -47,29 +35,14 @@ def rates(groups: list[dict[str, Any]], module: nn.Module) -> dict[str, float]:
     return {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
 
 
-def test_layers_follow_the_order_of_registration() -> None:
-    depths = layers(Module(Transformer()))
-    assert depths["net.cls_token"] == depths["net.patch_embed.weight"] == 0
-    assert [depths[f"net.encoder.layer.{i}.linear1.bias"] for i in range(3)] == [1, 2, 3]
-    assert depths["net.norm.bias"] == 3
-    assert (depths["net.head.weight"], depths["probe.weight"]) == (4, 5)
-    depths = layers(Residual())
-    assert depths["conv1.weight"] == depths["bn1.weight"] == 0
-    assert [depths[f"{name}.bias"] for name in ("layer1.0", "layer1.1", "fc")] == [1, 2, 3]
-
-
-def test_the_inner_part_counts_and_factors_multiply_with_depth() -> None:
-    module = Module(Transformer())
-    module.net.patch_embed.requires_grad_(False)  # is in a group all the same
-    parts = {"net": 0.5, "net.head": 2.0}
-    groups = parameter_groups(module, 1.0, parts)
+def test_the_inner_part_counts() -> None:
+    module = Module(Residual())
+    module.net.fc.requires_grad_(False)  # is in a group all the same
+    groups = parameter_groups(module, 1.0, {"net": 0.5, "net.fc": 2.0})
     given = [id(p) for group in groups for p in group["params"]]
     assert sorted(given) == sorted(id(p) for p in module.parameters())
     found = rates(groups, module)
-    assert (found["net.head.weight"], found["net.norm.bias"], found["probe.bias"]) == (2, 0.5, 1)
-    found = rates(parameter_groups(module, 1.0, parts, layer_decay=0.5), module)
-    assert (found["net.head.weight"], found["net.norm.bias"], found["probe.bias"]) == (1, 0.125, 1)
-    assert found["net.cls_token"] == 0.5**6
+    assert (found["net.fc.weight"], found["net.norm.bias"], found["probe.bias"]) == (2, 0.5, 1)
 
 
 def test_norms_biases_and_vectors_do_not_decay_when_asked() -> None:
@@ -104,7 +77,6 @@ def test_schedulers_that_set_rates_keep_the_groups_factors(name: str) -> None:
 def test_what_makes_no_groups_is_refused() -> None:
     optimizer = partial(torch.optim.SGD, lr=0.1)
     for values, said in (
-        ({"layer_decay": 0}, "layer_decay=0 must be more than 0 and at most 1"),
         ({"lr_factors": {"net.haed": 0.1}}, "there is no net.haed. Did you mean net.head?"),
         ({"lr_factors": {"net": 0}}, r"init.freeze=\[net\]"),
     ):
@@ -112,5 +84,5 @@ def test_what_makes_no_groups_is_refused() -> None:
             harness.build_optimizers(FineTuned(), optimizer, groups=values)
     with pytest.raises(UserError, match="set its lr"):
         harness.build_optimizers(
-            FineTuned(), lambda p: torch.optim.SGD(p, lr=0.1), groups={"layer_decay": 0.5}
+            FineTuned(), lambda p: torch.optim.SGD(p, lr=0.1), groups={"decay_norms": False}
         )

@@ -1,6 +1,5 @@
 """A callback that remembers what a run's other callbacks have done to its weights."""
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
@@ -10,14 +9,13 @@ State = dict[str, Tensor]
 
 
 class Recorder(pl.Callback):
-    """Remember a module's weights after each step, and at validations, and what best.ckpt is."""
+    """Remember a module's weights after each step, and at validations."""
 
     after_steps: ClassVar[list[State]] = []
     validated: ClassVar[list[State]] = []
-    best: ClassVar[list[tuple[str, str]]] = []  # the file that best.ckpt is, and the one it must be
 
     def on_fit_start(self, *_: Any) -> None:
-        for records in (self.after_steps, self.validated, self.best):
+        for records in (self.after_steps, self.validated):
             records.clear()
 
     def on_train_batch_end(self, _: pl.Trainer, module: pl.LightningModule, *__: Any) -> None:
@@ -25,12 +23,6 @@ class Recorder(pl.Callback):
 
     def on_validation_epoch_start(self, _: pl.Trainer, module: pl.LightningModule) -> None:
         self.validated.append(copied(module))
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
-        callback: Any = trainer.checkpoint_callback
-        if trainer.current_epoch > 0:
-            link = Path(callback.dirpath, "best.ckpt").resolve()
-            self.best.append((link.name, Path(callback.best_model_path).name))
 
 
 def copied(module: pl.LightningModule) -> State:

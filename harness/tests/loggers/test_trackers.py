@@ -47,7 +47,6 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     for kind in (loggers.WandbLogger, loggers.MLFlowLogger):
         monkeypatch.setattr(kind, "__init__", init)
-    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
     monkeypatch.setattr(Client, "runs", [])
 

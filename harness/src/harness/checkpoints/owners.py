@@ -5,7 +5,7 @@ compares them with those of the start, and keeps what differs.
 """
 
 from collections import deque
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytorch_lightning as pl
@@ -35,26 +35,29 @@ def package(kind: Any) -> str:
 def owners(trainer: pl.Trainer) -> dict[str, Any]:
     """The objects whose attributes are looked at, by name."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    parts = {f"module.{path}".rstrip("."): part for path, part in module.named_modules()}
-    found = {name: part for name, part in parts.items() if package(type(part)) not in MACHINERY}
+    found = {
+        f"module.{path}".rstrip("."): part
+        for path, part in module.named_modules()
+        if package(type(part)) not in MACHINERY
+    }
     found["module hparams"] = module.hparams
     if data is not None:
         found |= {"data": data, "data hparams": data.hparams}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
-        if package(type(callback)) not in MACHINERY:
-            name = f"callback {type(callback).__name__}"
-            number = sum(other.partition("#")[0] == name for other in found)
-            found[name + f"#{number + 1}" * (number > 0)] = callback
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+    for callback in (one for one in callbacks if package(type(one)) not in MACHINERY):
+        name = f"callback {type(callback).__name__}"
+        number = sum(other.partition("#")[0] == name for other in found)
+        found[f"{name}#{number + 1}" if number else name] = callback
     found |= {f"optimizer {i}": one for i, one in enumerate(trainer.optimizers)}
     loaders = leaves(trainer.train_dataloader) if trainer.train_dataloader is not None else []
     shared = [getattr(loader, "batch_sampler", None) for loader in loaders]
     batches = [one.batches for one in shared if isinstance(one, SharedBatchSampler)]
-    samplers = [one for all_of_it in batches for one in samplers_in(all_of_it)]
-    authors = (one for one in samplers if package(type(one)) not in ("torch", "harness"))
+    samplers = [sampler for one in batches for sampler in samplers_in(one)]
+    authors = [one for one in samplers if package(type(one)) not in ("torch", "harness")]
     return found | {f"{SAMPLER} {i}": one for i, one in enumerate(authors)}
 
 
-@lru_cache
+@cache
 def internal_names(kind: Any) -> set[str]:
     """The attributes that Lightning or torch give to the objects of a class."""
     module, data = pl.LightningModule(), pl.LightningDataModule()
@@ -62,15 +65,10 @@ def internal_names(kind: Any) -> set[str]:
     data.save_hyperparameters({"a": 1})
     optimizer = torch.optim.SGD([torch.zeros(1)])
     torch.optim.lr_scheduler.ConstantLR(optimizer)  # which leaves marks on it
-    made: dict[type, Any] = {
-        nn.Module: nn.Module(),
-        pl.LightningModule: module,
-        pl.LightningDataModule: data,
-        Metric: SumMetric(),
-        torch.optim.Optimizer: optimizer,
-    }
-    names = {name for base, one in made.items() if issubclass(kind, base) for name in vars(one)}
-    return names - {"training"}
+    made = (nn.Module(), module, data, SumMetric(), optimizer)
+    bases = (nn.Module, pl.LightningModule, pl.LightningDataModule, Metric, torch.optim.Optimizer)
+    of_kind = [one for one, base in zip(made, bases, strict=True) if issubclass(kind, base)]
+    return {name for one in of_kind for name in vars(one)} - {"training"}
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
@@ -99,31 +97,31 @@ def attributes_of(owner: Any) -> dict[str, Any]:
 
 def values(trainer: pl.Trainer) -> dict[Name, Any]:
     """All values that a checkpoint may keep."""
-    module = trainer.lightning_module
-    found: dict[Name, Any] = {}
+    module, found = trainer.lightning_module, dict[Name, Any]()
     for label, owner in owners(trainer).items():
         # The numbers and generators of samplers are kept with the loaders' position.
         seeded = (bool, int, float, *GENERATORS) if label.startswith(SAMPLER) else ()
         own = attributes_of(owner)
         found |= {(label, n): v for n, v in own.items() if not isinstance(v, seeded)}
     found |= unsaved_buffers(module)
-    found |= {(FLAG, name): p.requires_grad for name, p in module.named_parameters()}
+    parameters = dict(module.named_parameters())
+    found |= {(FLAG, name): parameter.requires_grad for name, parameter in parameters.items()}
     # Lightning's own steps clear a gradient before it is computed; an author's may let it wait.
     if not module.automatic_optimization or is_overridden("optimizer_zero_grad", module):
-        named = ((name, p.grad) for name, p in module.named_parameters() if p.grad is not None)
-        found |= {(GRADIENT, name): whole(gradient) for name, gradient in named}
+        waiting = {n: p.grad for n, p in parameters.items() if p.grad is not None}
+        found |= {(GRADIENT, name): whole(gradient) for name, gradient in waiting.items()}
     return found
 
 
 def unsaved_buffers(module: nn.Module) -> dict[Name, Any]:
     """The buffers that are not persistent, but for those of metrics."""
     saved = nn.Module.state_dict(module)  # not an author's own, which may leave weights out
-    of_metrics = {name for name, part in module.named_modules() if isinstance(part, Metric)}
-    paths = [(name.rpartition("."), buffer) for name, buffer in module.named_buffers()]
     return {
         (f"module.{path}".rstrip("."), name): buffer
-        for (path, dot, name), buffer in paths
-        if path + dot + name not in saved and path not in of_metrics
+        for path, part in module.named_modules()
+        if not isinstance(part, Metric)
+        for name, buffer in part.named_buffers(recurse=False)
+        if f"{path}.{name}".lstrip(".") not in saved
     }
 
 
@@ -167,13 +165,3 @@ def named_objects(trainer: pl.Trainer) -> dict[int, str]:
     named += [(f"schedule {i}", c.scheduler) for i, c in enumerate(trainer.lr_scheduler_configs)]
     unsaved = {id(buffer) for buffer in unsaved_buffers(module).values()}
     return {id(value): name for name, value in named if id(value) not in unsaved}
-
-
-def is_loaded_by_author(trainer: pl.Trainer, name: Name) -> bool:
-    """Whether its owner, or the module that holds it, reads an attribute from checkpoints."""
-    holders = [owners(trainer).get(name[0])]
-    holders += [trainer.lightning_module] * name[0].startswith("module.")
-    methods = ("on_load_checkpoint", "load_state_dict")
-    functions = [getattr(type(holder), method, None) for holder in holders for method in methods]
-    codes = [code for one in functions if (code := getattr(one, "__code__", None))]
-    return any(name[1] in (*code.co_names, *code.co_consts) for code in codes)

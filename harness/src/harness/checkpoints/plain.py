@@ -29,7 +29,6 @@ SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
 MAPPINGS: Any = (dict, OrderedDict, Counter, defaultdict)
 COLLECTIONS: Any = (list, tuple, set, frozenset, deque)
 KINDS: dict[str, Any] = {k.__name__: k for k in (*MAPPINGS, *COLLECTIONS, int, float)}
-TENSORS = (Tensor, torch.nn.Parameter)
 # Objects without a state of the run: handles of the system, and data sets, which give the same
 # sample for an index. So are the objects of packages that only show or record a run.
 IGNORED = (
@@ -43,11 +42,16 @@ RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matp
 class Packer:
     """Packs values; an object that is reached twice is packed once, so that it stays shared.
 
-    What is not plain becomes ``None``, or stays with `keeps_objects`, and ``objects`` names it.
+    What is not plain becomes ``None``, and ``objects`` names it.
+
+    Args:
+        keeps_objects: what is not plain stays as it is.
+        named: of attributes: what a checkpoint holds in another place, by id. Their tensors become
+            copies on the CPU.
     """
 
-    def __init__(self, keeps_objects: bool = False) -> None:
-        self.keeps_objects = keeps_objects
+    def __init__(self, keeps_objects: bool = False, named: dict[int, str] | None = None) -> None:
+        self.keeps_objects, self.named = keeps_objects, named
         self.nodes: dict[int, tuple[Any, Any]] = {}  # by id: a value, and what it is packed into
         self.objects: list[tuple[tuple[Any, ...], str]] = []  # where each is, and a reason
         self.num_marked = 0  # values that torch's plain reader would refuse
@@ -60,26 +64,31 @@ class Packer:
 
     def pack(self, value: Any, place: tuple[Any, ...] = ()) -> Any:
         """Pack a value; `place` are the keys and indices that lead to it."""
-        if type(value) in SCALARS or (type(value) is tuple and not value):
+        if type(value) in SCALARS:
             return value
-        if id(value) not in self.nodes:
-            self.nodes[id(value)] = value, self  # until its parts are packed
-            self.nodes[id(value)] = value, self._pack(value, place)
-        node = self.nodes[id(value)][1]
-        return self.refuse(value, place, "it holds itself") if node is self else node
+        if id(value) in self.nodes:
+            node = self.nodes[id(value)][1]
+            return self.refuse(value, place, "it holds itself") if node is self else node
+        num_refused = len(self.objects)
+        self.nodes[id(value)] = value, self  # until its parts are packed
+        node = self._pack(value, place)
+        self.nodes[id(value)] = value, node
+        if len(self.objects) > num_refused and not self.keeps_objects:
+            del self.nodes[id(value)]  # another holder of it is refused as well
+        return node
 
     def _pack(self, value: Any, place: tuple[Any, ...]) -> Any:
         kind = type(value)
         if kind in MAPPINGS:
             return self._mapping(value, place)
         if kind in COLLECTIONS:
-            parts, is_flat = list(value), {*map(type, value)} <= SCALARS
-            if not is_flat:
-                parts = [self.pack(part, (*place, i)) for i, part in enumerate(value)]
-            if kind in (list, tuple) or (kind is set and is_flat):
+            parts = [self.pack(part, (*place, i)) for i, part in enumerate(value)]
+            if kind in (list, tuple):
                 return kind(parts)
-            return self.marked(kind, parts, getattr(value, "maxlen", None))
-        if kind in TENSORS:
+            if kind is deque:
+                return self.marked(kind, parts, value.maxlen)
+            return self.marked(kind, sorted(parts, key=repr))  # alike in all processes
+        if kind in (Tensor, torch.nn.Parameter):
             return self.tensor(value, place)
         if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
             file = io.BytesIO()
@@ -89,13 +98,10 @@ class Packer:
         return self.refuse(value, place)
 
     def _mapping(self, value: Any, place: tuple[Any, ...]) -> Any:
-        kind = type(value)
-        keys = [self.pack(key, (*place, key)) for key in value]
-        values = [self.pack(item, (*place, key)) for key, item in value.items()]
-        items = list(zip(keys, values, strict=True))
-        factory = getattr(value, "default_factory", None)
+        kind, factory = type(value), getattr(value, "default_factory", None)
         if factory not in (None, *KINDS.values()):
             return self.refuse(value, place, "a defaultdict with a function")
+        items = [(self.pack(k, (*place, k)), self.pack(v, (*place, k))) for k, v in value.items()]
         if kind is defaultdict or MARK in value or not all(map(is_plain_key, value)):
             return self.marked(kind, items, getattr(factory, "__name__", None))
         node = kind(dict(items))
@@ -104,9 +110,16 @@ class Packer:
         return node
 
     def tensor(self, value: Tensor, place: tuple[Any, ...]) -> Any:
-        """Pack a tensor; it is saved with the attributes that its author has given it."""
-        has_plain_attributes = {*map(type, vars(value).values())} <= SCALARS
-        return value if has_plain_attributes else self.refuse(value, place)
+        """Pack a tensor; of an attribute's its values alone, on the CPU."""
+        if self.named is None:  # it is saved with the attributes that its author has given it
+            has_plain_attributes = {*map(type, vars(value).values())} <= SCALARS
+            return value if has_plain_attributes else self.refuse(value, place)
+        if id(value) in self.named:
+            return self.refuse(value, place, f"it is {self.named[id(value)]}")
+        if value.is_meta or (value.requires_grad and value.is_leaf):
+            return self.refuse(value, place, "a tensor without values, or trained, no parameter")
+        data = value.detach().to("cpu", copy=True)
+        return data if value.device.type == "cpu" else self.marked(Tensor, data)
 
     def marked(self, kind: type, items: Any, option: Any = None) -> dict[str, Any]:
         """Pack a value as its parts, under the name of its kind."""
@@ -142,24 +155,23 @@ class Unpacker:
     def _unpack(self, node: Any) -> Any:
         kind = type(node)
         if kind is dict and MARK in node:
-            return self._marked(node)
+            return self._marked(node[MARK], node["items"], node["option"])
         if kind in MAPPINGS:
             for key, value in node.items():
                 node[key] = self.unpack(value)
-        elif kind is list and not {*map(type, node)} <= SCALARS:
+        elif kind is list:
             node[:] = map(self.unpack, node)
         elif kind is tuple:
             return tuple(map(self.unpack, node))
         return node
 
-    def _marked(self, node: dict[str, Any]) -> Any:
-        name, items, option = node[MARK], node["items"], node["option"]
+    def _marked(self, name: str, items: Any, option: Any) -> Any:
         if name == "Tensor":
             return items.to(self.device)
         if name == "ndarray":
             array = np.load(io.BytesIO(items.numpy().tobytes()), allow_pickle=False)
             return array if option else array[()]
-        parts = map(self.unpack, items)
+        parts = [*map(self.unpack, items)]
         if name == "deque":
             return deque(parts, option)
         if name == "defaultdict":
@@ -173,11 +185,11 @@ def filled(live: Any, value: Any) -> Any:
         return value
     if isinstance(live, (Tensor, np.ndarray)):
         is_writable = live.flags.writeable if isinstance(live, np.ndarray) else live.is_leaf
-        if not is_writable or (live.shape, live.dtype) != (value.shape, value.dtype):
-            return value
-        with torch.no_grad():
-            live[...] = value
-        return live
+        if is_writable and (live.shape, live.dtype) == (value.shape, value.dtype):
+            with torch.no_grad():
+                live[...] = value
+            return live
+        return value
     is_same_size = getattr(live, "maxlen", None) == getattr(value, "maxlen", None)
     if not isinstance(live, (list, dict, set, deque)) or not is_same_size:
         return value
@@ -208,7 +220,8 @@ class DigestPickler(pickle.Pickler):
         if isinstance(obj, IGNORED) or kind.__module__.partition(".")[0] in RECORDING:
             return text(kind)
         if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
-            return text(id(obj))
+            # Names are alike in all processes, and several lambdas have one.
+            return text(obj.__module__, obj.__qualname__, "<" in obj.__qualname__ and id(obj))
         if hasattr(kind, "__next__"):
             return text(time.monotonic_ns())  # an iterator may have moved on, and nobody sees it
         if isinstance(obj, (Tensor, np.ndarray)):
@@ -229,12 +242,16 @@ def text(*parts: Any) -> tuple[Any, ...]:
     return str, (repr(parts),)
 
 
-def digest(value: Any, named: dict[int, str]) -> tuple[Any, bool]:
-    """What is equal for equal values, and whether the value holds tensors or arrays."""
+def digest(value: Any, named: dict[int, str], is_packed: bool = False) -> tuple[Any, bool]:
+    """What is equal for equal values, and whether the value holds tensors or arrays.
+
+    That of packed values is alike in all processes.
+    """
     if type(value) in SCALARS:
         return (type(value).__name__, repr(value)), False  # a NaN equals itself, 0.0 not -0.0
     content = hashlib.blake2b(digest_size=16)
     pickler = DigestPickler(types.SimpleNamespace(write=content.update), named)
+    pickler.fast = is_packed  # equal texts need not be one object, and nothing holds itself
     try:
         pickler.dump(value)
     except Exception:  # too deep, or of an author's class that raises

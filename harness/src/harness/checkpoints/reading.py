@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from harness import convert
 from harness.checkpoints.lookup import damage
 from harness.checkpoints.plain import Unpacker
-from harness.convert.checkpoint import Checkpoint
 from harness.errors import UserError
 
-FORMAT = 3  # of what a run goes on from; raised when resuming changes
+FORMAT = 4  # of what a run goes on from; raised when resuming changes
 ATTRIBUTES = "changed_attributes"  # the entry that is packed and unpacked by ``attributes``
 LEFT_OUT = "left_out"  # the entry that names objects without which no run can go on
 
@@ -48,7 +46,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the weights alone, also of a checkpoint that holds objects: those are not built.
 
     Raises:
-        CheckpointError: it holds objects, and no weights that can be read without building them.
         KeyError: it holds no weights.
         UnpicklingError, OSError, RuntimeError: see ``read``.
     """
@@ -58,7 +55,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except UnpicklingError:
         if not holds_objects(path):
             raise
-    return convert.load(path, key="state_dict", prefix="", ema=False, keep_module=True)
+    from harness import convert  # for what checkpoint.trusted=true has kept alone
+
+    try:
+        return convert.load(path, key="state_dict", prefix="", ema=False, keep_module=True)
+    except convert.CheckpointError as error:
+        raise UnpicklingError(str(error)) from error
 
 
 def holds_objects(path: Path) -> bool:
@@ -87,21 +89,19 @@ def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str,
     Raises:
         UserError: it lacks or holds objects, or another version has written it.
     """
-    advice, is_complete = f"Start another run from its weights with init={path}.", True
+    advice = f"Start another run from its weights with init={path}."
     try:
         checkpoint = read(path, map_location, is_trusted=is_trusted)
     except UnpicklingError:
         if is_trusted or not holds_objects(path):
             raise
-        with Checkpoint(path) as file:  # as data, of which no object is built
-            checkpoint, is_complete = file.root, False
-    if LEFT_OUT in checkpoint:
-        reason = f"it lacks {checkpoint[LEFT_OUT]}, which is not plain"
-    elif checkpoint.get("safe_point", {}).get("format") != FORMAT:
-        reason = "another version of the harness has written it"
-    elif not is_complete:
         reason = "it holds objects, and to build them executes code that the file names"
-        advice = f"checkpoint.trusted=true goes on with it. Or: {advice}"
+        advice = f"checkpoint.trusted=true goes on with one of a run of yours. Or: {advice}"
     else:
-        return checkpoint
+        if LEFT_OUT in checkpoint:
+            reason = f"it lacks {checkpoint[LEFT_OUT]}, which is not plain"
+        elif checkpoint.get("safe_point", {}).get("format") != FORMAT:
+            reason = "another version of the harness has written it"
+        else:
+            return checkpoint
     raise UserError(f"{path} cannot be gone on with: {reason}.\n{advice}")

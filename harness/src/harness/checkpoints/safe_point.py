@@ -112,7 +112,7 @@ class SafePoint(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Bring back the values that callbacks look at."""
-        self.attributes.begin(trainer)
+        self.attributes.look_before_hooks(trainer)
         if self.loaded:
             logged.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
@@ -138,7 +138,7 @@ class SafePoint(pl.Callback):
 
     def _begin_epochs(self, trainer: pl.Trainer) -> None:
         """After all hooks at the start, and before the first batch is read: be where it went on."""
-        self.attributes.begin_training(trainer)
+        self.attributes.look_after_hooks(trainer)
         if self.loaded:
             self.limit_val_batches = resume.hold_validation(trainer)
             is_inside = self.loaded["each_rank"] is not None

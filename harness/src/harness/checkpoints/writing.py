@@ -26,6 +26,15 @@ log = logging.getLogger(__name__)
 
 HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 CLASSES = ("hparams_type", "datamodule_hparams_type")  # of the hyper-parameters' containers
+SETTINGS_LEFT_OUT = (
+    "Checkpoints leave out the hyper-parameters %s, which are not plain: a run that goes on builds "
+    "them from its config.\nself.save_hyperparameters(ignore=[...]) says so in the code."
+)
+OBJECTS_LEFT_OUT = (
+    "Checkpoints leave out %s: no run can go on from them.\ncheckpoint.trusted=true keeps objects; "
+    "going on then executes code that the file names. Or save numbers, text, lists, dicts, arrays "
+    "or tensors in on_save_checkpoint and state_dict."
+)
 UNPICKLABLE = (TypeError, AttributeError, pickle.PicklingError)
 
 
@@ -43,7 +52,6 @@ class DurableCheckpointIO(CheckpointIO):
     def __init__(self, is_trusted: bool = False) -> None:
         self.is_trusted = is_trusted
         self.met_full_disk = False  # the last checkpoint found no room
-        self.not_written: set[Path] = set()  # that found no room; an older one may have the name
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
         self.reported: set[str] = set()
@@ -69,14 +77,13 @@ class DurableCheckpointIO(CheckpointIO):
                 torch.save(content, stack.enter_context(replacing(path)))
                 syncing = stack.pop_all()
         except Exception as error:
-            if self._is_full(path, error):
-                return
             if self.is_trusted and isinstance(error, UNPICKLABLE):
                 reason = f"checkpoint.trusted=true keeps an object that cannot be pickled: {error}"
                 raise UserError(reason) from error
-            raise
-        arguments = path, syncing, storage_options
-        self.thread = threading.Thread(target=self._sync, args=arguments, name="checkpoint")
+            if not self._is_full(path, error):
+                raise
+            return
+        self.thread = threading.Thread(target=self._sync, args=(path, syncing, storage_options))
         self.thread.start()
         if storage_options is None:
             self.finish()
@@ -84,7 +91,6 @@ class DurableCheckpointIO(CheckpointIO):
     def _sync(self, path: Path, syncing: ExitStack, then: Callable[[], None] | None) -> None:
         try:
             syncing.close()  # syncs the file, gives it its name, and syncs the folder
-            self.not_written.discard(path)
             if then is not None:
                 then()
         except Exception as error:
@@ -99,7 +105,6 @@ class DurableCheckpointIO(CheckpointIO):
         if cause is None:
             return False
         self.met_full_disk = True
-        self.not_written.add(path)
         reason = cause.strerror if isinstance(cause, OSError) else cause
         log.error("%s was not written: %s. Free space on its disk.", path, reason)
         return True
@@ -114,8 +119,7 @@ class DurableCheckpointIO(CheckpointIO):
                 content[key] = value
             elif key in HYPER_PARAMETERS:
                 numbers = {n: v.item() for n, v in value.items() if isinstance(v, np.generic)}
-                value = value | numbers
-                content[key] = {n: v for n, v in value.items() if is_plain(v)}
+                content[key] = {n: v for n, v in (value | numbers).items() if is_plain(v)}
                 settings += [str(name) for name in value if name not in content[key]]
             elif key not in CLASSES:
                 content[key] = packer.pack(value, (key,))
@@ -123,22 +127,10 @@ class DurableCheckpointIO(CheckpointIO):
         objects = [f"{'.'.join(map(str, place))} ({reason})" for place, reason in lost]
         if objects:
             content[LEFT_OUT] = few(objects)
-        if not self.reported.issuperset(settings):
-            log.warning(
-                "Checkpoints leave out the hyper-parameters %s, which are not plain: a run that "
-                "goes on builds them from its config.\nself.save_hyperparameters(ignore=%s) says "
-                "so in the code.",
-                few(settings),
-                settings,
-            )
-        if not self.reported.issuperset(objects):
-            log.warning(
-                "Checkpoints leave out %s: no run can go on from them.\ncheckpoint.trusted=true "
-                "keeps objects; going on then executes code that the file names. Or save numbers, "
-                "text, lists, dicts, arrays or tensors in on_save_checkpoint and state_dict.",
-                few(objects),
-            )
-        self.reported |= {*settings, *objects}
+        for names, sentence in ((settings, SETTINGS_LEFT_OUT), (objects, OBJECTS_LEFT_OUT)):
+            if not self.reported.issuperset(names):
+                log.warning(sentence, few(names))
+            self.reported |= {*names}
         return content
 
     def finish(self) -> None:
@@ -150,8 +142,8 @@ class DurableCheckpointIO(CheckpointIO):
         if self.thread is not None:
             self.thread.join()
         self.thread = None
-        error, self.error = self.error, None
-        if error is not None:
+        if error := self.error:
+            self.error = None
             raise error
 
     def load_checkpoint(
@@ -169,9 +161,7 @@ class DurableCheckpointIO(CheckpointIO):
         self.finish()
         Path(path).unlink(missing_ok=True)
 
-    def teardown(self) -> None:
-        """Leave nothing half written."""
-        self.finish()
+    teardown = finish
 
 
 def is_plain(value: Any) -> bool:

@@ -19,7 +19,7 @@ from harness.command import config_files
 from harness.command.compose import OF_THE_RUN, Command, key_of
 from harness.command.explain import NO_PACKAGE, explained, nearest
 from harness.errors import UserError
-from harness.init.settings import file_of, settings
+from harness.init.settings import check_file, settings
 from harness.machine import choice, num_gpus
 from harness.names import flat, shown, typed
 from harness.processes.launcher import launcher
@@ -58,7 +58,7 @@ def check_init(cfg: DictConfig) -> None:
         OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     )
     if init.path is not None and cfg.resume is None:
-        file_of(init.path)
+        check_file(init.path)
 
 
 def _check_keys(command: Command) -> None:

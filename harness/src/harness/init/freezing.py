@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from torch import nn
 
 from harness.errors import UserError
-from harness.init.parts import bare, check_parts
+from harness.init.settings import bare, check_parts
 from harness.names import is_below
 from harness.strategies.sync_batch_norm import NORMS
 

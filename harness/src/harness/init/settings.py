@@ -1,27 +1,19 @@
-"""The settings below ``init``: which weights a run starts from, and which parts it freezes.
+"""The settings below ``init``, and the names of parts of a module that they have.
 
 In: a mapping of plain values. Out: a checked ``Init``. Next: ``weights`` and ``freezing``.
 Imports no torch, so that mistakes are answered before a run has a folder.
 """
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from harness.convert.checkpoint import is_checkpoint_folder
 from harness.errors import UserError
-from harness.names import as_names, did_you_mean
+from harness.names import as_names, did_you_mean, few
 
-# The weights in the folder of a run, and in one of Hugging Face.
-IN_FOLDERS = (
-    "checkpoints/best.ckpt",
-    "checkpoints/last.ckpt",
-    "model.safetensors",
-    "diffusion_pytorch_model.safetensors",
-    "pytorch_model.bin",
-)
+# As in convert.names, which only a run with init.path imports.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 
 
 @dataclass(frozen=True)
@@ -32,7 +24,6 @@ class Init:
     key: str | None = None  # this and the next two choose among the file's weights: see convert
     prefix: str = "auto"
     ema: bool = True
-    rename: Mapping[str, str] = field(default_factory=dict)  # beginnings of the file's names
     strict: bool = True  # refuse a file that does not fit as a whole
     leave_out: tuple[str, ...] = ()  # parts that keep their fresh start
     freeze: tuple[str, ...] = ()  # parts that are not trained
@@ -56,33 +47,48 @@ def settings(node: Any) -> Init:
         values[name] = str(values[name])
     for name in {"leave_out", "freeze"} & values.keys():
         values[name] = tuple(map(str, as_names(values[name])))
-    names = values.get("rename", {})
-    if not isinstance(names, Mapping):
-        raise UserError(f"init.rename={names} must be pairs, such as init.rename={{fc: head}}.")
-    values["rename"] = {str(old): str(new or "") for old, new in names.items()}
     if "unfreeze_at_epoch" in values and not values.get("freeze"):
         raise UserError("init.unfreeze_at_epoch needs init.freeze=[<part>]: nothing is frozen.")
     return Init(**values)
 
 
-def file_of(path: str) -> Path:
-    """Return the checkpoint that a path stands for; of a run's folder its best one.
+def check_file(path: str) -> None:
+    """Refuse a path that stands for no checkpoint.
 
     Raises:
-        UserError: if there is none.
+        UserError: with the files of a folder, of which one must be named.
     """
+    from harness.convert.checkpoint import whole  # these two for init.path alone
+    from harness.convert.tensors import CheckpointError
+
     given = Path(path).expanduser()
     if not given.exists():
-        siblings = os.listdir(given.parent) if given.parent.is_dir() else []
-        folder = "" if given == Path(given.name) else f"{given.parent}/"
-        hint = did_you_mean(given.name, sorted(siblings), folder)
-        raise UserError(f"init.path={path}: there is no such file or folder.{hint}")
-    if not given.is_dir() or is_checkpoint_folder(given):
-        return given
-    for name in IN_FOLDERS:
-        if (given / name).is_file():
-            return given / name
-    raise UserError(
-        f"init.path={path} is a folder, neither of a run with a checkpoint nor of weights.\n"
-        f"Name the file, as in init={given / 'weights.safetensors'}."
-    )
+        raise UserError(f"init.path={path}: there is no such file or folder.")
+    try:
+        whole(given)
+    except CheckpointError as error:
+        raise UserError(f"init.path={error}.") from error
+
+
+def bare(name: str) -> str:
+    """Return a tensor's name without those of wrappers, such as that of ``torch.compile``."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def prefixes(names: Iterable[str]) -> dict[str, None]:
+    """Return the names and all parts that they are in, outer ones first, each once."""
+    pieces = [name.split(".") for name in names]
+    return {".".join(each[:depth]): None for each in pieces for depth in range(1, len(each) + 1)}
+
+
+def check_parts(setting: str, parts: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse a setting that names parts to which none of the names of tensors belongs.
+
+    Raises:
+        UserError: with the nearest part that there is.
+    """
+    existing = prefixes(names)
+    for part in parts:
+        if part not in existing:
+            near = did_you_mean(part, existing) or f" There is {few(existing)}."
+            raise UserError(f"{setting}: there is no {part}.{near}")

@@ -5,9 +5,9 @@ In: a module and the settings. Out: rows for the screen and lines for the log.
 
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -16,11 +16,10 @@ import torch
 from harness.convert.conversion import Weights, opened
 from harness.convert.tensors import CheckpointError, Tensor
 from harness.errors import UserError
-from harness.init.parts import bare, check_parts, prefixes
-from harness.init.settings import Init, file_of
+from harness.init.settings import Init, bare, check_parts, prefixes
 from harness.names import few, is_below
 
-SHAPE, MISSING, UNEXPECTED = "of another shape", "not in the file", "only in the file"
+ONLY_IN_FILE = "is only in the file"
 MOST_PARTS = 4  # that a message offers to leave out
 
 
@@ -29,21 +28,16 @@ class Match(NamedTuple):
 
     part: str  # "" is the whole module
     taken: dict[str, str]  # with their names in the file
-    misfits: dict[str, dict[str, str]]  # by the reason; with both shapes where these differ
+    misfits: dict[str, str]  # with what is wrong
     left_out: list[str]
 
     def __str__(self) -> str:
-        misfits = [name for why in (SHAPE, MISSING) for name in self.misfits.get(why, ())]
-        num = len(self.taken) + len(misfits)
+        num = len(self.taken) + sum(why != ONLY_IN_FILE for why in self.misfits.values())
         return f"{len(self.taken)} of the {num} tensors of {self.part or 'the module'}"
 
-    def faults(self, most: int = 3) -> str:
-        """Say what does not fit, with so many names for each reason."""
-        lists = {
-            reason: [f"{name} {shapes}".rstrip() for name, shapes in names.items()]
-            for reason, names in self.misfits.items()
-        }
-        return "; ".join(f"{len(names)} {why}: {few(names, most)}" for why, names in lists.items())
+    def faults(self, most: int) -> str:
+        """Say what does not fit."""
+        return few((f"{name} {why}" for name, why in self.misfits.items()), most)
 
 
 def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], list[str]]:
@@ -59,17 +53,13 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     state = module.state_dict(keep_vars=True)  # with each name of what is shared
     own = {bare(name): value for name, value in state.items() if id(value) in tensors}
-    # With a child of that name, `module` may be something else than a wrapper's: try both.
+    # `module` is a wrapper's name in a file, unless the module has a child of that name.
     has_module = any("module" in name.split(".") for name in own)
     choice: Any = {"key": init.key, "prefix": init.prefix, "ema": init.ema}
-    matches: list[tuple[Match, Weights]] = []
     try:
-        with ExitStack() as files:
-            for keep_module in (False, True) if has_module else (False,):
-                reading = opened(file_of(init.path), **choice, keep_module=keep_module)
-                weights = files.enter_context(reading)
-                matches.append((matched(weights.chosen.tensors, own, init), weights))
-            match, weights = max(matches, key=lambda pair: len(pair[0].taken))
+        path = Path(init.path).expanduser()
+        with opened(path, **choice, keep_module=has_module) as weights:
+            match = matched(weights.chosen.tensors, own, init)
             check(match, init)
             values = weights.read(match.taken.values())
     except CheckpointError as error:
@@ -86,41 +76,28 @@ def matched(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init:
     Raises:
         UserError: if a setting names what is not there.
     """
-    sources = {renamed(name, init.rename): name for name in stored}
-    check_parts(f"init.rename={init.rename}", filter(None, init.rename), stored)
-    if len(sources) < len(stored):
-        raise UserError(f"init.rename={init.rename} gives two tensors of the file one name.")
-    part = destination({name: stored[source] for name, source in sources.items()}, own)
+    part = destination(stored, own)
     in_part = {name: value for name, value in own.items() if is_below(name, [part])}
-    in_file = {f"{part}.{name}".lstrip("."): source for name, source in sources.items()}
+    in_file = {f"{part}.{name}".lstrip("."): name for name in stored}
     check_parts(f"init.leave_out={[*init.leave_out]}", init.leave_out, [*own, *in_file])
-    match = Match(part, {}, defaultdict(dict), [])
-    missing: list[str] = []
+    match, missing = Match(part, {}, {}, []), []
     for name in dict.fromkeys([*in_part, *in_file]):
         if is_below(name, init.leave_out):
             match.left_out.append(name)
         elif name not in in_part:
-            match.misfits[UNEXPECTED][name] = ""
+            match.misfits[name] = ONLY_IN_FILE
         elif name not in in_file:
             missing.append(name)
-        elif shapes := mismatch(stored[in_file[name]], own[name]):
-            match.misfits[SHAPE][name] = shapes
+        elif why := mismatch(stored[in_file[name]], own[name]):
+            match.misfits[name] = why
         else:
             match.taken[name] = in_file[name]
     # A file may have one name of tied weights, and none for the counts of torch before 0.4.1.
     has_value = {id(own[name]) for name in match.taken}
     for name in missing:
         if id(own[name]) not in has_value and not name.endswith(".num_batches_tracked"):
-            match.misfits[MISSING][name] = ""
+            match.misfits[name] = "is not in the file"
     return match
-
-
-def renamed(name: str, rename: Mapping[str, str]) -> str:
-    """Exchange the longest beginning, of whole parts, that is renamed; "" strips or adds."""
-    olds = [old for old in rename if is_below(name, [old])]
-    old = max(olds, key=len, default="")
-    rest = name[len(old) :].lstrip(".")
-    return ".".join(filter(None, (rename.get(old, ""), rest)))
 
 
 def destination(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -> str:
@@ -138,10 +115,10 @@ def destination(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -
 def mismatch(stored: Tensor, own: torch.Tensor) -> str:
     """Say why the module's tensor cannot take that of the file; "" if it can."""
     if tuple(stored.shape) != tuple(own.shape):
-        return f"{tuple(stored.shape)}, here {tuple(own.shape)}"
+        return f"is {tuple(stored.shape)}, here {tuple(own.shape)}"
     dtype: torch.dtype = getattr(torch, stored.dtype)
     is_alike = dtype.is_floating_point == own.is_floating_point()
-    return "" if is_alike else f"{dtype}, here {own.dtype}"
+    return "" if is_alike else f"is {dtype}, here {own.dtype}"
 
 
 def check(match: Match, init: Init) -> None:
@@ -152,17 +129,13 @@ def check(match: Match, init: Init) -> None:
     """
     if match.taken and not (init.strict and match.misfits):
         return
-    fitting = prefixes(match.taken)
-    parts = dict.fromkeys(  # the largest ones in which nothing fits
-        next(part for part in prefixes([name]) if part not in fitting)
-        for names in match.misfits.values()
-        for name in names
-    )
-    advice = "init.rename={old: new} renames parts, init.prefix=<part> takes one of the file."
+    advice = "init.prefix=<part> takes one part of the file, init.key=<entry> one of its entries."
+    fitting = prefixes(match.taken)  # below: the largest parts in which nothing fits
+    parts = {next(p for p in prefixes([name]) if p not in fitting): 0 for name in match.misfits}
     if match.taken and len(parts) <= MOST_PARTS:
         left_out = ",".join([*init.leave_out, *parts])
         advice = f"Type init.leave_out=[{left_out}] to go without these, or init.strict=false."
-    raise UserError(f"init.path={init.path}: {match} fit. {match.faults()}.\n{advice}")
+    raise UserError(f"init.path={init.path}: {match} fit. {match.faults(5)}.\n{advice}")
 
 
 def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:

@@ -1,9 +1,6 @@
-"""What makes the same steps faster, and rounds them differently: ``compile``, layout, TF32."""
+"""What makes the same steps faster, and rounds them differently: ``compile``, ``channels_last``."""
 
 import logging
-import os
-import shutil
-import sys
 from collections.abc import Iterator
 
 import pytorch_lightning as pl
@@ -16,7 +13,7 @@ from harness.strategies.dp import NodeParallelStrategy
 from harness.upstream.networks import compile_networks
 
 log = logging.getLogger(__name__)
-SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config
+SWITCHES = ("compile", "channels_last")  # keys of a config
 
 
 class Speed(pl.Callback):
@@ -24,57 +21,24 @@ class Speed(pl.Callback):
 
     Neither its attributes nor the names in its ``state_dict`` change. ``compile`` compiles each of
     its networks; ``channels_last`` stores 4-dimensional parameters as (O, H, W, I), in which
-    convolutions take and return images as well; ``tf32`` is whether float32 products on a GPU round
-    their factors to 10 bits, and ``None`` what torch has set.
+    convolutions take and return images as well.
     """
 
-    def __init__(
-        self, compile: bool = False, channels_last: bool = False, tf32: bool | None = None
-    ) -> None:
-        self.compile, self.channels_last, self.tf32 = compile, channels_last, tf32
-        self.before: tuple[str, bool] | None = None
-        self.is_prepared = False
+    def __init__(self, compile: bool = False, channels_last: bool = False) -> None:
+        self.compile, self.channels_last = compile, channels_last
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Change what is to change, once; a test after the training is another stage."""
-        if self.tf32 is not None:
-            self.before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-            set_tf32("high" if self.tf32 else "highest", self.tf32)
-        if self.is_prepared:
-            return
-        self.is_prepared = True
-        if self.channels_last:
-            for weight in pl_module.parameters():
-                if weight.dim() == 4:
-                    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        for weight in pl_module.parameters() if self.channels_last else ():
+            if weight.dim() == 4:
+                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         if self.compile:
+            self.compile = False  # it is done
             compile_module(trainer, pl_module)
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Restore what other runs of this process have set."""
-        if self.before is not None:
-            set_tf32(*self.before)
-            self.before = None
-
-
-def set_tf32(matmul: str, cudnn: bool) -> None:
-    """Set what float32 products and convolutions on a GPU round to."""
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = cudnn
 
 
 def compile_module(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Compile a module's networks, and log which.
-
-    Raises:
-        UserError: if it has none, or there is no compiler, of which torch tells on a page.
-    """
-    cxx = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if trainer.strategy.root_device.type == "cpu" and not shutil.which(cxx):
-        raise UserError(
-            f"compile=true needs a C++ compiler, and {cxx} is not there.\n"
-            "Install one (on Debian: apt install g++), name it in CXX, or leave out compile=true."
-        )
+    """Compile a module's networks, and log which; a UserError if it has none."""
     parts = dict(networks(module))
     if not parts:
         raise UserError(

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from pytorch_lightning.loggers import Logger, MLFlowLogger, WandbLogger
 from harness.errors import UserError
 
 NO_REPORTS = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-TAG = "harness_run"  # holds a run's name: MLflow gives runs ids of its own
 
 
 def run_name(run_dir: str) -> str:
@@ -22,15 +20,15 @@ def run_name(run_dir: str) -> str:
 
 def mlflow_run_id(run_dir: str, experiment_name: str, tracking_uri: str) -> str | None:
     """Ask MLflow for the run that an earlier start has made, by its tag; ``None`` at the first."""
-    if find_spec("mlflow") is None:
-        raise UserError("logger=mlflow needs mlflow: pip install -e '.[mlflow]'.")
-    from mlflow import MlflowClient
-
+    try:
+        from mlflow import MlflowClient
+    except ModuleNotFoundError as error:
+        raise UserError("logger=mlflow needs mlflow: pip install -e '.[mlflow]'.") from error
     client = MlflowClient(tracking_uri)
     experiment = client.get_experiment_by_name(experiment_name)
     if experiment is None:
         return None
-    tag = f"tags.`{TAG}` = '{run_name(run_dir)}'"
+    tag = f"tags.`harness_run` = '{run_name(run_dir)}'"  # MLflow gives runs ids of its own
     runs = client.search_runs([experiment.experiment_id], tag)
     return str(runs[0].info.run_id) if runs else None
 
