@@ -36,6 +36,7 @@ COMMON = (
 SAME = 1e-9  # in 64 bits: sums over processes are added up in another order
 # Of torch 2.6.
 NO_FSDP = not hasattr(torch.cpu.Stream, "record_event")
+BROKEN = "Connection closed by peer"  # says torch where another process has ended
 TIMED_OUT = 124  # the status of a run that had to be killed, as that of timeout(1)
 
 
@@ -63,13 +64,14 @@ def execute(
     """
     num_nodes = 2 if "num_nodes=2" in " ".join(STRATEGIES[strategy]) else 1
     port = free_port()
-    said = folder / "said.txt"
+    paths = [folder / f"said_{node}.txt" for node in range(num_nodes)]
     arguments = [*COMMON, *STRATEGIES[strategy], f"output_dir={folder}", *words]
     processes: list[Any] = []
-    for node in range(num_nodes):
+    for node, path in enumerate(paths):
+        path.unlink(missing_ok=True)
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         env |= {"NODE_RANK": str(node)} if num_nodes > 1 else {}
-        processes.append(start(arguments, said, env) if forks else started(arguments, said, env))
+        processes.append(start(arguments, path, env) if forks else started(arguments, path, env))
     try:
         status = max(process.wait(timeout=seconds) for process in processes)
         is_over = all(wait_until_gone(process.pid, 20) for process in processes)
@@ -79,7 +81,10 @@ def execute(
         if members(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return (status if is_over else TIMED_OUT), said.read_text()
+    texts = [path.read_text() for path in paths]
+    if status and is_over:  # where a node has refused, the connections of the other one break
+        texts = [text for text in texts if BROKEN not in text] or texts
+    return (status if is_over else TIMED_OUT), "".join(texts)
 
 
 def run_of(words: list[str], strategy: str, folder: Path, name: str = "run") -> Path:

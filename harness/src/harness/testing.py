@@ -74,6 +74,6 @@ class Promises:
     def test_promises_hold(self, tmp_path: Path) -> None:
         """No verdict is broken."""
         runs = Runs([f"experiment={self.experiment}", *self.words], tmp_path / "runs")
-        verdicts = prove(runs, self.strategies)
+        verdicts = list(prove(runs, self.strategies))
         print(*verdicts, sep="\n")
         assert [str(verdict) for verdict in verdicts if verdict.is_broken] == []

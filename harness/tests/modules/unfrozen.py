@@ -67,12 +67,3 @@ class OnOneRank(ByHooks):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.global_rank == 0:
             super().on_train_batch_start(batch, batch_idx)
-
-
-class ByOneRank(OnOneRank):
-    """Where the other process unfreezes something else at the same step."""
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        if self.global_step == 3 and self.global_rank == 1:
-            self.net[0].bias.requires_grad_(True)

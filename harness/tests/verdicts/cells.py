@@ -165,8 +165,8 @@ def _loader_ends(kind: str, strategy: str, folder: Path, run: Any) -> Iterator[t
         path.unlink()
     link_newest(steps[RESUMED_AT - 1])
     (whole / "results.json").unlink()
-    status, more = run([f"resume={whole}", *CHECKPOINTS])
-    name, said = strategy + RESUMED, more[len(said) :]
+    status, said = run([f"resume={whole}", *CHECKPOINTS])
+    name = strategy + RESUMED
     if status:
         yield name, End(status, said)
         return

@@ -115,7 +115,7 @@ def predict(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") 
 def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
     with _surviving():
         command = compose_command(task, overrides, conf)
-        if launchable.runs_program_again(command.cfg.trainer):
+        if launchable.num_further(command.cfg.trainer):
             raise UserError(
                 "From Python, a run computes in this process, and this strategy starts further "
                 f"ones.\nUse strategy=dp, or type python {task}.py {' '.join(command.overrides)}"

@@ -1,7 +1,7 @@
 """Every way to run an experiment, compared with one process.
 
-In: what starts short runs (`runs.py`). Out: a verdict on each, with the difference of each
-parameter, buffer and logged value, which `__main__.py` prints. `ShortRun` is a callback of them.
+In: what starts short runs (`runs.py`). Out: a verdict on each, with the largest differences of
+parameters, buffers and logged values, which `__main__.py` prints. `ShortRun` is a callback of them.
 """
 
 import csv
@@ -11,8 +11,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -23,12 +23,13 @@ from harness.checkpoints import lookup
 from harness.errors import UserError
 from harness.exact.seeded_steps import dropouts
 from harness.names import few
-from harness.prove.runs import ALONE, HANGS, Ended, Runs
+from harness.prove.runs import ALONE, Ended, Runs
 
 log = logging.getLogger(__name__)
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
 REFERENCE, EQUAL, WARNED, REFUSED = "reference", "equal", "warned", "refused"
 DIFFERS, FAILS = "DIFFERS", "FAILS"
+MOST_NAMES = 8  # that a verdict shows
 # Distances that rounding makes: of weights, and of logged values, which may be of 32 bits.
 DOUBLE, SINGLE, BY_BIT = (1e-9, 2e-6), (2e-6, 2e-5), (0.0, 0.0)
 # In run.log, of the rooms that keep a run the same under every strategy, and of this one.
@@ -36,16 +37,11 @@ ROOMS = "checkpoints|data|exact|prove|strategies|upstream"
 WARNING = re.compile(
     rf"^\d\S+ \S+ WARNING harness\.(?:{ROOMS})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
 )
-Differences = dict[str, tuple[float, bool]]  # by name: how far, and whether rounding explains it
 ANOTHER = " is another experiment "  # the first-batch check says so where a loss is no mean
 
 
 class ShortRun(pl.Callback):
-    """Switch dropout off, for two processes draw other masks.
-
-    Args:
-        kill_after: the optimizer step after which the run kills itself.
-    """
+    """Switch dropout off, for two processes draw other masks; die after an optimizer step."""
 
     def __init__(self, kill_after: int | None = None) -> None:
         self.kill_after = kill_after
@@ -77,17 +73,19 @@ class Record:
         self.values = {name: torch.tensor(pairs) for name, pairs in rows.items()}  # (rows, 2)
 
 
-def differences(one: Record, two: Record, tolerance: tuple[float, float]) -> Differences:
-    """Compare each parameter, buffer and logged value of two runs."""
-    result = {}
+def differences(
+    one: Record, two: Record, tolerance: tuple[float, float]
+) -> list[tuple[bool, float, str]]:
+    """Return whether and how far each weight and logged value differs, the farthest first."""
+    found = []
     for mine, its, allowed in (
         (one.weights, two.weights, tolerance[0]),
         (one.values, two.values, tolerance[1]),
     ):
         for name in {**mine, **its}:
             far = distance(mine.get(name), its.get(name))
-            result[name] = (far, far <= allowed)
-    return result
+            found.append((far > allowed, far, name))
+    return sorted(found, reverse=True)
 
 
 def distance(one: Tensor | None, two: Tensor | None) -> float:
@@ -103,12 +101,11 @@ def distance(one: Tensor | None, two: Tensor | None) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word on one way to run the experiment, the reason, and each difference."""
+    """A word on one way to run the experiment, and the reason."""
 
     name: str
     verdict: str
     reason: str
-    differences: Differences = field(default_factory=dict)
 
     @property
     def is_broken(self) -> bool:
@@ -116,56 +113,45 @@ class Verdict:
         return self.verdict in (DIFFERS, FAILS)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.verdict}: {self.reason}"
+        return f"{self.name:20} {self.verdict:9} " + self.reason.replace("\n", f"\n{'':31}")
 
 
-def prove(
-    runs: Runs,
-    strategies: Sequence[str] = STRATEGIES,
-    report: Callable[[str], None] = lambda _: None,
-) -> list[Verdict]:
+def prove(runs: Runs, strategies: Sequence[str] = STRATEGIES) -> Iterator[Verdict]:
     """Train an experiment for a few steps in many ways, and compare each with one process.
 
     Args:
         runs: starts them.
         strategies: names such as ``ddp(2)`` or ``ddp2(2x2)``.
-        report: is called with what is being run.
 
     Raises:
         UserError: one process does not train.
     """
     tolerance, began = DOUBLE if runs.precision == "64-true" else SINGLE, time.monotonic()
-    report(ALONE)
     alone = runs.start(ALONE)
     if alone.status:
         raise UserError(alone.message)
     runs.timeout = 60 + 10 * (time.monotonic() - began)
     reference = Record(alone.run_dir)
-    verdicts = [Verdict(ALONE, REFERENCE, "\n".join(reference.warnings))]
+    yield Verdict(ALONE, REFERENCE, "\n".join(reference.warnings))
     for name in strategies:
-        report(name)
-        verdicts.append(judge(name, runs.start(name), reference, tolerance))
+        yield judge(name, runs.start(name), reference, tolerance)
     killed = runs.start(ALONE, f"+callbacks.prove.kill_after={runs.num_steps - 1}", name="killed")
     several = [name for name in strategies if not name.startswith("dp(")][:1]
     for name in [ALONE, *several]:
-        report(f"resume, {name}")
         allowed = BY_BIT if name == ALONE else tolerance
-        ended = runs.resume(killed, name)
-        verdicts.append(judge(f"resume, {name}", ended, reference, allowed))
-    return verdicts
+        yield judge(f"resume, {name}", runs.resume(killed, name), reference, allowed)
 
 
 def judge(name: str, ended: Ended, one: Record, tolerance: tuple[float, float]) -> Verdict:
     """Compare a run with that of one process, if it has ended well."""
     if ended.status:
-        is_broken = ended.has_crashed or ended.status == HANGS
-        return Verdict(name, FAILS if is_broken else REFUSED, ended.message)
+        return Verdict(name, FAILS if ended.has_crashed else REFUSED, ended.message)
     record = Record(ended.run_dir)
     found = differences(one, record, tolerance)
-    worst = max(found, key=lambda key: (not found[key][1], found[key][0]))
-    size = f"{worst} by {found[worst][0]:.1e}"
-    if found[worst][1]:
-        return Verdict(name, EQUAL, f"at most {size}" if found[worst][0] else "by bit", found)
+    texts = [f"{name} by {far:.1e}" for _, far, name in found]
+    if not (num := sum(differs for differs, *_ in found)):
+        return Verdict(name, EQUAL, f"at most {texts[0]}" if found[0][1] else "by bit")
     news = [text for text in record.warnings if text not in one.warnings]
     is_warned = news and not any(ANOTHER in text for text in news)
-    return Verdict(name, WARNED if is_warned else DIFFERS, "\n".join([size, *news]), found)
+    reason = "\n".join([few(texts[:num], MOST_NAMES), *news])
+    return Verdict(name, WARNED if is_warned else DIFFERS, reason)

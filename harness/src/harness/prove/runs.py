@@ -34,8 +34,6 @@ SHORT = (
 )
 HANGS = 124  # exit status of a run that had to be killed, as that of timeout(1)
 NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-*$")  # lines that are no part of a refusal
-
-
 ALONE = "one process"
 
 
@@ -65,8 +63,8 @@ class Ended(NamedTuple):
 
     @property
     def has_crashed(self) -> bool:
-        """Whether it ended with an exception, and not with a sentence."""
-        return self.status != 1 or "traceback" in self.errors.lower()
+        """Whether it ended with an exception or had to be killed, and not with a sentence."""
+        return self.status not in (0, 1) or "traceback" in self.errors.lower()
 
     @property
     def message(self) -> str:
@@ -98,7 +96,6 @@ class Runs:
         self.precision = typed.get("trainer.precision", "64-true")
         if self.precision not in ("64-true", "32-true"):
             raise UserError("trainer.precision is 64-true or 32-true here: the others round more.")
-        self.typed, self.folder = " ".join(words), folder
         # Settings of a strategy are for each that is tried; a strategy that lacks one refuses it.
         self.settings = [w for w in words if w.lstrip("+").startswith("trainer.strategy.")]
         self.words = [word for word in words if word not in self.settings]
@@ -107,16 +104,17 @@ class Runs:
         cfg, self.num_steps = command.cfg, int(typed.get("trainer.max_steps", 6))
         if self.num_steps < 4:
             raise UserError(f"trainer.max_steps={self.num_steps}: use 4 or more.")
-        self.accelerator = "trainer.accelerator=" + typed.get("trainer.accelerator", "cpu")
-        num_batches = 3 * cfg.trainer.get("accumulate_grad_batches", 1)
         # Neither two nor three processes share five batches evenly.
-        limits = {"train": num_batches, "val": 5, "test": 5}
-        keys = {f"trainer.limit_{stage}_batches": number for stage, number in limits.items()}
-        self.words += [f"++{key}={number}" for key, number in keys.items() if key not in typed]
+        num_batches = 3 * cfg.trainer.get("accumulate_grad_batches", 1)
+        for stage, number in {"train": num_batches, "val": 5, "test": 5}.items():
+            key = f"trainer.limit_{stage}_batches"
+            self.words += [f"++{key}={number}"] * (key not in typed)
         self.words += [f"++trainer.max_{key}={self.num_steps}" for key in ("steps", "epochs")]
         self.words += [f"logger.{key}=null" for key in cfg.logger or {}]
         self.words += ["callbacks.throughput=null"] * ("throughput" in (cfg.callbacks or {}))
         self.words += ["data.num_workers=0"] * (OmegaConf.select(cfg, "data.num_workers") == "auto")
+        self.folder = folder
+        self.accelerator = "trainer.accelerator=" + typed.get("trainer.accelerator", "cpu")
 
     def start(self, strategy: str, *words: str, name: str = "") -> Ended:
         """Train from the start, with further words, into a folder of this name."""
@@ -131,6 +129,7 @@ class Runs:
         return self._run(strategy, folder, f'resume="{ended._replace(folder=folder).run_dir}"')
 
     def _run(self, strategy: str, folder: Path, *words: str) -> Ended:
+        print(f"running: {folder.name}", file=sys.stderr, flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -139,20 +138,23 @@ class Runs:
         program = ["train.py"] if Path("train.py").is_file() else ["-m", "harness", "train"]
         program += [*words, self.accelerator, *of_strategy]
         program += self.settings if strategy != ALONE else []
-        processes, status = [], 0
-        for node in range(num_nodes):
+        paths = [folder / f"node_{node}" for node in range(num_nodes)]
+        processes = []
+        for node, path in enumerate(paths):
             env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": str(node)}
-            processes.append(start_program(program, os.environ | env, folder / f"node_{node}"))
+            processes.append(start_program(program, os.environ | env, path))
         try:
-            status = max([process.wait(self.timeout) for process in processes], key=abs)
+            statuses = [process.wait(self.timeout) for process in processes]
         except subprocess.TimeoutExpired:
-            status = HANGS
+            statuses = [HANGS] * num_nodes
         finally:  # also after Ctrl-C
             for process in processes:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-        errors = [path.read_text(errors="replace") for path in sorted(folder.glob("node_*.err"))]
-        return Ended(status, max(errors, key=len), folder)
+        texts = [path.with_suffix(".err").read_text(errors="replace") for path in paths]
+        ended = [Ended(*end, folder) for end in zip(statuses, texts, strict=True)]
+        # Where a node has refused, the others end as their connections do: its sentence counts.
+        return min(ended, key=lambda one: (one.status == 0, one.has_crashed))
 
 
 def start_program(arguments: list[str], env: dict[str, str], path: Path) -> Any:

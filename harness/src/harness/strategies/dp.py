@@ -78,7 +78,7 @@ class NodeParallelStrategy(ParallelStrategy):
         """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""
         with self._splitting(args):
             output = super().training_step(*args, **kwargs)
-        if self.parallel_forwards and not any(one.num_calls for one in self.parallel_forwards):
+        if self.parallel_forwards and not any(one.is_called for one in self.parallel_forwards):
             names = " or ".join(f"self.{name}(...)" for name in self.modules) or "self(...)"
             raise UserError(
                 f"training_step never called {names}, so {self.root_device} would compute alone: "

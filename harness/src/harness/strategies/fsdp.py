@@ -5,9 +5,8 @@ checkpoints of any strategy; out: whole checkpoints. Lightning's ``FSDPStrategy`
 refuses CPUs, 64-true and clipping by norm; ``ModelParallelStrategy`` asks modules for code.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, update_wrapper
+from collections.abc import Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,7 +17,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.optim import LBFGS, Optimizer
 
 from harness.errors import UserError
@@ -27,7 +26,7 @@ from harness.shards import has_parts, parted_like, whole
 
 from .dp import named_parts
 
-METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 INSTEAD = "Do it in a hook, as on_train_batch_start, or use strategy=ddp."
 
 
@@ -65,8 +64,8 @@ class FSDPStrategy(DDPStrategy):
         averages = (WeightAveraging, StochasticWeightAveraging)
         _refuse(any(isinstance(one, averages) for one in callbacks), "averaged weights")
         _refuse(trainer.precision == "16-mixed", "trainer.precision=16-mixed; bf16-mixed it has")
-        _refuse(is_fitting and not self.module.automatic_optimization, "manual optimisation")
         if is_fitting:
+            _refuse(not self.module.automatic_optimization, "manual optimisation")
             super().setup(trainer)
             _refuse(any(isinstance(one, LBFGS) for one in self.optimizers), "LBFGS")
             return
@@ -92,23 +91,18 @@ class FSDPStrategy(DDPStrategy):
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
         for unit in units(module, self.modules):
             fully_shard(unit, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
-            refuse_writes(unit)
-        if not all(map(has_parts, module.parameters())):
-            root = Root(module)
-            fully_shard(root, mesh=mesh, reshard_after_forward=False)
-            refuse_writes(root)
-            for name in METHODS:
-                method = getattr(module, name)
-                setattr(module, name, update_wrapper(partial(root.call, method), method))
+            refuse_changes(unit, "forward")
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
+        refuse_changes(module, STEPS[0])
+        for step in STEPS:
+            register_fsdp_forward_method(module, step)
         module.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a step that freezes or unfreezes: it changes whole parameters, not the parts."""
-        before = [parameter.requires_grad for parameter in self.module.parameters()]
-        output = super().training_step(*args, **kwargs)
-        if before != [parameter.requires_grad for parameter in self.module.parameters()]:
-            raise UserError(f"strategy=fsdp: training_step freezes or unfreezes. {INSTEAD}")
-        return output
+    def on_exception(self, exception: BaseException) -> None:
+        """Let Lightning part what the failed step has left whole, where it moves the module."""
+        if isinstance(self.module, FSDPModule):
+            self.module.set_reshard_after_forward(True)
+        super().on_exception(exception)
 
     def configure_ddp(self) -> None:
         """Wrap nothing: ``fully_shard`` reduces gradients."""
@@ -146,62 +140,41 @@ class FSDPStrategy(DDPStrategy):
         return gathered
 
 
-class Root(nn.Module):
-    """Make parameters that are in no unit whole while a method of the module runs."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module, self.is_running = module, False
-
-    def forward(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a method between the hooks of ``fully_shard``."""
-        self.is_running = True
-        try:
-            return method(*args, **kwargs)
-        finally:
-            self.is_running = False
-
-    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a method that may also be called by another one."""
-        return method(*args, **kwargs) if self.is_running else self(method, *args, **kwargs)
-
-
 def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> list[nn.Module]:
-    """Return the submodules that are made whole by themselves, inner ones first.
-
-    Submodules that share a parameter with others are left out: one unit must have all that use it.
-    """
-    chosen = named_parts(module, names or ())
+    """Return the submodules that are made whole by themselves, inner ones first."""
+    chosen = {*named_parts(module, names or ())}
     if names is None:
         lists = [m for m in module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-        chosen = [m for part in lists for m in part.children() if any(True for _ in m.children())]
-
-    def holders(root: nn.Module) -> Counter[nn.Parameter]:
-        return Counter(p for part in root.modules() for p in part.parameters(recurse=False))
-
-    everywhere = holders(module)
-    inner_first = [m for m in reversed([*module.modules()]) if m in chosen and holders(m)]
-    return [m for m in inner_first if all(everywhere[p] == num for p, num in holders(m).items())]
+        parts = [part for one in lists for part in one.children()]
+        chosen = {part for part in parts if [*part.children()] and [*part.parameters()]}
+    return [part for part in reversed([*module.modules()]) if part in chosen]
 
 
-def refuse_writes(unit: nn.Module) -> None:
-    """Refuse what the first training call of a unit writes into whole parameters: it is lost."""
-    before: dict[str, Tensor] = {}
+def refuse_changes(unit: nn.Module, name: str) -> None:
+    """Refuse a method that changes whole parameters in place of the parts, where it is lost.
+
+    Looked at are what its first training call writes, and what any call freezes or thaws.
+    """
+    method, is_checked = getattr(unit, name), False
 
     def norms() -> dict[str, Tensor]:
         named = unit.named_parameters()
         return {name: p.detach().double().norm() for name, p in named if not has_parts(p)}
 
-    def compare(*_: Any) -> None:
-        if unit.training:
-            first.remove()
-            last.remove()
-            for name in [name for name, norm in norms().items() if norm != before.get(name, norm)]:
-                what = f"{name.removeprefix('module.')} is written in a step, which would be lost"
-                raise UserError(f"strategy=fsdp: {what}. {INSTEAD}")
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_checked
+        flags = [parameter.requires_grad for parameter in unit.parameters()]
+        before = {} if is_checked else norms()
+        output = method(*args, **kwargs)
+        if flags != [parameter.requires_grad for parameter in unit.parameters()]:
+            raise UserError(f"strategy=fsdp: {name} freezes or unfreezes. {INSTEAD}")
+        after = norms() if before else {}
+        for key in [key for key, norm in before.items() if norm != after.get(key, norm)]:
+            raise UserError(f"strategy=fsdp: {key} is written in a step and lost. {INSTEAD}")
+        is_checked |= unit.training
+        return output
 
-    first = unit.register_forward_pre_hook(lambda *_: before.update(norms()))
-    last = unit.register_forward_hook(compare, prepend=True)  # before parameters are parted again
+    setattr(unit, name, wraps(method)(checked))
 
 
 def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -15,11 +15,19 @@ from harness.machine import num_gpus
 from harness.processes.launcher import Launcher
 
 ONE_PROCESS = ("DataParallelStrategy", "DDP2Strategy")  # on each machine, for all its devices
-# Variables of other launchers, such as mpirun.
-OTHER_LAUNCHERS = {
-    "RANK": "WORLD_SIZE",
-    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
-    "PMI_RANK": "PMI_SIZE",
+MPI = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE"}
+MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # where several machines find each other
+REFUSALS = {  # {0} is the Trainer's settings, {1} the launcher
+    "spawns": "{0.strategy} has no run to go on with. Use strategy=ddp or dp.",
+    "syncs": "dp and ddp2 have no trainer.sync_batchnorm. Use strategy=ddp, or none.",
+    "is dp": "trainer.num_nodes={0.num_nodes}: dp takes one machine. Use ddp2 or ddp.",
+    "mpi": "RANK is set, but not by torchrun or srun. Use one of them, or unset it.",
+    "is lost": "trainer.num_nodes={0.num_nodes} with NODE_RANK={node}: several machines need "
+    f"trainer.num_nodes, {', '.join(MEETING)} each, or torchrun or srun.",
+    "torchruns": "several torchruns on each machine: use srun --ntasks-per-node=1 torchrun.",
+    "nodes": "trainer.num_nodes={0.num_nodes}, but {1.name} runs on {1.num_nodes}. Leave it out.",
+    "processes": "{1.name} has started {1.num_processes} processes, and this takes {needed} on a "
+    "machine. Use strategy=ddp, or ddp2 for one on each, and leave trainer.devices out.",
 }
 
 
@@ -39,29 +47,23 @@ def strategy_name(trainer: Any) -> str:
 
 
 def num_processes(trainer: Any) -> int:
-    """Count the processes of all machines: one each under dp and ddp2, else one per device."""
-    devices = trainer.devices
-    if strategy_name(trainer) in ONE_PROCESS:
-        per_node = 1
-    elif (indices := device_indices(devices)) is not None:
-        per_node = len(indices)
-    elif devices not in ("auto", -1, "-1"):
-        per_node = int(devices)
-    else:
-        per_node = max(1, num_gpus() if trainer.accelerator != "cpu" else 0)
-    return per_node * int(trainer.num_nodes)
+    """Count the processes of all machines."""
+    return (num_further(trainer) + 1) * int(trainer.num_nodes)
 
 
 def num_further(trainer: Any) -> int:
-    """Count the processes that Lightning starts on each machine by running the program again."""
-    return num_processes(trainer) // int(trainer.num_nodes) - 1
+    """Count the processes on each machine besides the first: one per device, none in dp and ddp2.
 
-
-def runs_program_again(trainer: Any) -> bool:
-    """Return whether the strategy starts processes that run the program again."""
+    Without a launcher Lightning starts them by running the program again.
+    """
+    devices = trainer.devices
     if strategy_name(trainer) in ONE_PROCESS:
-        return False
-    return "ddp" in str(trainer.strategy).lower() or num_processes(trainer) > 1
+        return 0
+    if (indices := device_indices(devices)) is not None:
+        return len(indices) - 1
+    if devices in ("auto", -1, "-1"):
+        devices = max(1, num_gpus() if trainer.accelerator != "cpu" else 0)
+    return int(devices) - 1
 
 
 def check_launcher(trainer: Any, launcher: Launcher) -> None:
@@ -70,45 +72,23 @@ def check_launcher(trainer: Any, launcher: Launcher) -> None:
     Raises:
         UserError: says in a line what to type instead.
     """
-    name, num_nodes, program = strategy_name(trainer), int(trainer.num_nodes), launcher.name
-    if re.search("spawn|fork|notebook", str(trainer.strategy).lower()):
-        raise UserError(f"{trainer.strategy} has no run to go on with. Use strategy=ddp or dp.")
-    if name in ONE_PROCESS and trainer.get("sync_batchnorm"):
-        raise UserError("dp and ddp2 have no trainer.sync_batchnorm. Use strategy=ddp, or none.")
-    if name == "DataParallelStrategy" and num_nodes > 1:
-        raise UserError(f"trainer.num_nodes={num_nodes}: dp takes one machine. Use ddp2 or ddp.")
-    if program == "python":
-        _check_alone(num_nodes)
-        return
-    per_node, num_here = num_processes(trainer) // num_nodes, launcher.num_here
-    started, where = f"{program} has started {launcher.num_processes} processes", "on each machine"
-    trains_alone = trainer.strategy == "auto" or (per_node * num_nodes == 1 and "DDP" not in name)
-    is_uneven = num_here * launcher.num_nodes != launcher.num_processes
-    if launcher.num_torchruns > launcher.num_nodes:
-        raise UserError(f"several torchruns {where}: use srun --ntasks-per-node=1 torchrun.")
-    if num_nodes != launcher.num_nodes:
-        here = f"{program} runs on {launcher.num_nodes} machines"
-        raise UserError(f"trainer.num_nodes={num_nodes}, but {here}. Leave it out.")
-    if launcher.is_one_of_several and trains_alone:
-        add = f"Add strategy=ddp, or strategy=ddp2 for one process {where}"
-        raise UserError(f"{started}, and each would train alone. {add}.")
-    if is_uneven or launcher.local_rank >= num_here:
-        raise UserError(f"{started}. Start the same number {where}.")
-    if per_node != num_here:
-        needs = f"trainer.devices={trainer.devices} needs {per_node} processes {where}"
-        raise UserError(f"{needs}, but {program} has started {num_here}. Leave it out.")
-
-
-def _check_alone(num_nodes: int) -> None:
-    """Refuse to be one of several processes that nobody has told how to find each other."""
-    env = os.environ
-    for rank, size in OTHER_LAUNCHERS.items():
-        if rank in env and int(env.get(size) or 1) > 1:
-            raise UserError(f"{rank} is set, but not by torchrun or srun. Use one, or unset it.")
-    node_rank = env.get("NODE_RANK") or "0"
-    has_all = all(env.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"))
-    if node_rank not in map(str, range(num_nodes)) or (num_nodes > 1 and not has_all):
-        raise UserError(
-            f"trainer.num_nodes={num_nodes} with NODE_RANK={node_rank}: several machines need "
-            "trainer.num_nodes, MASTER_ADDR, MASTER_PORT and NODE_RANK each, or torchrun or srun."
-        )
+    name, env, num_nodes = strategy_name(trainer), os.environ, int(trainer.num_nodes)
+    needed, node = num_further(trainer) + 1, env.get("NODE_RANK") or "0"
+    is_lost = num_nodes > 1 and not all(env.get(key) for key in MEETING)
+    is_even = launcher.num_here * launcher.num_nodes == launcher.num_processes
+    is_wrong = {
+        "spawns": re.search("spawn|fork|notebook", str(trainer.strategy).lower()),
+        "syncs": name in ONE_PROCESS and trainer.get("sync_batchnorm"),
+        "is dp": name == "DataParallelStrategy" and num_nodes > 1,
+    }
+    if launcher.name == "python":
+        is_mpi = any(r in env and int(env.get(size) or 1) > 1 for r, size in MPI.items())
+        is_wrong |= {"mpi": is_mpi, "is lost": is_lost or node not in map(str, range(num_nodes))}
+    else:
+        is_wrong |= {
+            "torchruns": launcher.num_torchruns > launcher.num_nodes,
+            "nodes": num_nodes != launcher.num_nodes,
+            "processes": not (is_even and needed == launcher.num_here > launcher.local_rank),
+        }
+    if what := next((what for what, is_so in is_wrong.items() if is_so), ""):
+        raise UserError(REFUSALS[what].format(trainer, launcher, needed=needed, node=node))

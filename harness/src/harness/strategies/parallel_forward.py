@@ -37,14 +37,12 @@ class ParallelForward:
     Buffers that forward changes, such as running statistics, have the values of the first share.
     One thread asks all devices: a GPU computes while the next one is asked.
 
-    Args:
-        module: lives on `devices[0]`.
-        devices: one per share; a device may be named several times.
-        whole_inputs, scalar_outputs: see `NodeParallelStrategy`.
-
     Attributes:
+        devices: one per share, which may be the same; the module lives on the first.
+        whole_inputs, scalar_outputs: see `NodeParallelStrategy`.
         batch_sizes: samples of the running batch, by loader; empty where no loader counts them,
             and None outside of steps, where calls are not split.
+        last_sizes: rows of the shares of the last call; empty if it was not split.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class ParallelForward:
         self.instance_forward = vars(module).get("forward")  # set by torch.compile, for example
         parameters = inspect.signature(self.original).parameters.values()
         self.names = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
-        self.num_calls, self.has_warned = 0, False
+        self.is_called = self.has_warned = False
         self.last_sizes: list[int] = []
         self.batch_sizes: Collection[int] | None = None
         vars(module)["forward"] = self  # changes neither state_dict nor attribute paths
@@ -80,7 +78,7 @@ class ParallelForward:
         """Split the inputs, compute the shares, join the outputs on the first device."""
         if _splitting.get():
             return self.original(*args, **kwargs)
-        self.num_calls += 1
+        self.is_called = True
         names = itertools.chain(self.names, map(str, itertools.count(len(self.names) + 1)))
         positional = dict(zip(names, args, strict=False))
         has_batch, shares = max(self.batch_sizes or (), default=1) > 1, []
@@ -95,11 +93,11 @@ class ParallelForward:
             return self.original(*args, **kwargs)
         gpus = dict.fromkeys(device.index for device in self.devices if device.type == "cuda")
         reseed_like_seeded([torch.cuda.default_generators[index] for index in gpus])
+        # All copies are requested before the first forward starts.
+        root, *others = self.devices[: len(shares)]
+        copies = [{}, *(copied(self.module, root, device) for device in others)]
         token, outputs = _splitting.set(True), []
         try:
-            # All copies are requested before the first forward starts.
-            root, *others = self.devices[: len(shares)]
-            copies = [{}, *(copied(self.module, root, device) for device in others)]
             for (share, _), device, tensors in zip(shares, [root, *others], copies, strict=True):
                 share_args = [share.pop(name) for name in positional]
                 outputs.append(self.compute(device, tensors, share_args, share))

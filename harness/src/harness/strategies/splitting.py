@@ -52,14 +52,13 @@ def split(
                 "tensors with one row per sample, name what all samples share, as in "
                 f"trainer.strategy.whole_inputs=[{name}], or use strategy=ddp."
             )
-    count = len(devices)
-    sizes = [len(rows) for rows in torch.arange(num_rows or 1).chunk(count)]
+    sizes = [len(rows) for rows in torch.arange(num_rows or 1).chunk(len(devices))]
 
     def part(value: Any, name: str, index: int) -> Any:
         if not isinstance(value, Tensor):
             return value
         if name not in whole and value.dim() and len(value) == num_rows:
-            value = value.chunk(count)[index]
+            value = value.chunk(len(devices))[index]
         # Only the first device may see the caller's memory, the others get copies.
         device = devices[index] if value.device == devices[0] else value.device
         return value.to(device, non_blocking=True, copy=index > 0)
@@ -72,12 +71,11 @@ def split(
 
 def _problem(tree: Any, num_rows: int) -> str:
     """Return why an argument cannot be split; nothing if it has the rows, or all share it."""
-    keys = _keys(tree)
-    if keys is not None:
-        children = [_child(tree, key) for key in keys]
-        if len(children) == num_rows > 1 and all(isinstance(child, PLAIN) for child in children):
+    if (children := _children(tree)) is not None:
+        values = list(children.values())
+        if len(values) == num_rows > 1 and all(isinstance(value, PLAIN) for value in values):
             return "is a list of one value per sample, which is split as a tensor only"
-        return next(filter(None, (_problem(child, num_rows) for child in children)), "")
+        return next(filter(None, (_problem(value, num_rows) for value in values)), "")
     if isinstance(tree, Tensor):
         fits = tree.dim() == 0 or len(tree) in (1, num_rows)
         return "" if fits else f"has shape {tuple(tree.shape)}"
@@ -127,17 +125,19 @@ def _refusal(outputs: str) -> UserError:
 
 def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
     """Apply `function` to the leaves of equal trees of lists, tuples, mappings and dataclasses."""
-    first, keys = trees[0], _keys(trees[0])
-    if any(type(tree) is not type(first) or _keys(tree) != keys for tree in trees):
-        kinds = " and ".join(sorted({type(tree).__name__ for tree in trees}))
-        raise _refusal(f"unequal {kinds} on the devices")
-    if keys is None:
+    first, nodes = trees[0], [_children(tree) for tree in trees]
+    kinds = {(type(tree).__name__, *(node or ())) for tree, node in zip(trees, nodes, strict=True)}
+    if len(kinds) > 1:
+        names = " and ".join(sorted({name for name, *_ in kinds}))
+        raise _refusal(f"unequal {names} on the devices")
+    if nodes[0] is None:
         return function(*trees)
-    values = [map_leaves(function, *(_child(tree, key) for tree in trees)) for key in keys]
+    values = {key: map_leaves(function, *(node[key] for node in nodes if node)) for key in nodes[0]}
     if isinstance(first, (list, tuple)):
-        return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
+        items = values.values()
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
     result = copy.copy(first)  # preserves the other attributes, as a Hugging Face output has
-    for key, value in zip(keys, values, strict=True):
+    for key, value in values.items():
         if isinstance(first, Mapping):
             result[key] = value
         else:
@@ -145,16 +145,12 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
     return result
 
 
-def _keys(tree: Any) -> list[Any] | None:
-    """Return the keys of a container's children; None for a leaf."""
+def _children(tree: Any) -> dict[Any, Any] | None:
+    """Return a container's children by their keys; None for a leaf."""
     if isinstance(tree, Mapping):
-        return list(tree)
+        return dict(tree)
     if isinstance(tree, (list, tuple)) and not isinstance(tree, PackedSequence):
-        return list(range(len(tree)))
+        return dict(enumerate(tree))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return [field.name for field in dataclasses.fields(tree)]
+        return {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
     return None
-
-
-def _child(tree: Any, key: Any) -> Any:
-    return tree[key] if isinstance(tree, (Mapping, list, tuple)) else getattr(tree, key)
