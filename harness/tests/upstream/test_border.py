@@ -22,8 +22,8 @@ ALLOWED = {
     "_Pickler": "Python's own pickle, in convert/, which imports nothing else of the harness",
     "_Unpickler": "as _Pickler",
 }
-# In convert/ texts are names in checkpoints that it reads and writes.
-DATA_ONLY = "src/harness/convert/"
+# Where texts are names in checkpoints that are read and written.
+DATA_ONLY = ("src/harness/convert/", "src/harness/init/settings.py")
 
 
 def sources() -> list[Path]:

@@ -145,8 +145,8 @@ def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> lis
     chosen = {*named_parts(module, names or ())}
     if names is None:
         lists = [m for m in module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-        parts = [part for one in lists for part in one.children()]
-        chosen = {part for part in parts if [*part.children()] and [*part.parameters()]}
+        blocks = [block for part in lists for block in part.children()]
+        chosen = {m for m in blocks if [*m.children()] and next(m.parameters(), None) is not None}
     return [part for part in reversed([*module.modules()]) if part in chosen]
 
 
