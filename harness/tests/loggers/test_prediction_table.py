@@ -115,11 +115,11 @@ def test_padded_rows_of_several_widths_are_warned_of_and_lists_are_right(
     for shapes, says in (
         (
             [(2, 3), (2, 5), (1, 4)],
-            "Batches have different columns (prediction.3, prediction.4): cells",
+            "Batches have different columns (prediction.3, prediction.4): what",
         ),
         (
-            [(2, 3, 2), (1, 4, 2)],
-            "Batches have different columns (prediction.6, prediction.7): cells",
+            [(2, 2, 2), (1, 3, 2)],
+            "Batches have different columns (prediction.4, prediction.5): what",
         ),
         ([(2, 3), (1, 3)], ""),
         ([(2,), (1,)], ""),
@@ -136,6 +136,19 @@ def test_padded_rows_of_several_widths_are_warned_of_and_lists_are_right(
         table.write_on_batch_end(None, None, lists, None, batch_idx=batch_idx)
     assert finished(table)[1:] == [["0", "[1, 2]"], ["1", "[3]"], ["2", "[4, 5, 6]"]]
     assert not caplog.messages
+
+
+def test_mask_goes_beside_the_table_and_not_into_hundreds_of_columns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = PredictionTable(tmp_path / "out.csv")
+    batch = {"label": torch.tensor([5, 6]), "net": {"mask": torch.ones(2, 8, 8)}}
+    table.write_on_batch_end(None, None, batch, [1, 0])
+    assert finished(table) == [["sample", "label"], ["0", "6"], ["1", "5"]]
+    (saved,) = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert (saved["samples"], [*saved["prediction"]]) == ([1, 0], ["net.mask"])
+    assert saved["prediction"]["net.mask"].shape == (2, 8, 8)
+    assert "net.mask has 64 numbers a sample" in caplog.text
 
 
 def test_what_is_no_table_is_kept_as_plain_values(tmp_path: Path) -> None:

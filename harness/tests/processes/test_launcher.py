@@ -51,7 +51,7 @@ def test_what_torchrun_and_slurm_tell_is_read(told) -> None:
         (first | {"TORCHELASTIC_RUN_ID": "a/b"}, replace(again, job="torchrun_a_b")),
         (first | {"TORCHELASTIC_RUN_ID": made_up}, torchrun),
         (SRUN, replace(srun, job="slurm_12")),
-        (SRUN | {"SLURM_STEP_ID": "1"}, replace(srun, job="slurm_12.1")),
+        (SRUN | {"SLURM_STEP_ID": "1"}, replace(srun, job="slurm_12")),
         (BATCH, Launcher(job="slurm_12")),
         (BATCH | ARRAY, Launcher(job="slurm_10_2", task="2")),
         (BATCH | {"SLURM_RESTART_COUNT": "2"}, Launcher(is_again=True, job="slurm_12")),

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,9 +23,10 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # as in torch, Python's own hand
 DEAF = BUSY.replace(
     "print(",
     "import signal, sys\n"
-    "leaving.BLOCKED_SECONDS = float(sys.argv[1])\n"
-    "leaving.run_handler = print if len(sys.argv) == 2 else None\n"
-    "for signum in leaving.ASKED_TO_LEAVE: signal.signal(signum, print)  # as a run's handler\n"
+    "run = leaving.Signals()\n"
+    "run.wait_for_step = True\n"
+    "handler = print if len(sys.argv) > 1 else run.note\n"
+    "for signum in leaving.ASKED_TO_LEAVE: signal.signal(signum, handler)  # as a run does\n"
     "print(",
     1,
 )
@@ -38,8 +39,10 @@ def ready(code: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_busy_process_leaves_with_the_signals_status() -> None:
@@ -49,20 +52,14 @@ def test_busy_process_leaves_with_the_signals_status() -> None:
             assert process.wait(300) == 128 + signum
 
 
-@pytest.mark.parametrize(
-    ("signums", "seconds"),
-    [((signal.SIGTERM,), 0.5), ((signal.SIGINT, signal.SIGINT), 1000)],
-    ids=["once, after a while", "twice"],
-)
-def test_run_whose_step_does_not_end_leaves(
-    signums: Sequence[signal.Signals], seconds: float
-) -> None:
+def test_second_ctrl_c_ends_a_run_whose_step_does_not_end() -> None:
     """As where another process never comes to a collective operation."""
-    with ready(DEAF, str(seconds)) as process:
-        for signum in signums:
-            process.send_signal(signum)
-            time.sleep(2.0)
-        assert process.wait(300) == 128 + signums[0]
+    with ready(DEAF) as process:
+        process.send_signal(signal.SIGINT)
+        time.sleep(2.0)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(300) == 128 + signal.SIGINT
         assert process.stderr is not None
         assert "left without saving" in process.stderr.read()
 
@@ -70,12 +67,12 @@ def test_run_whose_step_does_not_end_leaves(
 def test_signals_that_end_no_run_at_once() -> None:
     """Those that an author handles; and the second of torchrun's or Slurm's: the step may end."""
     with (
-        ready(DEAF, "0.5", "author") as of_author,
-        ready(DEAF, "1000") as of_torchrun,
-        ready(DEAF, "1000") as of_terminal,
+        ready(DEAF, "author") as of_author,
+        ready(DEAF) as of_torchrun,
+        ready(DEAF) as of_terminal,
     ):
         for _ in range(2):
-            of_author.send_signal(signal.SIGUSR1)
+            of_author.send_signal(signal.SIGINT)
             of_torchrun.send_signal(signal.SIGTERM)
             of_terminal.send_signal(signal.SIGINT)
             time.sleep(0.2)  # soon enough to be the same signal, passed on

@@ -81,7 +81,7 @@ def test_what_differs_ends_all_with_the_first_difference(meet: Meet) -> None:
     ends = [str(error) for error in meet(do)]
     assert ends == [ends[0]] * 2
     host = socket.gethostname()
-    assert ends[0].startswith(f"Rank 1 on {host} has another a.py (rank 0 on {host}).\nAll ")
+    assert ends[0].startswith(f"Rank 1 on {host} has another a.py, unlike rank 0 on {host}.")
 
 
 def test_mistake_of_rank_0_ends_all(meet: Meet) -> None:

@@ -78,11 +78,11 @@ def test_gradients_that_a_scaler_finds_too_large_are_its_own_affair() -> None:
         precision_plugin=SimpleNamespace(scaler=object()),
         strategy=SimpleNamespace(checkpoint_io=None),
         world_size=1,
+        global_step=0,
     )
     callback = NonFinite("nowhere")
     # The loss is multiplied by the scale, which half precision may have no room for.
     callback.on_before_backward(trainer, module, torch.tensor(torch.inf, dtype=torch.float16))
-    trainer.global_step = 0
     with pytest.raises(TrainingError, match="the loss is nan"):
         callback.on_before_backward(trainer, module, torch.tensor(torch.nan))
     trainer.precision_plugin.scaler = None

@@ -55,5 +55,5 @@ def test_early_stopping_without_its_score_stops_the_run(tmp_path: Path) -> None:
         "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping",
         "+callbacks.stop.monitor=val/lost",
     )
-    with pytest.raises(UserError, match="Early stopping watches val/lost, but Classifier logs"):
+    with pytest.raises(UserError, match="Early stopping: nothing logs monitor=val/lost, but"):
         train(*SHORT, *words, f"output_dir={tmp_path}")

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from harness.errors import TrainingError
-from harness.watch.hashing import hashes
-from harness.watch.replicas import Replicas
+from harness.watch.replicas import Replicas, sums_of_bits
 from tests.conftest import slow
 from tests.faults.fork_server import command
 
@@ -71,25 +70,16 @@ def test_buffer_that_each_process_writes_from_its_own_samples_is_told(tmp_path: 
     assert said in (run_dir / "run.log").read_text()
 
 
-def test_any_bit_anywhere_changes_the_hash() -> None:
-    """Over several chunks, at their ends as well, and of every size of numbers."""
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool):
-        tensor = torch.zeros(3 * 2**16 + 5).to(dtype)
-        before = hashes([tensor], CPU)
+def test_any_bit_anywhere_changes_the_sum() -> None:
+    for dtype in (torch.complex64, torch.float64, torch.bfloat16, torch.int64, torch.bool):
+        tensor = torch.zeros(7).to(dtype)
+        before = sums_of_bits([tensor, tensor[0]], CPU)
         bits = tensor.view(torch.uint8)
-        for place in (0, 1, 2**16 * tensor.element_size(), len(bits) - 1):
+        for place in range(len(bits)):
             bits[place] ^= 1
-            assert hashes([tensor], CPU) != before, (dtype, place)
+            assert sums_of_bits([tensor, tensor[0]], CPU)[0] != before[0], (dtype, place)
             bits[place] ^= 1
-        assert torch.equal(hashes([tensor], CPU), before)
-
-
-def test_places_count() -> None:
-    """Another order within a chunk, and chunks exchanged."""
-    tensor = torch.arange(2.0**17)
-    halves = tensor.view(2, -1)
-    found = {int(hashes([x.reshape(-1)], CPU)) for x in (tensor, halves.flip(0), halves.flip(1))}
-    assert len(found) == 3
+        assert torch.equal(sums_of_bits([tensor, tensor[0]], CPU), before)
 
 
 def test_first_tensor_and_all_ranks_that_differ_are_named(caplog) -> None:
@@ -111,24 +101,9 @@ def test_first_tensor_and_all_ranks_that_differ_are_named(caplog) -> None:
         global_step=7, is_global_zero=True, strategy=SimpleNamespace(all_gather=gathered)
     )
     callback = Replicas()
-    callback.first = hashes([], CPU)
+    callback.first, callback.is_comparing = {}, True
     with pytest.raises(TrainingError, match=r"0\.bias on rank 1, 3 is not .*\(1 more"):
         callback.compare(trainer, module)
     module[0](torch.ones(1, 2)).sum().backward()
     with pytest.raises(TrainingError, match=r"no part in the loss.*: 1\.weight, 1\.bias\.\nUse"):
         callback.compare(trainer, module)
-
-
-@pytest.mark.gpu
-def test_hash_is_computed_on_the_device_without_waiting() -> None:
-    tensors = [torch.randn(1000, 1000), torch.randn(7)]
-    on_device = [tensor.cuda() for tensor in tensors]
-    hashes(on_device, torch.device("cuda", 0))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found = hashes(on_device, torch.device("cuda", 0))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    # The chunks are larger there: one tensor of less than a chunk has the same hash.
-    assert found[1] == hashes(on_device[1:], torch.device("cuda", 0))[0]
-    assert not torch.equal(found, hashes([t + 1 for t in on_device], torch.device("cuda", 0)))

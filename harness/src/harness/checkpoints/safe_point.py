@@ -29,14 +29,14 @@ from harness.errors import AgreedExit
 from harness.files import remove_parts
 from harness.loggers.rewind import Logs
 from harness.processes.agreement import Agreement, gather
-from harness.processes.signals import Signals
+from harness.processes.leaving import Signals
 from harness.upstream import resume
 from harness.upstream.precision import double_before_loading
 
 log = logging.getLogger(__name__)
 
 # A checkpoint is written before a validation of more seconds: the run may be asked to leave in the
-# middle of it, and has processes.signals.PATIENCE_SECONDS for that.
+# middle of it, and has processes.leaving.PATIENCE_SECONDS for that.
 LONG_SECONDS = 2.0
 
 

@@ -31,12 +31,11 @@ from harness.data.randomness import END, mix, preserved_generators, seed_generat
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.streams import SharedStream, StreamPart
 from harness.errors import UserError
-from harness.processes.leaving import follow_as_worker
-from harness.processes.signals import end_workers, ignore_signals
+from harness.processes.leaving import be_data_worker, end_data_workers
 from harness.upstream.processes import end_where_nothing_is_sent
 from harness.upstream.resume import cycles
 
-atexit.register(end_workers)  # after the imports above, and so before their own ends
+atexit.register(end_data_workers)  # after the imports above, and so before their own ends
 
 
 def start_worker(worker_id: int, then: Callable[[int], object] | None = None) -> None:
@@ -45,8 +44,7 @@ def start_worker(worker_id: int, then: Callable[[int], object] | None = None) ->
     ``then`` is the ``worker_init_fn`` of the loader's owner.
     """
     pl_worker_init_function(worker_id)
-    follow_as_worker()
-    ignore_signals()
+    be_data_worker()
     end_where_nothing_is_sent(os._exit)
     if then is not None:
         then(worker_id)

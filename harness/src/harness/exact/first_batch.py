@@ -15,8 +15,7 @@ import pytorch_lightning as pl
 import torch
 
 from harness.errors import UserError
-from harness.processes.leaving import follow_as_worker
-from harness.processes.signals import ignore_signals
+from harness.processes.leaving import be_data_worker
 
 log = logging.getLogger(__name__)
 EVERY_N_BATCHES = 16  # how often to look whether parameters were frozen or thawed
@@ -101,8 +100,7 @@ def in_child(check: Callable[[], dict[str, str]]) -> dict[str, str]:
 
 
 def _send(check: Callable[[], dict[str, str]], sender: Any) -> None:
-    ignore_signals()
-    follow_as_worker()
+    be_data_worker()
     torch.set_num_threads(1)
     try:
         sender.send(check())

@@ -24,6 +24,8 @@ class MetricsTable(Logger):
         path: the CSV.
     """
 
+    name = version = ""  # parts of no path: the file has one of its own
+
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self.path = Path(path)
@@ -31,19 +33,11 @@ class MetricsTable(Logger):
         self.written_time = time.monotonic()
 
     @property
-    def name(self) -> str:
-        """Part of no path: the file has one of its own."""
-        return ""
-
-    version = name
-
-    @property
     def experiment(self) -> Any:
         """Take every call and do nothing: modules send their pictures to all loggers."""
         return DummyLogger().experiment
 
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Leave them to config.yaml, which has all of them."""
 
     @rank_zero_only

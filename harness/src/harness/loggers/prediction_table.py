@@ -1,7 +1,7 @@
 """Write the predictions of all processes to one CSV.
 
 In: what ``predict_step`` returns for each batch. Out: a table with a row per sample, in the data
-set's order, and a file beside it for batches that are no table.
+set's order, and a file beside it for what is no table.
 """
 
 import csv
@@ -20,11 +20,13 @@ from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from harness.files import write_durably
+from harness.names import few
 from harness.processes.agreement import gather
 
 log = logging.getLogger(__name__)
 
 OWN_COLUMNS = ("loader", "sample")
+MOST_COLUMNS = 32  # of a tensor; more are no table that a person reads
 SINGLE = (str, bytes, bool, int, float, complex)
 Row: TypeAlias = tuple[int, int, int | None, dict[str, Any]]  # loader, batch, index, cells
 
@@ -34,16 +36,14 @@ class PredictionTable(BasePredictionWriter):
 
     ``predict_step`` may return a tensor or array with a row per sample, a list with one element per
     sample, and dicts, tuples and dataclasses of these: keys and positions become the columns'
-    names, such as ``scores.0``. A list's elements are cells: numbers, texts, lists of a sample's
-    own length. If they are dicts, as of detected objects, each key becomes a column.
+    names, such as ``scores.0``. A list's elements are cells; if they are dicts, as of detected
+    objects, each key becomes a column. Nothing is written of ``None``. Samples of a stream, which
+    have no index, are numbered as they arrive: batch by batch, in each by rank.
 
-    Samples are numbered by their index in the data set. Those of a stream, which has none, are
-    numbered as they arrive: batch by batch, in each by rank. A column ``loader`` distinguishes
-    several loaders.
-
-    Batches without a row per sample go into a file beside the table that ends in ``.pt``: a list
-    of dicts with ``loader``, ``batch``, ``samples`` (their indices, or None) and ``prediction``,
-    which ``torch.load`` reads with ``weights_only=True``. Nothing is written of ``None``.
+    Batches without a row per sample, and tensors with more than 32 numbers for each, such as masks,
+    go into a file beside the table that ends in ``.pt``: a list of dicts with ``loader``,
+    ``batch``, ``samples`` (their indices, or None) and ``prediction`` (all of it, or the tensors by
+    name), which ``torch.load`` reads with ``weights_only=True``.
 
     Args:
         path: where the table goes.
@@ -74,16 +74,22 @@ class PredictionTable(BasePredictionWriter):
         self.last_indices = batch_indices
         if prediction is None:
             return
-        prediction = plain(prediction)
-        num_samples = len(indices) if indices else batch_size(prediction)
+        rest, reason = plain(prediction), ""
+        num_samples = len(indices) if indices else batch_size(rest)
+        columns: dict[str, Any] = {}
         try:
-            columns = columns_of(prediction, "", num_samples)
+            columns = columns_of(rest, "", num_samples)
+            rest = {n: columns.pop(n) for n, v in [*columns.items()] if isinstance(v, Tensor)}
+            reason = ", ".join(
+                f"{n} has {v[0].numel():,} numbers a sample" for n, v in rest.items()
+            )
         except ValueError as error:
-            self.reason = self.reason or str(error)
+            reason = str(error)
+        if reason:
+            self.reason = self.reason or reason
             where = {"loader": dataloader_idx, "batch": batch_idx, "samples": indices}
-            self.batches.append(where | {"prediction": prediction})
-            return
-        for row in range(num_samples):
+            self.batches.append(where | {"prediction": rest})
+        for row in range(num_samples if columns else 0):
             cells = {name: column[row] for name, column in columns.items()}
             index = indices[row] if indices else None
             self.rows.append((dataloader_idx, batch_idx, index, cells))
@@ -100,12 +106,11 @@ class PredictionTable(BasePredictionWriter):
             torch.save(sorted(batches, key=lambda b: (b["loader"], b["batch"])), file)
             write_durably(path, file.getvalue())
             reason = next(part[2] for part in parts if part[2])
-            log.warning("%s holds %d batches that are no table: %s", path, len(batches), reason)
+            log.warning("%s holds what is no table, of %d batches: %s", path, len(batches), reason)
         if rows:
-            warn_of_widths(rows)
             loader = getattr(trainer, "predict_dataloaders", None)
-            columns = getattr(getattr(loader, "dataset", None), "sample_columns", {})
-            text = table(numbered(rows), columns)
+            facts = getattr(getattr(loader, "dataset", None), "sample_columns", {})
+            text = table(numbered(rows), facts)
             write_durably(self.path, text.encode(errors="surrogateescape"))
         elif not batches:
             log.warning("%s is not written: predict_step has returned nothing.", self.path)
@@ -139,8 +144,10 @@ def batch_size(prediction: Any) -> int:
     return len(prediction) if isinstance(prediction, (Tensor, list)) and not is_scalar else 1
 
 
-def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
+def columns_of(value: Any, name: str, num_samples: int) -> dict[str, Any]:
     """Return names and cells of the columns in a prediction that ``plain`` has converted.
+
+    Tensors with too many numbers for columns stay tensors.
 
     Raises:
         ValueError: if something does not have one row per sample.
@@ -149,6 +156,8 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
         if value.ndim < 2:
             value = value.tolist()
         elif len(value) == num_samples:  # (B, ...): a column per position
+            if value[0].numel() > MOST_COLUMNS:
+                return {name or "prediction": value}
             value = tuple(value.flatten(start_dim=1).unbind(dim=1))
     elif isinstance(value, list) and len(value) == num_samples:
         if all(isinstance(sample, dict) for sample in value):
@@ -159,7 +168,7 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
     if isinstance(value, tuple):
         value, name = dict(enumerate(value)), name or "prediction"
     if isinstance(value, dict):
-        columns: dict[str, list[Any]] = {}
+        columns: dict[str, Any] = {}
         for key, part in value.items():
             if part is not None:
                 columns |= columns_of(part, f"{name}.{key}" if name else str(key), num_samples)
@@ -174,9 +183,7 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, list[Any]]:
             f"predict_step returned {what} for {num_samples} samples{where}. Return one row per "
             "sample; of several columns a tuple or a dict."
         )
-    if name in OWN_COLUMNS:
-        name = f"prediction.{name}"
-    return {name or "prediction": value}
+    return {f"prediction.{name}" if name in OWN_COLUMNS else name or "prediction": value}
 
 
 def cell(value: Any) -> Any:
@@ -189,15 +196,13 @@ def cell(value: Any) -> Any:
 
 
 def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
-    """Number rows by loader and index, or in the order in which they have arrived.
+    """Number rows, of the first process, of the second, ..., by loader and index, or as they came.
 
-    Args:
-        rows: of the first process, of the second, and so on.
+    The sort keeps the order of equal keys: of the processes, and of the rows of a batch.
     """
     streams = {loader for loader, _, index, _ in rows if index is None}
     by_number: dict[tuple[int, int], dict[str, Any]] = {}
     num_rows: Counter[int] = Counter()
-    # The sort keeps the order of equal keys: of the processes, and of the rows of a batch.
     for loader, _, index, cells in sorted(rows, key=lambda row: row[:2]):
         number = num_rows[loader] if index is None or loader in streams else index
         by_number[loader, number] = cells
@@ -205,33 +210,20 @@ def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
     return by_number
 
 
-def warn_of_widths(rows: list[Row]) -> None:
-    """Warn if batches of a loader have as many columns as their longest sample."""
-    names_of: dict[int, tuple[str, ...]] = {}
-    for loader, _, _, cells in rows:
-        if (first := names_of.setdefault(loader, tuple(cells))) != tuple(cells):
-            names = sorted({*first} ^ {*cells})
-            log.warning(
-                "Batches have different columns (%s): cells that depend on the other samples of a "
-                "batch, such as padding, are not the sample's own. Return a list with each "
-                "sample's own numbers (row[:length].tolist()), or columns of one width.",
-                ", ".join(names[:3]),
-            )
-            return
-
-
-def table(
-    rows: dict[tuple[int, int], dict[str, Any]], sample_columns: Mapping[str, Sequence[Any]]
-) -> str:
-    """Return the text of a CSV.
-
-    Args:
-        rows: cells by loader and number.
-        sample_columns: what the data set says of each sample, before the predicted columns.
-    """
-    own = OWN_COLUMNS if len({loader for loader, _ in rows}) > 1 else OWN_COLUMNS[1:]
+def table(rows: dict[tuple[int, int], dict[str, Any]], facts: Mapping[str, Any]) -> str:
+    """Return the text of a CSV; ``facts`` are columns of the data set's own, which come first."""
+    kinds = {(loader, frozenset(row)) for (loader, _), row in rows.items()}
     names = dict.fromkeys(name for row in rows.values() for name in row)  # batches may differ
-    facts = {name: column for name, column in sample_columns.items() if name not in names}
+    loaders = {loader for loader, _ in kinds}
+    if len(kinds) > len(loaders):
+        log.warning(
+            "Batches have different columns (%s): what depends on the other samples of a batch, "
+            "such as padding, is not the sample's own. Return a list with each sample's own "
+            "numbers (row[:length].tolist()), or columns of one width.",
+            few((name for name in names if any(name not in row for _, row in kinds)), 3),
+        )
+    own = OWN_COLUMNS if len(loaders) > 1 else OWN_COLUMNS[1:]
+    facts = {name: column for name, column in facts.items() if name not in names}
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [*own, *facts, *names], extrasaction="ignore")
     writer.writeheader()

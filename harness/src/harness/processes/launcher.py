@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The launcher of this process, and the place of this process among those of the run."""
+    """What started this process, and its place among the processes of the run."""
 
     name: str = "python"  # or torchrun, srun; python also where a batch script starts one process
     rank: int = 0
@@ -53,13 +53,11 @@ class Launcher:
 
 def launcher() -> Launcher:
     """Read the environment of this process."""
-    env = os.environ
-    job, is_again = _slurm_job(), number("SLURM_RESTART_COUNT") > 0
-    num_tasks, num_nodes = number("SLURM_STEP_NUM_TASKS", 1), number("SLURM_STEP_NUM_NODES", 1)
-    alone = Launcher(job=job, is_again=is_again, task=env.get("SLURM_ARRAY_TASK_ID"))
+    env, num_tasks = os.environ, number("SLURM_STEP_NUM_TASKS", 1)
+    is_requeued, job = number("SLURM_RESTART_COUNT") > 0, _slurm_job()
+    alone = Launcher(job=job, is_again=is_requeued, task=env.get("SLURM_ARRAY_TASK_ID"))
     if "TORCHELASTIC_RUN_ID" in env:
-        run_id = _torchrun_id() if job is None else None
-        was_restarted = number("TORCHELASTIC_RESTART_COUNT") > 0
+        run_id, was_restarted = _torchrun_id(), number("TORCHELASTIC_RESTART_COUNT") > 0
         return replace(
             alone,
             name="torchrun",
@@ -70,14 +68,20 @@ def launcher() -> Launcher:
             num_nodes=number("GROUP_WORLD_SIZE", 1),
             job=job or run_id,
             # A torchrun that loses a machine, or takes one in, counts no restart.
-            is_again=is_again or was_restarted or run_id is not None,
+            is_again=is_requeued or was_restarted or (job is None and run_id is not None),
             num_torchruns=1 if was_restarted else num_tasks,
         )
     if num_tasks > 1:
-        rank, local_rank = number("SLURM_PROCID"), number("SLURM_LOCALID")
-        here = num_tasks // num_nodes
-        place = Launcher("srun", rank, local_rank, num_tasks, here, num_nodes)
-        return replace(place, job=job, is_again=is_again, task=alone.task)
+        num_nodes = number("SLURM_STEP_NUM_NODES", 1)
+        return replace(
+            alone,
+            name="srun",
+            rank=number("SLURM_PROCID"),
+            local_rank=number("SLURM_LOCALID"),
+            num_processes=num_tasks,
+            num_here=num_tasks // num_nodes,
+            num_nodes=num_nodes,
+        )
     return alone
 
 
@@ -130,15 +134,11 @@ def number(name: str, default: int = 0) -> int:
 
 
 def _slurm_job() -> str | None:
-    """Name the job by its number, its task of an array, and its step unless that is the first."""
-    env = os.environ
-    if "SLURM_JOB_ID" not in env:
-        return None
-    job = env["SLURM_JOB_ID"]
-    if "SLURM_ARRAY_TASK_ID" in env:
-        job = f"{env.get('SLURM_ARRAY_JOB_ID', job)}_{env['SLURM_ARRAY_TASK_ID']}"
-    step = number("SLURM_STEP_ID")
-    return f"slurm_{job}.{step}" if step else f"slurm_{job}"
+    """Name the job by its number and its task of an array."""
+    job, task = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    if job is None or task is None:
+        return job and f"slurm_{job}"
+    return f"slurm_{os.environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
 
 
 def _torchrun_id() -> str | None:

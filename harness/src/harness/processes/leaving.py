@@ -2,11 +2,12 @@
 
 In: signals, and the end of the process that started this one. Out: an exit status, 128 + the
 signal's number. Of several processes that fail one tells why, and its end ends the others. A run
-that trains handles signals in ``signals``, and leaves as agreed. Imports no torch.
+that trains has ``Signals``: ``checkpoints.safe_point`` saves and leaves. Imports no torch.
 """
 
 import ctypes
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -15,11 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from harness.processes.launcher import launcher, number
+from harness.processes.launcher import is_further_rank, launcher, number
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +34,11 @@ NOTICE_SECONDS = 1.0
 TELL_SECONDS = 2.0
 # A process that is to save once its launcher has ended gets this long to reach a safe point.
 ORPHAN_SECONDS = 10.0
-# Python runs signal handlers in the main thread only, which may be blocked in a collective.
-BLOCKED_SECONDS = 60.0
+PATIENCE_SECONDS = 5.0  # schedulers kill ten or more seconds after they have asked
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 # A notebook's process is not the run's to end: it gets an exception instead.
 keeps_process = False
-run_handler: Any = object()  # the signal handler of a run, which finishes its step first
-handled_time = 0.0  # when it was last called
 followed = 0  # pid of the parent that this process must not outlive; 0 where there is none
 # The further ranks that this process started, as long as the run cannot go on without them.
 ranks: "list[subprocess.Popen[bytes]]" = []
@@ -64,39 +64,89 @@ def leave_to_thread(signum: int, frame: FrameType | None) -> None:
 
 
 def _answer(reader: socket.socket) -> None:
-    last_time = 0.0
+    first_time = math.inf
     while woken := reader.recv(1):
         signum, handler = woken[0], signal.getsignal(woken[0])
         if handler is leave_to_thread:
             leave(128 + signum)
-        if handler == run_handler:  # an author's own handler is left alone
-            now = time.monotonic()
-            # torchrun passes on what a terminal or Slurm has sent to all: that is no second one.
-            is_second = handled_time < last_time - 1 and now - last_time > 0.5
-            last_time = now
-            is_urgent = is_second and signum == signal.SIGINT
-            call_later(1.0 if is_urgent else BLOCKED_SECONDS, _leave_if_blocked, signum, now)
+        is_run = isinstance(getattr(handler, "__self__", None), Signals)  # not an author's handler
+        if is_run and signum == signal.SIGINT:
+            # Slurm passes on what a terminal has sent to all: that is no second one.
+            if time.monotonic() > first_time + 0.5:
+                _call_later(1.0, _leave_blocked)
+            first_time = min(first_time, time.monotonic())
         if followed and os.getppid() != followed:
             log.warning("The process %d, which started this one, has ended.", followed)
-            call_later(ORPHAN_SECONDS, os.kill, os.getpid(), signal.SIGKILL)
+            _call_later(ORPHAN_SECONDS, os.kill, os.getpid(), signal.SIGKILL)
 
 
-def call_later(seconds: float, function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function in a thread that does not keep this process alive."""
+def _leave_blocked() -> None:
+    """Leave after a second Ctrl-C; the main thread may be blocked in a collective operation."""
+    log.warning("SIGINT: left without saving. The run goes on from its last checkpoint.")
+    leave(128 + signal.SIGINT)
+
+
+def _call_later(seconds: float, function: Any, *arguments: Any) -> None:
     timer = threading.Timer(seconds, function, arguments)
-    timer.daemon = True
+    timer.daemon = True  # it does not keep this process alive
     timer.start()
 
 
-def _leave_if_blocked(signum: int, asked_time: float) -> None:
-    """Leave where the main thread has not run its handler since the signal."""
-    if handled_time < asked_time - 1 and signal.getsignal(signum) == run_handler:
-        log.warning(
-            "%s: left without saving, as the step does not end: another process may be missing in "
-            "a collective operation. The run goes on from its last checkpoint.",
-            signal.Signals(signum).name,
-        )
-        leave(128 + signum)
+class Signals:
+    """Note a signal and finish the step; a second Ctrl-C leaves at once.
+
+    The handler does nothing else, because it may run inside a collective operation.
+    """
+
+    def __init__(self) -> None:
+        self.received, self.received_time = 0, 0.0
+        self.wait_for_step = False  # whether training has begun, so that there is something to save
+        self.is_validating = False  # whether the next safe point may be far away
+        self.before_leaving: Any = lambda: None  # waits for what is being written
+        self.before: dict[int, Any] = {}
+        self.pid = os.getpid()
+
+    def install(self, trainer: "pl.Trainer") -> None:
+        """Handle the signals in this process, and keep Lightning from it."""
+        from harness.upstream.processes import keep_lightning_from_signals  # imports torch
+
+        keep_lightning_from_signals(trainer)
+        if self.before or threading.current_thread() is not threading.main_thread():
+            return
+        self.pid = os.getpid()
+        if not is_further_rank():  # which cannot save without its parent, the first rank
+            set_parent_signal(signal.SIGTERM)  # all get it, and save together
+        self.before = {signum: signal.signal(signum, self.note) for signum in ASKED_TO_LEAVE}
+
+    def restore(self) -> None:
+        """Put the handlers from before back."""
+        if self.before:
+            set_parent_signal(signal.SIGKILL)
+        while self.before:
+            signal.signal(*self.before.popitem())
+        self.wait_for_step = False
+        self.received = 0
+
+    def note(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a signal in the main thread."""
+        if os.getpid() != self.pid:
+            return  # a worker that has just been forked
+        is_second = signum == signal.SIGINT and self.received == signal.SIGINT
+        self.received, self.received_time = signum, time.monotonic()
+        if is_second or not self.wait_for_step:
+            leave(128 + signum)
+        _call_later(PATIENCE_SECONDS, self.leave_if_late)
+
+    def leave_if_late(self) -> None:
+        """Leave a validation without a checkpoint where no safe point has come in time."""
+        is_late = self.received and time.monotonic() - self.received_time >= PATIENCE_SECONDS
+        if is_late and self.is_validating and self.wait_for_step:
+            log.warning(
+                "%s: left in the middle of a validation. The run goes on from its last checkpoint.",
+                signal.Signals(self.received).name,
+            )
+            self.before_leaving()
+            leave(128 + self.received)
 
 
 def follow(pid: int) -> None:
@@ -117,13 +167,28 @@ def set_parent_signal(signum: int) -> None:
             os._exit(1)
 
 
-def follow_as_worker() -> None:
-    """Let a data worker end with its process; torch's own look takes seconds, or a sample.
+def be_data_worker() -> None:
+    """Let a data worker live until its process ends, though signals go to the whole group.
 
-    Only where the main thread forked it, for the kernel looks at the thread's end.
+    torch's own look for that end takes seconds, or a sample. The kernel looks at a thread's end, so
+    only a worker follows that the main thread forked.
     """
+    for signum in ASKED_TO_LEAVE:
+        signal.signal(signum, signal.SIG_IGN)
     if threading.main_thread().name == "MainThread":
         follow(os.getppid())
+
+
+def end_data_workers() -> None:
+    """Kill the data workers that are left at this process's end, where torch has not ended them.
+
+    An exception that has passed through a loader keeps it alive, and Python's own end would wait
+    for ever: it asks by SIGTERM.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises where a worker is killed
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
 
 
 def is_first_on_screen() -> bool:

@@ -3,10 +3,6 @@
 In: a ``Launcher``. Out: what rank 0 chose, in every process. Next: the process group, which opens
 the same store at the same address. The processes that a run starts by itself do not meet: their
 environment carries the folder.
-
-Keys in the store: ``process/<rank>`` describes a process, ``choice`` is what rank 0 chose,
-``files`` a checksum of its folder, ``ready/<rank>`` names a machine that does not see the same, and
-``shared`` ends the meeting. An answer of rank 0 is a value, or why the run ends.
 """
 
 import json
@@ -14,11 +10,12 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from harness.errors import UserError
 from harness.processes.launcher import Launcher, number
@@ -43,6 +40,7 @@ class Meeting:
         self.others = range(1, launcher.num_processes)
         self.host = socket.gethostname()
         self.store = connect(launcher, minutes) if launcher.is_one_of_several else None
+        self.key = "start"  # of the next decision
 
     def agree(
         self, fingerprint: Callable[[], Mapping[str, Any]], choose: Callable[[], dict[str, Any]]
@@ -58,15 +56,12 @@ class Meeting:
         """
         if self.store is None:
             return choose()
-        process = (self.host, _is_hidden(self.host), fingerprint())
-        if self.rank > 0:
-            self._set(f"process/{self.rank}", process)
-            return dict(self._answer("choice"))
-        with self._telling("choice"):
-            check_alike([process, *(self._get(f"process/{rank}", rank) for rank in self.others)])
-            choice = choose()
-            self._set("choice", {"value": choice})
-        return choice
+
+        def decide(processes: Sequence[Any]) -> Any:
+            check_alike(processes)
+            return choose()
+
+        return dict(self._decide((self.host, _is_hidden(self.host), fingerprint()), decide))
 
     def check_shared(self, folder: Path) -> None:
         """Refuse a folder that a process does not see; all wait until all have looked.
@@ -76,26 +71,47 @@ class Meeting:
         """
         if self.store is None:
             return
-        if self.rank > 0:
-            checksum, end = self._get("files", 0), time.monotonic() + SHARE_SECONDS
-            while (is_other := _checksum(folder) != checksum) and time.monotonic() < end:
-                time.sleep(0.05)
-            self._set(f"ready/{self.rank}", self.host if is_other else "")
-            self._answer("shared")
-            return
-        with self._telling("shared"):
-            self._set("files", _checksum(folder))
-            for host in [self._get(f"ready/{rank}", rank) for rank in self.others]:
-                if host:
-                    raise UserError(
-                        f"{host} does not see {folder}, which rank 0 has on its machine.\n"
-                        "Use output_dir=<a folder on a disk that all machines share>."
-                    )
+        if self.rank == 0:
+            self._set(f"{self.key}/files", _checksum(folder))
+        files, end = self._get(f"{self.key}/files", 0), time.monotonic() + SHARE_SECONDS
+        while (is_other := _checksum(folder) != files) and time.monotonic() < end:
+            time.sleep(0.05)
+
+        def decide(hosts: Sequence[str]) -> None:
+            for host in filter(None, hosts):
+                raise UserError(
+                    f"{host} does not see {folder}, which rank 0 has on its machine.\n"
+                    "Use output_dir=<a folder on a disk that all machines share>."
+                )
             # torchrun's store stays for a start that meets there again.
-            of_ranks = [f"{key}/{rank}" for rank in self.others for key in ("process", "ready")]
-            for key in ["choice", "files", *of_ranks]:
+            assert self.store is not None
+            for key in ["start", *(f"start/{rank}" for rank in self.others)]:
                 self.store.delete_key(key)
-            self._set("shared", {"value": None})
+
+        self._decide(self.host if is_other else "", decide)
+
+    def _decide(self, mine: Any, decide: Callable[[Sequence[Any]], Any]) -> Any:
+        """Let rank 0 decide by what each process has, and return that, or raise, in all."""
+        key = self.key
+        if self.rank > 0:
+            self._set(f"{key}/{self.rank}", mine)
+            answer = self._get(key, 0)
+            if "failure" in answer:
+                raise UserError(answer["failure"])
+            self.key = answer["next"]
+            return answer["value"]
+        try:
+            value = decide([mine, *(self._get(f"{key}/{rank}", rank) for rank in self.others)])
+        except Exception as error:
+            text = str(error) if isinstance(error, UserError) else repr(error)
+            text = text if text.startswith("Rank ") else f"Rank 0 on {self.host}: {text}"
+            with suppress(RuntimeError):  # of the store
+                self._set(key, {"failure": text})
+                time.sleep(READ_SECONDS)
+            raise
+        self.key = uuid4().hex  # no answer of a start before can be taken for the next one
+        self._set(key, {"value": value, "next": self.key})
+        return value
 
     def _set(self, key: str, value: Any) -> None:
         assert self.store is not None
@@ -114,26 +130,6 @@ class Meeting:
         except RuntimeError as error:
             raise UserError("The process of rank 0 has ended; its output says why.") from error
 
-    def _answer(self, key: str) -> Any:
-        """Return what rank 0 answers, or raise what it fails with."""
-        answer = self._get(key, 0)
-        if "failure" in answer:
-            raise UserError(answer["failure"])
-        return answer["value"]
-
-    @contextmanager
-    def _telling(self, key: str) -> Iterator[None]:
-        """Answer the other processes with an error that ends rank 0."""
-        try:
-            yield
-        except Exception as error:
-            text = str(error) if isinstance(error, UserError) else repr(error)
-            text = text if text.startswith("Rank ") else f"Rank 0 on {self.host}: {text}"
-            with suppress(RuntimeError):  # of the store
-                self._set(key, {"failure": text})
-                time.sleep(READ_SECONDS)
-            raise
-
 
 def connect(launcher: Launcher, minutes: float) -> "PrefixStore":
     """Open the store of all processes: torchrun's own, else one that rank 0 serves.
@@ -143,7 +139,7 @@ def connect(launcher: Launcher, minutes: float) -> "PrefixStore":
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    (host, port), here = launcher.address, socket.gethostname()
+    host, port = launcher.address
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         socket.getaddrinfo(host, None)  # torch would try until the time is over
@@ -158,17 +154,16 @@ def connect(launcher: Launcher, minutes: float) -> "PrefixStore":
         )
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"{here} cannot meet rank 0 at {host}, port {port}, within join_minutes={minutes:g}: "
-            f"{str(error).splitlines()[0]}\n"
-            f"If {host} has no address, add it to /etc/hosts, or set MASTER_ADDR=<address>, with "
-            "torchrun --local-addr=<address>.\nIf the port is taken, set MASTER_PORT=<another>."
+            f"{socket.gethostname()} cannot meet rank 0 at {host}, port {port}, within "
+            f"join_minutes={minutes:g}: {str(error).splitlines()[0]}\nSet MASTER_ADDR=<an address> "
+            "(torchrun --local-addr) or MASTER_PORT=<a free port>."
         ) from error
     # torchrun's store keeps the keys of a start that failed; as torch does, count its restarts.
     start = number("TORCHELASTIC_RESTART_COUNT") if has_agent else 0
     return PrefixStore(f"harness/{start}", store)
 
 
-def check_alike(processes: list[tuple[str, bool, Mapping[str, Any]]]) -> None:
+def check_alike(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> None:
     """Refuse processes that differ from rank 0, or that the others cannot reach.
 
     Args:
@@ -184,18 +179,15 @@ def check_alike(processes: list[tuple[str, bool, Mapping[str, Any]]]) -> None:
         if are_several and is_hidden:
             raise UserError(
                 f"Rank {rank} on {host} cannot be reached: its machine's name leads to itself "
-                f"alone.\nSet GLOO_SOCKET_IFNAME=<its network interface> there, or give {host} "
-                "its address in /etc/hosts."
+                f"alone.\nSet GLOO_SOCKET_IFNAME=<its network interface> there."
             )
         if first != other:
             name = min(key for key in {*first, *other} if first.get(key) != other.get(key))
-            ours, theirs = first.get(name), other.get(name)
-            is_file = isinstance(ours, int) or isinstance(theirs, int)
-            what = f"another {name}" if is_file else f"{name}={theirs} instead of {ours}"
+            value = other.get(name)
+            what = f"another {name}" if isinstance(value, int) else f"{name}={value}"
             raise UserError(
-                f"Rank {rank} on {host} has {what} (rank 0 on {first_host}).\nAll processes of a "
-                "run need the same code, packages and settings. A setting that may differ between "
-                "machines\nbelongs to may_differ in conf/rules.yaml."
+                f"Rank {rank} on {host} has {what}, unlike rank 0 on {first_host}.\nSettings that "
+                "may differ between machines belong to may_differ in conf/rules.yaml."
             )
 
 

@@ -34,7 +34,7 @@ from harness.init.freezing import Freezing
 from harness.init.settings import settings
 from harness.knobs import trackers
 from harness.knobs.speed import SWITCHES, Speed
-from harness.loggers.guarded import guarded
+from harness.loggers.tensorboard import guarded
 from harness.processes.dead_ranks import observe_start
 from harness.processes.launcher import environments, global_rank
 from harness.run import log_file, summary

@@ -4,7 +4,7 @@ import logging
 import math
 from collections import deque
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -22,11 +22,10 @@ class NonFinite(pl.Callback):
     """Stop the run at a loss, a gradient or a weight that is not finite, and name it.
 
     Each loss is looked at before its backward pass. A gradient that is not finite makes its weight
-    so in the same step: the next loss shows it, while the weights still tell where it was. Weights
-    that no loss shows are looked at before a checkpoint. On a GPU a loss is copied beside the
-    training and looked at when it has arrived, a few steps later: no step waits for it.
-
-    Gradients that are too large for ``16-mixed`` are left to its scaler.
+    so in the same step: the next loss shows it. Weights that no loss shows are looked at before a
+    checkpoint. On a GPU a loss is copied beside the training and looked at when it has arrived, a
+    few steps later: no step waits for it. Gradients that are too large for ``16-mixed`` are left to
+    its scaler.
 
     Args:
         folder: where the checkpoints are that a run goes on from.
@@ -46,11 +45,15 @@ class NonFinite(pl.Callback):
         """Look at the loss, or send it to the host."""
         if loss.dtype == torch.float16 and getattr(trainer.precision_plugin, "scaler", None):
             return  # the scaler has multiplied the loss, perhaps by too much for so few bits
+        step = trainer.global_step
         if loss.device.type == "cuda":
             self._look_at_arrived(trainer)
-            self._send(trainer.global_step, loss)
+            copy = torch.empty((), dtype=loss.dtype, pin_memory=True)
+            copy.copy_(loss.detach(), non_blocking=True)
+            arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrival.record()
+            self.sent.append((step, copy, arrival))
         elif not math.isfinite(value := loss.item()):
-            step = trainer.global_step
             if weight := first_bad_weight(pl_module):  # spoiled by the step before this one
                 self._stop(trainer, step - 1, f"the gradient of {weight} was not finite")
             self._stop(trainer, step, f"the loss is {value}, and every weight is finite")
@@ -59,7 +62,9 @@ class NonFinite(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep weights that are not finite out of every checkpoint."""
-        self._look_at_arrived(trainer, waits=True)
+        if self.sent:
+            self.sent[-1][2].synchronize()
+        self._look_at_arrived(trainer)
         if weight := first_bad_weight(pl_module):
             self._stop(trainer, trainer.global_step, f"{weight} is not finite, and was not saved")
 
@@ -67,34 +72,21 @@ class NonFinite(pl.Callback):
         """Look at the last losses, and at the weights after the last step."""
         self.on_save_checkpoint(trainer, pl_module, {})
 
-    def _send(self, step: int, loss: Tensor) -> None:
-        copy = torch.empty((), dtype=loss.dtype, pin_memory=True)
-        copy.copy_(loss.detach(), non_blocking=True)
-        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrival.record()
-        self.sent.append((step, copy, arrival))
-
-    def _look_at_arrived(self, trainer: pl.Trainer, waits: bool = False) -> None:
-        if waits and self.sent:
-            self.sent[-1][2].synchronize()
+    def _look_at_arrived(self, trainer: pl.Trainer) -> None:
         while self.sent and self.sent[0][2].query():
             step, copy, _ = self.sent.popleft()
             if not math.isfinite(value := copy.item()):
                 more = "trainer.detect_anomaly=true names the operation"
                 self._stop(trainer, step, f"the loss is {value}; {more}")
 
-    def _stop(self, trainer: pl.Trainer, step: int, what: str) -> NoReturn:
-        self.sent.clear()
+    def _stop(self, trainer: pl.Trainer, step: int, what: str) -> None:
         io = trainer.strategy.checkpoint_io
         if isinstance(io, DurableCheckpointIO):
             io.finish()  # the last checkpoint may be on its way to the disk
         where = f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
-        saved = "There is no checkpoint yet."
-        if good := lookup.by_step(self.folder):
-            saved = f"The last good checkpoint is {good[-1]}."
-        message = (
-            f"Step {step}{where}: {what}.\n{saved} callbacks.non_finite=null trains on regardless."
-        )
+        good = lookup.by_step(self.folder)
+        saved = f"The last good checkpoint is {good[-1]}" if good else "There is no checkpoint yet"
+        message = f"Step {step}{where}: {what}.\n{saved}. callbacks.non_finite=null trains on."
         log.error(message)
         raise TrainingError(message)
 
@@ -102,9 +94,8 @@ class NonFinite(pl.Callback):
 def first_bad_weight(module: nn.Module) -> str | None:
     """The name of the first trained parameter that is not finite; waits for the device once."""
     named = [(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad]
-    if not named:
-        return None
     # A sum is fast, and not finite where an element is not; large elements may make it so as well.
-    sums = torch.stack([whole(weight.sum()).to(torch.float64) for _, weight in named]).tolist()
-    suspects = [pair for pair, total in zip(named, sums, strict=True) if not math.isfinite(total)]
-    return next((name for name, weight in suspects if not whole(weight.isfinite().all())), None)
+    sums = [whole(weight.sum()).to(torch.float64) for _, weight in named] or [torch.zeros(())]
+    if math.isfinite(torch.stack(sums).sum().item()):
+        return None
+    return next((name for name, weight in named if not whole(weight.isfinite().all())), None)

@@ -1,20 +1,21 @@
 """Look whether anything logs the scores that checkpoints and early stopping go by."""
 
-import difflib
 import logging
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from harness.errors import UserError
+from harness.names import did_you_mean
 
 log = logging.getLogger(__name__)
 
 DEFAULT = "val/loss"  # of conf/train.yaml
-COUNTERS = ("epoch", "step")  # which Lightning adds to what is logged
+MISSING = re.compile(r"monitor='(.+?)'.* could not find the monitored key.*: \[(.*)\]")
 
 
 class Objective(pl.Callback):
@@ -25,13 +26,10 @@ class Objective(pl.Callback):
     does one of early stopping.
     """
 
-    def __init__(self) -> None:
-        self.has_looked = False
-        self.monitors: dict[Any, str] = {}  # of callbacks that keep the newest checkpoint instead
-
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let a module's own ``ModelCheckpoint`` write where the config's would."""
         self.has_looked = False
+        self.monitors: dict[Any, str] = {}  # of callbacks that keep the newest checkpoint instead
         for callback in callbacks_of(trainer):
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
@@ -39,12 +37,12 @@ class Objective(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look before a checkpoint is written after a validation within an epoch."""
         if not trainer.sanity_checking and not saves_at_epoch_end(trainer):
-            self.look(trainer, pl_module, at_epoch_end=False)
+            self.look(trainer, is_epoch_end=False)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look before a checkpoint is written at the end of an epoch."""
         if saves_at_epoch_end(trainer):
-            self.look(trainer, pl_module, at_epoch_end=True)
+            self.look(trainer, is_epoch_end=True)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -56,56 +54,42 @@ class Objective(pl.Callback):
             checkpoint["callbacks"][callback.state_key] = state
             callback.monitor = None
 
-    def look(self, trainer: pl.Trainer, pl_module: pl.LightningModule, at_epoch_end: bool) -> None:
-        """Report each score that is missing, once.
-
-        Raises:
-            UserError: if a score of early stopping is missing.
-        """
+    def look(self, trainer: pl.Trainer, is_epoch_end: bool) -> None:
+        """Warn of a default score that is missing, or raise a UserError for early stopping's."""
         if self.has_looked:
             return
         self.has_looked = True
-        metrics = list(trainer.callback_metrics)
-        # A step's value, or a rate, is nothing that a checkpoint could be the best of.
-        logged = [name for name in metrics if name[:3] != "lr-" and name[-5:] != "_step"]
-        what = f"{type(pl_module).__name__} logs {', '.join(logged) or 'nothing'}"
-        if not trainer.enable_validation:
-            what = f"nothing is validated, and {what}"
+        logged = trainer.callback_metrics
         for callback in callbacks_of(trainer):
             monitor = getattr(callback, "monitor", None)
-            if not isinstance(monitor, str) or monitor in metrics:
+            if not isinstance(monitor, str) or monitor in logged:
                 continue
-            if monitor.startswith("train") and not at_epoch_end:
+            if monitor.startswith("train") and not is_epoch_end:
                 continue  # it may come at the end of the epoch
             if isinstance(callback, EarlyStopping):
-                raise UserError(f"Early stopping watches {monitor}, but {what}.")
-            if isinstance(callback, ModelCheckpoint):
-                if monitor != DEFAULT and trainer.enable_validation:
-                    continue  # Lightning raises, after the module's last hook: see missing_score
+                raise UserError(f"Early stopping: {nobody_logs('monitor', monitor, logged)}")
+            is_chosen = monitor != DEFAULT and trainer.enable_validation
+            # Of a chosen one Lightning raises, after the module's last hook: see missing_score.
+            if isinstance(callback, ModelCheckpoint) and not is_chosen:
                 self.monitors[callback], callback.monitor = monitor, None
                 if trainer.is_global_zero:
-                    text = "best.ckpt is the newest checkpoint: nothing logs objective=%s (%s). %s"
-                    log.warning(text, monitor, what, suggestion(monitor, logged))
+                    text = nobody_logs("objective", monitor, logged)
+                    log.warning("best.ckpt is the newest checkpoint: %s", text)
+
+
+def nobody_logs(key: str, monitor: str, metrics: Iterable[str]) -> str:
+    """Say that nothing logs a score, what is logged, and what to type."""
+    # A step's value, a rate or a counter is nothing that a checkpoint could be the best of.
+    logged = [name for name in metrics if not re.search("^lr-|_step$|^epoch$|^step$", name)]
+    hint = did_you_mean(monitor, logged, f"{key}=") or f" Choose one with {key}=<name>."
+    return f"nothing logs {key}={monitor}, but {', '.join(logged) or 'nothing'}.{hint}"
 
 
 def missing_score(message: str) -> str | None:
-    """Say what to type where Lightning's message is that nothing logs a checkpoint's score."""
-    found = re.search(r"monitor='(.+?)'.* could not find the monitored key.*: \[(.*)\]", message)
-    if found is None:
-        return None
-    logged = [name for name in re.findall(r"'([^']+)'", found[2]) if name not in COUNTERS]
-    close = difflib.get_close_matches(found[1], logged, n=1, cutoff=0.5)
-    hint = f"Did you mean objective={close[0]}?" if close else "Choose one with objective=<name>."
-    return f"Nothing logs objective={found[1]}, but {', '.join(logged)}.\n{hint}"
-
-
-def suggestion(monitor: str, logged: list[str]) -> str:
-    """What to type as ``objective=``."""
-    if not logged:
-        return "Log a score to choose it with objective=."
-    close = difflib.get_close_matches(monitor, logged, n=1, cutoff=0.5)
-    word = f"Did you mean objective={close[0]}" if close else "Choose one with objective=<name>"
-    return f"{word} mode=min (or mode=max){'?' if close else '.'}"
+    """Return what to say where Lightning's message is that nothing logs a checkpoint's score."""
+    found = MISSING.search(message)
+    names = re.findall(r"'([^']+)'", found[2]) if found else []
+    return nobody_logs("objective", found[1], names).replace("n", "N", 1) if found else None
 
 
 def callbacks_of(trainer: pl.Trainer) -> list[Any]:

@@ -20,7 +20,6 @@ class Picture(pl.Callback):
 
     Where the subclass raises an error in any process, the first process says so once, the traceback
     goes to ``run.log``, and nothing is drawn. Samples that only keep a process busy are left out.
-    Without a logger nothing is computed.
 
     Attributes:
         name: the picture's name in TensorBoard, such as ``"test/confusion_matrix"``.
@@ -35,11 +34,9 @@ class Picture(pl.Callback):
 
     @abstractmethod
     def update(self, outputs: Any, batch: Any) -> None:
-        """Keep what the picture needs of one batch; nothing may wait for other processes here.
+        """Keep what the picture needs of what ``test_step`` returned for a batch, and of the batch.
 
-        Args:
-            outputs: what ``test_step`` returned.
-            batch: what the loader gave, on the module's device.
+        Both are on the module's device. Nothing may wait for other processes here.
         """
 
     @abstractmethod
@@ -89,10 +86,9 @@ class Picture(pl.Callback):
 
     def _try(self, function: Any, *arguments: Any) -> Any:
         """Call the subclass; after its first error, no more until the next test."""
-        if self.error is None:
-            try:
-                return function(*arguments)
-            except Exception as error:
-                log.info("%s has failed", type(self).__name__, exc_info=True)
-                self.error = f"{type(error).__name__}: {error}"
+        try:
+            return None if self.error else function(*arguments)
+        except Exception as error:
+            log.info("%s has failed", type(self).__name__, exc_info=True)
+            self.error = f"{type(error).__name__}: {error}"
         return None

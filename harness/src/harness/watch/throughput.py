@@ -1,7 +1,7 @@
 """Measure how fast a run is, and how much of its time it waits for data.
 
 In: the training loader, which reports when a batch is asked for and when it is there. Out: a line
-per epoch in ``run.log``, two curves, and at the end the verdict with the setting to change, which
+per epoch in ``run.log``, and at the end the verdict with the setting to change, which
 ``run.summary`` writes and shows.
 """
 
@@ -18,36 +18,25 @@ import torch
 
 from harness.data.loaders import SharedLoader
 from harness.data.shared_batches import SharedBatchSampler
-from harness.loggers.metrics_table import MetricsTable
 from harness.machine.limits import usable_cores
 from harness.processes.agreement import gather
-from harness.upstream.resume import num_steps_logged
 
 log = logging.getLogger(__name__)
 
-CROWDED = 1.5  # the load of a core above which other programs slow threads down
+CROWDED = 1.5  # the load of a core above which other programs slow this one down
 RECEIVING_SECONDS = 0.001  # to take a batch from a worker: a faster data set needs none
+STEPS_LATER = 50  # a device is never so far behind
 INPUT_BOUND = 0.1  # the share of the time above which waiting for data is worth mending
 
 
 @dataclass
 class Spent:
-    """Seconds of training steps."""
+    """Seconds of training steps, and what was done in them."""
 
-    data: float = 0.0  # waiting for the next batch
-    rest: float = 0.0
+    data: float = 0.0  # of these, waiting for the next batch
+    seconds: float = 0.0
     num_steps: int = 0
     num_samples: int = 0  # of all processes
-
-    @property
-    def waited(self) -> float:
-        """The share of the time that was spent waiting for data."""
-        return self.data / (self.data + self.rest)
-
-    @property
-    def samples_per_second(self) -> float:
-        """The speed of all processes together."""
-        return self.num_samples / (self.data + self.rest)
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -56,12 +45,9 @@ class Spent:
 class Throughput(pl.Callback):
     """Report samples per second, and whether the run waits for data.
 
-    On a GPU the times are events in the device's own queue: it waits for data while it has nothing
-    to do, and not while the host waits for data that comes in time. Events are read when the device
-    has passed them, so that no step waits for it. Validation is left out, and so is the first step,
-    which starts the workers. Streams, and several loaders at once, are not measured.
-
-    Nothing goes to ``metrics.csv``, in which a run that goes on repeats every number.
+    On a GPU the times are events in the device's own queue, read ``STEPS_LATER``, so that no step
+    waits for them. Validation is left out, and so is the first step, which starts the workers.
+    Streams, and several loaders at once, are not measured.
     """
 
     is_measuring = False
@@ -78,15 +64,13 @@ class Throughput(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Observe the epoch's loader; until its first batch is there, the run waits for data."""
         loader: Any = trainer.train_dataloader
-        sampler: Any = getattr(loader, "batch_sampler", None)
-        self.is_measuring = isinstance(loader, SharedLoader) and isinstance(
-            sampler, SharedBatchSampler
-        )
+        self.sampler: Any = getattr(loader, "batch_sampler", None)
+        is_shared = isinstance(self.sampler, SharedBatchSampler)
+        self.is_measuring = is_shared and isinstance(loader, SharedLoader)
         if self.is_measuring:
             loader.when_asked, loader.when_there = self._asked, self._there
-            self.num_workers, self.num_samples_before = loader.num_workers, sampler.num_before
+            self.num_workers = loader.num_workers
             self.spent, self.pending = Spent(), deque[tuple[Any, ...]]()
-            self.first_batch: int | None = None
             self.start = self.asked = mark(self.device)
 
     def _asked(self) -> None:
@@ -104,22 +88,21 @@ class Throughput(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Mark the end of the step; read the marks that the device has passed."""
+        """Mark the end of the step; read the marks of an earlier one."""
         if not self.is_measuring:
             return
-        end = mark(self.device)
+        end, before = mark(self.device), self.sampler.num_before
         if not self.is_first_step:
-            if self.first_batch is None:
-                self.first_batch = batch_idx
-            self.last_batch = batch_idx
-            self.pending.append((self.start, self.asked, self.there, end))
+            num_samples = before(batch_idx + 1) - before(batch_idx)
+            self.pending.append((self.start, self.asked, self.there, end, num_samples))
         self.is_first_step, self.start, self.asked = False, end, None
-        while self.pending and self.pending[0][-1].query():
-            self._count(*self.pending.popleft())
+        self._read(STEPS_LATER)
 
-    def _count(self, start: Any, asked: Any, there: Any, end: Any) -> None:
-        waited = asked.elapsed_time(there) / 1000
-        self.spent += Spent(waited, start.elapsed_time(end) / 1000 - waited, 1)
+    def _read(self, num_left: int) -> None:
+        while len(self.pending) > num_left:
+            start, asked, there, end, num_samples = self.pending.popleft()
+            waited = seconds_between(asked, there)
+            self.spent += Spent(waited, seconds_between(start, end), 1, num_samples)
 
     def on_validation_end(self, *_: Any) -> None:
         """Leave out a validation between two steps."""
@@ -128,28 +111,18 @@ class Throughput(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report the epoch."""
-        if not self.is_measuring or self.first_batch is None:
+        if not self.is_measuring:
             return
-        for marks in self.pending:
-            marks[-1].synchronize()
-            self._count(*marks)
-        self.pending.clear()
-        before = self.num_samples_before
-        self.spent.num_samples = before(self.last_batch + 1) - before(self.first_batch)
+        self._read(0)
         # The other processes wait in their gradients for the one that waits longest for data.
         spent: Spent = max(gather(trainer, self.spent), key=lambda one: one.data)
         self.total += spent
-        if trainer.is_global_zero:
-            speed, share = spent.samples_per_second, spent.waited
+        if trainer.is_global_zero and spent.num_steps:
             log.info(
                 "Epoch %d: %s samples/s, %.0f%% of the time waiting for data.",
-                *(trainer.current_epoch, f"{speed:,.0f}", 100 * share),
+                *(trainer.current_epoch, f"{spent.num_samples / spent.seconds:,.0f}"),
+                100 * spent.data / spent.seconds,
             )
-            values = {"throughput/samples_per_second": speed, "throughput/data": share}
-            step = num_steps_logged(trainer) - 1  # the step of an epoch's values in Lightning
-            for logger in trainer.loggers:
-                if not isinstance(logger, MetricsTable):
-                    logger.log_metrics(values, step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the verdict."""
@@ -157,13 +130,6 @@ class Throughput(pl.Callback):
             num_processes_here = max(1, trainer.world_size // trainer.num_nodes)
             max_workers = max(1, usable_cores() // num_processes_here)
             self.verdict = verdict(self.total, self.num_workers, max_workers)
-            load, num_cores = machine_load()
-            is_crowded = load > CROWDED * num_cores and torch.get_num_threads() > 1
-            if is_crowded and self.device.type == "cpu":
-                self.verdict += (
-                    f"; {num_cores} cores have a load of {load:.1f}: threads wait for each other, "
-                    "and OMP_NUM_THREADS=1 may be faster"
-                )
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
 
@@ -171,7 +137,7 @@ class Throughput(pl.Callback):
         """What is kept of a run's speed; empty where it was not measured."""
         if self.verdict is None:
             return {}
-        speed = {"samples_per_second": round(self.total.samples_per_second, 1)}
+        speed = {"samples_per_second": round(self.total.num_samples / self.total.seconds, 1)}
         if self.device.type == "cuda":
             speed["peak_mib"] = round(torch.cuda.max_memory_allocated(self.device) / 2**20)
         return {**speed, "verdict": self.verdict}
@@ -185,59 +151,36 @@ def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
         num_workers: of its loader, per process.
         max_workers: for which there are cores, per process.
     """
-    waits = f"{spent.waited:.0%} of the time waiting for data"
-    if spent.waited <= INPUT_BOUND:
-        return f"compute-bound: {waits}"
-    return f"input-bound: {waits}; {advice(spent, num_workers, max_workers)}"
-
-
-def machine_load() -> tuple[float, int]:
-    """Return how many processes have wanted to run in the last minute, and the number of cores."""
-    return os.getloadavg()[0], os.cpu_count() or 1
-
-
-def advice(spent: Spent, num_workers: int, max_workers: int) -> str:
-    """Say how to load as fast as the rest of a step goes."""
-    load, num_cores = machine_load()
-    if load > num_cores:
-        return f"{num_cores} cores have a load of {load:.1f}, and more workers would not be faster"
-    if num_workers == 0:
-        seconds = spent.data / spent.num_steps
-        if seconds < RECEIVING_SECONDS:
-            return f"a batch is read in {seconds * 1000:.1f} ms, and workers would not be faster"
-    else:  # all of them are busy all the time
-        seconds = num_workers * (spent.data + spent.rest) / spent.num_steps
-    needed = seconds / max(spent.rest / spent.num_steps, 1e-6)
-    if (num_wanted := math.ceil(min(needed, max_workers))) > num_workers:
-        return f"try data.num_workers={num_wanted} (now {num_workers})"
-    return (
-        f"data.num_workers={num_workers} uses every core there is: read whole batches "
-        "(BatchedDataset) or make the transforms cheaper"
-    )
-
-
-class HostMark:
-    """Stand in for ``torch.cuda.Event`` on a CPU, whose work is done when the call returns."""
-
-    def __init__(self) -> None:
-        self.seconds = time.perf_counter()
-
-    def elapsed_time(self, later: "HostMark") -> float:
-        """Milliseconds up to a later mark."""
-        return (later.seconds - self.seconds) * 1000
-
-    def query(self) -> bool:
-        """Whether the mark is past."""
-        return True
-
-    def synchronize(self) -> None:
-        """Do nothing: there is nothing to wait for."""
+    share = spent.data / spent.seconds
+    bound = "input-bound" if share > INPUT_BOUND else "compute-bound"
+    text = f"{bound}: {share:.0%} of the time waiting for data"
+    load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > CROWDED * num_cores:
+        hint = ", and OMP_NUM_THREADS=1 may be faster" if torch.get_num_threads() > 1 else ""
+        return f"{text}; {num_cores} cores have a load of {load:.1f}{hint}"
+    if share <= INPUT_BOUND:
+        return text
+    # A worker that is there is busy all the time.
+    seconds = num_workers * spent.seconds if num_workers else spent.data
+    needed = seconds / max(spent.seconds - spent.data, 1e-6)
+    is_read_fast = num_workers == 0 and seconds / spent.num_steps < RECEIVING_SECONDS
+    if not is_read_fast and (num_wanted := math.ceil(min(needed, max_workers))) > num_workers:
+        return f"{text}; try data.num_workers={num_wanted} (now {num_workers})"
+    return f"{text}; read whole batches (BatchedDataset) or make the transforms cheaper"
 
 
 def mark(device: torch.device) -> Any:
     """Mark this moment; on a GPU the moment at which its queue of work gets here."""
     if device.type != "cuda":
-        return HostMark()
+        return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+def seconds_between(start: Any, end: Any) -> float:
+    """Return the time between two marks; a GPU is waited for until it has passed the second."""
+    if isinstance(start, float):
+        return float(end - start)
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
