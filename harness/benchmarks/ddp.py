@@ -35,7 +35,7 @@ from matplotlib.figure import Figure
 
 from harness.exact.first_batch import in_child
 from harness.exact.first_batch_check import check_first_batch
-from harness.machine.limits import usable_cores
+from harness.machine import usable_cores
 
 # name: the processes that are started here, and the words of a run
 STRATEGIES = {

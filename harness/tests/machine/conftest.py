@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine import choice
+from harness import machine as choice
 from tests.machine.fake_nvml import FakeGpu, FakeNvml
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from harness import machine as choice
 from harness.command.check import check_gpus
 from harness.command.compose import compose_command
 from harness.errors import UserError
-from harness.machine import choice
-from harness.machine.gpus import MIG
+from harness.machine import MIG
 from harness.testing import command as typed
 from tests.faults.fork_server import command
 from tests.machine.fake_nvml import FakeGpu, FakeNvml, write_fake
@@ -94,7 +94,7 @@ def test_runs_that_start_together_take_different_gpus(tmp_path: Path, own_locks:
     """Four at once on three GPUs: three get one each, one is told."""
     fakes = write_fake(tmp_path / "fake", [FakeGpu(80 - free) for free in range(3)])
     code = (
-        "import sys; from harness.machine import choice\n"
+        "import sys; from harness import machine as choice\n"
         "choice.PREFIX = sys.argv[1]; print('ready', flush=True); input()\n"
         "try: print(choice.choose_emptiest(1)[0].number, flush=True)\n"
         "except Exception as error: print(type(error).__name__, flush=True)\n"
@@ -193,7 +193,7 @@ def test_choice_that_each_process_would_make_is_refused(machine, monkeypatch) ->
 @pytest.mark.gpu
 def test_real_gpu_is_chosen_and_becomes_cuda_0(own_locks: str) -> None:
     code = (
-        "import sys; from harness.machine import choice\n"
+        "import sys; from harness import machine as choice\n"
         "choice.PREFIX = sys.argv[1]; gpu, = choice.choose_emptiest(1)\n"
         "import torch; print(gpu.uuid, torch.cuda.get_device_properties(0).uuid)\n"
         "assert torch.cuda.device_count() == 1"

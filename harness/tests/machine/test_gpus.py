@@ -3,8 +3,7 @@ import platform
 import pynvml
 import pytest
 
-from harness.machine import num_gpus
-from harness.machine.gpus import gpus
+from harness.machine import gpus, num_gpus
 from tests.machine.fake_nvml import GIB, FakeGpu, FakeNvml
 
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from harness.machine import limits
+from harness import machine as limits
 
 
 def test_cores_are_those_of_the_affinity_and_the_quota(tmp_path: Path, monkeypatch) -> None:

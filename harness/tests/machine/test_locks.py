@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from harness.machine import choice
+from harness import machine as choice
 
 HOLD = """
 import os, sys, time
-from harness.machine import choice
+from harness import machine as choice
 choice.PREFIX = sys.argv[1]
 taken = choice.lock(sys.argv[2])
 if not os.fork():  # as a data worker, which speaks when it has closed what it inherited

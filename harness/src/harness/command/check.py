@@ -20,7 +20,7 @@ from harness.command.compose import OF_THE_RUN, Command, key_of
 from harness.command.explain import NO_PACKAGE, explained, nearest
 from harness.errors import UserError
 from harness.init.settings import check_file, settings
-from harness.machine import choice, num_gpus
+from harness.machine import candidates, num_gpus
 from harness.names import flat, shown, typed
 from harness.processes.launcher import launcher
 from harness.strategies import launchable
@@ -222,4 +222,4 @@ def check_gpus(cfg: DictConfig) -> None:
     elif cfg.trainer.accelerator in ("cpu", "mps"):
         raise UserError(f"gpus=emptiest with strategy={cfg.trainer.accelerator}: leave out one.")
     else:
-        choice.candidates()
+        candidates()

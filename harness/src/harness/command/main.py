@@ -152,8 +152,7 @@ def choose_gpus(cfg: Any) -> None:
     """Take the GPUs that the config asks for, and say which they are; a UserError without them."""
     if cfg.gpus.order == "visible":
         return
-    from harness.machine.choice import choose_emptiest
-    from harness.machine.gpus import gib
+    from harness.machine import choose_emptiest, gib
 
     devices = cfg.trainer.devices
     num_wanted = None if devices in (-1, "auto") else int(devices)

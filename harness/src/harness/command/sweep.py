@@ -23,7 +23,7 @@ from harness.command.check import check
 from harness.command.compose import Command, as_hydra_reads, compose_command, key_of
 from harness.command.explain import explained
 from harness.errors import UserError
-from harness.machine import limits, num_gpus
+from harness.machine import num_gpus, usable_cores
 from harness.names import shown
 from harness.processes.launcher import launcher
 from harness.strategies.launchable import device_indices
@@ -187,6 +187,6 @@ def _slots(command: Command) -> list[dict[str, str]]:
         if command.cfg.gpus.order != "visible":  # each job chooses among all GPUs
             slots = [{}] * len(slots)
     if len(slots) > 1 and "OMP_NUM_THREADS" not in os.environ:
-        threads = {"OMP_NUM_THREADS": str(max(1, limits.usable_cores() // len(slots)))}
+        threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(slots)))}
         slots = [slot | threads for slot in slots]
     return slots

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from harness.data.batches import BatchedDataset
 from harness.data.loaders import num_processes_and_rank
 from harness.errors import UserError
-from harness.machine.limits import usable_cores
+from harness.machine import usable_cores
 from harness.processes.launcher import global_rank
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import torch
 
 from harness.data.loaders import SharedLoader
 from harness.data.shared_batches import SharedBatchSampler
-from harness.machine.limits import usable_cores
+from harness.machine import usable_cores
 from harness.processes.agreement import gather
 
 log = logging.getLogger(__name__)
