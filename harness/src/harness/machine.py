@@ -96,7 +96,7 @@ def candidates() -> list[Gpu]:
     """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to choose among; a UserError if none."""
     present, visible = gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if not present:
-        raise UserError("gpus=emptiest finds no GPU: what does nvidia-smi show? Leave it out.")
+        raise UserError("gpus=emptiest finds no GPU (nvidia-smi). Leave out gpus=emptiest.")
     if visible is None:
         return present
     names = [name.strip() for name in visible.split(",")]
