@@ -4,7 +4,6 @@ import ast
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -48,10 +47,7 @@ def install(folder: Path, name: str, code: str, requires: str = "") -> None:
 REFUSED = [  # a name, and what is said of its origin
     ("shutil.rmtree", ""),  # of the standard library, and of no required package
     ("yaml.load", ""),
-    (
-        "harness.strategies.dp.DataParallelStrategy.load_checkpoint",
-        "Strategy",
-    ),  # a method unpickles
+    ("harness.strategies.dp.DataParallelStrategy.load_checkpoint", "Strategy"),  # unpickles
     ("small.models.CNN.load_state_dict", "torch.nn.modules.module.Module"),
     ("torch.utils.data.datapipes.iter.RoutedDecoder", "routeddecoder"),  # unpickles what it reads
     ("torch.hub.load", ""),
@@ -141,16 +137,7 @@ def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path:
     )
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
-
-
-def test_no_experiment_and_no_word_adds_to_the_rules(tmp_path: Path) -> None:
-    words = stranger(tmp_path, "callbacks:\n  mine:\n    _target_: pathlib.Path\n")
-    result = command("train.py", *words, "+rules.allowed=[pathlib]")
-    assert "nothing reads rules" in result.stderr
-    file = tmp_path / "experiment" / "theirs.yaml"
-    file.write_text(f"{file.read_text()}rules:\n  allowed: [pathlib]\n")
-    result = command("train.py", *words)
-    assert "nothing reads rules" in result.stderr
+    assert "nothing reads rules" in command("train.py", *words, "+rules.allowed=[evil]").stderr
 
 
 def test_a_strangers_run_is_refused(finished_run: Path, tmp_path: Path) -> None:
@@ -179,10 +166,10 @@ def test_the_line_allows_packages_and_whole_names(tmp_path: Path) -> None:
         allowed.instantiate({"_target_": "json.JSONDecoder.decode"})
 
 
-def followed(conf: Path) -> dict[str, Any]:
+def read_rules(conf: Path) -> None:
     """Read the rules of a folder as a command does."""
     allowed.follow(conf)
-    return config_files.rules(conf)
+    config_files.rules(conf)
 
 
 def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
@@ -200,7 +187,7 @@ def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
     }.items():
         (tmp_path / "rules.yaml").write_text(text)
         with pytest.raises(UserError, match=r"rules\.yaml") as refused:
-            followed(tmp_path)
+            read_rules(tmp_path)
         assert said in str(refused.value)
     (tmp_path / "rules.yaml").write_text("may_change: [mine]\ntakes: {data.mine: [3..]}")
     rules = config_files.rules(tmp_path)

@@ -30,8 +30,6 @@ Modules and callbacks:
 Names are imported on first use: ``from harness import main`` does not import torch.
 """
 
-import signal
-import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +80,5 @@ def __getattr__(name: str) -> Any:
     module = next((module for module, names in _MODULES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"harness has no {name}; it has {', '.join(__all__)}.")
-    handler = signal.getsignal(signal.SIGINT)
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    # Ctrl-C while a command imports its modules ends it without a traceback.
-    is_quiet = name == "main" and is_main_thread and handler is signal.default_int_handler
-    if is_quiet:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        value = globals()[name] = getattr(import_module(f"harness.{module}"), name)
-    finally:
-        if is_quiet:
-            signal.signal(signal.SIGINT, handler)
+    value = globals()[name] = getattr(import_module(f"harness.{module}"), name)
     return value

@@ -30,7 +30,6 @@ from harness.names import shown
 
 RULES = "rules.yaml"
 VARIABLE = "YAML_ALLOWED"  # more names, with commas, for one process and its children
-NAME = re.compile(r"\w+(\.\w+)*")
 # First words that need no look-up in the metadata of packages, which takes half a second.
 USUAL = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
 KINDS = (  # base classes of what an experiment consists of; Module also of torchmetrics.Metric
@@ -52,16 +51,14 @@ _own: tuple[str, ...] = ()
 def follow(conf: str | Path) -> None:
     """Read the owner's rules from a folder of config files; a UserError if they are no names."""
     global _rules, _own
-    _rules = Path(conf, RULES)
-    own = owners_rules(conf).get("allowed") or []
-    names = [str(name).removesuffix(".*") for name in own] if isinstance(own, list) else [""]
-    _own = (*names, *filter(None, os.environ.get(VARIABLE, "").split(",")))
-    _required_modules.cache_clear()
-    if not all(NAME.fullmatch(name) for name in _own):
+    _rules, own = Path(conf, RULES), owners_rules(conf).get("allowed") or []
+    if not isinstance(own, list) or not all(re.fullmatch(r"\w+(\.\w+)*", str(one)) for one in own):
         raise UserError(
-            f"{shown(_rules)}: allowed: {own!r}, or {VARIABLE}, is no list of names.\n"
+            f"{shown(_rules)}: allowed: {own!r} is no list of names.\n"
             "Write packages, or whole names, such as allowed: [my_package]"
         )
+    _own = (*map(str, own), *filter(None, os.environ.get(VARIABLE, "").split(",")))
+    _required_modules.cache_clear()
 
 
 def owners_rules(conf: str | Path) -> dict[str, Any]:
@@ -124,15 +121,17 @@ def instantiate(node: Any, **given: Any) -> Any:
 
 
 def _may_be_built(target: Any, module: str) -> bool:
+    loaded = sys.modules  # a module that is not imported has no subclasses
     if inspect.isclass(target):
         homes = [kind.rpartition(".") for kind in KINDS]
-        # A module that is not imported has no subclasses.
-        bases = tuple(getattr(sys.modules[h], name) for h, _, name in homes if h in sys.modules)
+        bases = tuple(getattr(loaded[home], name) for home, _, name in homes if home in loaded)
         return is_owners(module) or (issubclass(target, bases) and not module.startswith(PIPES))
     if inspect.isroutine(target) and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
         # The module of a function in C is not where torch shows it, or there is none.
-        functions = [vars(sys.modules[home]) for home in FUNCTIONS if home in sys.modules]
-        if any(one is target for module_vars in functions for one in module_vars.values()):
+        functions = [
+            one for home in FUNCTIONS if home in loaded for one in vars(loaded[home]).values()
+        ]
+        if any(one is target for one in functions):
             return True
     # Methods are refused: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
     is_method = "." in getattr(target, "__qualname__", ".")
@@ -153,15 +152,12 @@ def _required_modules() -> set[str]:
     modules = metadata.packages_distributions()
     words = {name.partition(".")[0] for name in (__package__, *_own)}
     owners = {one for word in words for one in modules.get(word, ())}
-    origins = {one.name: one.read_text("direct_url.json") or "" for one in metadata.distributions()}
-    owners |= {name for name, origin in origins.items() if '"dir_info"' in origin}
+    for one in metadata.distributions():
+        if '"dir_info"' in (one.read_text("direct_url.json") or ""):
+            owners.add(one.name)
     lines = [line for owner in owners for line in metadata.requires(owner) or ()]
     required = {canonicalize_name(Requirement(line).name) for line in lines}
-    return {
-        name
-        for name, packages in modules.items()
-        if not required.isdisjoint(map(canonicalize_name, packages))
-    }
+    return {name for name in modules if required & {*map(canonicalize_name, modules[name])}}
 
 
 def _refusal(refused: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
 """Write files so that a name always has whole contents, also when the process or the power fails.
 
-``replacing`` and ``write_durably`` are for any file. ``write_yaml`` and ``write_json`` add a
-checksum, so that a damaged or edited file of a run is refused and does not become a setting.
+``replacing`` and ``write_durably`` are for any file. ``write_yaml`` adds a checksum, so that a
+damaged or edited file of a run is refused and does not become a setting.
 """
 
 import errno
@@ -88,32 +88,3 @@ def read_yaml(path: Path) -> str:
             "change there,\nsuch as a learning rate, belongs to another run: use resume=null."
         )
     return data.decode()
-
-
-def write_json(path: Path, text: str) -> None:
-    """Write JSON, which has no comments, with its checksum in a hidden file beside it."""
-    data = text.encode()
-    # In this order, an existing file has its checksum whenever the power fails.
-    path.unlink(missing_ok=True)
-    write_durably(_checksum_of(path), f"{zlib.crc32(data):08x}\n".encode())
-    write_durably(path, data)
-
-
-def read_json(path: Path) -> bytes:
-    """Read what ``write_json`` has written; a file without a checksum is not checked.
-
-    Raises:
-        UserError: if it was changed since.
-        OSError: if it cannot be read.
-    """
-    data, checksum = path.read_bytes(), _checksum_of(path)
-    if checksum.exists() and checksum.read_bytes() != f"{zlib.crc32(data):08x}\n".encode():
-        raise UserError(
-            f"{path} is not what the run has written: it was damaged, or edited.\n"
-            f"metrics.csv has the run's numbers. If the edit is to count, remove {checksum}."
-        )
-    return data
-
-
-def _checksum_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.crc32")

@@ -146,11 +146,10 @@ def packages() -> dict[str, str]:
 
 
 def code() -> tuple[dict[str, Any], bytes]:
-    """Ask git for the code of the working directory's repository.
+    """Ask git for ``commit``, ``repository``, and ``diff``, a file of what is not committed.
 
-    Returns:
-        ``commit``, ``None`` without a repository; ``repository``; ``diff``, a file name for what is
-        not committed, or ``None``; ``no_diff``, why it is unknown. Then the contents of that file.
+    ``no_diff`` says why that is unknown. Without a repository there is no commit. The bytes are the
+    file's contents.
     """
     try:
         answer = git("rev-parse", "--show-toplevel", "HEAD", "--git-path", "index")

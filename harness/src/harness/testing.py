@@ -60,16 +60,11 @@ class Promises:
 
     ``class TestMine(Promises): experiment = "mine"`` is all. What is refused with a sentence, or
     warned of by the run itself, is printed (``pytest -rP``).
-
-    Attributes:
-        experiment: a file of ``conf/experiment``.
-        words: further words of train.py's command.
-        strategies: those that are tried; fewer take less time.
     """
 
-    experiment: str
-    words: Sequence[str] = ()
-    strategies: Sequence[str] = STRATEGIES
+    experiment: str  # a file of conf/experiment
+    words: Sequence[str] = ()  # more of train.py's command
+    strategies: Sequence[str] = STRATEGIES  # fewer take less time
 
     def test_promises_hold(self, tmp_path: Path) -> None:
         """No verdict is broken."""

@@ -12,7 +12,6 @@ from harness.command import main as cli
 from harness.command import run_folder
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
-from harness.files import write_json
 from tests.faults.fork_server import command
 
 HOLDER = """
@@ -81,12 +80,6 @@ def test_damaged_or_edited_file_of_a_run_is_refused_in_words(tmp_path: Path) -> 
             with pytest.raises(UserError, match=hint):
                 load(tmp_path)
         path.write_bytes(frozen)
-    path = tmp_path / "results.json"
-    write_json(path, '{"test/loss": 0.25}')
-    assert run_folder.results(tmp_path) == {"test/loss": 0.25}
-    path.write_text('{"test/loss": 0.35}')
-    with pytest.raises(UserError, match=r"metrics.csv has the run's numbers"):
-        run_folder.results(tmp_path)
 
 
 def test_run_that_begins_is_nobody_elses_to_go_on_with(

@@ -1,6 +1,5 @@
 """What data teaches reaches the model, and whoever uses the run afterwards."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,14 @@ def test_model_takes_its_size_from_the_data_and_later_use_from_the_training(
     tmp_path: Path,
 ) -> None:
     run = train(*BRIEF, f"output_dir={tmp_path}", conf=CONF)
-    learnt = json.loads((run.folder / "data.json").read_text())
-    assert learnt == {"num_classes": 7, "in_features": 64}
+    assert facts.read_facts(run.folder) == {"num_classes": 7, "in_features": 64}
     assert run.model(torch.rand(2, 1, 8, 8)).shape == (2, 7)
     assert evaluate(run.checkpoint, conf=CONF).results.keys() >= {"test/accuracy"}
-    (run.folder / ".data.json.crc32").unlink()
-    (run.folder / "data.json").write_text('{"num_classes": 8, "in_features": 64}')
+    path = run.folder / "data.json"
+    path.write_text(path.read_text().replace("7", "8"))
+    with pytest.raises(UserError, match="damaged, or edited"):
+        _ = load_run(run.folder).model
+    path.write_text('{"num_classes": 8, "in_features": 64}')  # as 0.3 wrote it
     with pytest.raises(UserError, match="does not fit the model"):
         _ = load_run(run.folder).model
 

@@ -13,21 +13,16 @@ import pytest
 from harness.new import __main__ as new
 from tests.conftest import LIBRARY, ROOT
 
-KINDS = {kind: (kind,) for kind in ("experiment", "model", "module", "data")} | {"csv": ("data",)}
-CSV = {"csv": ("--csv", "houses.csv")}
-WORDS = "NAME|CLASS|PACKAGE|PATH|TARGET|COLUMNS|TRUTH|MODEL"
+KINDS = ("experiment", "model", "module", "data")
+WORDS = "NAME|CLASS|PACKAGE|MODEL|DATA"
 PLACEHOLDER = re.compile(rf"(?<![A-Z])({WORDS})(?![A-Z])")
-# What the printed command does, in the process that runs the written tests.
-TRAINS = """
-from harness import compose, train
+# In the process that runs the written tests.
+COMPOSES = """
+from harness import compose
 
 def test_choices_compose():
     for choice in ("experiment=my_experiment", "model=my_module", "model=my_model", "data=my_data"):
         compose("train", [choice])
-
-def test_table_trains(tmp_path):
-    short = ("trainer.max_epochs=1", "trainer.log_every_n_steps=1", "strategy=cpu")
-    assert "test/mae" in train(*{words}, *short, f"output_dir={{tmp_path}}").results
 """
 Write = Callable[..., str]
 
@@ -51,10 +46,15 @@ def write(tmp_path: Path, monkeypatch, capsys) -> Write:
     """Call new.py for a project in ``tmp_path``; return what it prints."""
     (tmp_path / "src" / "project").mkdir(parents=True)
     (tmp_path / "src" / "project" / "__init__.py").touch()
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "train.yaml").touch()
-    rows = "\n".join(f"{i},{i % 7},{3 * i}" for i in range(40))
-    (tmp_path / "houses.csv").write_text(f"size,rooms,price\n{rows}\n")
+    for path in (
+        "train.yaml",
+        "data/_loader.yaml",
+        "data/birds.yaml",
+        "model/mlp.yaml",
+        "model/b.yaml",
+    ):
+        (tmp_path / "conf" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "conf" / path).touch()
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> str:
@@ -73,18 +73,28 @@ def written(said: str) -> list[str]:
 
 def test_starting_points_are_clean_and_refuse_to_overwrite(write: Write, tmp_path: Path) -> None:
     code = []
-    names = ("alpha_1", "zulu", "z", "a" * 16, "b2")
-    for (kind, words), name in zip(KINDS.items(), names, strict=True):
-        paths = written(write(*words, name, *CSV.get(kind, ())))
-        assert len(paths) == {"experiment": 1, "csv": 2}.get(kind, 3)
+    names = ("alpha_1", "zulu", "z", "a" * 16)
+    for kind, name in zip(KINDS, names, strict=True):
+        paths = written(write(kind, name))
+        assert len(paths) == (1 if kind == "experiment" else 3)
         texts = {path: (tmp_path / path).read_text() for path in paths}
         assert not [text for text in texts.values() if PLACEHOLDER.search(text)]
         code += [path for path in paths if path.endswith(".py")]
         with pytest.raises(SystemExit, match="already"):
-            write(*words, name, *CSV.get(kind, ()))
+            write(kind, name)
         assert texts == {path: (tmp_path / path).read_text() for path in paths}
     for checker in (("format", "--check"), ("check",)):
         run(tmp_path, "-m", "ruff", *checker, "--config", str(ROOT / "pyproject.toml"), *code)
+
+
+def test_an_experiment_names_what_the_project_has(write: Write, tmp_path: Path) -> None:
+    """The usual file, or another where that was deleted."""
+    write("experiment", "mine")
+    text = (tmp_path / "conf" / "experiment" / "mine.yaml").read_text()
+    assert "/data: birds\n  - override /model: mlp\n" in text
+    (tmp_path / "conf" / "data" / "birds.yaml").unlink()
+    with pytest.raises(SystemExit, match="no conf/data"):
+        write("experiment", "other")
 
 
 @pytest.mark.slow
@@ -97,32 +107,15 @@ def write_all(write: Write, folder: Path) -> list[str]:
     for name in ("conf", "src", "tests"):
         shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    said = {kind: write(*KINDS[kind], f"my_{kind}", *CSV.get(kind, ())) for kind in KINDS}
-    (command,) = re.findall(r"(?m)^run    python train.py (.*)", said["csv"])
-    (folder / "tests" / "test_my_table.py").write_text(TRAINS.format(words=command.split()))
-    mine = [path for text in said.values() for path in written(text) if path.startswith("tests")]
-    return ["tests/test_my_table.py", *mine]
-
-
-def test_the_last_column_decides_the_model(tmp_path: Path) -> None:
-    for targets, expected in (
-        (["cat", "dog", ""], "table_mlp"),
-        (["0", "1", "2"], "table_mlp"),
-        (["0.5", "1", "2"], "table_regressor"),
-        (list(map(str, range(30))), "table_regressor"),
-    ):
-        table = tmp_path / "t.csv"
-        table.write_text("city,y\n" + "".join(f"Rome,{target}\n" for target in targets * 4))
-        assert new.words_of_table(table)["MODEL"] == expected
+    said = [write(kind, f"my_{kind}") for kind in KINDS]
+    (folder / "tests" / "test_choices.py").write_text(COMPOSES)
+    mine = [path for text in said for path in written(text) if path.startswith("tests")]
+    return ["tests/test_choices.py", *mine]
 
 
 def test_what_cannot_be_written_is_refused_with_a_reason(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "LICENSE").write_text("MIT\n")
     before = sorted(tmp_path.rglob("*"))
     for words, message in (
-        (("data", "mine", "--csv", "nope.csv"), "--csv nope.csv cannot be read"),
-        (("data", "mine", "--csv", "LICENSE"), "needs two named columns or more"),
-        (("model", "mine", "--csv", "houses.csv"), "--csv belongs to data, not to model"),
         (("module", "tensor"), "The new file uses another Tensor.* my_tensor"),
         *((("data", name), "my_data") for name in ("My", "class", "../x", "", "x" * 17, "null")),
     ):

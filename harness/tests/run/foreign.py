@@ -61,7 +61,7 @@ class WithLoaders(Tested):
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(samples(16), 8)
 
-    test_dataloader = val_dataloader
+    test_dataloader = predict_dataloader = val_dataloader
 
 
 class NothingToValidate(WithLoaders):
@@ -96,11 +96,13 @@ class TrainAndVal(TrainOnly):
 
 
 class Whole(TrainAndVal):
-    """Makes its test data for a test alone."""
+    """Makes its test data for what uses them alone."""
 
     def setup(self, stage: str) -> None:
-        if stage == "test":
+        if stage in ("test", "predict"):
             self.tested = samples(11)
 
     def test_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.tested, 4)
+
+    predict_dataloader = test_dataloader

@@ -71,6 +71,16 @@ def test_epoch_that_teaches_nothing_stops_the_run_and_names_what_the_optimizer_h
         fit(PlainList())
 
 
+def test_no_loss_is_told_long_before_the_epoch_ends(caplog: pytest.LogCaptureFixture) -> None:
+    module, trainer = Forgetful(), pl.Trainer(logger=False, enable_checkpointing=False)
+    watch = Learning()
+    watch.on_train_start(trainer, module)
+    for batch_idx in range(100):
+        watch.on_train_batch_end(trainer, module, None, None, batch_idx)
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["training_step has returned no loss in 50 batches."]
+
+
 def test_loss_of_several_numbers_is_refused_with_its_shape() -> None:
     with pytest.raises(ValueError, match=r"training_step returned a loss of shape \(4, 1\)"):
         fit(Vector())

@@ -28,7 +28,8 @@ HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 CLASSES = ("hparams_type", "datamodule_hparams_type")  # of the hyper-parameters' containers
 SETTINGS_LEFT_OUT = (
     "Checkpoints leave out the hyper-parameters %s, which are not plain: a run that goes on builds "
-    "them from its config.\nself.save_hyperparameters(ignore=[...]) says so in the code."
+    "them from its config.\nLists and dicts of numbers and text are kept; "
+    "self.save_hyperparameters(ignore=[...]) says so in the code."
 )
 OBJECTS_LEFT_OUT = (
     "Checkpoints leave out %s: no run can go on from them.\ncheckpoint.trusted=true keeps objects; "

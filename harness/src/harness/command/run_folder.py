@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import UserError
-from harness.files import read_json, read_yaml, write_yaml
+from harness.files import read_yaml, write_yaml
 from harness.processes.launcher import global_rank, launcher
 from harness.record import NEXT
 
@@ -92,8 +92,8 @@ def load_words(run_dir: Path) -> list[str]:
 
 def results(run_dir: Path) -> dict[str, float]:
     """Read the last value of every metric; empty while the run has not finished."""
-    with suppress(OSError, ValueError):  # ValueError: damaged, in a run of an older version
-        values: dict[str, float] = json.loads(read_json(run_dir / "results.json"))
+    with suppress(OSError, ValueError):  # ValueError: damaged
+        values: dict[str, float] = json.loads((run_dir / "results.json").read_bytes())
         return values
     return {}
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.data.datamodule import DataModule
 from harness.errors import UserError
-from harness.files import read_json
+from harness.files import read_yaml
 
 FILE = "data.json"
 PREFIX = "from_data."
@@ -26,7 +26,10 @@ def read_facts(run_dir: Path) -> dict[str, Any]:
         UserError: if they were damaged or edited.
     """
     path = run_dir / FILE
-    return dict(json.loads(read_json(path))) if path.exists() else {}
+    if not path.exists():
+        return {}
+    is_plain = path.read_bytes().startswith(b"{")  # of version 0.3
+    return dict(json.loads(path.read_text() if is_plain else read_yaml(path).partition("\n")[2]))
 
 
 def hand_over(data: Any, run_dir: Path) -> None:

@@ -29,7 +29,7 @@ from harness.exact.evaluation import ExactEvaluation
 from harness.exact.first_batch import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
-from harness.files import write_json
+from harness.files import write_yaml
 from harness.init.freezing import Freezing
 from harness.init.settings import settings
 from harness.knobs import trackers
@@ -63,7 +63,8 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     log_file.start(Path(cfg.run_dir, "run.log"), {*named} - {"torch"}, is_first)
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         log.info("CUDA_VISIBLE_DEVICES=%s", visible)
-    tell_changes(cfg.resume if "resume" in cfg else cfg.checkpoint)
+    if is_first and (changes := record.changes(training_folder(cfg))):
+        log.warning("%s", changes)
     seed(cfg)
     with user_errors(cfg):
         data = make_data(cfg)
@@ -103,13 +104,6 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
         raise
 
 
-def tell_changes(checkpoint: str | Path | None) -> None:
-    """Warn if code or packages differ from those that trained a checkpoint's run."""
-    run_dir = None if checkpoint is None else Path(checkpoint).resolve().parent.parent
-    if run_dir is not None and global_rank() == 0 and (changes := record.changes(run_dir)):
-        log.warning("%s", changes)
-
-
 def seed(cfg: DictConfig) -> None:
     """Seed all generators, before each stage, so that evaluate draws what the run's test drew."""
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -129,7 +123,7 @@ def make_data(cfg: DictConfig) -> Any:
     if "resume" in cfg and cfg.resume is None:
         filled = facts.fill_in(cfg, data)
         if filled and global_rank() == 0:
-            write_json(Path(cfg.run_dir, facts.FILE), json.dumps(filled, indent=2) + "\n")
+            write_yaml(Path(cfg.run_dir, facts.FILE), json.dumps(filled, indent=2) + "\n")
         return data
     run_dir = training_folder(cfg)
     facts.hand_over(data, run_dir)
@@ -167,15 +161,14 @@ def training_folder(cfg: DictConfig) -> Path:
 
 def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback]:
     """Build the config's callbacks, without those that Lightning refuses or that do nothing."""
-    callbacks: list[pl.Callback] = [make(node) for node in cfg.callbacks.values() if node]
-    idle: list[type[pl.Callback]] = []
-    if "resume" not in cfg:  # an evaluation has the callbacks of the run that it evaluates
-        idle.append(pl.callbacks.Checkpoint)
-    if not cfg.trainer.enable_progress_bar:
-        idle.append(pl.callbacks.ProgressBar)
-    if not has_loggers:
-        idle.append(pl.callbacks.LearningRateMonitor)
-    callbacks = [callback for callback in callbacks if not isinstance(callback, tuple(idle))]
+    is_used = {
+        pl.callbacks.Checkpoint: "resume" in cfg,  # an evaluation has its run's callbacks
+        pl.callbacks.ProgressBar: cfg.trainer.enable_progress_bar,
+        pl.callbacks.LearningRateMonitor: has_loggers,
+    }
+    idle = tuple(kind for kind in is_used if not is_used[kind])
+    built: list[pl.Callback] = [make(node) for node in cfg.callbacks.values() if node]
+    callbacks = [callback for callback in built if not isinstance(callback, idle)]
     for callback in callbacks:
         # Several checkpoints need several names, or only the last would stay.
         if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.save_top_k not in (0, 1):

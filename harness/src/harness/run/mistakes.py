@@ -8,8 +8,6 @@ of the harness keeps its traceback. Only a run that fails imports this file.
 import re
 import sysconfig
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +16,6 @@ from hydra.utils import get_object
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError
-from torch import Tensor
 
 import harness
 from harness.allowed import targets
@@ -29,9 +26,8 @@ from harness.run.optimizer_states import refusal
 from harness.watch.objective import missing_score
 
 LIBRARIES = (Path(harness.__path__[0]).resolve(), Path(sysconfig.get_path("stdlib")).resolve())
-MAX_LENGTH = 300  # characters of a message or a batch, two lines of a screen
+MAX_LENGTH = 300  # characters of a message, two lines of a screen
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
-STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 CLEAN_UP = "Please call `iter(combined_loader)` first"  # of Lightning, if loaders did not start
 # The exception of a data worker or a dp replica arrives as text. Below a frame its line of code is
 # indented, and the message is not.
@@ -138,20 +134,17 @@ def of_user(error: BaseException) -> str | None:
     hint = next((HINTS[pattern] for pattern in HINTS if re.search(pattern, info.message)), "")
     if isinstance(error, TrainingError) or not (hint or info.user_line):
         return None
-    more = [hint]
     if re.search(OF_NO_LINE, info.message):
         info = info._replace(lines=[])
-    else:
-        more.append(_given(error))
-    if worker := re.search(r"in DataLoader worker process (\d+)", str(error)):
-        more.append(f"In data worker {worker[1]}; data.num_workers=0 reads in this process.")
+    elif worker := re.search(r"in DataLoader worker process (\d+)", str(error)):
+        hint += f" In data worker {worker[1]}; data.num_workers=0 reads in this process."
     if re.search(OUT_OF_MEMORY, info.message):
         info = info._replace(message="out of memory")
     elif hint:  # in place of what the library advises
         info = info._replace(message=info.message.partition(". ")[0])
     path = log_file.write_traceback(error)
     where = f"The traceback is in {path} (HYDRA_FULL_ERROR=1 prints it)." if path else ""
-    texts = [info.headline, " ".join(filter(None, more)), where or SHOWS_TRACEBACK]
+    texts = [info.headline, hint.strip(), where or SHOWS_TRACEBACK]
     return "\n".join(filter(None, texts))
 
 
@@ -163,32 +156,6 @@ def _cause(error: BaseException) -> BaseException:
     if hidden is None and CLEAN_UP in str(error):
         hidden = error.__context__
     return hidden or error
-
-
-def _given(error: BaseException) -> str:
-    """Describe the batch that the innermost step got, or name the sample that was read."""
-    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
-        code = frame.f_code
-        argument = frame.f_locals.get(code.co_varnames[1]) if len(code.co_varnames) > 1 else None
-        if code.co_name in STEPS and argument is not None:
-            return f"The batch: {one_line(described(argument))}."
-        if code.co_name == "__getitem__" and is_users(code.co_filename):
-            return f"Sample {argument!s:.50}."
-    return ""
-
-
-def described(value: Any) -> str:
-    """Describe the tensors of a batch by shape, kind and range."""
-    if isinstance(value, Tensor):
-        text = f"tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-        if not (value.dtype.is_floating_point or value.dtype.is_complex) and value.numel():
-            with suppress(RuntimeError):  # a GPU after a failed kernel
-                text += f" from {value.min().item()} to {value.max().item()}"
-        return text
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {described(part)}" for key, part in value.items())
-    is_list = isinstance(value, (list, tuple))
-    return ", ".join(map(described, value)) if is_list else type(value).__name__
 
 
 def in_settings(error: Exception, cfg: DictConfig | None) -> str | None:

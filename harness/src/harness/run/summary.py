@@ -23,7 +23,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from harness import record
 from harness.data.datamodule import DataModule
-from harness.files import write_json
+from harness.files import write_durably
 from harness.names import shown
 from harness.watch.throughput import Throughput
 
@@ -68,7 +68,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         if not math.isfinite(value):
             log.warning("%s is %s.", name, value)
     run_dir = Path(cfg.run_dir)
-    write_json(run_dir / "results.json", json.dumps(metrics, indent=2) + "\n")
+    write_durably(run_dir / "results.json", json.dumps(metrics, indent=2).encode() + b"\n")
     facts: dict[str, Any] = {}
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
     for callback in callbacks:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
+from harness import record
 from harness.checkpoints.lookup import link, verified
 from harness.checkpoints.reading import read_weights, unreadable
 from harness.convert import CheckpointError
@@ -26,7 +26,7 @@ from harness.loggers.rewind import Logs
 from harness.names import shown
 from harness.processes import dead_ranks
 from harness.processes.launcher import global_rank
-from harness.run.build import build, make, seed, tell_changes, user_errors
+from harness.run.build import build, make, seed, user_errors
 from harness.run.summary import LAST_WEIGHTS, finish, scalars, show, show_start
 from harness.run.targets import check_targets
 
@@ -82,21 +82,11 @@ def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint))  # the command has verified it
-    source: Any = data or model
     if reason := missing(["predict_dataloader"], model, data):
-        if other := missing(["test_dataloader"], model, data):
-            raise UserError(
-                f"There is nothing to predict: {reason}, and {other}.\n"
-                "Write: def predict_dataloader(self): return DataLoader(...)"
-            )
-        if global_rank() == 0:
-            log.warning("Predicting on the test loader: %s.", reason)
-
-        def test_loader() -> Any:
-            source.setup("test")  # which may make the data
-            return source.test_dataloader()
-
-        source.predict_dataloader = test_loader
+        raise UserError(
+            f"There is nothing to predict: {reason}.\n"
+            "Write: def predict_dataloader(self): return DataLoader(...)"
+        )
     with user_errors(cfg):
         seed(cfg)
         trainer.predict(model, data, return_predictions=False)
@@ -111,9 +101,11 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
     with user_errors():
         cfg = OmegaConf.masked_copy(cfg, ["model"])
         check_targets(cfg)
-        facts.fill_in(cfg, None, checkpoint.resolve().parent.parent)
+        run_dir = checkpoint.resolve().parent.parent
+        facts.fill_in(cfg, None, run_dir)
         model: pl.LightningModule = make(cfg.model)
-    tell_changes(checkpoint)
+    if changes := record.changes(run_dir):
+        log.warning("%s", changes)
     load_weights(model, verified(checkpoint))
     return model.eval()
 
