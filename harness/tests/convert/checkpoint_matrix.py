@@ -303,7 +303,7 @@ class Odd(nn.Module):
         numbers = torch.arange(4096, dtype=torch.float32)
         floats = torch.linspace(-4, 4, 24).reshape(2, 3, 4)
         types = ["bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2"]
-        types += ["int8", "int16", "int32", "uint8", "uint16", "bool"]
+        types += ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64", "bool"]
         buffers = {
             **{f"of_{name}": floats.to(getattr(torch, name)) for name in types[:5]},
             **{f"of_{name}": torch.arange(6).to(getattr(torch, name)) for name in types[5:]},

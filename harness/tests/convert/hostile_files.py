@@ -4,7 +4,6 @@
 written by hand, opcode by opcode: `VALUES` push one value, `PICKLES` are whole ones.
 """
 
-import io
 import json
 import pickle
 import struct
@@ -215,24 +214,6 @@ def tiny_tensors(folder: Path, n: int) -> Path:
     return zipped(folder / "a", data, {str(i): bytes(4) for i in range(num)})
 
 
-def sparse_pickle(folder: Path, n: int) -> Path:
-    """A data.pkl of which the disk holds next to nothing, half of it within one text."""
-    size, path = 500_000_000, folder / "a"
-    head = b"\x80\x04\x8e" + struct.pack("<Q", size // 2)
-    with zipfile.ZipFile(path, "w") as archive:
-        position = archive.fp.tell()
-        info = zipfile.ZipInfo("a/data.pkl")
-        info.file_size = info.compress_size = size
-        info.header_offset, info.CRC = position, 0  # no entry has a checksum
-        archive.fp.write(info.FileHeader(True) + head)
-        archive.fp.seek(size - len(head), io.SEEK_CUR)
-        archive.fp.write(b"0N.")
-        archive.start_dir = archive.fp.tell()
-        archive.filelist.append(info)
-        archive._didModify = True
-    return path
-
-
 def safetensors(path: Path, text: bytes) -> Path:
     path.write_bytes(struct.pack("<Q", len(text)) + text)
     return path
@@ -265,5 +246,4 @@ FILES: dict[str, File] = {
     "overlapping_entries": overlapping_entries,
     "many_entries": many_entries,
     "tiny_tensors": tiny_tensors,
-    "sparse_pickle": sparse_pickle,
 }

@@ -58,7 +58,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     from harness import convert  # for what checkpoint.trusted=true has kept alone
 
     try:
-        return convert.load(path, key="state_dict", prefix="", ema=False, keep_module=True)
+        return convert.load(path, key="state_dict", prefix="", ema=False)
     except convert.CheckpointError as error:
         raise UnpicklingError(str(error)) from error
 

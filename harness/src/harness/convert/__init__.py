@@ -5,7 +5,7 @@ returns it as tensors. Files are read as data: no code that they name is importe
 torch by `convert`. Of the harness this package needs `errors` and `files` alone.
 """
 
-from .conversion import DTYPES, Report, convert, load
+from .conversion import Weights, convert, load
 from .tensors import CheckpointError
 
-__all__ = ["DTYPES", "CheckpointError", "Report", "convert", "load"]
+__all__ = ["CheckpointError", "Weights", "convert", "load"]

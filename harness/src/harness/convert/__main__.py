@@ -1,18 +1,13 @@
 """Turn training checkpoints into plain weights for the CPU.
 
     python -m harness.convert last.ckpt -o weights.pt
-    python -m harness.convert last.ckpt -o weights.safetensors --dtype bfloat16
+    python -m harness.convert last.ckpt -o weights.safetensors
     python -m harness.convert a.ckpt b.ckpt                  several in one call
     python -m harness.convert outputs/default/<run>          a run's best checkpoint
     python -m harness.convert last.ckpt --list               what would be taken
 
 and then, anywhere: net.load_state_dict(torch.load("weights.pt")). Nothing in a checkpoint is
-executed. harness/docs/checkpoints.md says which formats are read and what is verified.
-
-Exit status: 0 all converted; 1 a mistake in the command; 2 unknown options; 3 an input is not a
-checkpoint, is damaged, or cannot be converted; 4 the system refused to read or write (disk full,
-permissions); 129, 130, 143 stopped by a signal. Of several inputs all are tried, and the highest
-status is returned.
+executed. harness/docs/checkpoints.md has the formats, what is verified, and the exit statuses.
 """
 
 import argparse
@@ -24,8 +19,8 @@ from pathlib import Path
 from harness.errors import UserError
 
 from .checkpoint import whole
-from .conversion import DTYPES, convert, default_output
-from .names import printable
+from .choose import printable
+from .conversion import convert, default_output
 from .tensors import CheckpointError
 
 
@@ -33,63 +28,50 @@ def run() -> None:
     """Be the command, with an orderly end whatever comes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
-            signal.signal(number, _stop)
+            # An exception, so that temporaries are removed.
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of `--list | head`
     for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal has no letters for
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIO
     sys.exit(main())
 
 
-def _stop(number: int, _frame: object) -> None:
-    sys.exit(128 + number)  # an exception, so that temporaries are removed
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert what the arguments name and return the exit status."""
+    """Convert what the arguments name and return the highest exit status."""
     options = vars(_parser().parse_args(arguments))
     sources, output, as_list = (options.pop(name) for name in ("sources", "output", "list"))
+    statuses = [0]
     try:
         jobs = _jobs(sources, output)
     except (UserError, OSError) as error:
         return _failure(error)
-    status = 0
     for source, target in jobs.items():
         try:
             report = convert(source, target, dry_run=as_list, **options)
         except (UserError, OSError) as error:
-            status = max(status, _failure(error, f"{source} -> {target}: "))
+            statuses.append(_failure(error))
             continue
         print(report, *[report.listing()] * as_list, sep="\n", flush=True)
-    return status
+    return max(statuses)
 
 
 def _jobs(sources: Sequence[str], output: str | None) -> dict[Path, Path]:
     """Return the output of each input.
 
     Raises:
-        UserError: one output would be that of several inputs, or is an input itself.
+        UserError: several would have one output, or one would be an input itself.
     """
-    inputs = dict.fromkeys(map(whole, sources))  # all shards of a network are one index
-    if output and len(inputs) > 1:
-        raise UserError(
-            f"-o {output} is for one input; without it each output lies beside its own."
-        )
+    inputs = [*map(whole, sources)]
     jobs = {source: Path(output) if output else default_output(source) for source in inputs}
-    for source, target in jobs.items():
-        if any(target.resolve() == other.resolve() for other in inputs):
-            raise UserError(f"{target}, for {source}, is itself an input; name another output.")
-    if len(set(jobs.values())) < len(jobs):
-        raise UserError(
-            "two of these inputs would have one output; convert them one by one with -o."
-        )
+    if len({path.resolve() for path in (*inputs, *jobs.values())}) < 2 * len(inputs):
+        raise UserError("Each input needs an output of its own, which is no input: one at a time.")
     return jobs
 
 
-def _failure(error: Exception, files: str = "") -> int:
-    """Say what went wrong, and return its status; only the system's errors lack the files."""
-    status = 3 if isinstance(error, CheckpointError) else 4 if isinstance(error, OSError) else 1
-    print(f"error: {printable(f'{files}{error}' if status == 4 else str(error))}", file=sys.stderr)
-    return status
+def _failure(error: Exception) -> int:
+    """Say what went wrong, and return its status."""
+    print(f"error: {printable(str(error))}", file=sys.stderr)
+    return 3 if isinstance(error, CheckpointError) else 4 if isinstance(error, OSError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,7 +83,6 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("sources", nargs="+", metavar="SRC", help="checkpoints; folders of runs or of shards")
     add("-o", "--output", metavar="OUT", help="*.pt, *.pth, *.safetensors")
-    add("--dtype", default="keep", choices=DTYPES, help="of floating tensors")
     add("--prefix", default="auto", metavar="NAME", help='the network\'s submodule; "" for all')
     add("--key", metavar="NAME", help="the file's entry of weights, a.b if nested; '' for all")
     ema = argparse.BooleanOptionalAction

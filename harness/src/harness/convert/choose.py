@@ -2,119 +2,114 @@
 
 In: the root of a checkpoint, as data. Out: a Selection: Tensors by their new names, and the rest.
 The weights are the entry that `--key` names; else one of ENTRIES or the whole file, or an average
-beside it that has the same names. names.py takes the prefixes away.
+beside it that has the same names. Four rules name them:
+- `_orig_mod` and its like (WRAPPERS) are wrappers wherever they are a whole part of a name.
+- `module` (DataParallel, DDP) is a wrapper where it is the only child of its parent; `n_averaged`
+  beside it is AveragedModel's counter and goes with it.
+- A LightningModule's network is its child `net` or `model`, or an average of that with its names.
+- A prefix that is given says where the network is, and below it `module` is no wrapper.
 """
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from .names import is_average, quoted, rename
 from .tensors import Budget, CheckpointError, Tensor, parsing
 from .unpickle import Inert
 
-Place = tuple[str, ...]  # the keys that lead to a value
-
-ENTRIES = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network")
+ENTRIES = ("state_dict", "model_state_dict", "model")
+NETWORKS = ("net", "model")  # what a LightningModule usually calls its network
+# Names that only wrappers use: torch.compile, FSDP, activation checkpointing, Fabric.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+_AVERAGE = re.compile(r"(?i)(?<![a-z])(ema|swa|averaged?)(?![a-z])")
 _MAX_SHOWN = 20  # entries, in a message
+Path = tuple[str, ...]  # the parts of a name
 
 
 @dataclass
 class Selection:
     """The weights of a checkpoint by the names that the bare network has for them."""
 
-    key: str  # the entry that holds them, in words
+    key: str  # the entry that holds them, "" for the whole file
     notes: list[str]  # what was decided by names, and the option that decides otherwise
     tensors: dict[str, Tensor] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  # their names in the file
-    left_out: list[str] = field(default_factory=list)  # other weights of the module around them
-    dropped: list[str] = field(default_factory=list)  # what else the file holds
+    left_out: list[str] = field(default_factory=list)  # what else the file holds
 
 
-@parsing("what it holds")
-def select(
-    root: Any, key: str | None, prefix: str, ema: bool, keep_module: bool, budget: Budget
-) -> Selection:
+@parsing()
+def select(root: Any, key: str | None, prefix: str, ema: bool, budget: Budget) -> Selection:
     """Choose the entry `key` (dotted where nested, "" for the whole) or the usual one, and rename.
 
     Raises:
         CheckpointError: nothing there is weights without doubt; the message lists what there is.
     """
-    entries: dict[str, Any] = root if isinstance(root, dict) else {}
-    place, notes = _usual_place(root, ema, budget) if key is None else (_lookup(root, key), [])
-    if place is None or not _holds_weights(_at(root, place)):
-        where = f"at --key {quoted(key)}" if key is not None else "in a usual place"
-        inside = ", ".join(name for name, _ in islice(_items(_at(root, place or ())), _MAX_SHOWN))
+    entries = root if isinstance(root, dict) else {}
+    place, notes = _usual_place(root, ema, budget) if key is None else (key, [])
+    found, others = (None, []) if place is None else _find(root, place)
+    if place is None or not _holds_weights(found, budget):
+        where = "in a usual place" if key is None else f"at --key {key!r}"
+        inside = ", ".join(name for name, _ in islice(_items(root), _MAX_SHOWN))
         names_one = "take one with --key NAME, dotted where it is nested"
-        raise CheckpointError(f"no weights {where}, which holds: {inside}; {names_one}")
-    state = _state(_at(root, place), budget)
-    # An average beside a LightningModule's weights may be that of the network alone.
-    module = entries.get("state_dict")
-    is_inside = isinstance(module, dict) and any(name in module for name in state)
-    is_lightning = "pytorch-lightning_version" in entries and is_inside
-    new_names, name_notes = rename(state, prefix, is_lightning, ema, keep_module)
-    chosen = Selection(".".join(place) or "the whole file", notes + name_notes)
-    for depth in range(len(place)):
-        others = (name for name, _ in _items(_at(root, place[:depth])) if name != place[depth])
-        chosen.dropped += [".".join((*place[:depth], other)) for other in others]
-    _sort(chosen, state, new_names, place)
-    return chosen
-
-
-def _sort(
-    chosen: Selection, state: dict[str, Any], new_names: dict[str, str], place: Place
-) -> None:
-    """Sort the values into what is taken, left out and dropped."""
-    seen: set[int] = set()
+        raise CheckpointError(f"no weights {where} of the entries {inside}; {names_one}")
+    state = _state(found, budget)
+    new_names, name_notes = rename(state, prefix, "pytorch-lightning_version" in entries, ema)
+    chosen = Selection(place or "the whole file", notes + name_notes, left_out=others)
     for old, value in state.items():
-        new = new_names.get(old)
-        if new is None:
-            is_weight = _is_tensor(value) and not old.endswith("n_averaged")  # a wrapper's counter
-            rest = chosen.left_out if is_weight else chosen.dropped
-            rest.append(old.partition(".")[0] + (".*" if "." in old else ""))
-        elif isinstance(value, Tensor):
-            chosen.tensors[new], chosen.sources[new] = value, old
-        elif _is_tensor(value):
-            raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
-        elif _holds_tensors(value, seen) and not old.endswith("_extra_state"):
-            option = f"--key {quoted('.'.join((*place, old)))} takes these"
-            raise CheckpointError(f"{chosen.key} holds tensors, and {old} in it others; {option}")
-        else:
-            chosen.dropped.append(f"{old} (not a tensor)")
+        _put(chosen, old, value, new_names.get(old), budget)
     if not chosen.tensors:
         raise CheckpointError("what would be taken holds no tensor; --prefix and --key choose")
     chosen.left_out = list(dict.fromkeys(chosen.left_out))
-    chosen.dropped = list(dict.fromkeys(chosen.dropped))
+    return chosen
 
 
-def _usual_place(root: Any, ema: bool, budget: Budget) -> tuple[Place | None, list[str]]:
-    """Return where the weights are, if there is no doubt, and a note on an average."""
+def _put(chosen: Selection, old: str, value: Any, new: str | None, budget: Budget) -> None:
+    """Take a value by its new name, or list it among what is not taken."""
+    if new is None:
+        chosen.left_out.append(old.partition(".")[0] + (".*" if "." in old else ""))
+    elif isinstance(value, Tensor):
+        chosen.tensors[new], chosen.sources[new] = value, old
+    elif _is_tensor(value):
+        raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
+    elif _holds_weights(value, budget) and not old.endswith("_extra_state"):
+        raise CheckpointError(f"{old} holds tensors beside those of {chosen.key}; --key takes one")
+    else:
+        chosen.left_out.append(f"{old} (not a tensor)")
+
+
+def _usual_place(root: Any, ema: bool, budget: Budget) -> tuple[str | None, list[str]]:
+    """Return the entry with the weights, if there is no doubt, and a note on an average."""
     entries: dict[str, Any] = root if isinstance(root, dict) else {}
     if entries.keys() >= {"current_model_state", "state_dict"}:
         # Lightning's WeightAveraging.
         if not ema:
-            return ("current_model_state",), []
-        return ("state_dict",), ["state_dict is the average; --no-ema takes current_model_state"]
-    raw = next((name for name in ENTRIES if _is_state(entries.get(name))), None)
+            return "current_model_state", []
+        return "state_dict", ["state_dict is the average; --no-ema takes current_model_state"]
+    raw = next((name for name in ENTRIES if _is_state(entries.get(name), budget)), None)
     if raw is None:
-        return () if _is_state(root) else None, []
-    averages = [n for n, value in _items(root) if ema and is_average(n) and _is_state(value)]
-    for name in averages:
+        return "" if _is_state(root, budget) else None, []
+    for name, value in _items(root) if ema else ():
         # An average of the parameters alone has no BatchNorm buffers, and is not the weights.
-        if _bare_names(entries[name], budget) == _bare_names(entries[raw], budget):
-            return (name,), [f"{name} is the average of {raw}; --no-ema takes that"]
-    return (raw,), []
+        if (
+            _AVERAGE.search(name)
+            and _is_state(value, budget)
+            and _bare_names(value, budget) == _bare_names(entries[raw], budget)
+        ):
+            return name, [f"{name} is the average of {raw}; --no-ema takes that"]
+    return raw, []
 
 
-def _is_state(value: Any) -> bool:
-    """Whether a value is a module or a state_dict, which holds no other dicts."""
-    if not isinstance(value, dict):
-        return _is_module(value)
-    names = (name for name, item in value.items() if isinstance(item, dict))
-    if any(not (isinstance(name, str) and name.endswith("_extra_state")) for name in names):
-        return False
-    return _holds_weights(value)
+def _find(root: Any, key: str) -> tuple[Any, list[str]]:
+    """Follow a dotted key; return what is there, and the names beside it."""
+    beside: list[str] = []
+    for part in key.split(".") if key else ():
+        items = dict(_items(root))
+        beside += [name for name in items if name != part]
+        root = items.get(part)
+    return root, beside
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
@@ -123,24 +118,6 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, item) for name, item in value.items() if isinstance(name, str))
     elif isinstance(value, list | tuple):
         yield from ((str(i), item) for i, item in enumerate(value))
-
-
-def _lookup(root: Any, key: str) -> Place | None:
-    """Return the place of a dotted key, whose parts may themselves contain dots."""
-    if not key:
-        return ()
-    names = [name for name, _ in _items(root) if f"{key}.".startswith(f"{name}.")]
-    if not names:
-        return None
-    name = max(names, key=len)
-    rest = _lookup(_at(root, (name,)), key[len(name) + 1 :])
-    return None if rest is None else (name, *rest)
-
-
-def _at(root: Any, place: Place) -> Any:
-    for name in place:
-        root = next(item for n, item in _items(root) if n == name)
-    return root
 
 
 def _is_tensor(value: Any) -> bool:
@@ -155,26 +132,22 @@ def _is_module(value: Any) -> bool:
     return isinstance(fields, dict) and isinstance(fields.get("_modules"), dict)
 
 
-def _holds_weights(value: Any) -> bool:
-    return _is_module(value) or any(_is_tensor(item) for _, item in _items(value))
+def _holds_weights(value: Any, budget: Budget) -> bool:
+    """Whether a value is a module, or holds tensors itself."""
+    inside: Any = value if type(value) in (list, tuple) else ()
+    if isinstance(value, dict):
+        inside = value.values()
+    budget.spend(len(inside))  # a file may repeat one of them under many names
+    return _is_module(value) or any(map(_is_tensor, inside))
 
 
-def _holds_tensors(value: Any, seen: set[int]) -> bool:
-    """Whether tensors are anywhere in a value, except in what was `seen`, by its id."""
-    todo = [value]
-    while todo:
-        value = todo.pop()
-        if _is_tensor(value):
-            return True
-        inside: Any = value if type(value) in (list, tuple) else ()
-        if isinstance(value, dict):
-            inside = value.values()
-        elif isinstance(value, Inert):
-            inside = value.args, value.state, value.items
-        if inside and id(value) not in seen:
-            seen.add(id(value))
-            todo += inside
-    return False
+def _is_state(value: Any, budget: Budget) -> bool:
+    """Whether a value is a module or a state_dict, which holds no other dicts."""
+    if not isinstance(value, dict):
+        return _is_module(value)
+    return _holds_weights(value, budget) and not any(
+        isinstance(item, dict) and not name.endswith("_extra_state") for name, item in _items(value)
+    )
 
 
 def _state(value: Any, budget: Budget) -> dict[str, Any]:
@@ -194,10 +167,10 @@ def _module_state(root: Inert, budget: Budget) -> dict[str, Any]:
     while todo:
         prefix, module = todo.pop()
         fields: dict[str, Any] = module.state if isinstance(module.state, dict) else {}
-        parameters, buffers, children = (
-            fields.get(kind) or {} for kind in ("_parameters", "_buffers", "_modules")
+        parameters, buffers, children, hidden = (
+            fields.get(kind) or {}
+            for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
         )
-        hidden = fields.get("_non_persistent_buffers_set") or ()
         # Modules may contain each other, or share a child under many names.
         num_names = 1 + sum(map(len, (parameters, buffers, children, hidden)))
         budget.spend(num_names * (Budget.NAME + len(prefix)))
@@ -212,4 +185,76 @@ def _module_state(root: Inert, budget: Budget) -> dict[str, Any]:
 def _bare_names(value: Any, budget: Budget) -> set[str]:
     """Return the names of the tensors without wrappers."""
     names = [name for name, item in _state(value, budget).items() if _is_tensor(item)]
-    return {*rename(names, "auto", False, True, False)[0].values()}
+    return {*rename(names, "auto", False, True)[0].values()}
+
+
+def rename(
+    names: Iterable[str], prefix: str, is_lightning: bool, ema: bool
+) -> tuple[dict[str, str], list[str]]:
+    """Return the new name of each weight that is taken, and notes on what was decided by names.
+
+    With `is_lightning` the names begin at a LightningModule, and prefix "auto" finds the network
+    in it, with `ema` its average.
+
+    Raises:
+        CheckpointError: nothing has that prefix, or two names would become one.
+    """
+    notes: list[str] = []
+    paths: dict[str, Path] = {}
+    for name in names:
+        *modules, leaf = name.split(".")
+        paths[name] = (*(part for part in modules if part not in WRAPPERS), leaf)
+    is_unclear, network = False, tuple(part for part in prefix.split(".") if part)
+    if prefix == "auto":
+        paths, is_unclear = _without_module(paths)
+        network, notes = _network(paths.values(), ema) if is_lightning else ((), [])
+    if is_unclear:
+        option = f"--prefix {'.'.join(network)!r} takes it for the network's own child"
+        notes = [f"`module` was taken for a wrapper (DataParallel, DDP); {option}", *notes]
+    depth, owners = len(network), dict[str, str]()
+    for name, path in paths.items():
+        if path[:depth] == network and path[depth:]:
+            new = ".".join(path[depth:])
+            if owners.setdefault(new, name) != name:
+                raise CheckpointError(f"{owners[new]} and {name} would both become {new}")
+    if not owners:
+        raise CheckpointError(f"nothing is called {prefix}.*; --prefix '' --list shows all names")
+    return {name: new for new, name in owners.items()}, notes
+
+
+def _without_module(paths: dict[str, Path]) -> tuple[dict[str, Path], bool]:
+    """Take away each `module` that is a wrapper, and say whether only its name tells that."""
+    children: defaultdict[Path, set[str]] = defaultdict(set)
+    for path in paths.values():
+        for depth, part in enumerate(path):
+            children[path[:depth]].add(part)
+    wrapped = {
+        place: names
+        for place, names in children.items()
+        if names <= {"module", "n_averaged"} and (*place, "module") in children
+    }
+    stripped = {
+        name: tuple(part for depth, part in enumerate(path) if path[:depth] not in wrapped)
+        for name, path in paths.items()
+        if path[-1] != "n_averaged" or path[:-1] not in wrapped  # a counter is no weight
+    }
+    return stripped, {"module"} in wrapped.values()
+
+
+def _network(paths: Iterable[Path], ema: bool) -> tuple[Path, list[str]]:
+    """Return the place of a LightningModule's network, or of its average."""
+    children: defaultdict[str, set[Path]] = defaultdict(set)
+    for path in paths:
+        children[path[0]].add(path[1:])
+    network = next((name for name in NETWORKS if name in children), None)
+    if network is None or () in children[network]:
+        return (), []
+    for name, inside in children.items() if ema else ():
+        if _AVERAGE.search(name) and inside == children[network]:
+            return (name,), [f"{name} is the average of {network}; --no-ema takes {network}"]
+    return (network,), []
+
+
+def printable(text: str) -> str:
+    """Return the text in one line, with what a terminal would obey escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,14 +1,13 @@
 """Convert a checkpoint: open, select, write beside the target, verify, rename.
 
-In: a path and what to take of it. Out: a file and a Report (`convert`), or torch's tensors (`load`,
-`opened`).
+In: a path and what to take of it. Out: Weights, with a file (`convert`) or without (`opened`), or
+torch's tensors (`load`).
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,8 @@ from harness.errors import UserError
 from harness.files import replacing
 
 from .checkpoint import Checkpoint, stem_of, whole
-from .choose import Selection, select
-from .names import printable
-from .stream import check, stream
-from .tensors import CheckpointError, Record, Tensor, target_dtype
+from .choose import Selection, printable, select
+from .tensors import CheckpointError, Tensor, check, stream
 from .write import verify, write_pt, write_safetensors
 
 if TYPE_CHECKING:
@@ -27,88 +24,55 @@ if TYPE_CHECKING:
 
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
 _MIN_RESULT, _MAX_EXPANSION = 100_000_000, 16  # bytes that any file may lead to; times the source
-DTYPES = ("keep", "float32", "float16", "bfloat16")
 
 
 @dataclass(kw_only=True)
-class Report(Selection):
-    """What was taken, renamed, dropped and verified; `str` says it in a few lines."""
+class Weights(Selection):
+    """The weights in an open checkpoint; no byte of them is read before `read`.
 
-    source: Path
-    output: Path
-    kind: str  # the source's format
-    dtype: str  # that floating tensors become
-    verified: str = ""  # what the new file was compared with; nothing in a dry run
+    `str` says in a few lines what was taken, renamed, left out and verified.
+    """
+
+    checkpoint: Checkpoint
+    output: Path | None = None  # the file that `convert` writes
+    verified: str = ""  # what that was compared with; nothing in a dry run
 
     def __str__(self) -> str:
-        tensors = self.tensors.values()
-        types = Counter(target_dtype(tensor, self.dtype) for tensor in tensors)
+        types = Counter(tensor.dtype for tensor in self.tensors.values())
         counts = ", ".join(f"{num} {dtype}" for dtype, num in types.items())
-        megabytes = sum(tensor.num_bytes for tensor in tensors) / 1e6
+        megabytes = sum(tensor.num_bytes for tensor in self.tensors.values()) / 1e6
         renamed = [f"{old} -> {new}" for new, old in self.sources.items() if old != new]
-        lines = {
-            "took": f"{counts}, {megabytes:,.1f} MB, from {self.key} ({self.kind})",
+        rows = {
+            "took": f"{counts}, {megabytes:,.1f} MB, from {self.key} ({self.checkpoint.kind})",
             "renamed": f"{len(renamed)}, such as {renamed[0]}" if renamed else "nothing",
-            "left out": ", ".join(self.left_out),
-            "dropped": ", ".join(self.dropped) or "nothing",
+            "left out": ", ".join(self.left_out) or "nothing",
             "verified": self.verified,
             "note": "; ".join(self.notes),
             "wrote" if self.verified else "would be": str(self.output),
         }
-        if self.left_out:
-            lines["left out"] += ": of the module around the network; the file alone lacks them"
-        texts = (f"  {name:8}  {text}" for name, text in lines.items() if text)
-        return "\n".join(map(printable, [str(self.source), *texts]))
+        texts = (f"  {name:8}  {text}" for name, text in rows.items() if text)
+        return "\n".join(map(printable, [str(self.checkpoint.path), *texts]))
 
     def listing(self) -> str:
         """Return a line for each tensor."""
-        width = max(len(printable(name)) for name in self.tensors)
         return "\n".join(
-            f"  {printable(name):{width}}  {target_dtype(tensor, self.dtype)} {tensor.shape}"
-            f"  <- {printable(self.sources[name])}"
+            printable(f"  {name}  {tensor.dtype} {tensor.shape}  <- {self.sources[name]}")
             for name, tensor in self.tensors.items()
         )
 
-
-@dataclass
-class Weights:
-    """The weights in an open checkpoint; no byte of them is read before `read`."""
-
-    checkpoint: Checkpoint
-    chosen: Selection
-    _values: dict[Tensor, "torch.Tensor"] = field(default_factory=dict)
-    _checked: set[Record] = field(default_factory=set)
-
     def read(self, names: Iterable[str]) -> dict[str, "torch.Tensor"]:
-        """Read some of them, each byte once; names of the same tensor share its memory.
+        """Read some of them; names of the same tensor share its memory.
 
         Raises:
             CheckpointError: the file is damaged.
         """
-        tensors = {name: self.chosen.tensors[name] for name in names}
+        tensors = {name: self.tensors[name] for name in names}
         self.check_size({*tensors.values()})
+        values: dict[Tensor, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            if tensor not in self._values:
-                self._values[tensor] = self._read_one(tensor, name)
-        return {name: self._values[tensor] for name, tensor in tensors.items()}
-
-    def _read_one(self, tensor: Tensor, name: str) -> "torch.Tensor":
-        import torch
-
-        value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        flat: Any = value.reshape(-1)  # the same memory
-        buffer = memoryview(flat.view(torch.uint8).numpy() if tensor.numel else b"")
-        position, crc = 0, 0
-        for chunk in stream(tensor, tensor.dtype, name):
-            buffer[position : position + len(chunk)] = chunk
-            position += len(chunk)
-            crc = zlib.crc32(chunk, crc)
-        if tensor.stated_crc is None and tensor.record not in self._checked:
-            check(tensor.record, name)
-            self._checked.add(tensor.record)
-        if tensor.stated_crc not in (None, crc):
-            raise CheckpointError(f"damaged: {name} does not match its checksum; copy it again")
-        return value
+            if tensor not in values:
+                values[tensor] = _read_one(tensor, name)
+        return {name: values[tensor] for name, tensor in tensors.items()}
 
     def check_size(self, tensors: Iterable[Tensor]) -> None:
         """Refuse to make more of a file than its size explains, as of expanded views."""
@@ -118,18 +82,23 @@ class Weights:
             raise CheckpointError(f"its size does not explain {cost / 1e9:,.1f} GB of weights")
 
 
+def _read_one(tensor: Tensor, name: str) -> "torch.Tensor":
+    import torch
+
+    check(tensor.record, name)
+    dtype, content = getattr(torch, tensor.dtype), bytearray()
+    for chunk in stream(tensor):
+        content += chunk
+    if not content:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(content, dtype=dtype).reshape(tensor.shape)
+
+
 @contextmanager
 def opened(
-    source: str | Path,
-    *,
-    key: str | None = None,
-    prefix: str = "auto",
-    ema: bool = True,
-    keep_module: bool = False,
+    source: str | Path, *, key: str | None = None, prefix: str = "auto", ema: bool = True
 ) -> Iterator[Weights]:
     """Open a checkpoint and find its weights; arguments as of ``convert``.
-
-    With `keep_module` the network has a child called ``module``, which is no wrapper.
 
     Raises:
         UserError: there is no such file.
@@ -139,8 +108,8 @@ def opened(
     source = whole(source)
     try:
         with Checkpoint(source) as checkpoint:
-            root, budget = checkpoint.root, checkpoint.budget
-            yield Weights(checkpoint, select(root, key, prefix, ema, keep_module, budget))
+            chosen = select(checkpoint.root, key, prefix, ema, checkpoint.budget)
+            yield Weights(**vars(chosen), checkpoint=checkpoint)
             checkpoint.check_unchanged()
     except CheckpointError as error:
         raise CheckpointError(printable(f"{source}: {error}")) from error
@@ -149,11 +118,10 @@ def opened(
 def load(source: str | Path, **options: Any) -> dict[str, "torch.Tensor"]:
     """Read the weights of a checkpoint as a plain state_dict of CPU tensors, and write nothing.
 
-    Nothing in the file is executed. Memory is taken once for the weights. Options and errors are
-    those of ``opened``.
+    Options and errors are those of ``opened``.
     """
     with opened(source, **options) as weights:
-        return weights.read(weights.chosen.tensors)
+        return weights.read(weights.tensors)
 
 
 def default_output(source: Path) -> Path:
@@ -165,25 +133,16 @@ def convert(
     source: str | Path,
     output: str | Path | None = None,
     *,
-    dtype: str = "keep",
     key: str | None = None,
     prefix: str = "auto",
     ema: bool = True,
     force: bool = False,
     dry_run: bool = False,
-) -> Report:
+) -> Weights:
     """Write the weights in a checkpoint as a plain state_dict of CPU tensors.
 
-    Args:
-        source: a file; a run's folder; or shards: their folder, their index, or one beside it.
-        output: ends in .pt, .pth or .safetensors; by default `<stem>.weights.pt` beside the source.
-        dtype: what floating tensors become: keep, float32, float16 or bfloat16.
-        key: the entry of the file to take, dotted where it is nested, "" for the whole; by
-            default the usual ones.
-        prefix: the submodule that is the network, "" for the whole, "auto" to find it.
-        ema: prefer averaged weights where there are some.
-        force: replace an existing output.
-        dry_run: write nothing.
+    The arguments are the options of the command. With `dry_run` nothing is written; `prefix` is the
+    submodule that is the network, "" for the whole, "auto" to find it; `key` "" is the whole file.
 
     Raises:
         UserError: the arguments cannot be followed.
@@ -192,32 +151,26 @@ def convert(
     """
     source = whole(source)
     output = Path(output) if output else default_output(source)
-    if dtype not in DTYPES:
-        raise UserError(f"dtype={dtype} is not one of {', '.join(DTYPES)}.")
     if output.suffix not in _WRITERS:
         raise UserError(f"{output} must end in one of {', '.join(_WRITERS)}.")
-    if output.exists() and output.samefile(source):
+    if output.resolve() == source.resolve():
         raise UserError(f"{output} is the source; name another output.")
     if output.exists() and not (force or dry_run):
         raise UserError(f"{output} exists; --force replaces it.")
     with opened(source, key=key, prefix=prefix, ema=ema) as weights:
-        kind, chosen = weights.checkpoint.kind, vars(weights.chosen)
-        report = Report(**chosen, source=source, output=output, kind=kind, dtype=dtype)
+        weights.output = output
         if not dry_run:
-            _write(weights, report, force)
-        return report
+            _write(weights, output, force)
+        return weights
 
 
-def _write(weights: Weights, report: Report, force: bool) -> None:
-    tensors, output, dtype = report.tensors, report.output, report.dtype
-    is_shared = output.suffix != ".safetensors"
+def _write(weights: Weights, output: Path, force: bool) -> None:
+    tensors, is_shared = weights.tensors, output.suffix != ".safetensors"
     weights.check_size({*tensors.values()} if is_shared else tensors.values())
     with replacing(output, is_forced=force) as file:
-        checksums = _WRITERS[output.suffix](file, tensors, dtype)
+        checksums = _WRITERS[output.suffix](file, tensors)
         file.flush()
         with Checkpoint(Path(file.name)) as copy:
-            verify(tensors, dtype, checksums, copy.root)
+            verify(tensors, checksums, copy.root)
         weights.checkpoint.check_unchanged()
-    has_checksums = all(tensor.record.crc is not None for tensor in tensors.values())
-    no_checksums = "the copy, byte for byte; the source states no checksums"
-    report.verified = "every byte" if has_checksums else no_checksums
+    weights.verified = "the copy with its source, and that with the checksums that it states"

@@ -5,6 +5,7 @@ In: Tensors by name. Out: the file, and the checksum that each tensor's bytes mu
 """
 
 import json
+import math
 import pickle
 import struct
 import zipfile
@@ -13,19 +14,17 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, BinaryIO, cast
 
-from .stream import check, crc32, read, stream
-from .tensors import DTYPES, CheckpointError, Record, Tensor, row_major, target_dtype
+from .tensors import DTYPES, CheckpointError, Tensor, check, row_major, stream
 
 _ALIGNMENT = 64  # bytes, as torch.save does: torch.load(mmap=True) gives aligned tensors
 _PADDING = 0x4246  # "FB", the extra field with which torch.save itself aligns its records
-Checksums = dict[str, int]  # by the tensors' names
 
 
-def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor], dtype: str) -> Checksums:
+def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Write torch.save's format: an OrderedDict of CPU tensors; names of one tensor share it.
 
     Raises:
-        CheckpointError: an element cannot become `dtype`.
+        CheckpointError: the source is damaged.
         OSError: the disk is full, or the system refuses to write.
     """
     numbers: dict[Tensor, int] = {}
@@ -33,33 +32,26 @@ def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor], dtype: str) -> Check
     pickled = [b"\x80\x02", _global("collections.OrderedDict"), b")R("]
     for name, tensor in tensors.items():
         number = numbers.setdefault(tensor, len(numbers))
-        pickled += [_plain(name), *_pickled(tensor, dtype, number)]
+        pickled += [_plain(name), *_pickled(tensor, number)]
     with zipfile.ZipFile(file, "w") as archive:
-        _add(archive, "data.pkl", b"".join([*pickled, b"u."]))
-        _add(archive, "byteorder", b"little")
-        _add(archive, "version", b"3\n")
+        texts = {"data.pkl": b"".join([*pickled, b"u."]), "byteorder": b"little", "version": b"3\n"}
+        for entry, text in texts.items():  # a ZipInfo has no time, so equal inputs give equal files
+            archive.writestr(zipfile.ZipInfo(f"archive/{entry}"), text)
         for name, tensor in tensors.items():
             if numbers[tensor] == len(crcs):
-                crcs.append(_add(archive, f"data/{len(crcs)}", tensor, dtype, name))
+                crcs.append(_add(archive, f"archive/data/{len(crcs)}", tensor, name))
     return {name: crcs[numbers[tensor]] for name, tensor in tensors.items()}
 
 
-def _add(
-    archive: zipfile.ZipFile, entry: str, content: bytes | Tensor, dtype: str = "", name: str = ""
-) -> int:
+def _add(archive: zipfile.ZipFile, entry: str, tensor: Tensor, name: str) -> int:
     """Add an aligned entry. `archive.open` would compute a checksum that the source has already."""
-    file, info = cast(BinaryIO, archive.fp), zipfile.ZipInfo(f"archive/{entry}")
+    file, info = cast(BinaryIO, archive.fp), zipfile.ZipInfo(entry)
     info.header_offset, info.CRC = archive.start_dir, 0
-    info.file_size = len(content) if isinstance(content, bytes) else content.num_bytes_as(dtype)
-    info.compress_size = info.file_size
+    info.file_size = info.compress_size = tensor.num_bytes
     padding = -(info.header_offset + len(info.FileHeader()) + 4) % _ALIGNMENT
     info.extra = struct.pack("<2H", _PADDING, padding) + bytes(padding)
     file.seek(info.header_offset + len(info.FileHeader()))
-    if isinstance(content, bytes):
-        info.CRC = zlib.crc32(content)
-        file.write(content)
-    else:
-        info.CRC = _copy(file, content, dtype, name)
+    info.CRC = _copy(file, tensor, name)
     archive.start_dir = file.tell()
     file.seek(info.header_offset)
     file.write(info.FileHeader())
@@ -67,17 +59,17 @@ def _add(
     return info.CRC
 
 
-def _pickled(tensor: Tensor, dtype: str, number: int) -> list[bytes]:
+def _pickled(tensor: Tensor, number: int) -> list[bytes]:
     """Return what torch pickles for a CPU tensor that is the whole of a numbered storage."""
-    num_bytes, dtype = tensor.num_bytes_as(dtype), target_dtype(tensor, dtype)
-    kind = DTYPES[dtype].storage  # or it lies in a storage of bytes
+    kind = DTYPES[tensor.dtype].storage  # or it lies in a storage of bytes
+    num_elements = math.prod(tensor.shape) if kind else tensor.num_bytes
+    dtype = b"" if kind else _global(f"torch.{tensor.dtype}")
     return [
         _global(f"torch._utils._rebuild_tensor_v{2 if kind else 3}"),
         *(b"((", _plain("storage"), _global(f"torch.{kind or 'storage.UntypedStorage'}")),
-        *(_plain(str(number)), _plain("cpu"), _plain(tensor.numel if kind else num_bytes), b"tQ"),
+        *(_plain(str(number)), _plain("cpu"), _plain(num_elements), b"tQ"),
         *map(_plain, (0, tensor.shape, row_major(tensor.shape), False)),
-        *(_global("collections.OrderedDict"), b")R", b"" if kind else _global(f"torch.{dtype}")),
-        b"tR",
+        *(_global("collections.OrderedDict"), b")R", dtype, b"tR"),
     ]
 
 
@@ -91,61 +83,49 @@ def _global(name: str) -> bytes:
     return "c{}\n{}\n".format(*name.rsplit(".", 1)).encode()
 
 
-def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], dtype: str) -> Checksums:
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Write the safetensors format, which has no sharing; errors are those of `write_pt`."""
-    codes = {name: DTYPES[target_dtype(tensor, dtype)] for name, tensor in tensors.items()}
-    names = sorted(tensors, key=lambda name: -codes[name].size)  # every tensor is aligned
+    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # every tensor is aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
-        tensor, code = tensors[name], codes[name].safetensors
+        tensor, code = tensors[name], DTYPES[tensors[name].dtype].safetensors
         if code is None or name in header:
             what = "this name" if code else tensor.dtype
             raise CheckpointError(f"{name}: safetensors cannot hold {what}; write a .pt")
-        start, end = end, end + tensor.num_bytes_as(dtype)
+        start, end = end, end + tensor.num_bytes
         header[name] = {"dtype": code, "shape": tensor.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
-    return {name: _copy(file, tensors[name], dtype, name) for name in names}
+    return {name: _copy(file, tensors[name], name) for name in names}
 
 
-def _copy(file: BinaryIO, tensor: Tensor, dtype: str, name: str) -> int:
-    """Copy a tensor's elements, and return their checksum: the source's, where it states one."""
-    dtype = target_dtype(tensor, dtype)
-    stated = tensor.stated_crc if dtype == tensor.dtype else None
-    crc = stated or 0
-    for chunk in stream(tensor, dtype, name):
+def _copy(file: BinaryIO, tensor: Tensor, name: str) -> int:
+    """Copy a tensor's elements, and return their checksum.
+
+    Where the source states it, `verify` compares the new file with that: one reading finds damage
+    of either. Other records of the source are checked here.
+    """
+    stated, crc = tensor.record.crc if tensor.is_whole else None, 0
+    if stated is None:
+        check(tensor.record, name)
+    for chunk in stream(tensor):
         if stated is None:
             crc = zlib.crc32(chunk, crc)
         file.write(chunk)
-    return crc
+    return crc if stated is None else stated
 
 
 def verify(
-    tensors: Mapping[str, Tensor], dtype: str, checksums: Checksums, copies: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor], checksums: Mapping[str, int], copies: Mapping[str, Tensor]
 ) -> None:
-    """Raise a CheckpointError unless a new file, read as `copies`, holds what it should.
-
-    Where the source states a checksum for exactly a tensor's bytes, the new file's are compared
-    with that: one reading finds damage of either. Other records of the source are read again.
-    """
+    """Raise a CheckpointError unless a new file, read as `copies`, holds what it should."""
     if tensors.keys() != copies.keys():
         raise CheckpointError("the names of its tensors were not written as they are")
-    written: dict[Record, int] = {}  # checksums of the new file
-    checked: set[Record] = set()  # of the source
-    for name, tensor in tensors.items():
-        copy, wanted = copies[name], target_dtype(tensor, dtype)
-        record = copy.record
-        if record not in written:
-            written[record] = crc32(read(record, 0, record.num_bytes))
-        is_whole = copy.is_contiguous and copy.num_bytes == record.num_bytes
-        is_same = is_whole and (copy.dtype, copy.shape) == (wanted, tensor.shape)
-        if not is_same or written[record] != checksums[name]:
-            raise CheckpointError(
-                f"damaged: {name} does not match its checksum; copy the file again, and if that "
-                "does not help, the disk to which the new file is written fails"
-            )
-        if (tensor.stated_crc is None or wanted != tensor.dtype) and tensor.record not in checked:
-            check(tensor.record, name)
-            checked.add(tensor.record)
+    for name, copy in copies.items():
+        wanted = (tensors[name].dtype, tensors[name].shape)
+        if not copy.is_whole or (copy.dtype, copy.shape) != wanted:
+            raise CheckpointError(f"{name} was not written as it is")
+        copy.record.crc = checksums[name]  # not what the new file states
+        check(copy.record, name)

@@ -12,7 +12,7 @@ from typing import Any
 from harness.errors import UserError
 from harness.names import as_names, did_you_mean, few
 
-# As in convert.names, which only a run with init.path imports.
+# As in convert.choose, which only a run with init.path imports.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 
 
@@ -56,7 +56,7 @@ def check_file(path: str) -> None:
     """Refuse a path that stands for no checkpoint.
 
     Raises:
-        UserError: with the files of a folder, of which one must be named.
+        UserError: with what to name instead.
     """
     from harness.convert.checkpoint import whole  # these two for init.path alone
     from harness.convert.tensors import CheckpointError

@@ -7,8 +7,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -53,13 +54,16 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     state = module.state_dict(keep_vars=True)  # with each name of what is shared
     own = {bare(name): value for name, value in state.items() if id(value) in tensors}
-    # `module` is a wrapper's name in a file, unless the module has a child of that name.
-    has_module = any("module" in name.split(".") for name in own)
-    choice: Any = {"key": init.key, "prefix": init.prefix, "ema": init.ema}
+    # With a child called `module`, that may be no wrapper's name: try the file's own names as well.
+    is_unclear = init.prefix == "auto" and any("module" in name.split(".") for name in own)
+    path, matches = Path(init.path).expanduser(), list[tuple[Match, Weights]]()
     try:
-        path = Path(init.path).expanduser()
-        with opened(path, **choice, keep_module=has_module) as weights:
-            match = matched(weights.chosen.tensors, own, init)
+        with ExitStack() as files:
+            for prefix in ("auto", "") if is_unclear else (init.prefix,):
+                reading = opened(path, key=init.key, prefix=prefix, ema=init.ema)
+                weights = files.enter_context(reading)
+                matches.append((matched(weights.tensors, own, init), weights))
+            match, weights = max(matches, key=lambda m: (not m[0].misfits, len(m[0].taken)))
             check(match, init)
             values = weights.read(match.taken.values())
     except CheckpointError as error:
@@ -147,11 +151,11 @@ def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:
             "fits": str(match),
             "does not fit": match.faults(most),
             "left out": few(match.left_out, most),
-            "note": with_settings("; ".join(weights.chosen.notes)),
+            "note": with_settings("; ".join(weights.notes)),
         }
         return {row: text for row, text in texts.items() if text}
 
-    sources = weights.chosen.sources
+    sources = weights.sources
     lines = [f"{row}: {text}" for row, text in rows(sys.maxsize).items()]
     lines += [f"took {name} <- {sources[stored]}" for name, stored in match.taken.items()]
     return rows(3), lines
