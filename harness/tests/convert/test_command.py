@@ -97,7 +97,11 @@ def test_a_mistake_is_one_line_and_a_status_and_nothing_is_written(folder: Path,
         ("runs/last.ckpt -o runs/last.pt", 1, "runs/last.pt exists; --force replaces it"),
         ("runs/last.ckpt --force -o link.pt", 1, "needs an output of its own"),
         ("runs/last.ckpt --prefix nett", 3, "nothing is called nett.*; --prefix '' --list shows"),
-        ("runs", 3, "runs: neither a checkpoint nor a run's folder; name a file\n"),
+        (
+            "runs",
+            3,
+            "runs: a folder that is no checkpoint itself, or no file at all; name a file\n",
+        ),
         ("runs/last.ckpt --dtype float64", 2, "unrecognized arguments"),
         ("runs/last.ckpt -o /proc/out.pt", 4, "/proc/out.pt"),
     ]

@@ -125,7 +125,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
     assert "TorchScript" in refusal(path)
     os.mkfifo(tmp_path / "pipe.ckpt")  # opening it would wait for somebody to write into it
-    assert "neither a checkpoint nor a run's folder" in refusal(tmp_path / "pipe.ckpt")
+    assert "or no file at all; name a file" in refusal(tmp_path / "pipe.ckpt")
 
 
 def test_a_folder_of_torchs_distributed_checkpoint_gets_torchs_command(tmp_path: Path) -> None:
@@ -158,7 +158,9 @@ def test_shards_become_the_whole_network_or_are_refused(tmp_path: Path) -> None:
     shards[1].write_bytes(content[:-1])
     assert "truncated" in refusal(tmp_path / "hf")
     shards[1].unlink()
-    assert "neither a checkpoint nor a run's folder; name a file" in refusal(tmp_path / "hf")
+    assert "a folder that is no checkpoint itself, or no file at all; name a file" in refusal(
+        tmp_path / "hf"
+    )
 
 
 @pytest.mark.parametrize("stem", ["consolidated.{:02}.pth", "mp_rank_{:02}_model_states.pt"])

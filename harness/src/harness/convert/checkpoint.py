@@ -55,7 +55,9 @@ def whole(source: str | Path) -> Path:
         return path
     if (best := path / "checkpoints" / "best.ckpt").is_file():
         return best
-    raise CheckpointError(f"{path}: neither a checkpoint nor a run's folder; name a file")
+    raise CheckpointError(
+        f"{path}: a folder that is no checkpoint itself, or no file at all; name a file"
+    )
 
 
 def stem_of(source: Path) -> str:
