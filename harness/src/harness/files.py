@@ -88,3 +88,9 @@ def read_yaml(path: Path) -> str:
             "change there,\nsuch as a learning rate, belongs to another run: use resume=null."
         )
     return data.decode()
+
+
+def best_checkpoint(run_dir: Path) -> Path | None:
+    """Find the checkpoint that a run has tested, or the last one of a run that kept no best."""
+    paths = [run_dir / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+    return next((path for path in paths if path.is_file()), None)

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# Words that are typed for keys with other names.
+MEANINGS = {"learning_rate": "lr", "epochs": "max_epochs", "steps": "max_steps"}
+
 
 def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Return all values of nested settings by their full keys; a list is one value."""
@@ -17,6 +20,11 @@ def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         else:
             values[f"{prefix}{key!s}"] = child
     return values
+
+
+def leaf(key: str) -> str:
+    """Return the last part of a key."""
+    return key.rpartition(".")[2]
 
 
 def is_below(name: str, parts: Iterable[str]) -> bool:
@@ -32,8 +40,10 @@ def few(items: Iterable[object], most: int = 5) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Suggest the most similar of some names, if one is similar."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    """Suggest another word for a name, or the most similar of some names, if there is one."""
+    candidates = list(names)
+    same = [word for word in candidates if word == MEANINGS.get(name)]
+    close = same or difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
     return f" Did you mean {prefix}{close[0]}?" if close else ""
 
 

@@ -25,7 +25,7 @@ from harness.errors import TrainingError, UserError
 from harness.files import write_durably
 
 FILE = "record.json"
-NEXT = ".next_config.yaml"  # the config of a resumed run, until it trains again
+PENDING_CONFIG = ".pending_config.yaml"  # the config of a resumed run, until it trains again
 # Variables that decide how numbers are rounded, or how many threads add them up.
 ROUNDING = re.compile(
     "(OMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|CUBLAS|CUDNN)_.*|(NVIDIA|TORCH)_.*(TF32|CUBLAS|CUDNN).*"
@@ -65,10 +65,10 @@ def begin(run_dir: Path) -> None:
     A resumed run takes its new config here, and loses its old results. Until then its folder is
     unchanged, so that a command that is refused does no harm.
     """
-    if (run_dir / NEXT).exists():
+    if (run_dir / PENDING_CONFIG).exists():
         # In this order: nobody who reads meanwhile finds the results of another config.
         (run_dir / "results.json").unlink(missing_ok=True)
-        (run_dir / NEXT).replace(run_dir / "config.yaml")
+        (run_dir / PENDING_CONFIG).replace(run_dir / "config.yaml")
     state, diff = code()
     with suppress(OSError):  # a full disk does not stop the run
         if diff:  # starts with equal changes share a file
@@ -92,7 +92,7 @@ def note_training(run_dir: Path, trainer: Any, *_: Any) -> None:
 
     if not trainer.is_global_zero:
         return
-    if (run_dir / NEXT).exists():
+    if (run_dir / PENDING_CONFIG).exists():
         begin(run_dir)  # a resumed run, which nothing has refused
     num_gpus = torch.cuda.device_count() if trainer.strategy.root_device.type == "cuda" else 0
     facts = {

@@ -1,17 +1,15 @@
-"""``runs.py reproduce``: train a run again with its commit, diff and config, and compare by bit.
+"""Train a run again with its commit, diff and config, and compare by bit: ``runs.py reproduce``.
 
-In: a finished run. Out: lines on what differs, and whether all is equal by bit.
+In: a finished run. Out: a line on what differs, and whether all is equal by bit.
 """
 
 import os
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from harness import record
@@ -24,15 +22,6 @@ from harness.record import git
 from harness.runs import reading
 from harness.runs.reading import RunFiles
 
-FACTS = (
-    "packages",
-    "gpus",
-    "cpu_capability",
-    "num_threads",
-    "strategy",
-    "num_devices",
-)
-
 
 def reproduce(run: RunFiles, output: Path | None) -> bool:
     """Train a run again in a new folder, and print whether it has come to the same, by bit.
@@ -41,10 +30,9 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
         UserError: if the run lacks something, or the training fails.
     """
     output = (output or run.folder / "reproduced" / time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
-    start = (run.record.get("starts") or [{}])[-1]
-    place = Path(start.get("started_in", "."))  # where relative paths of data begin
-    place = place if place.is_dir() else Path()
-    if missing := _missing(run, start):
+    starts = run.record.get("starts") or [{}]
+    start = starts[-1]
+    if missing := _missing(run, starts):
         raise UserError(f"{run.folder} cannot be made again: {missing}")
     run_folder.load_config(run.folder)  # raises if it was damaged, before anything is written
     top = start["repository"] if Path(start["repository"]).is_dir() else "."
@@ -58,30 +46,31 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
         diff = (run.folder / start["diff"]).resolve()
         git("apply", "--whitespace=nowarn", str(diff), folder=code, seconds=None)
     project = code / os.path.relpath(start["started_in"], start["repository"])
-    _train(run, start, project, place, output / "run")
-    again = reading.read(output / "run")
-    now = again.record["starts"][-1]
-    for name in FACTS:
-        for line in differences(start.get(name), now.get(name), f"differs: {name}"):
-            print(line)
-    places = differences(reached(run.folder), reached(again.folder))
-    verdict = f"NOT EQUAL: {few(places, 9)}" if places else "reproduced, equal by bit"
-    print(f"{output}: {verdict}")
-    return not places
+    _train(run, start, project, output / "run")
+    before, after = reached(run.folder), reached(output / "run")
+    differ = [name for name in before | after if not are_equal(before.get(name), after.get(name))]
+    verdict = f"NOT EQUAL: {few(differ)}" if differ else "reproduced, equal by bit"
+    then, now = start["packages"], record.packages()
+    changed = [name for name in record.MAIN_PACKAGES if then.get(name) != now.get(name)]
+    other = f". Other versions: {', '.join(changed)}" if differ and changed else ""
+    print(f"{output}: {verdict}{other}")
+    return not differ
 
 
-def _missing(run: RunFiles, start: dict[str, Any]) -> str | None:
+def _missing(run: RunFiles, starts: list[dict[str, Any]]) -> str | None:
     """Say what the run lacks to be made again."""
     if run.status != "finished":
         return f"it is {run.status}. Let it finish with resume={run.folder}"
-    if not start.get("commit") or "packages" not in start:
+    if not starts[-1].get("commit") or "packages" not in starts[-1]:
         return "it was trained outside of a git repository, or with version 0.3 or before."
-    if "no_diff" in start:
-        return f"what was not committed was not kept: {start['no_diff']}."
+    if "no_diff" in starts[-1]:
+        return f"what was not committed was not kept: {starts[-1]['no_diff']}."
+    if len({(start.get("commit"), start.get("diff")) for start in starts}) > 1:
+        return f"its code changed while it was stopped, between its {len(starts)} starts."
     return None
 
 
-def _train(run: RunFiles, start: dict[str, Any], project: Path, place: Path, run_dir: Path) -> None:
+def _train(run: RunFiles, start: dict[str, Any], project: Path, run_dir: Path) -> None:
     """Train with the run's config, and with the variables that decide how numbers are rounded."""
     frozen: Any = run_folder.load_config(run.folder)
     loggers = {k: node for k, node in (frozen.logger or {}).items() if "Table" in str(node)}
@@ -94,45 +83,30 @@ def _train(run: RunFiles, start: dict[str, Any], project: Path, place: Path, run
     environment = {k: v for k, v in inherited.items() if not record.ROUNDING.fullmatch(k)}
     environment |= start["environment"] | {"OMP_NUM_THREADS": str(start["num_threads"])}
     environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    if status := subprocess.call(
-        [sys.executable, project / "train.py"], cwd=place, env=environment
-    ):
+    place = Path(start["started_in"])  # where relative paths of data begin
+    command = [sys.executable, str(project / "train.py")]
+    if status := subprocess.call(command, cwd=place if place.is_dir() else ".", env=environment):
         raise UserError(f"It ended with exit status {status}; {run_dir / 'run.log'} says why.")
 
 
 def reached(folder: Path) -> dict[str, Any]:
-    """Collect what runs are compared by: checkpoints, metrics and results."""
+    """Collect what runs are compared by, by its place: metrics, results and weights."""
     run = reading.read(folder)
-    columns = {name: run.table[name].to_list() for name in run.table.columns}
-    values: dict[str, Any] = {"metrics.csv": columns, "results.json": run.results}
-    for name, numbers in values.items():  # no two runs take the same time
-        values[name] = {k: v for k, v in numbers.items() if not k.startswith("throughput/")}
-    for name in ("best.ckpt", "last.ckpt"):
-        path = folder / "checkpoints" / name
-        saved = read(path) if path.is_file() else {}
-        keys = ("state_dict", "global_step", "optimizer_states", "lr_schedulers")
-        values[name] = {key: saved.get(key) for key in keys}
+    values: dict[str, Any] = {
+        f"metrics.csv: {n}": run.table[n].to_list() for n in run.table.columns
+    }
+    values |= {f"results.json: {name}": value for name, value in run.results.items()}
+    values = {name: v for name, v in values.items() if ": throughput/" not in name}  # times
+    for path in (folder / "checkpoints").glob("[bl]*st.ckpt"):  # best and last
+        weights = read(path)["state_dict"]
+        values |= {f"{path.name}: {name}": value for name, value in weights.items()}
     return values
 
 
-def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """List the places where two trees of values differ by a bit; a NaN equals a NaN."""
-    if type(a) is not type(b):
-        return [f"{where}: {type(a)} is not {type(b)}"]
-    if isinstance(a, dict):
-        places = [f"{where}: {key}" for key in a.keys() ^ b.keys()]
-        return places + [d for k in a if k in b for d in differences(a[k], b[k], f"{where}/{k}")]
-    if isinstance(a, (list, tuple, deque)) and len(a) == len(b):
-        pairs = enumerate(zip(a, b, strict=True))
-        return [d for i, (x, y) in pairs for d in differences(x, y, f"{where}[{i}]")]
-    if isinstance(a, (np.ndarray, np.generic)):
-        same = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-        return [] if same else [where]
-    if not isinstance(a, torch.Tensor):
-        return [] if a == b or (a != a and b != b) else [f"{where}: {a!r:.60} != {b!r:.60}"]
-    a, b = (tensor.to_dense() if tensor.is_sparse else tensor for tensor in (a, b))
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return [f"{where}: {a.dtype} {tuple(a.shape)} is not {b.dtype} {tuple(b.shape)}"]
-    if bool(((a == b) | ((a != a) & (b != b))).all()):
-        return []
-    return [f"{where} by at most {float((a.double() - b.double()).abs().max()):.2g}"]
+def are_equal(a: Any, b: Any) -> bool:
+    """Whether two values are equal by bit."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and repr(a) == repr(b)
+    is_alike = a.dtype == b.dtype and a.shape == b.shape
+    one, two = (tensor.to_dense().reshape(-1).view(torch.uint8) for tensor in (a, b))
+    return is_alike and torch.equal(one, two)

@@ -15,9 +15,11 @@ def test_evaluation_computes_as_the_run_did(finished_run: Path, tmp_path: Path) 
     OmegaConf.set_struct(saved, False)
     saved.trainer.inference_mode, saved.trainer.precision = False, "64-true"
     run_folder.save_config(saved, run_dir)
-    words = [f"checkpoint={run_dir / 'checkpoints' / 'best.ckpt'}"]
+    words = [f"checkpoint={run_dir}"]  # stands for its best checkpoint
     for task in ("evaluate", "predict"):
-        trainer = compose(task, words).trainer
+        cfg = compose(task, words)
+        trainer = cfg.trainer
+        assert cfg.checkpoint == str(run_dir / "checkpoints" / "best.ckpt")
         assert (trainer.inference_mode, trainer.precision) == (False, "64-true")
     assert (
         "inference_mode"

@@ -1,5 +1,6 @@
 """A mistake in a command gets one to three lines that say what to type, and leaves nothing."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -22,7 +23,9 @@ MISTAKES = {
     "+checkpoint.every_n_step=3": "Did you mean checkpoint.every_n_steps?",
     "model.optimizer.learning_rate=0.1": "Did you mean model.optimizer.lr?",
     "seed=${oc.env:HOME}": "write ${oc.decode:${oc.env:NAME}}",
-    "stratgy=ddp": "Did you mean strategy?",
+    "stratgy=ddp": "Did you mean strategy=ddp?",
+    "modle=mlp": "Did you mean model=mlp?",
+    "experiment synthetic": "write experiment=synthetic",
     "model=cnnn": "Did you mean model=cnn?",
     "experiment=syntetic": "Did you mean experiment=synthetic?",
     "data=": "Choices: none, synthetic",
@@ -51,7 +54,7 @@ MISTAKES = {
     "strategy=gpu": "strategy=cpu",
     "callbacks=[early_stoping]": "Did you mean callbacks=early_stopping?",
     "callbacks=early_stopping,ema": "use key=[value1,value2]",
-    "scheduler=cosine": "Did you mean model/scheduler=<choice>?",
+    "scheduler=cosine": "Did you mean model/scheduler=cosine?",
     "tags=lr": "must be a list, such as",
     "gpus=emptiest": "eave out gpus=emptiest",
     "gpus=emptiest trainer.devices=[0,1]": "use trainer.devices=<number>",
@@ -63,7 +66,7 @@ MISTAKES = {
     "distributed_backend=ddp": "Use strategy=",
     "accelerator=ddp": "Use strategy=cpu or strategy=gpu",
     "strategy=ddp_cpu": "Use strategy=ddp trainer.accelerator=cpu",
-    "trainer.accelerator=ddp": "Use strategy=ddp",
+    "trainer.accelerator=ddp": "cpu, gpu, cuda or mps",
     # What Hydra would do itself.
     "hydra/launcher=slurm": "sweeps are python train.py -m <words>",
     "hydra.sweep.dir=x": "folders are output_dir= and name=",
@@ -77,6 +80,8 @@ LATE_MISTAKES = {
     "+data.batchsize=3": "has no argument batchsize. Did you mean batch_size?",
     "model.optimizer.lr=-1": "Invalid learning rate",
     "model.optimizer.lr=fast": "lr=fast",
+    "model.label_smoothing=abc": "model.label_smoothing=abc must be a number",
+    "+model.learning_rate=0.1": "has no argument learning_rate.",
 }
 
 
@@ -126,8 +131,8 @@ def test_evaluation_refuses_what_is_no_checkpoint_and_what_is_of_the_run(
     flipped.write_bytes(data)
     for words, hint in (
         ((), "Add checkpoint="),
-        (("checkpoint=nope.ckpt",), "Use checkpoint=<run>/checkpoints/best.ckpt"),
-        ((f"checkpoint={finished_run}",), f"Use checkpoint={checkpoint}"),
+        (("checkpoint=nope.ckpt",), "Use checkpoint=<run>, a run's folder"),
+        ((f"checkpoint={tmp_path}",), "is no file. Use checkpoint=<run>"),
         ((f"checkpoint={tmp_path / 'best.ckpt'}",), "Keep a checkpoint in the checkpoints/ folder"),
         ((f"checkpoint={flipped}",), "Use another checkpoint of the run"),
         ((f"checkpoint={checkpoint}", "experiment=cnn"), "config of the checkpoint's run. Leave"),
@@ -153,18 +158,21 @@ def test_processes_that_do_not_belong_together_are_refused(
     place = f"output_dir={tmp_path}"
     torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     alone = command("train.py", place, environment=torchrun)
-    assert "torchrun has started 2 processes, and each would train alone" in alone.stderr
+    assert "torchrun has started 2 processes, and this takes 1" in alone.stderr
     result = command("train.py", "-m", "seed=1,2", place, environment=torchrun)
-    assert result.stderr.startswith(
-        "torchrun has started several processes, and each would run all"
-    )
-    assert result.stderr.rstrip().endswith(f"{place} strategy=ddp trainer.devices=2")
+    assert "leave out trainer.num_nodes, torchrun and srun" in result.stderr
     by_hand = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
     for name, value in by_hand.items():
         monkeypatch.setenv(name, value)
     words = ("strategy=ddp", "trainer.num_nodes=2", place)
-    assert "Use trainer.num_nodes=1." in refusal("-m", "seed=1,2", *words)
+    assert "leave out trainer.num_nodes" in refusal("-m", "seed=1,2", *words)
     assert not list(tmp_path.iterdir())
+
+
+def test_more_processes_than_cores_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["strategy=dp", "trainer.accelerator=cpu", "trainer.devices=99", "data.batch_size=99"]
+    check(compose_command("train", words))
+    assert re.search(r"trainer.devices=99 on \d+ cores", capsys.readouterr().out)
 
 
 def test_output_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
@@ -180,6 +188,9 @@ def test_answers_do_not_import_torch(tmp_path: Path) -> None:
     for arguments in (["--help"], ["--cfg", "job"], ["-sc", "query=bash"]):
         result = typed("train.py", *arguments, environment=blocked | {"COMP_LINE": "train.py "})
         assert result.returncode == 0, result.stderr
+        if arguments == ["--help"]:  # files that begin with _ are parts of others
+            assert "\ndata: none, synthetic\n" in result.stdout
+            assert "_target_: small" in result.stdout
     assert "Did you mean" in typed("train.py", "trainer.devcies=2", environment=blocked).stderr
     # The block works: a run does import torch.
     assert "torch was imported" in typed("train.py", environment=blocked).stderr
@@ -243,6 +254,12 @@ def test_mistake_in_a_yaml_file_is_told_with_its_line(tmp_path: Path) -> None:
         assert hint.format(file=experiment) in said, text
         assert len(said.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+    # A key that its YAML file lacks and the class takes.
+    data = tmp_path / "conf" / "data" / "synthetic.yaml"
+    data.write_text(data.read_text().replace("num_train: 1250\n", ""))
+    shutil.copytree(ROOT / "src", tmp_path / "src")
+    said = refusal("data=synthetic", "data.num_train=64", conf=tmp_path / "conf")
+    assert said.endswith("write +data.num_train=64")
     # A key that another value is filled in from is no mistake.
     experiment.write_text(f"{HEADER}width: 3\nmodel:\n  num_classes: ${{width}}\n")
     check(compose_command("train", words, tmp_path / "conf"))

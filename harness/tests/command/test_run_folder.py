@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,28 @@ def test_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
         pass
     with run_folder.locked(tmp_path):
         pass
+
+
+def test_two_commands_that_choose_at_once_make_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits until the first has made its run, and finds it."""
+    monkeypatch.setattr(cli, "compute_in", lambda *_: None)
+    words = ["resume=auto", f"output_dir={tmp_path}"]
+    with run_folder.choosing(tmp_path / "default"):
+        second = threading.Thread(target=cli.start, args=[compose_command("train", words)])
+        second.start()
+        second.join(0.5)
+        assert second.is_alive()
+        assert not [*(tmp_path / "default").iterdir()]
+        first = run_folder.make(tmp_path / "default")
+        for save, what in (
+            (run_folder.save_config, run_folder.freeze(compose("train"), first)),
+            (run_folder.save_words, []),
+        ):
+            save(what, first)
+    second.join()
+    assert [*(tmp_path / "default").iterdir()] == [first]
 
 
 def test_damaged_or_edited_file_of_a_run_is_refused_in_words(tmp_path: Path) -> None:

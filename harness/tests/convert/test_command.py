@@ -138,6 +138,8 @@ def test_of_a_runs_folder_the_best_checkpoint_is_taken(folder: Path, run: Run) -
     said = run(".")
     assert (said.status, said.stderr) == (0, "")
     assert said.stdout.endswith("wrote     checkpoints/best.weights.pt\n")
+    (folder / "checkpoints" / "best.ckpt").unlink()
+    assert run(".").stdout.endswith("wrote     checkpoints/last.weights.pt\n")
 
 
 def test_a_start_imports_neither_torch_nor_numpy_and_escapes_names(folder: Path) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 from lightning_fabric.strategies.launchers import subprocess_script as fabric_launcher
 from pytorch_lightning.strategies.launchers import subprocess_script as launcher
 
+from harness import sweeps
 from harness.command import main as cli
 from harness.run import train  # noqa: F401  # imports what a run needs
-from harness.sweeps import driver
 
 
 class Forked:
@@ -70,7 +70,7 @@ class Forked:
 
 
 class JobsModule:
-    """Stands for the module that the driver of a sweep starts its jobs with."""
+    """Stands for the module that a sweep starts its jobs with."""
 
     DEVNULL = subprocess.DEVNULL
 
@@ -100,7 +100,7 @@ def run_command(arguments: list[str], env: dict[str, str]) -> None:
         sys.path[:0] = [folder for folder in known if folder and folder not in sys.path]
         launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
         fabric_launcher.subprocess = SubprocessModule  # type: ignore[misc,assignment]
-        driver.subprocess = JobsModule  # type: ignore[misc,assignment]
+        sweeps.subprocess = JobsModule  # type: ignore[misc,assignment]
         cli.main(Path(arguments[0]).stem, "conf")
         status = 0
     except SystemExit as stop:

@@ -1,17 +1,17 @@
 """What a run has left behind, and whether two runs have left the same."""
 
 import itertools
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
 
 from harness.checkpoints.lookup import by_step, link_newest
 from harness.checkpoints.reading import read
-from harness.reproduce import differences
-
-__all__ = ["contents", "curves", "differences", "leave_at"]
 
 
 def leave_at(run_dir: Path, step: int, keeps_results: bool = False) -> None:
@@ -50,3 +50,26 @@ def curves(folder: Path) -> list[tuple[int, str, Any]]:
                 number = tensor_util.make_ndarray(value.tensor).item()
                 points.append((event.step, value.tag, number))
     return points
+
+
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
+    """List the places where two trees of values differ by a bit; a NaN equals a NaN."""
+    if type(a) is not type(b):
+        return [f"{where}: {type(a)} is not {type(b)}"]
+    if isinstance(a, dict):
+        places = [f"{where}: {key}" for key in a.keys() ^ b.keys()]
+        return places + [d for k in a if k in b for d in differences(a[k], b[k], f"{where}/{k}")]
+    if isinstance(a, (list, tuple, deque)) and len(a) == len(b):
+        pairs = enumerate(zip(a, b, strict=True))
+        return [d for i, (x, y) in pairs for d in differences(x, y, f"{where}[{i}]")]
+    if isinstance(a, (np.ndarray, np.generic)):
+        same = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return [] if same else [where]
+    if not isinstance(a, torch.Tensor):
+        return [] if a == b or (a != a and b != b) else [f"{where}: {a!r:.60} != {b!r:.60}"]
+    a, b = (tensor.to_dense() if tensor.is_sparse else tensor for tensor in (a, b))
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return [f"{where}: {a.dtype} {tuple(a.shape)} is not {b.dtype} {tuple(b.shape)}"]
+    if bool(((a == b) | ((a != a) & (b != b))).all()):
+        return []
+    return [f"{where} by at most {float((a.double() - b.double()).abs().max()):.2g}"]

@@ -69,7 +69,7 @@ def test_curves_hold_what_was_logged_and_the_objective_comes_first(folder: Path)
     assert [*first.data[0].y] == points["val/accuracy"].to_list()
     names = ["a", "<i>b", "c"]
     figures = report.scatter_of([reading.read(folder / name) for name in names], names)
-    lr, *_ = (figure for figure in figures if "optimizer.lr" in figure.layout.title.text)
+    lr = next(figure for figure in figures if "optimizer.lr" in figure.layout.title.text)
     assert [*lr.data[0].x] == [0.003, 0.03, 0.3]
     assert lr.layout.xaxis.type == "log"
 

@@ -100,10 +100,10 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
         "-m sweep=optuna seed=1": "sweep=optuna has nothing to choose",
         "-m sweep=optuna model.optimizer.lr=interval(1,0)": "model.optimizer.lr=interval(1,0): ",
         f"-m sweep=optuna {RATE} +sweep.sampler.no=1": "sweep.sampler=optuna",
-        f"-m sweep=optuna {RATE} sweep.storage=nowhere": "sweep.storage=nowhere: ",
+        f"-m sweep=optuna {RATE} sweep.storage=x://me:secret@y": "sweep.storage: ",
+        "-m model=glob(*)": "is no list of values",
         f"-m sweep=optuna {RATE} sweep.num_trials=0": "must be a whole number, 1 or more",
         "-m seed=1,2 hydra/launcher=slurm": "sweeps are python train.py -m <words>",
-        "-m seed=1,2 --cfg job": "Leave out one",
         "seed=1 sweep.num_parallel=2": "train.py -m sweep.num_parallel=2",
     }.items(),
 )
@@ -112,6 +112,7 @@ def test_mistake_leaves_nothing(words: str, hint: str, tmp_path: Path) -> None:
         pytest.importorskip("optuna")
     said = refusal(*words.split(), *TINY, f"output_dir={tmp_path / 'out'}")
     assert hint in said
+    assert "secret" not in said
     assert len(said.splitlines()) <= 2, said
     assert not (tmp_path / "out").exists()
 

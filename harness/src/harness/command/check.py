@@ -6,7 +6,6 @@ In: a ``Command``. Out: nothing, or a ``UserError`` that says what to type inste
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from harness.command.compose import OF_THE_RUN, Command, key_of
 from harness.command.explain import NO_PACKAGE, explained, nearest
 from harness.errors import UserError
 from harness.init.settings import check_file, settings
-from harness.machine import candidates, num_gpus
-from harness.names import flat, shown, typed
-from harness.processes.launcher import launcher
+from harness.machine import candidates, num_gpus, usable_cores
+from harness.names import flat, leaf, shown, typed
+from harness.processes.launcher import global_rank, launcher
 from harness.strategies import launchable
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
@@ -37,7 +36,8 @@ def check(command: Command) -> None:
             raise UserError(f"{key} has no value. Add {key}=<value>.")
         values = flat(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     values |= flat({"sweep": command.sweep})
-    _check_keys(command)
+    files = _experiments(command)
+    _check_keys(command, files)
     _check_words(command, values)
     for key, node in allowed.targets(cfg):
         if "." not in (name := str(node["_target_"])):
@@ -45,6 +45,7 @@ def check(command: Command) -> None:
     allowed.check(cfg)
     if command.task == "train":
         _check_training(command)
+        _check_objective(command, files)
     else:
         verified(Path(cfg.checkpoint))
     check_gpus(cfg)
@@ -61,7 +62,7 @@ def check_init(cfg: DictConfig) -> None:
         check_file(init.path)
 
 
-def _check_keys(command: Command) -> None:
+def _check_keys(command: Command, files: dict[Path, str]) -> None:
     """Refuse keys that nothing reads, and values in the place of keys: Hydra merges them all.
 
     What reads a key: the task's own YAML file, a group, or an interpolation such as ``${width}``.
@@ -77,38 +78,40 @@ def _check_keys(command: Command) -> None:
         may_be_null = name == "data" or name not in groups
         if not (OmegaConf.is_dict(cfg[name]) or (may_be_null and cfg[name] is None)):
             raise UserError(
-                f"{_place(command, name)}{name}: {cfg[name]} must be keys, each on a line below "
-                "it: indented, and with a space after the colon."
+                f"{_place(command, files, name)}{name}: {cfg[name]} must be keys, each on a line "
+                "below it: indented, and with a space after the colon."
             )
     unread = [name for name in map(str, cfg) if name not in read]
     for name in dicts - groups:
         unread += [f"{name}.{key}" for key in cfg[name] or () if key not in schema[name]]
-    files = [path.read_text() for path in _experiments(command)]
-    unread += ["hydra"] * any(re.search("(?m)^hydra:", text) for text in files)
+    unread += ["hydra"] * any(re.search("(?m)^hydra:", text) for text in files.values())
     for key in unread:
         hint = nearest(key, cfg, conf) if key not in ("experiment", "debug") else NO_PACKAGE
-        raise UserError(f"{_place(command, key)}nothing reads {key}.{hint}")
+        raise UserError(f"{_place(command, files, key)}nothing reads {key}.{hint}")
 
 
-def _experiments(command: Command) -> Iterator[Path]:
-    """Yield the YAML files that ``experiment=`` and ``debug=`` choose, also of a further folder."""
+def _experiments(command: Command) -> dict[Path, str]:
+    """Read the YAML files that ``experiment=`` and ``debug=`` choose, also of a further folder."""
+    texts: dict[Path, str] = {}
     places = re.findall(r"file://([^,\]\s'\"]+)", " ".join(command.overrides))
     for word in command.overrides:
         group, _, value = word.lstrip("+").partition("=")
-        for name in re.findall(r"[^\s,\[\]'\"]+", value):
+        for name in re.findall(
+            r"[^\s,\[\]'\"]+", value if group in ("experiment", "debug") else ""
+        ):
             paths = [Path(place, group, f"{name}.yaml") for place in (*places, command.conf)]
-            if group in ("experiment", "debug"):
-                yield from [path for path in paths if path.is_file()][:1]
+            texts |= {path: path.read_text() for path in paths if path.is_file()}
+    return texts
 
 
-def _place(command: Command, key: str) -> str:
+def _place(command: Command, files: dict[Path, str], key: str) -> str:
     """Return the experiment and the line that set a key, or the word that did."""
     for word in command.overrides:
         if key_of(word) == key:
             return f"{word}: "
-    for path in _experiments(command):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            if re.match(rf"\W*{re.escape(key.rpartition('.')[2])}\b", line):
+    for path, text in files.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if re.match(rf"\W*{re.escape(leaf(key))}\b", line):
                 return f"{shown(path)}:{number}: "
     return ""
 
@@ -167,21 +170,22 @@ def _check_training(command: Command) -> None:
         raise UserError("output_dir must be a folder, such as outputs.")
     if ".." in Path(cfg.name).parts or Path(cfg.name).is_absolute():
         raise UserError(f"name={cfg.name} must be a folder below output_dir, without '..'.")
-    _check_objective(command)
     if cfg.resume is not None and cfg.checkpoint is None:
         raise UserError(f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null.")
-    num_nodes = cfg.trainer.get("num_nodes", 1)
-    if command.is_sweep and num_nodes > 1 and not launcher().is_one_of_several:
-        raise UserError("A sweep's jobs run on this machine. Use trainer.num_nodes=1.")
+    if command.is_sweep and (cfg.trainer.get("num_nodes", 1) > 1 or launcher().is_one_of_several):
+        raise UserError(
+            "A sweep's jobs run on this machine, each in processes of its own: leave out "
+            "trainer.num_nodes, torchrun and srun."
+        )
 
 
-def _check_objective(command: Command) -> None:
+def _check_objective(command: Command, files: dict[Path, str]) -> None:
     """Refuse a score without its direction: the worst checkpoint would be kept as the best."""
-    experiments = [yaml.safe_load(path.read_text()) or {} for path in _experiments(command)]
+    experiments = [yaml.safe_load(text) or {} for text in files.values()]
     words = {key_of(word): word.partition("=")[2] for word in command.overrides}
     for keys in (*experiments, words):
         if keys.get("objective") not in (None, "null") and "mode" not in keys:
-            place = _place(command, "objective")
+            place = _place(command, files, "objective")
             raise UserError(f"{place}add mode, min or max, whichever is the best.")
 
 
@@ -197,6 +201,9 @@ def _check_devices(cfg: DictConfig) -> None:
                 f"trainer.{wish} needs a GPU, and this run has none.\nUse strategy=auto (a GPU if "
                 "there is one), strategy=cpu, or trainer.devices=<number of processes>."
             )
+        cores = usable_cores()
+        if isinstance(devices, int) and devices > cores and global_rank() == 0:
+            print(f"trainer.devices={devices} on {cores} cores: each step takes longer.")
     batch_size = OmegaConf.select(cfg, "data.batch_size")
     num_processes = launchable.num_processes(trainer)
     if isinstance(batch_size, int) and batch_size < num_processes:

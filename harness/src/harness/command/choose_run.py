@@ -5,12 +5,11 @@ process of a run chooses; the others get what it has chosen. A run that goes on 
 config but for what a command may change; any other word is refused with the difference.
 """
 
-import math
 import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from harness.command.compose import SET_BY, Command
 from harness.errors import UserError
 from harness.names import few, flat, is_below, typed
 from harness.processes.launcher import launcher
-from harness.record import NEXT
+from harness.record import PENDING_CONFIG
 
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
 
 
-def choose(command: Command, held: ExitStack) -> dict[str, Any]:
-    """Choose a run's folder, lock it until ``held`` is closed, and write the config there.
+def choose(command: Command, locks: ExitStack) -> dict[str, Any]:
+    """Choose a run's folder, lock it until ``locks`` are closed, and write the config there.
 
     Returns:
         ``run_dir``, as a text, and whether nothing of that run is left to do (``is_finished``).
@@ -40,19 +39,22 @@ def choose(command: Command, held: ExitStack) -> dict[str, Any]:
         UserError: if the run to go on with is alive, or the command asks for another result.
     """
     cfg, parent = command.cfg, parent_of(command)
-    if command.task == "train" and (run_dir := find(command)) is not None:
-        held.enter_context(run_folder.locked(run_dir))
-        return {"run_dir": str(run_dir), "is_finished": not _goes_on(command, run_dir)}
-    if command.task == "train" and cfg.resume == "auto":
-        print(f"There is no run in {parent} to go on with: a new one starts.")
-        cfg.resume = None
-        check_init(cfg)
-    run_dir = Path(command.sweep_dir or run_folder.make(parent, launcher().job))
-    run_dir.mkdir(parents=True, exist_ok=True)  # of a sweep
-    held.enter_context(run_folder.locked(run_dir))
-    run_folder.save_config(frozen(command, run_dir), run_dir)
-    run_folder.save_words(command.overrides, run_dir)
-    return {"run_dir": str(run_dir), "is_finished": False}
+    is_auto = cfg.get("resume") == "auto" and not command.sweep_dir
+    # Of two commands that start at once the second finds the run of the first.
+    with run_folder.choosing(parent) if is_auto else nullcontext():
+        found = find(command) if command.task == "train" else None
+        if found is None and is_auto:
+            print(f"There is no run in {parent} to go on with: a new one starts.")
+            cfg.resume = None
+            check_init(cfg)
+        run_dir = found or Path(command.sweep_dir or run_folder.make(parent, launcher().job))
+        run_dir.mkdir(parents=True, exist_ok=True)  # of a sweep
+        locks.enter_context(run_folder.locked(run_dir))
+        if found is None:
+            run_folder.save_config(frozen(command, run_dir), run_dir)
+            run_folder.save_words(command.overrides, run_dir)
+    is_finished = found is not None and not _goes_on(command, run_dir)
+    return {"run_dir": str(run_dir), "is_finished": is_finished}
 
 
 def _goes_on(command: Command, run_dir: Path) -> bool:
@@ -65,13 +67,13 @@ def _goes_on(command: Command, run_dir: Path) -> bool:
         print(finished(run_dir))
         return False
     config.resume = newest_checkpoint(run_dir, config.get("resume"))
-    run_folder.save_config(config, run_dir, NEXT)
+    run_folder.save_config(config, run_dir, PENDING_CONFIG)
     return True
 
 
 def frozen(command: Command, run_dir: Path) -> DictConfig:
     """Return the config with which this process computes a run, of which some keys may differ."""
-    if (run_dir / NEXT).exists():
+    if (run_dir / PENDING_CONFIG).exists():
         config = resumed_config(command, run_dir)
         config.resume = run_folder.load_next_config(run_dir).resume
         return config
@@ -140,7 +142,7 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
         was = old[key] if key in old else OmegaConf.select(saved, key)
         if asked == was or is_below(key, NOT_COMPARED):
             continue
-        if is_below(key, may_change) or (key in may_grow and is_more(key, asked, was)):
+        if is_below(key, may_change) or (key in may_grow and is_more(asked, was)):
             _copy_value(composed, saved, key)
         else:
             refused.append(f"{key}={typed(asked)} (it has {typed(was)})")
@@ -184,15 +186,9 @@ def _copy_value(source: DictConfig, target: DictConfig, key: str) -> None:
         old.pop(leaf, None)
 
 
-def is_more(key: str, asked: Any, was: Any) -> bool:
-    """Whether a limit allows more than another."""
-
-    def limit(value: Any) -> float:
-        if value is None and key == "trainer.max_epochs":
-            return 1000  # Lightning's own
-        return math.inf if value in (None, -1) else value
-
-    return limit(asked) > limit(was)
+def is_more(asked: Any, was: Any) -> bool:
+    """Whether a limit allows more than another; -1 has no end, and null is Lightning's choice."""
+    return asked is not None and was not in (None, -1) and (asked == -1 or asked > was)
 
 
 def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
@@ -201,7 +197,7 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
     A run that has had checkpoints, of which none is whole, is refused. ``last_resume`` is the one
     from which it has gone on before.
     """
-    folder, path = run_dir / "checkpoints", None
+    folder = run_dir / "checkpoints"
     if lookup.by_step(folder):
         # This takes torch, which will be needed in any case.
         from harness.checkpoints.reading import unreadable
@@ -209,8 +205,8 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
         path, skipped = lookup.newest_whole(folder, unreadable)
         for line in skipped:
             print(line, file=sys.stderr)
-    if path is not None:
-        return str(path)
+        if path is not None:
+            return str(path)
     # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
     traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
     if last_resume is not None or any(os.path.lexists(trace) for trace in traces):
@@ -218,10 +214,8 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
             f"The run in {run_dir} has had checkpoints, and none that is whole is left in "
             f"{folder}.\nBring one back from a copy, or use resume=null to start another run."
         )
-    print(
-        f"The run in {run_dir} was stopped before its first checkpoint: it begins anew at step 0.",
-        file=sys.stderr,
-    )
+    where = f"The run in {run_dir} was stopped before its first checkpoint"
+    print(f"{where}: it begins anew at step 0.", file=sys.stderr)
     return None
 
 

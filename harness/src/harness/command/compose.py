@@ -4,6 +4,7 @@ In: ``train``, ``evaluate`` or ``predict``, words, and the folder ``conf``. Out:
 Next: ``check``. Tests and notebooks call ``compose``, which returns the config alone.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from harness.command import config_files, run_folder
 from harness.command.config_files import hydra_compose
 from harness.command.explain import OLD_WORDS, explained
 from harness.errors import UserError
+from harness.files import best_checkpoint
 from harness.names import is_below
 from harness.processes.launcher import launcher
 
@@ -129,6 +131,9 @@ def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
     """Write in full what has a short form here; refuse what Hydra takes and no command uses."""
     groups = config_files.groups(conf)
     words = []
+    for word, following in itertools.pairwise(typed):
+        if "=" not in word + following and word[0] not in "~-":
+            raise UserError(f"{word} {following}: write {word}={following}")
     for word in typed:
         key, equals, value = word.partition("=")
         name = key.lstrip("+~")
@@ -154,7 +159,7 @@ def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
             is_plain = value[:1] in ("'", '"') or not any(sign in value for sign in "= ()[]{}:")
             word = f"init.path={value if is_plain else in_quotes(value)}"
         elif key == "checkpoint" and task != "train" and value[:1] not in ("'", '"'):
-            word = f"checkpoint={in_quotes(value)}"
+            word = f"checkpoint={in_quotes(str(best_checkpoint(Path(value)) or value))}"
         elif equals and key in groups and (value == "null" or value.isdigit()):
             word = f"{key}='{value}'"  # a file of that name, which Hydra says does not exist
         words.append(word)

@@ -4,6 +4,7 @@ In: an exception of Hydra, OmegaConf or PyYAML. Out: a ``UserError`` with the ne
 or with the exception's own first lines where these say enough. ``compose`` and ``check`` use it.
 """
 
+import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ from pathlib import Path
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.command.config_files import choices, groups, hydra_compose
 from harness.errors import UserError
-from harness.names import did_you_mean
+from harness.names import MEANINGS, did_you_mean, leaf
 
 # Words of Lightning 1 and of the scripts of its time, and today's.
 OLD_WORDS = {
@@ -25,10 +26,8 @@ OLD_WORDS = {
     ),
     r"(trainer\.)?distributed_backend=.*": "strategy=<ddp, dp, ...>",
     r"accelerator=.*": "strategy=cpu or strategy=gpu",
-    r"trainer\.accelerator=d?dp.*": "strategy=ddp, or strategy=dp",
     r"strategy=ddp_cpu": "strategy=ddp trainer.accelerator=cpu",
 }
-MEANINGS = {"learning_rate": "lr", "epochs": "max_epochs", "steps": "max_steps"}
 NO_PACKAGE = " The first line of such a file must be # @package _global_"
 
 
@@ -84,10 +83,32 @@ def _unknown_key(key: str, task: str, words: Sequence[str], conf: Path) -> str:
     group, _, name = key.partition(".")
     if name and name.partition(".")[0] in choices(conf, group):
         return f"There is no key {key} without {group}={name.partition('.')[0]}: add that."
+    value = next((w.partition("=")[2] for w in words if w.partition("=")[0] == key), "<value>")
+    owners = [name for name in groups(conf) if value in choices(conf, name)]
+    if hint := did_you_mean(key, owners):
+        return f"There is no key {key}.{hint.replace('?', f'={value}?')}"
     by_group = {*groups(conf), "hydra.searchpath"}  # the choices of the command bring keys
     chosen = [w for w in words if w.partition("=")[0] in by_group and not re.search(",|={", w)]
-    hint = nearest(key, hydra_compose(task, chosen, conf), conf)
-    return f"There is no key {key}.{hint}\nTo add a new one, write +{key}=<value>."
+    cfg = hydra_compose(task, chosen, conf)
+    if _takes(OmegaConf.select(cfg, f"{key.rpartition('.')[0]}._target_"), leaf(key), conf):
+        return f"There is no key {key} yet, and it is an argument: write +{key}={value}"
+    return (
+        f"There is no key {key}.{nearest(key, cfg, conf)}\nTo add a new one, write +{key}=<value>."
+    )
+
+
+def _takes(target: str | None, name: str, conf: Path) -> bool:
+    """Whether a class of the owner's has an argument of a name; its file is read, not run."""
+    module, _, class_name = str(target).rpartition(".")
+    place = conf.parent / "src" / module.replace(".", "/")
+    for path in (place.with_suffix(".py"), *place.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())) if path.is_file() else ():
+            if isinstance(node, ast.ClassDef) and node.name == class_name:
+                inits = [f for f in node.body if getattr(f, "name", "") == "__init__"]
+                return any(
+                    isinstance(a, ast.arg) and a.arg == name for f in inits for a in ast.walk(f)
+                )
+    return False
 
 
 def nearest(key: str, cfg: DictConfig, conf: Path) -> str:
@@ -96,10 +117,10 @@ def nearest(key: str, cfg: DictConfig, conf: Path) -> str:
     if inner := [name for name in all_groups if name.endswith(f"/{key}")]:
         return f" Did you mean {inner[0]}=<choice>?"
     keys = [name for name in _keys_below(cfg) if name != key and not name.startswith(f"{key}.")]
-    parent, _, leaf = key.rpartition(".")
+    parent, _, last = key.rpartition(".")
     siblings = [name for name in keys if parent and name.rpartition(".")[0] == parent]
     for name in (*siblings, *keys):
-        if name.rpartition(".")[2] == MEANINGS.get(leaf, leaf):
+        if leaf(name) == MEANINGS.get(last, last):
             return f" Did you mean {name}?"
     return did_you_mean(key, siblings) or did_you_mean(key, [*keys, *all_groups])
 

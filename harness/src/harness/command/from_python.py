@@ -81,7 +81,7 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         """The checkpoint that was tested: the best one; a UserError if the run has none."""
-        return run_folder.best_checkpoint(self.folder)
+        return run_folder.tested_checkpoint(self.folder)
 
 
 def load_run(folder: str | Path, conf: str | Path = "conf") -> Run:

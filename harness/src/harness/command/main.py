@@ -7,12 +7,13 @@ Until then no torch: ``--help``, ``--cfg job``, completion and mistakes answer a
 """
 
 import gc
+import io
 import os
 import re
 import sys
 import zlib
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import harness
 from harness import allowed, record
-from harness.command import choose_run, run_folder, sweep
+from harness.command import choose_run, run_folder
 from harness.command.check import check
 from harness.command.compose import Command, as_hydra_reads, compose, compose_command
 from harness.command.explain import nearest
@@ -36,12 +37,12 @@ from harness.processes.meeting import Meeting
 from harness.strategies import launchable
 from harness.upstream import quick_start
 
+MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
 COMPLETION = {"-sc", "--shell-completion"}
 SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"} | COMPLETION
 FLAGS = SHOWING | {"-p", "--package", "--resolve"}
 # Keys that differ between ranks by design, and are not compared.
 NOT_COMPARED = ("output_dir", "run_dir", "resume", "checkpoint", "output")
-LARGEST_FILE = 2**20  # bytes; larger files are data that lie beside the code
 
 
 def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
@@ -87,8 +88,10 @@ def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
     elif job is not None and not words:
         with run_folder.locked(job):
             compute_in(job, task, run_folder.load_config(job))
-    elif job is None and {*sweep.MULTIRUN} & {*words}:
-        sweep.run(task, conf, words)
+    elif job is None and MULTIRUN & {*words}:
+        from harness.command import sweep  # and what a run does not need
+
+        sweep.run(task, conf, [word for word in words if word not in MULTIRUN])
     elif job is None and any(word.startswith("-") for word in words):
         show(task, conf, words)
     else:
@@ -104,8 +107,8 @@ def start(command: Command) -> Path:
     """
     check(command)
     meeting = Meeting(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
-    with ExitStack() as held:
-        choose = partial(choose_run.choose, command, held)
+    with ExitStack() as locks:
+        choose = partial(choose_run.choose, command, locks)
         choice = meeting.agree(partial(fingerprint, command), choose)
         run_dir = Path(choice["run_dir"])
 
@@ -125,11 +128,13 @@ def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
     is_first = global_rank() == 0
     recording = record.recording(run_dir) if is_first else nullcontext()
     with recording, parent.environment_of_ranks(run_dir):
-        if is_first and not (run_dir / record.NEXT).exists():  # else it begins as it trains
+        if (
+            is_first and not (run_dir / record.PENDING_CONFIG).exists()
+        ):  # else it begins as it trains
             record.begin(run_dir)
         compute(task, frozen)
     if is_first:  # of a dry run, which changes nothing
-        (run_dir / record.NEXT).unlink(missing_ok=True)
+        (run_dir / record.PENDING_CONFIG).unlink(missing_ok=True)
 
 
 def compute(task: str, frozen: DictConfig) -> None:
@@ -169,19 +174,15 @@ def fingerprint(command: Command) -> dict[str, Any]:
     cfg: Any = OmegaConf.to_container(command.cfg, resolve=True)
     may_differ = (*NOT_COMPARED, *command.rules["may_differ"])
     settings = {k: str(value) for k, value in flat(cfg).items() if not is_below(k, may_differ)}
-    owners, checksum = command.conf.parent, 0
-    lock = owners / "requirements.lock"
-    names = re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(command.cfg))
-    names += re.findall(r"(?m)^([\w.-]+)==", lock.read_text()) if lock.is_file() else []
-    compared = {*record.MAIN_PACKAGES, *(name.replace("_", "-").lower() for name in names)}
+    named = re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(command.cfg))
+    compared = {*record.MAIN_PACKAGES, *(name.replace("_", "-").lower() for name in named)}
     versions = {name: text for name, text in record.packages().items() if name in compared}
-    for place in (owners / "src", lock, Path(sys.argv[0]), Path(harness.__path__[0])):
-        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            is_made = "__pycache__" in path.parts or ".egg-info" in str(path)
-            if path.is_file() and not is_made and path.stat().st_size <= LARGEST_FILE:
-                name = str(path.relative_to(place))
-                checksum = zlib.crc32(name.encode() + path.read_bytes(), checksum)
-    return settings | versions | {"code (src, program, requirements.lock, harness)": checksum}
+    checksum = 0
+    for place in (command.conf.parent / "src", Path(sys.argv[0]), Path(harness.__path__[0])):
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if path.is_file():
+                checksum = zlib.crc32(path.name.encode() + path.read_bytes(), checksum)
+    return settings | versions | {"code (src, program, harness)": checksum}
 
 
 def show(task: str, conf: Path, words: list[str]) -> NoReturn:
@@ -197,7 +198,13 @@ def show(task: str, conf: Path, words: list[str]) -> NoReturn:
         settings = [word for word in words if "=" in word and not word.startswith("-")]
         compose_command(task, settings, conf)  # says what is wrong, and what Hydra may not call
     sys.argv[1:] = as_hydra_reads(task, words, conf)
-    hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(lambda cfg: None)()
+    said = io.StringIO()
+    with redirect_stdout(said), suppress(SystemExit):
+        hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(lambda cfg: None)()
+    groups, config, values = said.getvalue().partition("== Config ==")
+    if config:  # of --help; files that begin with _ are parts of others
+        groups = re.sub(r"(?<=[ ,])_\w+(, |$)", "", groups, flags=re.MULTILINE)
+    print(groups + config + values, end="")
     sys.exit(0)
 
 

@@ -24,9 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import UserError
-from harness.files import read_yaml, write_yaml
+from harness.files import best_checkpoint, read_yaml, write_yaml
 from harness.processes.launcher import global_rank, launcher
-from harness.record import NEXT
+from harness.record import PENDING_CONFIG
 
 STARTED = "# started "  # begins a line of overrides.yaml
 LOCK = ".lock"
@@ -54,7 +54,8 @@ def save_config(frozen: DictConfig, run_dir: Path, name: str = "config.yaml") ->
 
 def load_next_config(run_dir: Path) -> DictConfig:
     """Read the config of a run that begins or goes on, in a process that its first one starts."""
-    return load_config(run_dir, NEXT if (run_dir / NEXT).exists() else "config.yaml")
+    is_pending = (run_dir / PENDING_CONFIG).exists()
+    return load_config(run_dir, PENDING_CONFIG if is_pending else "config.yaml")
 
 
 def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
@@ -92,10 +93,13 @@ def load_words(run_dir: Path) -> list[str]:
 
 def results(run_dir: Path) -> dict[str, float]:
     """Read the last value of every metric; empty while the run has not finished."""
-    with suppress(OSError, ValueError):  # ValueError: damaged
+    try:
         values: dict[str, float] = json.loads((run_dir / "results.json").read_bytes())
-        return values
-    return {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / 'results.json'} is damaged: {error}") from error
+    return values
 
 
 def is_run(folder: Path) -> bool:
@@ -117,20 +121,20 @@ def _started(run_dir: Path) -> float:
     return path.stat().st_mtime
 
 
-def best_checkpoint(run_dir: Path) -> Path:
-    """Return the checkpoint that a run has tested, or the last one of a run that kept no best."""
-    for name in ("best.ckpt", "last.ckpt"):
-        if (path := run_dir / "checkpoints" / name).is_file():
-            return path
-    raise UserError(f"The run in {run_dir} has no checkpoint, which would hold its weights.")
+def tested_checkpoint(run_dir: Path) -> Path:
+    """Return the checkpoint that a run has tested, its best; a UserError if it has none."""
+    if (path := best_checkpoint(run_dir)) is None:
+        raise UserError(f"The run in {run_dir} has no checkpoint, which would hold its weights.")
+    return path
 
 
 def config_of_checkpoint(checkpoint: Path) -> Path:
     """Return the config of the run that wrote a checkpoint; a UserError if either is missing."""
     if not checkpoint.is_file():
-        best = Path("checkpoints", "best.ckpt")
-        folder = checkpoint if (checkpoint / best).exists() else Path("<run>")
-        raise UserError(f"checkpoint={checkpoint} is no file. Use checkpoint={folder / best}")
+        raise UserError(
+            f"checkpoint={checkpoint} is no file. Use checkpoint=<run>, a run's folder, or one of "
+            "its checkpoints, <run>/checkpoints/best.ckpt"
+        )
     config = checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise UserError(
@@ -151,6 +155,22 @@ def make(parent: Path, name: str | None = None) -> Path:
                 path.mkdir()
                 break
     return path.resolve()
+
+
+@contextmanager
+def choosing(parent: Path) -> Iterator[None]:
+    """Let another command that chooses a run in a folder wait; remove the folder if it is empty."""
+    with _writing():
+        parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no such locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # there are runs
+            parent.rmdir()
 
 
 @contextmanager
@@ -207,8 +227,8 @@ def remove_unused(run_dir: Path, is_own: bool = True) -> None:
 
     A sweep's job keeps its folder, for it is not its own.
     """
-    is_old = (run_dir / NEXT).exists()
-    (run_dir / NEXT).unlink(missing_ok=True)
+    is_old = (run_dir / PENDING_CONFIG).exists()
+    (run_dir / PENDING_CONFIG).unlink(missing_ok=True)
     traces = ("checkpoints", "metrics.csv", "results.json")
     if is_own and not is_old and not any((run_dir / name).exists() for name in traces):
         shutil.rmtree(run_dir, ignore_errors=True)

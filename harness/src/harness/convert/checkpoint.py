@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.errors import UserError
+from harness.files import best_checkpoint
 
 from .tensors import DTYPES, Budget, CheckpointError, Record, Tensor, check, parsing, row_major
 from .unpickle import InertUnpickler
@@ -53,7 +54,7 @@ def whole(source: str | Path) -> Path:
         )
     if path.is_file() or shards_in(path):
         return path
-    if (best := path / "checkpoints" / "best.ckpt").is_file():
+    if best := best_checkpoint(path):
         return best
     raise CheckpointError(
         f"{path}: a folder that is no checkpoint itself, or no file at all; name a file"

@@ -62,7 +62,7 @@ def export(
         UserError: with what to change; then no file was written.
     """
     source = Path(source)
-    checkpoint = run_folder.best_checkpoint(source) if source.is_dir() else source
+    checkpoint = run_folder.tested_checkpoint(source) if source.is_dir() else source
     suffixes = (".pt2", ".onnx") if find_spec("onnxscript") else (".pt2",)
     stem = stem_of(checkpoint)
     paths = [Path(path) for path in outputs or (checkpoint.with_name(stem + s) for s in suffixes)]

@@ -5,7 +5,7 @@ In: the config, before anything is built; then the objects, before the Trainer g
 
 import inspect
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytorch_lightning as pl
 from hydra.errors import InstantiationException
@@ -14,10 +14,12 @@ from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from harness.allowed import check, check_object, targets
+from harness.data.facts import PREFIX
 from harness.errors import UserError
 from harness.names import did_you_mean
 
 EXTRAS = {"timm": "timm", "tokenizers": "text"}  # by the package they install
+NUMBERS = {int, float, type(None)}
 HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
@@ -35,6 +37,11 @@ def check_targets(cfg: Any) -> None:
             parameters = inspect.signature(import_target(key, target)).parameters
         except ValueError:
             continue  # written in C
+        for name in parameters.keys() & node.keys():
+            kind, value = parameters[name].annotation, node[name]
+            is_text = isinstance(value, str) and not value.startswith(PREFIX)
+            if is_text and {*(get_args(kind) or (kind,))} <= NUMBERS:
+                raise UserError(f"{key}.{name}={value} must be a number, as {target} says.")
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         for name in [] if takes_any else map(str, node):
             if name not in {*parameters, *HYDRA_KEYS}:

@@ -21,11 +21,14 @@ import yaml
 from harness import record
 from harness.checkpoints.lookup import by_step
 from harness.errors import UserError
+from harness.names import flat
 
 if TYPE_CHECKING:
     import polars as pl
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may come without libyaml
+# Settings that say where a run is, and not what it computes.
+PLACES = ("run_dir", "output_dir", "resume", "name", "tags", "notes", "objective", "mode")
 CONFIG, RESULTS, METRICS = "config.yaml", "results.json", "metrics.csv"
 
 
@@ -64,17 +67,28 @@ class RunFiles:
     def reason(self) -> str | None:
         """Why it has not finished."""
         if self.status == "damaged":
-            return f"{CONFIG} cannot be read"
+            return f"{RESULTS if self.config else CONFIG} cannot be read"
         if self.status not in ("failed", "stopped"):
             return None
         saved = by_step(self.folder / "checkpoints")
         where = f"after {saved[-1].stem}" if saved else "before its first checkpoint"
         return str(self.record.get("reason") or f"killed {where}")
 
-    @property
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Its settings by their full keys."""
+        own = {key: node for key, node in self.config.items() if key not in PLACES}
+        return flat(own)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Its facts, metrics and settings."""
+        return self.facts | self.results | self.settings
+
+    @cached_property
     def facts(self) -> dict[str, Any]:
         """What there is beside metrics and settings; ``None`` where it is not known."""
-        noted, config = self.record, self.config
+        noted, (objective, mode) = self.record, self.objective
         facts = {
             "run": str(self.folder),
             "status": self.status,
@@ -83,10 +97,10 @@ class RunFiles:
             "seconds": noted.get("seconds"),
             "samples/s": noted.get("samples_per_second"),
             "commit": str(noted.get("commit") or "")[:10],
-            "tags": config.get("tags"),
-            "notes": config.get("notes"),
-            "objective": self.objective[0],
-            "mode": self.objective[1],
+            "tags": self.config.get("tags"),
+            "notes": self.config.get("notes"),
+            "objective": objective,
+            "mode": mode,
             "best": self.best,
         }
         return {name: None if value in ("", []) else value for name, value in facts.items()}
@@ -113,7 +127,7 @@ def find(folders: Sequence[Path]) -> list[RunFiles]:
 def read(folder: Path) -> RunFiles:
     """Read one run's folder; never raises for what is in it."""
     config: Any = None
-    results: dict[str, float] = {}
+    results: dict[str, float] | None = None
     with suppress(OSError, ValueError, yaml.YAMLError):
         config = yaml.load((folder / CONFIG).read_bytes(), LOADER)
     with suppress(OSError, ValueError, AttributeError):
@@ -125,10 +139,10 @@ def read(folder: Path) -> RunFiles:
     elif is_locked(folder / ".lock"):
         status = "running"
     elif (folder / RESULTS).exists():
-        status = "finished"
+        status = "damaged" if results is None else "finished"
     else:
         status = "failed" if noted.get("status") == "failed" else "stopped"
-    return RunFiles(folder, status, config if is_whole else {}, results, noted)
+    return RunFiles(folder, status, config if is_whole else {}, results or {}, noted)
 
 
 def read_table(path: Path) -> "pl.DataFrame":

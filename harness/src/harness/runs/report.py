@@ -9,14 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import polars as pl
-
 from harness.errors import UserError
 from harness.files import write_durably
 from harness.names import shown
-from harness.runs.frame import differing, table_of
 from harness.runs.reading import RunFiles
-from harness.runs.tables import text, titles
+from harness.runs.table import differing, text_of, titles
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -26,34 +23,22 @@ OURS = '<meta name="generator" content="harness report of runs">'
 HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">{OURS}
 <meta http-equiv="Content-Security-Policy" content="default-src 'none';
  script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:">
-<style>
-body {{ font: 14px/1.4 system-ui, sans-serif; margin: 1rem 2rem }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-th, td {{ padding: .25rem .6rem; text-align: left; border-bottom: 1px solid #ddd }}
-body > div {{ display: inline-block }}
-</style>
+<style>body > div {{ display: inline-block }}</style>
 """
 FACTS = ("seconds", "samples/s", "started", "tags", "notes", "commit", "reason")
 MOST_POINTS = 500  # of a curve
 
 
 def write_report(runs: Sequence[RunFiles], path: Path) -> None:
-    """Write the page; an older report of that name is replaced.
-
-    Raises:
-        UserError: plotly is not installed, or the path is another file, or cannot be written.
-    """
+    """Write the page; an older report of that name is replaced, another file is refused."""
     try:
-        import plotly.io  # noqa: F401
+        import plotly  # noqa: F401
     except ImportError as error:
         raise UserError("The report needs plotly: pip install -e .[report]") from error
-    try:
-        if path.exists() and OURS.encode() not in path.read_bytes()[:1000]:
-            raise UserError(f"{path} is no report of runs. Remove it, or choose another -o FILE.")
-        # A folder may be named by any bytes.
-        write_durably(path, "".join(parts_of(runs)).encode(errors="replace"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    if path.exists() and OURS.encode() not in path.read_bytes()[:1000]:
+        raise UserError(f"{path} is no report of runs. Remove it, or choose another -o FILE.")
+    # A folder may be named by any bytes.
+    write_durably(path, "".join(parts_of(runs)).encode(errors="replace"))
 
 
 def parts_of(runs: Sequence[RunFiles]) -> Iterator[str]:
@@ -69,60 +54,46 @@ def parts_of(runs: Sequence[RunFiles]) -> Iterator[str]:
         group.sort(key=lambda run: run.best or 0.0, reverse=mode == "max")
         group.sort(key=lambda run: run.best is None)  # a stable sort: these come last
         names = [escape(os.path.relpath(run.folder.resolve(), root)) for run in group]
+        tested = [name for run in group for name in run.results if name.startswith("test/")]
+        columns = [*dict.fromkeys(["status", "best", *tested, *differing(group), *FACTS])]
+        rows = [["run", *map(escape, titles(columns))]]
+        for name, run in zip(names, group, strict=True):
+            rows.append([name, *(escape(text_of(c, run.values.get(c))) for c in columns)])
+        lines = map("</td><td>".join, rows)
         yield f"<h2>{escape(f'{objective} ({mode})' if objective else 'No objective')}</h2>"
-        yield html_table(group, names)
+        yield f"<table><tr><td>{'</td></tr><tr><td>'.join(lines)}</td></tr></table>"
         for figure in (*curves_of(group, names), *scatter_of(group, names)):
             figure.update_layout(height=400, width=640)
             yield to_html(figure, include_plotlyjs=script, full_html=False)
             script = False
-    yield "</body></html>"
-
-
-def html_table(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Write one row for each run: status, results, the settings that differ, facts."""
-    table = table_of(runs)
-    tested = [name for name in table.metrics if name.startswith("test/")]
-    columns = ["status", "best", *tested, *differing(table), *FACTS]
-    columns = [name for name in columns if table.frame[name].null_count() < len(runs)]
-    rows = [("run", *map(escape, titles(columns)))]
-    for name, row in zip(names, table.frame.select(columns).iter_rows(), strict=True):
-        rows.append((name, *map(escape, map(text, columns, row))))
-    lines = "</td></tr>\n<tr><td>".join("</td><td>".join(row) for row in rows)
-    return f"<table><tr><td>{lines}</td></tr></table>"
 
 
 def curves_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figure]":
     """Draw each metric that was logged more than once, the objective first."""
-    import plotly.express as px
+    from plotly.graph_objects import Figure
 
     metrics = dict.fromkeys(name for run in runs for name in run.table.columns[1:])
     for metric in sorted(metrics, key=lambda name: name != runs[0].objective[0]):
-        curves = []
+        figure = Figure(layout={"title": escape(metric), "showlegend": True})
         for run, name in zip(runs, names, strict=True):
             if metric in run.table.columns:
-                points = run.table.select("step", pl.col(metric).alias("y")).drop_nulls()
+                points = run.table.select("step", metric).drop_nulls()
                 points = points.gather_every(len(points) // MOST_POINTS + 1)
-                curves.append(points.with_columns(pl.lit(name).alias("run")))
-        points = pl.concat(curves)
-        if points["step"].n_unique() > 1:
-            figure = px.line(points, x="step", y="y", color="run", title=escape(metric))
-            yield figure.update_layout(yaxis_title=None)
+                figure.add_scatter(x=points["step"], y=points[metric], name=name)
+        if len({step for curve in figure.data for step in curve.x}) > 1:
+            yield figure
 
 
 def scatter_of(runs: Sequence[RunFiles], names: Sequence[str]) -> "Iterator[Figure]":
     """Draw each run's best value against each setting that differs."""
-    import plotly.express as px
+    from plotly.graph_objects import Figure
 
-    table = table_of(runs)
-    frame = table.frame.with_columns(pl.Series("label", names), pl.col("best").cast(pl.Float64))
-    frame = frame.filter(pl.col("best").is_finite())
-    for name in differing(table) if len(frame) > 1 else []:
-        x = frame[name].alias("x")
-        numbers: list[float] = x.drop_nulls().to_list() if x.dtype.is_numeric() else []
-        is_log = bool(numbers) and min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
-        if not numbers:
-            x = pl.Series("x", [escape(str(value)) for value in x])
-        title = escape(f"best {runs[0].objective[0]} against {name}")
-        points = frame.select(x, "best", "label")
-        figure = px.scatter(points, x="x", y="best", hover_name="label", log_x=is_log, title=title)
-        yield figure.update_layout(xaxis_title=None)
+    for name in differing(runs):
+        x = [run.settings.get(name) for run in runs]
+        are_rates = all(isinstance(value, float) and value > 0 for value in x)
+        x = x if are_rates else [escape(text_of(name, value)) for value in x]
+        figure = Figure(layout={"title": escape(f"best {runs[0].objective[0]} against {name}")})
+        figure.add_scatter(x=x, y=[run.best for run in runs], text=names, mode="markers")
+        if are_rates:
+            figure.update_xaxes(type="log")
+        yield figure

@@ -1,0 +1,234 @@
+"""Run the jobs of a sweep side by side, each in a process and a folder of its own.
+
+In: a queue of jobs, of a grid or made up by Optuna, and slots. Out: the signal that stopped the
+sweep, or 0. Next: ``command.main`` in each process. What is left to do is read from the jobs'
+folders, so a driver that was killed loses nothing: its jobs save and end with it, and the next
+driver goes on. Imports no torch.
+"""
+
+import math
+import os
+import shlex
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from hydra.core.override_parser.types import IntervalSweep, Override
+
+from harness import record
+from harness.allowed import instantiate
+from harness.errors import UserError
+from harness.processes import leaving, parent
+from harness.runs import reading
+
+SCREEN = "screen.log"  # in a job's folder: what its process has printed
+POLL_SECONDS = 0.1
+
+
+@dataclass
+class Job:
+    """One run of a sweep: its number, the words of its command, and its folder."""
+
+    number: int
+    words: list[str]
+    folder: Path
+
+    @property
+    def run(self) -> reading.RunFiles:
+        """What its folder says now."""
+        return reading.read(self.folder)
+
+    @property
+    def status(self) -> str:
+        """``waiting``, or the status of its run."""
+        return self.run.status if self.folder.exists() else "waiting"
+
+
+class Queue:
+    """The ``jobs`` of a sweep, those ``waiting`` for this driver, and how many there will be."""
+
+    def __init__(self, jobs: Sequence[Job] = ()) -> None:
+        self.jobs, self.waiting, self.num_jobs = [*jobs], [*jobs], len(jobs)
+
+    def next(self) -> Job | None:
+        """Take a job that has not finished; one that has failed is tried again."""
+        while self.waiting:
+            job = self.waiting.pop(0)
+            if job.status != "finished":
+                return job
+            self.ended(job, job.run)
+        return None
+
+    def ended(self, job: Job, run: reading.RunFiles) -> None:
+        """Take note of how a job has ended; a study does."""
+
+
+class Study(Queue):
+    """The trials of a study of Optuna's as jobs, until there are ``num_trials``, also failed ones.
+
+    A trial is RUNNING in the study until its job has ended, however often the driver or the job is
+    killed. A UserError says which of the settings below ``sweep``, or of the words, it refuses.
+    """
+
+    def __init__(self, settings: dict[str, Any], mode: str, overrides: Sequence[Override]) -> None:
+        super().__init__()
+        try:
+            import optuna
+        except ImportError as error:
+            raise UserError("sweep=optuna needs Optuna: pip install -e .[sweep]") from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        self.optuna: Any = optuna
+        self.direction = "minimize" if mode == "min" else "maximize"
+        self.num_jobs, url = settings["num_trials"], settings["storage"]
+        self.fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+        self.space: dict[str, Any] = {}
+        setting = ""
+        try:
+            for override in filter(Override.is_sweep_override, overrides):
+                setting = str(override.input_line)
+                self.space[override.get_key_element()] = self._distribution(override)
+            setting = f"sweep.sampler={settings['sampler'].get('_target_')}"
+            self.sampler = instantiate(settings["sampler"])
+            setting = "sweep.storage"  # a URL, which may have a password
+            self.storage = url and optuna.storages.get_storage(url)
+        except UserError:
+            raise
+        except Exception as error:
+            reason = str(error.__cause__ or error).partition("\n")[0]
+            raise UserError(f"{setting}: {reason}") from error
+
+    def _distribution(self, override: Override) -> Any:
+        """Return the values among which Optuna chooses."""
+        value, kinds = override.value(), self.optuna.distributions
+        if not isinstance(value, IntervalSweep):
+            return kinds.CategoricalDistribution([*override.sweep_string_iterator()])
+        ends = value.start, value.end
+        is_int = {*map(type, ends)} == {int}
+        kind = kinds.IntDistribution if is_int else kinds.FloatDistribution
+        return kind(*ends, log="log" in value.tags)
+
+    def open(self, folder: Path) -> Self:
+        """Create the study of a sweep's folder, or go on with it."""
+        name, self.folder = folder.parent.name, folder
+        self.study = self.optuna.create_study(
+            storage=self.storage or f"sqlite:///{folder / 'study.db'}",
+            study_name=f"{name}/{folder.name}" if self.storage else name,
+            direction=self.direction,
+            sampler=self.sampler,
+            load_if_exists=True,
+        )
+        if self.study.direction.name.lower() != self.direction:
+            raise UserError(f"The study of {folder} has another mode. Start another sweep.")
+        for trial in self.study.get_trials(deepcopy=False):
+            is_running = trial.state.name == "RUNNING"
+            if trial.params.keys() == self.space.keys():
+                self.jobs.append(self._job(trial))
+                self.waiting += self.jobs[-1:] if is_running else []
+            elif is_running:  # the driver was killed while the sampler chose its values
+                self._tell(trial.number, None)
+        return self
+
+    def next(self) -> Job | None:
+        """Take a job that was cut off, or ask for another trial."""
+        job = super().next()
+        if job is None and len(self.jobs) < self.num_jobs:
+            job = self._job(self.study.ask(self.space))
+            self.jobs.append(job)
+        return job
+
+    def ended(self, job: Job, run: reading.RunFiles) -> None:
+        """Tell the study how a trial has ended; one that was cut off goes on later."""
+        if run.status in ("finished", "failed"):
+            value = run.best if run.status == "finished" else None
+            self._tell(job.number, value if value is None or math.isfinite(value) else None)
+
+    def _tell(self, number: int, value: float | None) -> None:
+        # A BruteForceSampler that has tried all values stops the study, which has no loop here.
+        with suppress(RuntimeError):
+            state = self.optuna.trial.TrialState.FAIL if value is None else None
+            self.study.tell(number, value, state)
+
+    def _job(self, trial: Any) -> Job:
+        words = [f"{key}={value}" for key, value in trial.params.items()]
+        return Job(trial.number, [*self.fixed, *words], self.folder / str(trial.number))
+
+
+def drive(queue: Queue, program: Sequence[str], slots: list[dict[str, str]]) -> int:
+    """Run what is left of a sweep, and return the signal that stopped it, or 0.
+
+    ``program`` takes a job's words; a slot is the variables of one of the jobs that run at a time.
+    """
+    running: dict[subprocess.Popen[bytes], tuple[Job, dict[str, str]]] = {}
+    asked: list[int] = []  # signals to stop
+
+    def note_signal(number: int, frame: FrameType | None) -> None:
+        if asked and number == signal.SIGINT:  # a second Ctrl-C leaves at once
+            os._exit(128 + number)
+        asked.append(number)
+
+    def wait() -> None:
+        time.sleep(POLL_SECONDS)
+        for process in [process for process in running if process.poll() is not None]:
+            job, slot = running.pop(process)
+            slots.append(slot)
+            queue.ended(job, _report(job, process.returncode))
+
+    before = {number: signal.signal(number, note_signal) for number in leaving.ASKED_TO_LEAVE}
+    try:
+        # Jobs whose driver was killed may still be saving.
+        while not asked and any(job.status == "running" for job in queue.waiting):
+            time.sleep(POLL_SECONDS)
+        while not asked:
+            while not asked and slots and (job := queue.next()):
+                slot = slots.pop(0)
+                running[_start(job, program, slot)] = job, slot
+            if not running:
+                return 0
+            wait()
+        if running:
+            num = f"{signal.Signals(asked[0]).name}: {len(running)}"
+            print(f"{num} jobs finish their step and save. Ctrl-C again leaves at once.")
+        for process in running:
+            process.send_signal(asked[0])
+        while running:
+            wait()
+        return asked[0]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(job: Job, program: Sequence[str], slot: dict[str, str]) -> "subprocess.Popen[bytes]":
+    job.folder.mkdir(exist_ok=True)
+    with (job.folder / SCREEN).open("ab") as screen:
+        process = subprocess.Popen(
+            [*program, *job.words],
+            stdin=subprocess.DEVNULL,
+            stdout=screen,
+            stderr=screen,
+            env=parent.job_environment(job.folder) | slot,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
+        )
+    print(f"job {job.number} starts: {shlex.join(job.words)}", flush=True)
+    return process
+
+
+def _report(job: Job, code: int) -> reading.RunFiles:
+    """Print how a job has ended, and return its run."""
+    # A run that has begun notes its own failure; a code above 128 stands for a signal.
+    if 0 < code <= 128 and job.run.status != "failed" and not job.run.record.get("starts"):
+        record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
+    run = job.run
+    text = f": {run.reason}"
+    if run.status == "finished":
+        text = f", best {run.objective[0]} {run.best}" if run.objective[0] else ""
+    print(f"job {job.number} {run.status}{text}", flush=True)
+    return run
