@@ -3,7 +3,6 @@
 import random
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -16,11 +15,9 @@ from torch import Tensor, nn
 
 from harness.exact.first_batch import in_child
 from harness.exact.first_batch_check import Findings, check_first_batch
-from harness.run.train import close_process_group
 from tests.modules import data
 from tests.modules.classifiers import Classifier
 from tests.modules.kinds import KINDS, Kind
-from tests.strategy_runs import in_processes
 from tests.verdicts.table import read
 from tests.workers.trainer import small_trainer
 
@@ -66,19 +63,6 @@ def findings(
 def short_trainer(precision: Any, *callbacks: pl.Callback) -> pl.Trainer:
     settings: dict[str, Any] = {"max_steps": 1, "limit_val_batches": 0, "precision": precision}
     return small_trainer(1, *callbacks, **settings)
-
-
-def train(devices: int, path: Path) -> None:
-    """Save the weights that each of the losses comes to."""
-    weights = []
-    for _, loss in LOSSES.values():
-        torch.manual_seed(0)
-        module = WithLoss(loss)
-        trainer = small_trainer(devices, max_epochs=2, limit_val_batches=0, precision="64-true")
-        trainer.fit(module, data.DropsLast("Flowers"))
-        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
-    torch.save(weights, path)
-    close_process_group()
 
 
 def made(kind: Kind) -> tuple[pl.LightningModule, pl.LightningDataModule]:
@@ -185,13 +169,6 @@ LOSSES: dict[str, tuple[bool, Any]] = {  # whether two processes train another m
     "gathered without gradients": (True, lambda m, x, y: gathered(m, x, y, False)),
     "sum by a constant": (True, lambda m, x, y: m(x).square().sum() / 8),
     "log of a mean": (True, lambda m, x, y: m(x).square().mean().log()),
-    "mean of those above zero": (True, lambda m, x, y: m(x).square()[x[:, 0] > 0].mean()),
-    "focal, over positives": (
-        True,
-        lambda m, x, y: (
-            -(m(x).sigmoid().log() * (y[:, None] == 1)).sum() / (y == 1).sum().clamp(min=1)
-        ),
-    ),
     "baseline made in the step": (True, baseline),
 }
 
@@ -231,15 +208,6 @@ class ByHand(WithLoss):
         optimizer.zero_grad()
         self.manual_backward(self.loss(self, *batch))
         optimizer.step()
-
-
-def test_two_processes_train_these_losses(tmp_path: Path) -> None:
-    found = []
-    for devices in (1, 2):
-        in_processes(devices, train, devices, tmp_path / "weights.pt")
-        found.append(torch.load(tmp_path / "weights.pt"))
-    for (name, (is_another, _)), one, two in zip(LOSSES.items(), *found, strict=True):
-        assert ((one - two).abs().max() > 1e-9) == is_another, name
 
 
 class SumLogged(Classifier):
@@ -344,15 +312,6 @@ class RankZeroWaits(Classifier):
 
 def test_a_barrier_of_one_process_alone_is_told() -> None:
     assert "wait for each other" in findings(RankZeroWaits())["different"]
-
-
-class WithLoader(Classifier):
-    def train_dataloader(self) -> Any:
-        return data.Data("Flowers").train_dataloader()
-
-
-def test_a_module_that_makes_its_loaders_is_checked() -> None:
-    assert not findings(WithLoader(), False)
 
 
 class Stretched(nn.Module):

@@ -42,7 +42,6 @@ def of_a_hook() -> None:
     gathering = made()
     module = gathering.module
     module.outputs, module.on_validation_epoch_end = [], reduced
-    gathering.begin_evaluation()
     gathering.begin_batch(None, 0, 0)
     module.outputs.append(torch.ones(2))
     gathering.gather_lists()

@@ -119,12 +119,3 @@ def test_rows_are_those_of_one_process(
     assert [row.keys() for row in rows] == [row.keys() for row in one_process]
     for row, expected in zip(rows, one_process, strict=True):
         assert row == pytest.approx(expected, rel=1e-6, abs=1e-12, nan_ok=True)
-
-
-@pytest.mark.slow
-def test_what_was_logged_before_batches_are_accumulated_is_no_part(tmp_path: Path) -> None:
-    """Of the first epoch, that is, whose values are forgotten."""
-    later = "+callbacks.a={_target_:pytorch_lightning.callbacks.GradientAccumulationScheduler}"
-    rows = train(tmp_path, later, "+callbacks.a.scheduling={1:2}")
-    of_two = {row["samples"] for row in rows if "samples" in row and row["step"] > 10}
-    assert of_two == {14.0}  # the last step, of 7 and 2, has no row

@@ -20,16 +20,10 @@ from harness.errors import UserError
 class Batch(list[Any]):
     """Indices of one batch, with the epoch they belong to; ``Dataset.__getitems__`` gets it whole.
 
-    With a seed it seeds all generators as torch takes each index, in ``[dataset[i] for i in
-    batch]``: what ``__getitem__`` draws depends on (seed, epoch, sample) alone, in whichever worker
-    of whichever process. What a ``__getitems__`` draws depends on the first sample, and what
-    collating draws on the last.
-
-    Args:
-        indices: what the data set is read by.
-        epoch: the epoch.
-        seed: the run's seed; ``None`` for a ``BatchedDataset``, which draws by ``uniform``.
-        generators: objects that the data set draws from, which are seeded as well.
+    With a seed it seeds all generators, and those that the data set holds, as torch takes each
+    index, in ``[dataset[i] for i in batch]``: what ``__getitem__`` draws depends on (seed, epoch,
+    sample) alone, in whichever worker of whichever process. What a ``__getitems__`` draws depends
+    on the first sample, and what collating draws on the last.
     """
 
     def __init__(
@@ -132,10 +126,6 @@ class ShareCounts:
         """Count the samples that this process computes, fillers included; ``None`` if unknown."""
         here, everywhere = self.counts(batch_idx)
         return max(1, here) if everywhere else None
-
-    def has_ended(self, batch_idx: int) -> bool:
-        """Say whether this loader has ended, while a longer one goes on beside it."""
-        return self.counts(batch_idx)[1] == 0
 
 
 def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:

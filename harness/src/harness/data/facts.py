@@ -20,11 +20,7 @@ PREFIX = "from_data."
 
 
 def read_facts(run_dir: Path) -> dict[str, Any]:
-    """Read the facts of a run; empty where it has none.
-
-    Raises:
-        UserError: if they were damaged or edited.
-    """
+    """Read the facts of a run; empty where it has none, a ``UserError`` if they were edited."""
     path = run_dir / FILE
     if not path.exists():
         return {}
@@ -39,15 +35,9 @@ def hand_over(data: Any, run_dir: Path) -> None:
 
 
 def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str, Any]:
-    """Fill in what a config takes from the data, in place.
+    """Fill in what a config takes from the data, in place; return the facts, to be stored.
 
-    Args:
-        cfg: a resolved config of a command.
-        data: the data module, or ``None``.
-        run_dir: of the training, whose facts count where there is no ``DataModule``.
-
-    Returns:
-        The facts, to be stored with the run.
+    ``run_dir`` is that of the training, whose facts count where there is no ``DataModule``.
 
     Raises:
         UserError: if the data does not have what is asked for.

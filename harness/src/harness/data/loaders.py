@@ -103,7 +103,7 @@ class SharedLoader(DataLoader[Any]):
 def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoader:
     """Make a loader of the same class and settings as another one, with batches of its own."""
     kind, num_workers = type(loader), loader.num_workers
-    if kind.__module__.startswith("torchdata."):  # it keeps states, which a run has anyway
+    if kind.__module__.startswith("torchdata."):  # it would go on by itself, after our sampler
         kind = DataLoader
     bases = (SharedLoader,) if kind is DataLoader else (SharedLoader, kind)
     made: SharedLoader = type(kind.__name__, bases, {})(
@@ -131,14 +131,7 @@ def leaves(loaders: Any) -> list[Any]:
 
 
 def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -> Any:
-    """Replace each loader of a collection by one that gives this process its share.
-
-    Args:
-        loaders: a loader, or a collection of them, as Lightning takes it.
-        trainer: knows the processes, and what is accumulated.
-        split: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
-        name: of the method that made them, for messages.
-        seed: decides the order, and what is drawn for a sample.
+    """Replace each loader, of the method ``name``, by one that gives this process its share.
 
     Raises:
         UserError: where a process would have no share.
@@ -245,11 +238,7 @@ def check_batch_size(size: int, num_processes: int, num_micro_batches: int, name
 def _share_stream(
     loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int
 ) -> SharedStream:
-    """Let processes read a loader that iterates by itself, or whose data set does.
-
-    Raises:
-        UserError: if several processes would read it, and it does not take its part.
-    """
+    """Let processes read a loader that iterates by itself, or whose data set does."""
     num_ranks, rank = num_processes_and_rank(trainer)
     is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     data = getattr(loader, "dataset", loader)

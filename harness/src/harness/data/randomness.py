@@ -31,14 +31,11 @@ def mix(*numbers: int) -> int:
 def uniform(
     seed: int, epoch: int, indices: Sequence[int], num_draws: int
 ) -> npt.NDArray[np.float64]:
-    """Draw numbers in [0, 1) that depend on (seed, epoch, sample) alone.
+    """Draw numbers in [0, 1) that depend on (seed, epoch, sample) alone: (len(indices), num_draws).
 
     A counter-based generator (SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom
     number generators", OOPSLA 2014) serves a whole batch in a few array operations; seeding a
     generator per sample would cost more than most augmentations.
-
-    Returns:
-        Shape (len(indices), num_draws).
     """
     samples = np.asarray(indices, dtype=np.uint64)[:, None]  # (B, 1)
     counter = samples * np.uint64(num_draws) + np.arange(num_draws, dtype=np.uint64)  # (B, D)

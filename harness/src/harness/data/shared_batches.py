@@ -7,7 +7,6 @@ each share.
 
 import logging
 import zlib
-from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, islice
@@ -93,7 +92,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         for indices in islice(chain(self.first, drawn), self.limit):
             batch, step = list(indices), len(self.totals) - 1
             self.totals.append(self.totals[-1] + len(batch))
-            self.sums.append(zlib.crc32(as_bytes(batch), self.sums[-1]))
+            self.sums.append(zlib.crc32(repr(batch).encode(), self.sums[-1]))
             if self.expected.pop(step, self.sums[-1]) != self.sums[-1]:
                 log.warning(
                     "%s draws other batches than before the run was stopped: samples of this epoch "
@@ -126,12 +125,9 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
     def start_at(
         self, epoch: int, step: int, saved: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Let ``epoch`` begin at a step; the length stays, as Lightning counts on from there.
+        """Let ``epoch`` begin at a step, with what ``state_at`` has saved for this place.
 
-        Args:
-            epoch: the epoch.
-            step: the step.
-            saved: what ``state_at`` returned for this place before the run was stopped.
+        The length stays, as Lightning counts on from there.
         """
         for sampler, numbers in zip(
             samplers_in(self.batches), saved.get("numbers", ()), strict=False
@@ -262,11 +258,3 @@ def numbers_in(batches: Any) -> list[dict[str, Any]]:
     """Return the numbers among the attributes of each sampler of a batch sampler."""
     attributes = [getattr(sampler, "__dict__", {}) for sampler in samplers_in(batches)]
     return [{n: v for n, v in held.items() if type(v) in NUMBERS} for held in attributes]
-
-
-def as_bytes(indices: list[Any]) -> bytes:
-    """Return the same bytes for the same indices in every process: of integers, or of any kind."""
-    try:
-        return array("q", indices).tobytes()  # ten times as fast as repr
-    except (TypeError, OverflowError):
-        return repr(indices).encode()

@@ -52,10 +52,8 @@ class SplitDataModule(DataModule):
 
         They depend on the settings alone. Each sample is in the test split of exactly one fold.
 
-        Args:
-            num_samples: samples to split.
-            classes: each sample's class, shape (N,); every split has them in proportion.
-            class_names: what messages call class 0, 1, ...
+        Every split has the ``classes`` in proportion, shape (N,), which messages call by
+        ``class_names``.
 
         Raises:
             UserError: if a number is out of its range, a split would be empty, or a class has too

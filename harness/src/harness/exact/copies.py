@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from harness.data.randomness import generator_states, same_states, seed_generators
 from harness.exact.mean_over import Means, use
 from harness.exact.seeded_steps import dropouts
+from harness.exact.self_log import operation
 from harness.exact.stand_ins import Group, Trainer
 from harness.strategies.sync_batch_norm import BATCH_NORMS
 
@@ -33,10 +34,6 @@ Prepare = Callable[[pl.LightningModule, int], object]
 PLAIN = (bool, int, float, str)
 CONTAINERS = (list, dict, set)
 MOST_ELEMENTS = 1000  # of a container of a file or a class; a larger one is a table that is read
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Take any arguments and do nothing."""
 
 
 class Copies:
@@ -83,11 +80,13 @@ class Copies:
             if isinstance(part, BATCH_NORMS) and part.track_running_stats:
                 part.eval()  # BatchNorm over shares has a line of its own
         num_schedules = len(self.trainer.lr_scheduler_configs)
-        schedules = [SimpleNamespace(step=nothing, get_last_lr=lambda: [0.0])] * num_schedules
+        schedules = [
+            SimpleNamespace(step=lambda *_: None, get_last_lr=lambda: [0.0])
+        ] * num_schedules
         vars(copied).update(
             log=partial(self.log, rank),
-            print=nothing,
-            clip_gradients=nothing,
+            print=lambda *_, **__: None,
+            clip_gradients=lambda *_, **__: None,
             manual_backward=self.backward,
             optimizers=lambda *_, **__: optimizers[0] if len(optimizers) == 1 else optimizers,
             lr_schedulers=lambda: schedules[0] if num_schedules == 1 else schedules or None,
@@ -116,15 +115,14 @@ class Copies:
         finally:
             use(of_the_run)
         after = self._states()
-        self.has_drawn |= not (same_states(before, after) and before[3].equal(after[3]))
+        self.has_drawn |= not (same_states(before[1:], after[1:]) and before[0].equal(after[0]))
         return self.steps
 
     def _states(self) -> tuple[Any, ...]:
-        """Read the states of all generators, and at last of the device's."""
-        device = self.module.device
-        is_on_gpu = device.type == "cuda"
-        state = torch.cuda.get_rng_state(device) if is_on_gpu else torch.get_rng_state()
-        return *generator_states(), state
+        """Read the states of all generators, that of the device first."""
+        device, states = self.module.device, generator_states()
+        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else states[2]
+        return own, *states
 
     def _step(self, rank: int, batch: Any, number: int) -> None:
         copied = self.copies[rank]
@@ -174,9 +172,7 @@ class Copies:
     def log(self, rank: int, name: str, value: Any, *_: Any, **settings: Any) -> None:
         """Stand in for ``self.log``."""
         if isinstance(value, (int, float)) or type(value) is Tensor:
-            how = settings.get("reduce_fx", "mean")
-            how = str(getattr(how, "__name__", how))
-            self.logged[rank][name] = float(value), how, settings.get("batch_size")
+            self.logged[rank][name] = float(value), operation(settings), settings.get("batch_size")
 
 
 def copy_of(module: pl.LightningModule, optimizers: list[Any]) -> tuple[Any, list[Any]]:

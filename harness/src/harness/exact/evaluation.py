@@ -94,13 +94,6 @@ class ExactEvaluation(pl.Callback):
         if trainer.world_size > 1:
             even_out(trainer, metrics_of(trainer.lightning_module))
 
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin to note what the module's lists collect."""
-        if self.gathering is not None:
-            self.gathering.begin_evaluation()
-
-    on_test_epoch_start = on_validation_epoch_start
-
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather what the module has collected, before its own hook reads it."""
         if self.gathering is not None:

@@ -37,6 +37,7 @@ from harness.exact.mean_over import ADVICE
 from harness.exact.seeded_steps import dropouts
 from harness.exact.stand_ins import UnequalError, UnequalShapesError
 from harness.shards import has_parts
+from harness.upstream.logged_values import joined, quotient
 
 log = logging.getLogger(__name__)
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)  # no two parts hide the same fraction
@@ -88,8 +89,7 @@ def check_first_batch(
         module: belongs to a trainer that is about to train; it is left as it was.
         loaders: the trainer's, of which batches have been drawn.
         num_parts: 2 for what splits batches, 1 for what splits calls alone.
-        prepare: called with each copy that computes a part, and its number of samples, such as to
-            split its calls.
+        prepare: splits the calls of a copy that computes a part of so many samples.
     """
     name, device, findings = type(module).__name__, module.device, Findings()
     dropped = next(dropouts(module, switch_off=False), None)
@@ -214,12 +214,9 @@ def odd_log(
             return name
         values = [part[name][0] for part in parts]
         counts = sizes if own is None else [part[name][2] for part in parts]
-        if how in ("max", "min", "sum"):
-            combine: Any = {"max": max, "min": min, "sum": sum}[how]
-            together = combine(values)
-        else:
-            total = sum(v * float(n) for v, n in zip(values, counts, strict=True) if n)
-            together = total / (float(sum(counts)) or 1.0)
+        weights = [float(n) for n in counts]
+        totals = [v * w if how == "mean" and w else v for v, w in zip(values, weights, strict=True)]
+        together = quotient(how, joined(how, [*zip(totals, weights, strict=True)]))
         most = max(abs(value), *map(abs, values))
         if not abs(together - value) <= limit * most and not math.isnan(value):
             return name

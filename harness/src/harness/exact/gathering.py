@@ -61,6 +61,8 @@ class Gathering:
         """Note which batch runs."""
         is_training = bool(self.trainer.training)
         if not is_training:
+            if batch_idx == dataloader_idx == 0:
+                self.places, self.lengths = [], []
             self.places.append((dataloader_idx, batch_idx))
             self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
         self.batch_idx = batch_idx if is_training else None
@@ -77,10 +79,6 @@ class Gathering:
     def end_batch(self) -> None:
         """Gather again what is gathered after a batch."""
         self.has_whole, self.batch_idx = False, None
-
-    def begin_evaluation(self) -> None:
-        """Forget where steps of an earlier evaluation have appended."""
-        self.places, self.lengths = [], []
 
     def gather_lists(self) -> None:
         """Gather what the module has collected, and let its hook at the end gather nothing."""

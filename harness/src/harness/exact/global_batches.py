@@ -103,7 +103,7 @@ class GlobalBatches(pl.Callback):
             log.warning("%s", warning)  # now that hooks have chosen what trains
         self.has_trained = True
         is_one = len(self.sharing) == 1  # of several, some may have ended
-        running = [one for one in self.sharing if is_one or not one.has_ended(batch_idx)]
+        running = [one for one in self.sharing if is_one or one.counts(batch_idx)[1]]
         self.weight, *others = {one.weight(batch_idx) for one in running} or {1.0}
         if others:
             raise UserError(

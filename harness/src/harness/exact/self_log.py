@@ -110,8 +110,7 @@ class SelfLog:
     def made(self, key: str, how: dict[str, Any]) -> LoggedValue:
         """Begin to accumulate a value."""
         # No smaller than single precision, as Lightning has it.
-        dtype = torch.get_default_dtype()
-        dtype = dtype if dtype in FLOATS else torch.float32
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         zero = torch.zeros((), dtype=dtype, device=self.module.device)
         logged = self.logged[key] = LoggedValue(how, zero, bool(self.trainer.training))
         return logged

@@ -172,4 +172,4 @@ def _num_samples(sampler: Any, batch_idx: int) -> int | None:
         return len(drawn[batch_idx]) if batch_idx < len(drawn) else None
     if not hasattr(sampler, "num_samples_in"):
         return None
-    return 0 if sampler.has_ended(batch_idx) else sampler.num_samples_in(batch_idx)
+    return sampler.num_samples_in(batch_idx) if sampler.counts(batch_idx)[1] else 0
