@@ -19,12 +19,10 @@ def samples() -> list[dict[str, Any]]:
 
 
 def write(kind: str, place: Path) -> None:
-    """Write what a loader reads, before there are processes: litdata would wait for them."""
+    """Write what a loader reads."""
     os.environ["LOADERS_FOLDER"] = str(place)
     if kind.startswith("webdataset"):
         write_tars()
-    if kind == "litdata":
-        write_chunks()
 
 
 def folder(name: str) -> Path:
@@ -48,17 +46,6 @@ def write_tars(num_per_tar: int = 12) -> None:
                     tar.addfile(info, data)
 
 
-def write_chunks() -> None:
-    """Write the samples for litdata."""
-    from litdata.streaming.writer import BinaryWriter
-
-    writer = BinaryWriter(str(folder("chunks")), chunk_size=6)
-    for index, sample in enumerate(samples()):
-        writer.add_item(index, sample)
-    writer.done()
-    writer.merge()
-
-
 def named(batch: Any) -> dict[str, Any]:
     """A batch by names, as tensors."""
     return dict(zip(("inputs", "target"), map(torch.as_tensor, batch), strict=True))
@@ -78,11 +65,3 @@ def webdataset_loader(num_workers: int, splits: bool) -> Any:
     loader = wds.WebLoader(data, batch_size=None, num_workers=num_workers)
     loader.read_part = splits_itself
     return loader
-
-
-def litdata_loader(num_workers: int) -> Any:
-    from litdata import StreamingDataLoader, StreamingDataset
-
-    data = StreamingDataset(str(folder("chunks")), shuffle=True, seed=3)
-    data.read_part = splits_itself
-    return StreamingDataLoader(data, batch_size=BATCH_SIZE, num_workers=num_workers)

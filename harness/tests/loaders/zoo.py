@@ -249,7 +249,6 @@ def loaders(kind: str, num_workers: int = 0) -> Any:
         "own iteration": lambda: Batches(),
         "webdataset": lambda: libraries.webdataset_loader(num_workers, splits=True),
         "webdataset whole": lambda: libraries.webdataset_loader(num_workers, splits=False),
-        "litdata": lambda: libraries.litdata_loader(num_workers),
     }
     return made[kind]()
 

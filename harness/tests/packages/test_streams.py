@@ -1,4 +1,4 @@
-"""Streams of webdataset and litdata: make packages."""
+"""Streams of webdataset: make packages."""
 
 import pytest
 
@@ -8,10 +8,9 @@ pytestmark = pytest.mark.packages
 TOLD = "others than one process would take"
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "litdata"])
-def test_parts_of_a_librarys_stream_are_read_once_and_resumed(kind: str) -> None:
-    pytest.importorskip(kind)
-    for name in (kind, f"{kind}, workers=2"):
+def test_parts_of_webdataset_are_read_once_and_resumed() -> None:
+    pytest.importorskip("webdataset")
+    for name in ("webdataset", "webdataset, workers=2"):
         found = row("loader", name, ("cpu", "ddp(2)"), forks=False)
         verdicts = {strategy: cell.verdict for strategy, cell in found.items()}
         resumed = {"cpu, resumed": "equal", "ddp(2), resumed": "equal"}

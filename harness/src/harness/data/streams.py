@@ -142,8 +142,6 @@ class SharedStream(ShareCounts):
         dataset = getattr(self.loader, "dataset", None)
         if callable(announce := getattr(dataset, "set_epoch", None)):
             announce(self.epoch)
-        if hasattr(self.loader, "current_epoch"):  # litdata's counts its own epochs
-            self.loader.current_epoch = self.epoch
         items = seeded_iteration(self.loader, mix(self.seed, self.epoch))
         batch = END
         for k, item in enumerate(chain(items, repeat(END))):

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -35,32 +36,25 @@ class Group:
         self.thread = threading.local()  # its rank
         self.asked: list[tuple[str, Any]] = [("", None)] * size
         self.values: list[Any] = []  # of the last meeting
-        self.errors: list[Exception] = []
         self.barrier = threading.Barrier(size, self._compare)
 
     def run(self, function: Callable[[int], None]) -> None:
         """Call ``function(rank)`` in each thread; raise the first error of any."""
-        threads = [
-            threading.Thread(target=self._run, args=(function, rank), daemon=True)
-            for rank in range(self.size)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self.errors:
-            raise self.errors[0]
+        with ThreadPoolExecutor(self.size) as pool:
+            futures = [pool.submit(self._run, function, rank) for rank in range(self.size)]
+        errors = [error for future in futures if (error := future.exception())]
+        own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        for error in own or errors:
+            raise error
 
     def _run(self, function: Callable[[int], None], rank: int) -> None:
         self.thread.rank = rank
         try:
             function(rank)
             self.meet("the end of its step")
-        except threading.BrokenBarrierError:
-            pass  # by the error of another thread
-        except Exception as error:
-            self.errors.append(error)
+        except BaseException:
             self.barrier.abort()
+            raise
 
     def meet(self, what: str, value: Any = None) -> list[Any]:
         """Wait for all threads; return the values of all. ``_compare`` raises in the last one."""
