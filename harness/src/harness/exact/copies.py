@@ -81,7 +81,7 @@ class Copies:
                 part.eval()  # BatchNorm over shares has a line of its own
         num_schedules = len(self.trainer.lr_scheduler_configs)
         schedules = [
-            SimpleNamespace(step=lambda *_: None, get_last_lr=lambda: [0.0])
+            SimpleNamespace(step=lambda *_, **__: None, get_last_lr=lambda: [0.0])
         ] * num_schedules
         vars(copied).update(
             log=partial(self.log, rank),
