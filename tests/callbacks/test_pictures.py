@@ -1,8 +1,6 @@
 from types import SimpleNamespace
 
-import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from harness import Picture
 from project.callbacks.confusion_matrix import ConfusionMatrix
@@ -38,29 +36,10 @@ def test_confusion_matrix_shows_the_counts_of_all_processes() -> None:
     }
 
 
-def test_worst_mistakes_come_first() -> None:
-    worst = kept(WorstMistakes(num_images=3))
-    assert worst["images"].flatten().tolist()[:2] == [1, 3]
-    assert worst["predictions"].tolist()[:2] == [1, 0]
-    assert worst["losses"][2] == -1  # a right answer fills the place, and is not drawn
-
-
 def test_worst_mistakes_of_all_processes_are_drawn_without_the_right_answers() -> None:
     picture = WorstMistakes(num_images=3)
     figure = picture.draw([kept(picture), {}])  # another process had no sample
     assert [axes.get_title() for axes in figure.axes] == ["0, taken for 1", "2, taken for 0"]
-
-
-def test_normalised_images_are_scaled_for_showing(caplog: pytest.LogCaptureFixture) -> None:
-    """Matplotlib would say of each that it clips the data."""
-    images = torch.linspace(-2.5, 2.5, 4 * 3 * 2 * 2).reshape(4, 3, 2, 2)
-    picture = WorstMistakes()
-    figure = picture.draw([kept(picture, images)])
-    FigureCanvasAgg(figure).draw()
-    assert not caplog.messages
-    for axes in figure.axes:
-        shown = axes.images[0].get_array()
-        assert (shown.min(), shown.max()) == (0, 1)
 
 
 def test_inputs_that_are_no_images_draw_nothing() -> None:

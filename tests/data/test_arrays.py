@@ -31,16 +31,13 @@ def test_arrays_of_classes_and_of_numbers_train(tmp_path: Path) -> None:
 
 def test_mistakes_are_told_in_lines(tmp_path: Path) -> None:
     inputs = np.ones((20, 3), "float32")
-    holed = inputs.copy()
-    holed[7, 1] = np.nan
     for arrays, message in (
-        ({"inputs": holed, "targets": np.arange(20) % 2}, "infinite number at sample 7"),
-        ({"inputs": inputs, "targets": np.arange(19) % 2}, "they must be"),
-        ({"inputs": inputs, "targets": np.arange(20) - 1}, "from -1 to 18, and classes are"),
+        ({"inputs": inputs, "targets": np.arange(19) % 2}, "They must be"),
+        ({"inputs": inputs, "targets": np.arange(20) - 1}, "from 0 for classes"),
         ({"inputs": inputs, "targets": np.array(["a"] * 20)}, "type <U1"),
     ):
         with pytest.raises(UserError, match=message):
             Arrays(**saved(tmp_path, **arrays), batch_size=4).learn()
     (tmp_path / "inputs.npy").write_bytes(b"no array")
-    with pytest.raises(UserError, match=r"is no \.npy file of numbers"):
+    with pytest.raises(UserError, match=r"cannot be read as \.npy"):
         Arrays(str(tmp_path / "inputs.npy"), str(tmp_path / "targets.npy"), batch_size=4).learn()

@@ -103,19 +103,6 @@ def test_labels_may_be_texts_or_numbers(tmp_path: Path) -> None:
         assert sorted(targets.bincount().tolist()) == [14, 28]
 
 
-def test_rows_without_a_target_are_refused_or_left_out(tmp_path: Path) -> None:
-    is_lost = pl.col("price") == 1003
-    file = written(tmp_path, rows().with_columns(price=pl.when(~is_lost).then(pl.col("price"))))
-    with pytest.raises(UserError, match="has no value in 1 of 60 rows"):
-        _ = houses(file).facts
-    data = houses(file, missing_targets="drop")
-    assert sorted(np.concatenate([*data.rows.values()])) == list(range(59))
-    found = {
-        number for split in ("test",) for number in data.make_dataset(split).sample_columns["row"]
-    }
-    assert 3 not in found
-
-
 def test_a_run_predicts_new_rows_without_the_training_file(tmp_path: Path) -> None:
     table = rows().with_columns(kind=rows()["price"] % 3, id=pl.col("price"))
     file = Path(written(tmp_path, table))
@@ -152,13 +139,6 @@ def test_a_file_of_its_own_is_tested_on(tmp_path: Path) -> None:
     assert data.make_dataset("test").__getitems__([3])[1].tolist() == [7.0]
 
 
-def test_constant_and_empty_columns_are_harmless(tmp_path: Path) -> None:
-    table = rows().with_columns(same=pl.lit(0.1), none=pl.lit(None, pl.Float64))
-    inputs = everything(houses(written(tmp_path, table)))
-    assert inputs.isfinite().all()
-    assert (inputs[:, 4:6] == 0).all()
-
-
 def lines(*values: str) -> str:
     return "a,b,price\n" + "".join(f"{i % 5},{i % 3},{i}\n" for i in range(20)) + "\n".join(values)
 
@@ -167,7 +147,8 @@ def lines(*values: str) -> str:
     ("text", "settings", "message"),
     [
         ("", {}, "cannot be read"),
-        ("a,b,price\n", {}, "has no rows below the names"),
+        (lines(), {"file": "nope.csv"}, "data.file=nope.csv cannot be read: No such file"),
+        (lines("1,2,"), {}, "has no value in 1 of 21 rows"),
         (",b,price\n1,2,3\n", {}, "column without a name, as an index that pandas writes"),
         ("a;b;price\n1;2;3\n", {}, "no column price.\nIt has a;b;price"),
         (lines(), {"target": "prize"}, "no column prize.\nIt has a, b, price"),

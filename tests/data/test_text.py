@@ -110,13 +110,15 @@ def test_text_trains_and_another_text_is_told(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_told_in_lines(text: Made, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("x")
     for content, settings, message in (
         ("", {}, "is empty"),
-        ("short", {}, "tokens to train on, which needs 17"),
+        ("short", {}, "data.file=.*has 4 tokens for train, which needs 17"),
         (b"\xe9\xff" * 100, {}, "is no text in UTF-8"),
-        (CORPUS, {"unit": "words"}, "data.unit=words is corpus or lines"),
         (CORPUS, {"tokenizer": str(tmp_path / "nope.json")}, "is no tokenizer.json"),
-        (CORPUS, {"val_file": str(tmp_path / "nope.txt")}, "nope.txt cannot be read"),
+        (CORPUS, {"val_file": str(tmp_path / "nope.txt")}, "data.val_file=.*nope.txt cannot be"),
+        (CORPUS, {"val_file": str(short)}, "data.val_file=.*short.txt has 1 tokens for val"),
     ):
         with pytest.raises(UserError, match=message) as told:
             text(content, **settings).learn()

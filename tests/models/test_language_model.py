@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from harness import UserError, evaluate, load_run, predict, train
-from project.models.language_model import LanguageModel, continued, token_losses
+from harness import evaluate, load_run, predict, train
+from project.models.language_model import LanguageModel, continue_texts, token_losses
 from project.models.transformer import Transformer
 
 SMALL = ("model.net.width=16", "model.net.num_layers=1", "model.net.num_heads=2")
@@ -28,11 +28,6 @@ def test_token_looks_back_alone() -> None:
     assert not torch.allclose(one[:, 7:], two[:, 7:])
 
 
-def test_positions_count() -> None:
-    logits = network()(torch.tensor([[1, 2, 3, 4], [2, 1, 3, 4]]))
-    assert not torch.allclose(logits[0, -1], logits[1, -1])
-
-
 def test_padding_counts_nowhere() -> None:
     logits, labels = torch.randn(2, 4, 11), torch.tensor([[1, 2, -100, -100], [3, 4, 5, 6]])
     losses = token_losses(logits, labels)
@@ -51,19 +46,9 @@ class Successor(torch.nn.Module):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_go_on_also_beyond_the_window(temperature: float) -> None:
     tokens = torch.tensor([[4, 5, 0, 0], [7, 0, 0, 0], [1, 2, 3, 4]])
-    found = continued(Successor(), tokens, torch.tensor([2, 1, 4]), 5, temperature)
+    found = continue_texts(Successor(), tokens, torch.tensor([2, 1, 4]), 5, temperature)
     assert found.tolist() == [[6, 7, 8, 9, 0], [8, 9, 0, 1, 2], [5, 6, 7, 8, 9]]
     assert tokens.tolist()[0] == [4, 5, 0, 0]
-
-
-def test_too_long_an_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="13 tokens do not fit into length=12"):
-        network()(torch.zeros(1, 13, dtype=torch.long))
-
-
-def test_fewer_tokens_than_the_text_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"vocab_size=100, and the text has tokens up to 256"):
-        train("experiment=text", *BRIEF, "model.net.vocab_size=100", f"output_dir={tmp_path}")
 
 
 def test_run_writes_samples_and_scores_and_continues_lines(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,23 +51,10 @@ def test_every_kind_maps_images_to_logits(block: Any, norm: Any, stem: Any) -> N
     assert all(p.grad is not None for p in net.parameters())
 
 
-def test_order_in_memory_changes_no_result() -> None:
-    torch.manual_seed(0)
-    nets = [ResNet(**SMALL, channels_last=is_last).double() for is_last in (True, False)]
-    nets[1].load_state_dict(nets[0].state_dict())
-    images = torch.randn(4, 3, 32, 32, dtype=torch.float64)
-    results = [net(images) for net in nets]
-    assert torch.allclose(*results, atol=1e-10)
-    weight = nets[0].layer2[0].conv1.weight
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-    assert not weight.is_contiguous()
-    assert nets[1].layer2[0].conv1.weight.is_contiguous()
-
-
 def test_few_channels_are_kept_in_torchs_own_order() -> None:
     """Where oneDNN writes past its memory; see the class."""
     net = ResNet(num_classes=5, layers=(1, 1, 1, 1), width=8)
-    assert net.format == torch.contiguous_format
+    assert net.layer1[0].conv1.weight.is_contiguous()
 
 
 def test_an_image_is_judged_alone() -> None:
@@ -78,15 +64,7 @@ def test_an_image_is_judged_alone() -> None:
     assert torch.allclose(net(images)[1:2], net(images[1:2]), atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "setting", [{"block": "wide"}, {"norm": "layer"}, {"stem": "big"}, {"layers": (2, 2)}]
-)
+@pytest.mark.parametrize("setting", [{"block": "wide"}, {"norm": "layer"}, {"stem": "big"}])
 def test_wrong_setting_is_named(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         ResNet(num_classes=2, **setting)
-
-
-def test_a_whole_network_is_saved(tmp_path: Path) -> None:
-    net = ResNet(**SMALL, norm="group")
-    torch.save(net, tmp_path / "net.pt")
-    assert torch.load(tmp_path / "net.pt", weights_only=False).format == net.format

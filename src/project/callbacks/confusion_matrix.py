@@ -1,3 +1,5 @@
+"""A picture of which classes the test mistakes for which."""
+
 from typing import Any
 
 import torch
@@ -32,20 +34,17 @@ class ConfusionMatrix(Picture):
         self.counts = self.counts.to(counts.device) + counts
 
     def kept(self) -> Tensor:
-        """The counts, shape (true class, predicted class)."""
+        """Return the counts, shape (true class, predicted class)."""
         return self.counts.cpu()
 
     def draw(self, parts: list[Tensor]) -> Figure:
         """Draw the sum of the processes' counts."""
         counts = torch.stack(parts).sum(dim=0)
+        share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
         figure = Figure(figsize=(6, 5), layout="constrained")
         axes = figure.add_subplot(xlabel="predicted", ylabel="true", title="Test confusion matrix")
-        share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
         image = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
         figure.colorbar(image, label="share of the true class")
-        classes = range(len(counts))
-        axes.set_xticks(classes)
-        axes.set_yticks(classes)
         for row, column in counts.nonzero().tolist():
             color = "white" if share[row, column] > 0.5 else "black"
             text = str(int(counts[row, column]))

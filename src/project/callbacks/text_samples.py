@@ -1,3 +1,5 @@
+"""Texts that a language model writes in the course of its training."""
+
 import logging
 from pathlib import Path
 
@@ -5,21 +7,20 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from project.models.language_model import continued
+from project.models.language_model import continue_texts
 
 log = logging.getLogger(__name__)
 
 
 class TextSamples(pl.Callback):
-    """Let a language model write after each validation, in the first process.
+    """Let a language model write after each validation, into a file and into TensorBoard.
 
-    The text goes into TensorBoard and into a file of its own; the same run writes the same. It
-    draws from a generator of its own, so that training takes no notice, and what goes wrong here
-    is told once and costs the run nothing.
+    It draws from a generator of its own, so that training takes no notice and the same run writes
+    the same. Its errors are logged once, and cost the run nothing.
 
     Args:
         folder: of the texts, a file for each step.
-        prompt: what it goes on with; empty lets it begin.
+        prompt: what the text begins with.
         num_tokens: how many it writes.
         temperature: 0 takes the likeliest token; 1 draws as the network says.
         seed: of its generator.
@@ -44,36 +45,32 @@ class TextSamples(pl.Callback):
         try:
             text = self.text(trainer, pl_module)  # by all processes: each may have a part of it
             if trainer.is_global_zero:
-                self.keep(text, trainer)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                path = self.folder / f"step_{trainer.global_step:07d}.txt"
+                path.write_text(text, encoding="utf-8")
+                for logger in trainer.loggers:
+                    if isinstance(logger, TensorBoardLogger):
+                        indented = "    " + text.replace("\n", "\n    ")  # as code, in Markdown
+                        logger.experiment.add_text("samples", indented, trainer.global_step)
         except Exception as error:
             self.has_failed = True
             log.warning("No more text samples: %s: %s", type(error).__name__, error)
-            log.info("TextSamples has failed", exc_info=True)
 
     def text(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
-        """The prompt, and what the network writes."""
+        """Return the prompt, and what the network writes."""
         data = trainer.datamodule  # type: ignore[attr-defined]  # set untyped
         # A window of one shape is compiled once. What is behind the text is not looked at.
         ids = data.prompt(self.prompt)[-data.facts["length"] :]
         window = torch.full((1, data.facts["length"]), data.facts["pad_id"])
         window[0, : len(ids)] = torch.tensor(ids)
-        found = continued(
+        window, lengths = window.to(pl_module.device), torch.tensor([len(ids)])
+        generator = torch.Generator().manual_seed(self.seed)
+        ids = continue_texts(
             pl_module,
-            window.to(pl_module.device),
-            torch.tensor([len(ids)], device=pl_module.device),
+            window,
+            lengths.to(window.device),
             self.num_tokens,
             self.temperature,
-            torch.Generator().manual_seed(self.seed),
+            generator,
         )
-        text: str = self.prompt + data.decode(found[0].tolist())
-        return text
-
-    def keep(self, text: str, trainer: pl.Trainer) -> None:
-        """Write a file, and a text into TensorBoard."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # A run that goes on writes those after its checkpoint again.
-        (self.folder / f"step_{trainer.global_step:07d}.txt").write_text(text, encoding="utf-8")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                indented = "    " + text.replace("\n", "\n    ")  # as code, in Markdown
-                logger.experiment.add_text("samples", indented, trainer.global_step)
+        return str(self.prompt + data.decode(ids[0].tolist()))

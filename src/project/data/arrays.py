@@ -1,32 +1,27 @@
-"""Inputs and targets from NumPy's files, mapped: they may be larger than memory."""
+"""Inputs and targets from NumPy's files.
+
+In: two ``.npy`` files, which are mapped and may be larger than memory. Out: batches of 32 bits.
+"""
 
 import zlib
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness import SplitDataModule, UserError
-from project.data.memory import Rows
+from project.data.array_dataset import ArrayDataset
 
 
-def opened(key: str, name: str) -> NDArray[Any]:
-    """Map the array of a ``.npy`` file and look for numbers that are not finite."""
+def read_array(key: str, path: str) -> NDArray[Any]:
+    """Map the array of a ``.npy`` file."""
     try:
-        array: NDArray[Any] = np.load(Path(name), mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"data.{key}={name} is no .npy file of numbers: {error}") from error
-    if array.ndim == 0 or array.dtype.kind not in "biuf" or not len(array):
-        raise UserError(f"data.{key}={name} has the shape {array.shape} and type {array.dtype}.")
-    for first in range(0, len(array) if array.dtype.kind == "f" else 0, 4096):
-        is_finite = np.isfinite(array[first : first + 4096]).reshape(-1, array[0].size).all(axis=1)
-        if not is_finite.all():
-            raise UserError(
-                f"data.{key}={name} has NaN or an infinite number at sample "
-                f"{first + int(is_finite.argmin())}."
-            )
+        raise UserError(f"data.{key}={path} cannot be read as .npy: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"data.{key}={path} has the type {array.dtype}, and not numbers.")
     return array
 
 
@@ -50,56 +45,47 @@ class Arrays(SplitDataModule):
     @cached_property
     def pair(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """All inputs and targets."""
-        inputs = opened("inputs", self.inputs_file)
-        targets = opened("targets", self.targets_file)
-        if inputs.ndim < 2 or len(inputs) != len(targets):
+        inputs = read_array("inputs", self.inputs_file)
+        targets = read_array("targets", self.targets_file)
+        is_classes = targets.dtype.kind != "f"
+        shapes_fit = inputs.ndim > 1 and inputs.shape[:1] == targets.shape[:1]
+        if not shapes_fit or (is_classes and (targets.ndim > 1 or targets.min(initial=0) < 0)):
             raise UserError(
-                f"data.inputs={self.inputs_file} has the shape {inputs.shape}, and data.targets="
-                f"{self.targets_file} {targets.shape}: they must be (N, ...) and (N,) or (N, K)."
+                f"data.inputs={self.inputs_file} has the shape {inputs.shape}, data.targets="
+                f"{self.targets_file} {targets.dtype} of shape {targets.shape}.\nThey must be "
+                "(N, ...), and whole numbers (N,) from 0 for classes, or float32 (N,) or (N, K)."
             )
-        if targets.dtype.kind == "f":
-            return inputs, np.asarray(targets, np.float32)
-        if targets.ndim > 1 or targets.min() < 0 or targets.max() >= max(len(targets), 2):
-            raise UserError(
-                f"data.targets={self.targets_file} has whole numbers of shape {targets.shape} from "
-                f"{targets.min()} to {targets.max()}, and classes are (N,) from 0.\n"
-                "For numbers, save targets.astype('float32')."
-            )
-        return inputs, np.asarray(targets, np.int64)
+        return inputs, np.asarray(targets, np.int64 if is_classes else np.float32)
+
+    @cached_property
+    def checksum(self) -> int:
+        """Checksum of the targets that the splits are drawn from."""
+        return zlib.crc32(np.ascontiguousarray(self.pair[1]).data)
 
     @cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
         """Positions of the samples of each split."""
         targets = self.pair[1]
-        is_classes = targets.dtype.kind == "i"
-        return self.split(len(targets), targets if is_classes else None)
+        return self.split(len(targets), targets if targets.dtype.kind == "i" else None)
 
     def learn(self) -> dict[str, Any]:
-        """Sizes, and the number of classes or the scale of numbers."""
+        """Return sizes, and the number of classes or the scale of numbers."""
         inputs, targets = self.pair
         facts = {
             "in_features": int(np.prod(inputs.shape[1:])),
             "in_channels": inputs.shape[1],
-            "cardinalities": [],
-            "drawn_from": self.drawn_from(zlib.crc32(np.ascontiguousarray(targets).data)),
+            "cardinalities": [],  # no column holds codes of categories
+            "drawn_from": self.drawn_from(self.checksum),
         }
         if targets.dtype.kind == "i":
             return facts | {"num_classes": max(2, int(targets.max()) + 1)}
         train = targets[self.rows["train"]].astype(np.float64)
-        scale = {"target_mean": float(train.mean()), "target_std": float(train.std()) or 1.0}
-        return facts | scale | {"num_outputs": int(np.prod(targets.shape[1:]))}
+        return facts | {"target_mean": float(train.mean()), "target_std": float(train.std()) or 1.0}
 
-    def make_dataset(self, split: str) -> Rows:
-        """The samples of one split."""
+    def make_dataset(self, split: str) -> ArrayDataset:
+        """Make the data set of one split."""
         if split == "predict" and self.predict_file is not None:
-            inputs = opened("predict_inputs", self.predict_file)
-            if int(np.prod(inputs.shape[1:])) != self.facts["in_features"]:
-                raise UserError(
-                    f"data.predict_inputs={self.predict_file} has samples of shape "
-                    f"{inputs.shape[1:]}, which differs from the training."
-                )
-            return Rows(inputs, None, np.arange(len(inputs)))
-        inputs, targets = self.pair
+            return ArrayDataset(read_array("predict_inputs", self.predict_file))
         if split != "train":
-            self.warn_if_changed(zlib.crc32(np.ascontiguousarray(targets).data))
-        return Rows(inputs, targets, self.rows["test" if split == "predict" else split])
+            self.warn_if_changed(self.checksum)
+        return ArrayDataset(*self.pair, self.rows["test" if split == "predict" else split])

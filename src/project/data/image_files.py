@@ -1,9 +1,11 @@
-"""Image files: found below a folder, labelled by their folders, decoded into one array."""
+"""Image files: found below a folder, labelled by their folders, decoded into one array of bytes.
+
+In: a folder. Out: names, classes, splits, and the array's folder in the cache. Next: images.py.
+"""
 
 import json
 import os
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,79 +23,73 @@ SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "
 
 def find_images(root: Path, key: str) -> list[str]:
     """List the image files at any depth below a folder, as sorted paths relative to it."""
-    if not root.is_dir():
-        raise UserError(
-            f"{key}={root} is no folder.\nGive the folder of the images: {key}=<folder>"
-        )
-    names, others = list[str](), Counter[str]()
+    names = list[str]()
     for folder, folders, files in os.walk(root, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(folder, name) for name in files if not name.startswith(".")):
-            if path.suffix.lower() in SUFFIXES:
-                names.append(path.relative_to(root).as_posix())
-            else:
-                others[path.suffix or path.name] += 1
+        paths = [Path(folder, name) for name in files if not name.startswith(".")]
+        names += [p.relative_to(root).as_posix() for p in paths if p.suffix.lower() in SUFFIXES]
     if not names:
-        held = ", ".join(f"{num} {kind}" for kind, num in others.most_common(5)) or "no files"
-        raise UserError(f"{key}={root} has no images ({', '.join(SUFFIXES)}); it has {held}.")
+        problem = f"has no images ({', '.join(SUFFIXES)})" if root.is_dir() else "is no folder"
+        raise UserError(f"{key}={root} {problem}. Name the folder of the images: {key}=<folder>")
     return sorted(names)
 
 
-def labelled(names: Sequence[str], root: Path) -> tuple[list[str], list[str], list[str]]:
-    """Read class and split from the folders of files; files in no class folder are left out.
+def read_folders(names: Sequence[str], root: Path) -> tuple[list[str], list[str], list[str]]:
+    """Read class and split of each file from its folders; files outside of them are left out.
 
     Returns:
-        The files, and for each its class and its split, ``""`` where no folder names splits.
+        The files, the class of each, and its split, ``""`` where no folder names splits.
     """
     tops = {name.split("/")[0] for name in names if "/" in name}
-    of_splits = {top for top in tops if top.lower() in SPLITS}
-    depth = 1 if of_splits else 0  # of the folder that names the class
-    if of_splits and tops != of_splits:
-        others = ", ".join(sorted(tops - of_splits)[:5])
+    has_splits = any(top.lower() in SPLITS for top in tops)
+    if others := sorted(top for top in tops if top.lower() not in SPLITS) if has_splits else []:
         raise UserError(
-            f"data.root={root} has folders of splits ({', '.join(sorted(of_splits))}) beside "
-            f"others ({others}).\nMove the others away, or give one of the folders as data.root."
+            f"data.root={root} has folders of splits beside others: {', '.join(others[:5])}.\n"
+            "Move the others away, or give one of the folders as data.root."
         )
-    parts = [name.split("/") for name in names]
-    kept = [i for i, part in enumerate(parts) if len(part) > depth + 1]
-    if not kept:
+    depth = int(has_splits)  # of the folder that names the class
+    parts = {name: name.split("/") for name in names if name.count("/") > depth}
+    classes = [part[depth] for part in parts.values()]
+    if not classes:
         raise UserError(
             f"data.root={root} has images, and no folders that name their classes.\n"
-            f"Put the images of a class into a folder of its name: {root}/cat/{parts[0][-1]}"
+            f"Put the images of a class into a folder of its name: {root}/cat/{names[0]}"
         )
-    splits = [SPLITS[parts[i][0].lower()] if of_splits else "" for i in kept]
-    return [names[i] for i in kept], [parts[i][depth] for i in kept], splits
+    folders = {path.name for path in root.glob("*/*" if has_splits else "*") if path.is_dir()}
+    if empty := sorted(f for f in folders - {*classes} if not f.startswith(".")):
+        raise UserError(
+            f"data.root={root} has no images in {', '.join(empty[:5])}: fill or remove the folder."
+        )
+    return [*parts], classes, [SPLITS[p[0].lower()] if has_splits else "" for p in parts.values()]
 
 
-def decode(path: Path, side: int, channels: int) -> NDArray[np.uint8]:
+def decode(path: Path, side: int) -> NDArray[np.uint8]:
     """Read an image as a square: its shorter side is scaled to ``side``, the middle is kept.
 
     EXIF rotation is applied, transparency laid on white; of 16 bits the upper 8 count.
 
     Returns:
-        Shape (side, side, channels).
+        Shape (side, side, 3).
     """
-    mode = "L" if channels == 1 else "RGB"
     with Image.open(path) as file:
-        file.draft(mode, (side, side))  # a JPEG is decoded at 1/2, 1/4, 1/8 where that suffices
+        file.draft("RGB", (side, side))  # a JPEG is decoded at 1/2, 1/4, 1/8 where that suffices
         image: Image.Image = ImageOps.exif_transpose(file)
         if image.mode.startswith("I"):  # Pillow would cut off what is above 255
             image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
         if image.has_transparency_data:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image = ImageOps.fit(image.convert(mode), (side, side), Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(side, side, channels)
+        square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
+    return np.asarray(square)
 
 
-def decode_all(root: Path, names: Sequence[str], side: int, channels: int, folder: Path) -> None:
-    """Decode files into ``folder/pixels.npy``, (N, side, side, channels), in threads.
+def decode_all(root: Path, names: Sequence[str], side: int, folder: Path) -> None:
+    """Decode files into ``folder/pixels.npy``, (N, side, side, 3), in threads.
 
-    Pillow decodes without Python's lock. ``unreadable.json`` has the reason for each file that
-    could not be decoded; its pixels are 0.
+    ``unreadable.json`` has the reason for each file that could not be decoded; its pixels are 0.
     """
     folder.mkdir()
-    path, shape = folder / "pixels.npy", (len(names), side, side, channels)
+    path, shape = folder / "pixels.npy", (len(names), side, side, 3)
     pixels = np.lib.format.open_memmap(path, "w+", np.uint8, shape)
     if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and a crash below
         with path.open("r+b") as opened:
@@ -102,19 +98,17 @@ def decode_all(root: Path, names: Sequence[str], side: int, channels: int, folde
 
     def decode_one(row: int) -> None:
         try:
-            pixels[row] = decode(root / names[row], side, channels)
+            pixels[row] = decode(root / names[row], side)
         except Exception as error:  # Pillow raises many kinds for damaged files
             unreadable[names[row]] = " ".join(str(error).split())[:200] or type(error).__name__
 
-    with warnings.catch_warnings(), ThreadPoolExecutor() as threads:
+    with (
+        warnings.catch_warnings(),
+        ThreadPoolExecutor() as threads,
+    ):  # Pillow releases Python's lock
         warnings.simplefilter("ignore")  # about damaged metadata beside the pixels
-        # A small file that would fill the memory; Pillow only warns up to twice its limit.
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
         rows = threads.map(decode_one, range(len(names)))
         for _ in track(rows, f"Decoding {len(names):,} images", len(names), transient=True):
             pass
     pixels.flush()
-    with (folder / "unreadable.json").open("w") as file:
-        json.dump(unreadable, file)
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / "unreadable.json").write_text(json.dumps(unreadable))

@@ -1,12 +1,13 @@
+"""Images that are made in memory. Data of your own begins as a copy of this file."""
+
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from harness import DataModule
-from project.data.memory import InMemory
+from project.data.array_dataset import ArrayDataset
 
 SIDE = 8  # pixels
 
@@ -51,13 +52,11 @@ class Synthetic(DataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if min(blur, noise) < 0:
-            raise ValueError(f"blur={blur} and noise={noise} must be 0 or more.")
         self.sizes = {"train": num_train, "val": num_val, "test": num_test}
         self.num_classes, self.blur, self.noise = num_classes, blur, noise
         self.data_seed = data_seed
 
-    def make_dataset(self, split: str) -> InMemory:
+    def make_dataset(self, split: str) -> ArrayDataset:
         """Make the images of one split. Data of your own is read here: files, a table, an API."""
         split = "test" if split == "predict" else split
         shapes = np.random.default_rng(self.data_seed).random((self.num_classes, SIDE, SIDE))
@@ -65,10 +64,10 @@ class Synthetic(DataModule):
         labels = rng.integers(self.num_classes, size=self.sizes[split])
         images = shapes[labels] + self.blur * rng.standard_normal((len(labels), SIDE, SIDE))
         is_augmented = split == "train" and self.augment and self.noise
-        return InMemory(
-            torch.from_numpy(images.clip(0, 1).astype(np.float32)).unsqueeze(1),
-            torch.from_numpy(labels),
-            partial(add_noise, noise=self.noise) if is_augmented else None,
+        return ArrayDataset(
+            images.clip(0, 1).astype(np.float32)[:, None],  # (N, 1, H, W)
+            labels,
+            augment=partial(add_noise, noise=self.noise) if is_augmented else None,
             num_draws=SIDE**2,
             seed=self.seed,
         )

@@ -1,4 +1,7 @@
-"""Tables and their columns: read as text, told apart, and encoded as one matrix of numbers."""
+"""Columns of tables: read, told apart, and encoded as one matrix of numbers.
+
+In: a file. Out: how each column becomes numbers, as plain values, and the matrix. Next: tables.py.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +13,8 @@ from numpy.typing import NDArray
 
 from harness import SplitDataModule, UserError
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
 MISSING = ("NA", "N/A", "nan", "NaN", "null", "?")
-MOSTLY = 0.5  # a text column with a larger share of numbers is one of numbers with a flaw
+DATE = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?$"
 
 
 def read_table(
@@ -22,7 +24,7 @@ def read_table(
 
     Args:
         key: the setting that names the file, for messages.
-        path: of a ``.csv``, ``.tsv`` or ``.parquet`` file.
+        path: of a ``.parquet`` file, or of a CSV.
         missing: texts of a CSV that stand for no value, beside the empty text.
         separator: of a CSV; ``None`` takes a comma, or in ``.tsv`` a tabulator.
 
@@ -30,33 +32,30 @@ def read_table(
         Texts of a CSV, without spaces around them, and a parquet file's own types.
     """
     suffix = Path(path).suffix.lower()
-    if suffix not in (*SEPARATORS, ".parquet"):
-        raise UserError(f"{key}={path}: use a .csv, a .tsv or a .parquet file.")
     try:
         if suffix == ".parquet":
-            table = pl.read_parquet(path).with_columns(pl.selectors.float().fill_nan(None))
-        else:  # as text: all rows decide what a column holds, and not the first ones
-            table = pl.read_csv(path, infer_schema=False, separator=separator or SEPARATORS[suffix])
-            nothing = ["", *(text.strip() for text in missing)]
-            stripped = pl.all().str.strip_chars()
-            table = table.with_columns(stripped.replace(nothing, [None] * len(nothing)))
-            table = table.rename(str.strip).filter(~pl.all_horizontal(pl.all().is_null()))
-    except (OSError, ValueError, TypeError, pl.exceptions.PolarsError) as error:
+            return pl.read_parquet(path).with_columns(pl.selectors.float().fill_nan(None))
+        # As text: all rows decide what a column holds, and not the first ones.
+        separator = separator or ("\t" if suffix == ".tsv" else ",")
+        table = pl.read_csv(path, infer_schema=False, separator=separator)
+    except OSError as error:
+        raise UserError(f"{key}={path} cannot be read: {error.strerror or error}") from error
+    except pl.exceptions.PolarsError as error:
         raise UserError(
             f"{key}={path} cannot be read: {str(error).splitlines()[0]}\n"
             "If its values are not separated by commas, say by what: 'data.separator=\";\"'."
         ) from error
+    table = table.rename(str.strip)
     if "" in table.columns:
         raise UserError(
             f"{key}={path} has a column without a name, as an index that pandas writes.\n"
             "Name it in the file, or write the file without it (index=False)."
         )
-    if table.is_empty():
-        raise UserError(f"{key}={path} has no rows below the names of its columns.")
-    return table
+    table = table.with_columns(pl.all().str.strip_chars().replace(["", *missing], None))
+    return table.filter(~pl.all_horizontal(pl.all().is_null()))
 
 
-def chosen(table: pl.DataFrame, names: Sequence[str], source: str) -> pl.DataFrame:
+def select(table: pl.DataFrame, names: Sequence[str], source: str) -> pl.DataFrame:
     """Select columns of a table, or say which are missing."""
     if missing := [name for name in names if name not in table.columns]:
         raise UserError(
@@ -66,7 +65,7 @@ def chosen(table: pl.DataFrame, names: Sequence[str], source: str) -> pl.DataFra
 
 
 def as_numbers(column: pl.Series) -> NDArray[np.float64] | None:
-    """The values of a column of numbers, truth values or dates (days since 1970); NaN is missing.
+    """Return a column of numbers, truth values or dates (days since 1970); NaN is missing.
 
     Returns:
         ``None`` for a column of texts.
@@ -78,7 +77,7 @@ def as_numbers(column: pl.Series) -> NDArray[np.float64] | None:
             present = column.drop_nulls()
             if present.str.to_lowercase().is_in(["true", "false"]).all():
                 numbers = column.str.to_lowercase() == "true"
-            elif present.str.contains(r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?$").all():
+            elif present.str.contains(DATE).all():
                 numbers = column.str.to_datetime(strict=False)
             else:
                 return None
@@ -87,68 +86,58 @@ def as_numbers(column: pl.Series) -> NDArray[np.float64] | None:
     if numbers.dtype in (pl.Categorical, pl.Enum):
         return None
     if not (numbers.dtype.is_numeric() or numbers.dtype in (pl.Boolean, pl.Null)):
-        raise UserError(
-            f"column {column.name} holds {numbers.dtype}: leave it out with "
-            f"data.ignore=[{column.name}]."
-        )
-    values = numbers.cast(pl.Float64).to_numpy().astype(np.float64)
-    if np.isinf(values).any():
-        row = int(np.isinf(values).argmax()) + 1
-        raise UserError(f"column {column.name} has an infinite number in row {row}.")
-    return values
+        raise UserError(f"column {column.name} holds {numbers.dtype}: data.ignore=[{column.name}].")
+    return numbers.cast(pl.Float64).to_numpy().astype(np.float64)
 
 
-def learn_column(column: pl.Series, train: NDArray[np.int64], is_category: bool) -> dict[str, Any]:
-    """Learn from its training rows how a column becomes numbers, as plain values."""
-    values = None if is_category else as_numbers(column)
-    if values is None:
-        texts = column.cast(pl.String)
-        if not is_category:
-            check_texts(texts.drop_nulls())
-        return {"name": column.name, "values": texts[train].drop_nulls().unique().sort().to_list()}
-    values = values[train]
-    is_missing = np.isnan(values)
-    seen = values[~is_missing] if not is_missing.all() else np.zeros(1)
-    is_constant = seen.min() == seen.max()  # rounding errors of its sums would be blown up
-    return {
-        "name": column.name,
-        "mean": float(seen[0] if is_constant else seen.mean()),
-        "std": 1.0 if is_constant else float(seen.std()),
-        "marks_missing": bool(is_missing.any()),
-    }
-
-
-def check_flawed_numbers(present: pl.Series) -> None:
+def check_numbers(present: pl.Series) -> None:
     """Refuse texts that are mostly numbers, and name one that is none."""
-    name, are_numbers = present.name, present.cast(pl.Float64, strict=False).is_not_null()
-    if np.mean(are_numbers.to_numpy()) > MOSTLY:
-        flaw = present.filter(~are_numbers)[0]
+    is_number = present.cast(pl.Float64, strict=False).is_not_null()
+    if is_number.sum() > len(present) / 2:
+        name, flaw = present.name, present.filter(~is_number)[0]
         raise UserError(
             f"column {name} holds numbers, and others such as {flaw!r}.\nCount it as missing: "
             f"data.missing=['{flaw}']. Or take all as categories: data.categories=[{name}]."
         )
 
 
-def check_texts(present: pl.Series) -> None:
-    """Refuse numbers with a flaw, and ids, which would be learnt as categories."""
-    check_flawed_numbers(present)
-    name = present.name
-    if present.n_unique() == len(present) > 1:
-        raise UserError(
-            f"column {name} has another text in each row, such as {present[0]!r}: an id?\nLeave it "
-            f"out with data.ignore=[{name}], or insist with data.categories=[{name}]."
-        )
+def learn_column(column: pl.Series, train: NDArray[np.int64], is_category: bool) -> dict[str, Any]:
+    """Learn from its training rows how a column becomes numbers, as plain values."""
+    name, values = column.name, None if is_category else as_numbers(column)
+    if values is None:
+        texts = column.cast(pl.String)
+        present = texts.drop_nulls()
+        if not is_category:
+            check_numbers(present)
+            if present.n_unique() == len(present) > 1:
+                raise UserError(
+                    f"column {name} has another text in each row, such as {present[0]!r}: an id?\n"
+                    f"Leave it out with data.ignore=[{name}], or insist: data.categories=[{name}]."
+                )
+        return {"name": name, "values": texts[train].drop_nulls().unique().sort().to_list()}
+    values = values[train]
+    is_missing = np.isnan(values)
+    seen = values[~is_missing] if not is_missing.all() else np.zeros(1)
+    is_constant = seen.min() == seen.max()  # rounding errors of its sums would be blown up
+    return {
+        "name": name,
+        "mean": float(seen[0] if is_constant else seen.mean()),
+        "std": 1.0 if is_constant else float(seen.std()),
+        "marks_missing": bool(is_missing.any()),
+    }
 
 
-def encoded(table: pl.DataFrame, columns: Sequence[dict[str, Any]]) -> NDArray[np.float32]:
+def encode(
+    table: pl.DataFrame, columns: Sequence[dict[str, Any]], source: str
+) -> NDArray[np.float32]:
     """Encode rows as one matrix (N, F), as ``learn_column`` has learnt each column.
 
     First numbers, scaled, 0 where one is missing; then marks for columns with missing numbers; then
     codes of categories, from 1, 0 where one is missing or unknown.
     """
     numbers, marks, codes = [], [], []
-    for column in columns:
-        series = table[column["name"]]
+    features = select(table, [column["name"] for column in columns], source)
+    for series, column in zip(features, columns, strict=True):
         if "values" in column:
             known = column["values"]
             code = series.cast(pl.String).replace_strict(

@@ -1,7 +1,7 @@
 """A text as windows of tokens, each with the token that comes next at each place.
 
-Batches are (inputs, labels), both (B, length). Labels of padding are -100, and it stands at the
-end, where a network that looks back alone never sees it.
+In: a text file. Out: batches (inputs, labels), both (B, length). Labels of padding are -100, and it
+stands at the end, where a network that looks back alone never sees it.
 """
 
 import zlib
@@ -12,19 +12,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness import Batch, BatchedDataset, SplitDataModule, UserError, cached, uniform
-from project.data.text_tokens import Tokenizer, encoded
+from harness import Batch, BatchedDataset, SplitDataModule, UserError, uniform
+from project.data.text_tokens import Tokenizer, encode_file
 
 IGNORED = -100  # the label that torch's losses leave out
-NUM_SENTENCES, SENTENCES_SEED = 12_000, 0  # of the text to begin with, made of this grammar
-ADJECTIVES = ("old", "small", "grey", "happy", "tired", "clever")
-NOUNS = ("cat", "dog", "horse", "bird", "farmer", "child", "king", "student")
-VERBS = ("see", "follow", "like", "hear", "know", "chase")
-ENDINGS = ("at night", "in the garden", "every day", "near the river")
-PLURALS = {"child": "children"}
+DEFAULT_FILE = str(F.__file__)  # 270 kB of Python that every machine has
 
 
 class CorpusWindows(BatchedDataset):
@@ -33,21 +29,22 @@ class CorpusWindows(BatchedDataset):
     Args:
         ids: of the text, (N,).
         length: tokens of a window.
-        moves: cut elsewhere in each epoch, and leave out what is no whole window at both ends.
-        seed: decides, with the epoch, where.
+        seed: with it the text is cut elsewhere in each epoch, and leaves out what is no whole
+            window at both ends; ``None`` cuts at the same places.
     """
 
-    def __init__(self, ids: NDArray[Any], length: int, moves: bool = False, seed: int = 0) -> None:
-        self.ids, self.length, self.moves, self.seed = ids, length, moves, seed
+    def __init__(self, ids: NDArray[Any], length: int, seed: int | None = None) -> None:
+        self.ids, self.length, self.seed = ids, length, seed
 
     def __len__(self) -> int:
         num_labels = len(self.ids) - 1
-        return num_labels // self.length - 1 if self.moves else -(-num_labels // self.length)
+        is_fixed = self.seed is None
+        return -(-num_labels // self.length) if is_fixed else num_labels // self.length - 1
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Read inputs and labels (B, length)."""
         places = np.asarray(indices)[:, None] * self.length + np.arange(self.length + 1)
-        if self.moves:
+        if self.seed is not None:
             epoch = indices.epoch if isinstance(indices, Batch) else 0
             places += int(uniform(self.seed, epoch, [0], 1)[0, 0] * self.length)
         ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)  # (B, length + 1)
@@ -60,8 +57,8 @@ class LineWindows(BatchedDataset):
 
     Args:
         ids: of all lines, (N,).
-        ends: where each line ends in them, (num_lines,).
-        lines: positions of those to take; longer ones than a window are cut.
+        starts: where each line begins in them, (num_lines,).
+        sizes: tokens of each line, (num_lines,); longer lines than a window are cut.
         length: tokens of a window.
         end_id: stands before and after each line, and fills up a window.
     """
@@ -69,14 +66,13 @@ class LineWindows(BatchedDataset):
     def __init__(
         self,
         ids: NDArray[Any],
-        ends: NDArray[np.int64],
-        lines: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
         length: int,
         end_id: int,
     ) -> None:
-        sizes = np.diff(ends, prepend=0)
-        self.ids, self.length, self.end_id = ids, length, end_id
-        self.starts, self.sizes = (ends - sizes)[lines], sizes[lines]
+        self.ids, self.starts, self.sizes = ids, starts, sizes
+        self.length, self.end_id = length, end_id
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -98,12 +94,11 @@ class Text(SplitDataModule):
     """A text file as windows of tokens.
 
     Args:
-        file: the text; ``None`` makes sentences of a small grammar.
+        file: the text; ``None`` takes a long file of torch's own code.
         unit: ``"corpus"`` cuts one long text into windows, and into splits one behind the other;
             ``"lines"`` makes a window of each line that is not empty, and draws the splits.
         length: tokens of a window.
         tokenizer: ``"bytes"``, or the path of a ``tokenizer.json``.
-        end_token: the tokenizer's own token that ends a text; ``None`` adds one.
         val_file: a text of its own to validate on; then nothing of ``file`` is.
         test_file: a text of its own to test on.
         predict_file: lines to predict on; ``None`` predicts on the test split.
@@ -117,7 +112,6 @@ class Text(SplitDataModule):
         unit: Literal["corpus", "lines"] = "corpus",
         length: int = 128,
         tokenizer: str = "bytes",
-        end_token: str | None = None,
         val_file: str | None = None,
         test_file: str | None = None,
         predict_file: str | None = None,
@@ -125,160 +119,105 @@ class Text(SplitDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if unit not in ("corpus", "lines") or length < 2:
-            raise UserError(f"data.unit={unit} is corpus or lines, data.length={length} 2 or more.")
-        self.file, self.unit, self.length = file, unit, length
-        self.tokenizer_name, self.end_token = tokenizer, end_token
-        self.files = {"val": val_file, "test": test_file}
-        self.predict_file, self.cache_dir = predict_file, Path(cache_dir)
+        self.unit, self.length, self.tokenizer_name = unit, length, tokenizer
+        self.files: dict[str, Any] = {
+            "file": file or DEFAULT_FILE,
+            "val_file": val_file,
+            "test_file": test_file,
+            "predict_file": predict_file,
+        }
+        self.cache_dir = Path(cache_dir)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the training has learnt with."""
-        return Tokenizer(*self.facts["tokenizer"])
+        return Tokenizer(self.facts["tokenizer"])
 
-    def path_of(self, file: str | None) -> Path:
-        """The path of a text; that of the sentences, which are made once, where none is given."""
-        if file is not None:
-            return Path(file)
-        path = self.cache_dir / f"sentences_{NUM_SENTENCES}_{SENTENCES_SEED}.txt"
+    def tokens(self, key: str, by_line: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the ids of a text, and where its lines end."""
+        return encode_file(key, self.files[key], self.tokenizer, by_line, self.cache_dir)
 
-        def write(part: Path) -> None:
-            part.write_text(sentences(NUM_SENTENCES, SENTENCES_SEED), encoding="utf-8")
-
-        return cached(path, write)
-
-    def tokens(self, file: str | None, unit: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The ids of a file, and where its lines end."""
-        path = self.path_of(file)
-        ids, ends = encoded(path, self.tokenizer, unit == "lines", self.cache_dir)
-        if not len(ids):
-            raise UserError(f"data.file={path} is empty.")
-        return ids, ends
-
-    def text_of(self, split: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The ids of a split, and positions of its lines where ``unit=lines``."""
-        own = self.files.get(split)
-        ids, ends = self.tokens(own or self.file, self.unit)
-        shares = {"val": self.val_fraction, "test": self.test_fraction}
-        shares = {s: 0.0 if self.files[s] else share for s, share in shares.items()}
-        if self.unit == "lines":
-            lines = np.flatnonzero(np.diff(ends, prepend=0))
-            if not own:
-                parts = self.split(len(lines))
-                taken = [parts[s] for s in ("train", *(s for s in shares if self.files[s]))]
-                used = parts[split] if split != "train" else np.sort(np.concatenate(taken))
-                lines = lines[used]
-            return ids, lines
-        if not own:
-            test = round(len(ids) * (1 - shares["test"]))
-            val = round(len(ids) * (1 - shares["test"] - shares["val"]))
-            ids = {"train": ids[:val], "val": ids[val:test], "test": ids[test:]}[split]
+    def corpus_windows(self, key: str, split: str) -> CorpusWindows:
+        """Cut a text, or the part of ``file`` that is the split's, into windows."""
+        ids, _ = self.tokens(key, by_line=False)
+        if key == "file":
+            val, test = (
+                0 if self.files[f"{name}_file"] else share
+                for name, share in (("val", self.val_fraction), ("test", self.test_fraction))
+            )
+            first, second = (round(len(ids) * share) for share in (1 - test - val, 1 - test))
+            ids = {"train": ids[:first], "val": ids[first:second], "test": ids[second:]}[split]
         needed = 2 * self.length + 1 if split == "train" else 2
         if len(ids) < needed:
             raise UserError(
-                f"data.file={own or self.file} has {len(ids)} tokens to {split} on, which needs "
+                f"data.{key}={self.files[key]} has {len(ids)} tokens for {split}, which needs "
                 f"{needed}.\nGive more text, or a smaller data.length."
             )
-        return ids, ends
+        is_moved = split == "train" and self.augment
+        return CorpusWindows(ids, self.length, self.seed if is_moved else None)
+
+    def line_windows(self, key: str, split: str) -> LineWindows:
+        """Make a window of each line of a text, or of those lines of ``file`` in the split."""
+        ids, ends = self.tokens(key, by_line=True)
+        sizes = np.diff(ends, prepend=0)
+        lines = np.arange(len(ends)) if split == "predict" else np.flatnonzero(sizes)
+        if key == "file":
+            parts = self.split(len(lines))
+            unused = [parts[name] for name in ("val", "test") if self.files[f"{name}_file"]]
+            parts["train"] = np.sort(np.concatenate([parts["train"], *unused]))
+            lines = lines[parts[split]]
+        starts, sizes = (ends - sizes)[lines], sizes[lines]
+        return LineWindows(ids, starts, sizes, self.length, self.tokenizer.end_id)
+
+    def windows(self, split: str) -> CorpusWindows | LineWindows:
+        """Cut the text of a split into windows."""
+        key = f"{split}_file" if self.files.get(f"{split}_file") else "file"
+        is_lines = self.unit == "lines" or split == "predict"
+        return self.line_windows(key, split) if is_lines else self.corpus_windows(key, split)
 
     @cached_property
     def checksum(self) -> str:
-        """By which a run knows the text that its splits were drawn from."""
-        ids, _ = self.tokens(self.file, self.unit)
+        """Checksum of the text that the splits are drawn from."""
+        ids, _ = self.tokens("file", self.unit == "lines")
         some = ids[:: max(1, len(ids) // 2**20)]
         return f"{len(ids)}-{zlib.crc32(np.ascontiguousarray(some).data)}"
 
     def learn(self) -> dict[str, Any]:
-        """The tokenizer and its sizes; all text is encoded, so that mistakes show at once."""
-        self.tokenizer = tokenizer = Tokenizer.read(self.tokenizer_name, self.end_token)
-        names = {self.file, *filter(None, self.files.values())}
+        """Return the tokenizer and its sizes; all text is encoded, so mistakes show at once."""
+        self.tokenizer = tokenizer = Tokenizer.read(self.tokenizer_name)
         for split in ("train", "val", "test"):
-            self.text_of(split)
-        num_tokens = num_bytes = 0
-        for name in names:
-            ids, ends = self.tokens(name, self.unit)
-            num_tokens += len(ids) + (len(ends) if self.unit == "lines" else 0)
-            num_bytes += self.path_of(name).stat().st_size
-        self.say(f"data.file={self.file}: {num_tokens:,} tokens of {tokenizer.vocab_size:,} kinds")
+            self.windows(split)
+        ids, ends = self.tokens("file", self.unit == "lines")
+        num_tokens = len(ids) + (len(ends) if self.unit == "lines" else 0)
+        name = self.files["file"]
+        self.say(f"data.file={name}: {num_tokens:,} tokens of {tokenizer.vocab_size:,} kinds")
         return {
             "vocab_size": tokenizer.vocab_size,
             "length": self.length,
             "pad_id": tokenizer.end_id,
-            "bytes_per_token": num_bytes / num_tokens,
-            "tokenizer": [tokenizer.json, tokenizer.end_token],
+            "bytes_per_token": Path(name).stat().st_size / num_tokens,
+            "tokenizer": tokenizer.text,
             "drawn_from": self.drawn_from(self.checksum),
         }
 
     def make_dataset(self, split: str) -> CorpusWindows | LineWindows:
-        """The windows of one split; predictions are made on lines of a file, or on the test's."""
-        end_id = self.tokenizer.end_id
-        if split == "predict" and self.predict_file is not None:
-            ids, ends = self.tokens(self.predict_file, "lines")
-            return LineWindows(ids, ends, np.arange(len(ends)), self.length, end_id)
-        part = "test" if split == "predict" else split
-        if part == "test" and self.files["test"] is None:
+        """Make the windows of a split; predictions are on the test split, or on lines of a file."""
+        if split == "predict" and not self.files["predict_file"]:
+            split = "test"
+        if split == "test" and not self.files["test_file"]:
             self.warn_if_changed(self.checksum)
-        ids, lines = self.text_of(part)
-        if self.unit == "lines":
-            ends = self.tokens(self.files.get(part) or self.file, "lines")[1]
-            windows = LineWindows(ids, ends, lines, self.length, end_id)
-            if num_cut := int((windows.sizes > self.length).sum()):
-                self.say(f"{split}: {num_cut:,} lines are longer than data.length, and are cut")
-            return windows
-        return CorpusWindows(ids, self.length, split == "train" and self.augment, self.seed)
+        windows = self.windows(split)
+        if isinstance(windows, LineWindows) and (num := (windows.sizes > self.length).sum()):
+            self.say(f"{split}: {num:,} lines are longer than data.length, and are cut")
+        return windows
 
     def prompt(self, text: str) -> list[int]:
-        """The ids of a text to go on with; a line begins with the token that ends one."""
+        """Return the ids of a text to go on with; a line begins with the token that ends one."""
         if self.unit == "lines":
             return [self.tokenizer.end_id, *self.tokenizer.encode([text])[0].tolist()]
         ids: list[int] = self.tokenizer.encode([text or "\n"])[0].tolist()
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, up to the one that ends it."""
+        """Return the text of ids, up to the one that ends it."""
         return self.tokenizer.decode(ids)
-
-
-def sentences(num_sentences: int, seed: int) -> str:
-    """Sentences whose verbs agree with their subjects, also across a relative clause.
-
-    ``the old cat that the dogs chase sees a king at night.``
-
-    Args:
-        num_sentences: one on each line.
-        seed: decides which.
-    """
-    rng = np.random.default_rng(seed)
-    return "".join(f"{_sentence(rng)}.\n" for _ in range(num_sentences))
-
-
-def _sentence(rng: np.random.Generator) -> str:
-    subject, is_one = _phrase(rng)
-    words = [subject]
-    if rng.random() < 0.3:
-        other, is_one_other = _phrase(rng)
-        words.append(f"that {other} {_verb(rng, is_one_other)}")
-    words += [_verb(rng, is_one), _phrase(rng)[0]]
-    if rng.random() < 0.3:
-        words.append(_one_of(rng, ENDINGS))
-    return " ".join(words)
-
-
-def _phrase(rng: np.random.Generator) -> tuple[str, bool]:
-    """A noun with what stands before it, and whether it is one thing."""
-    is_one, noun = bool(rng.random() < 0.5), _one_of(rng, NOUNS)
-    article = _one_of(rng, ("the", "a") if is_one else ("the", "some"))
-    words = [_one_of(rng, ADJECTIVES)] if rng.random() < 0.4 else []
-    words.append(noun if is_one else PLURALS.get(noun, noun + "s"))
-    if article == "a" and words[0][0] in "aeiou":
-        article = "an"
-    return " ".join([article, *words]), is_one
-
-
-def _verb(rng: np.random.Generator, is_one: bool) -> str:
-    return _one_of(rng, VERBS) + ("s" if is_one else "")
-
-
-def _one_of(rng: np.random.Generator, words: tuple[str, ...]) -> str:
-    return words[rng.integers(len(words))]

@@ -1,4 +1,7 @@
-"""Texts as token ids: bytes, which need no library, or a ``tokenizer.json`` of ``tokenizers``."""
+"""Texts as token ids: bytes, which need no library, or a ``tokenizer.json`` of ``tokenizers``.
+
+In: a text file. Out: its ids, encoded once into a cache and mapped. Next: text.py.
+"""
 
 import hashlib
 import json
@@ -20,16 +23,14 @@ class Tokenizer:
 
     Args:
         text: what a ``tokenizer.json`` holds; ``None`` makes each byte a token.
-        end_token: the token of it that ends a text; ``None`` adds an id for that.
 
     Attributes:
+        end_id: begins, ends and pads a text: the id behind those of the tokens.
         vocab_size: ids are from 0 to ``vocab_size - 1``.
-        end_id: begins, ends and pads a text.
     """
 
-    def __init__(self, text: str | None = None, end_token: str | None = None) -> None:
-        self.json, self.end_token, self.library = text, end_token, None
-        self.end_id = 256
+    def __init__(self, text: str | None = None) -> None:
+        self.text, self.library, self.end_id = text, None, 256
         if text is not None:
             # It starts threads, and warns of the forks that come afterwards, which do not use it.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -38,27 +39,18 @@ class Tokenizer:
             self.library = tokenizers.Tokenizer.from_str(text)
             self.library.no_padding()
             self.library.no_truncation()
-            ids = self.library.get_vocab(with_added_tokens=True)
-            if end_token is not None and end_token not in ids:
-                raise UserError(f"data.end_token={end_token} is no token of data.tokenizer.")
-            self.end_id = max(ids.values()) + 1 if end_token is None else ids[end_token]
-            self.vocab_size = max(self.end_id, *ids.values()) + 1
-        else:
-            self.vocab_size = self.end_id + 1
+            self.end_id = max(self.library.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = self.end_id + 1
 
     @classmethod
-    def read(cls, name: str, end_token: str | None) -> "Tokenizer":
+    def read(cls, name: str) -> "Tokenizer":
         """Make the tokenizer that ``data.tokenizer`` names: ``"bytes"``, or a file."""
-        if name == "bytes":
-            return cls()
         try:
-            return cls(Path(name).read_text(encoding="utf-8"), end_token)
+            return cls(None if name == "bytes" else Path(name).read_text(encoding="utf-8"))
         except ImportError as error:
             raise UserError(
                 f"data.tokenizer={name} needs the library tokenizers: pip install -e .[text]"
             ) from error
-        except UserError:
-            raise
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"data.tokenizer={name} is no tokenizer.json: {error}") from error
 
@@ -66,8 +58,8 @@ class Tokenizer:
         """Encode texts, each to ids of shape (num_tokens,)."""
         if self.library is None:
             return [np.frombuffer(text.encode(), np.uint8) for text in texts]
-        found = self.library.encode_batch_fast([*texts], add_special_tokens=False)
-        return [np.array(encoding.ids, np.uint32) for encoding in found]
+        encodings = self.library.encode_batch_fast([*texts], add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, up to the one that ends a text."""
@@ -79,20 +71,21 @@ class Tokenizer:
         return text
 
 
-def pieces(path: Path) -> Iterator[str]:
+def read_pieces(path: Path) -> Iterator[str]:
     """Read a text in pieces of about a megabyte that end with a line."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         while lines := file.readlines(MEGABYTE):
             yield "".join(lines)
 
 
-def encoded(
-    path: Path, tokenizer: Tokenizer, by_line: bool, cache_dir: Path
+def encode_file(
+    key: str, file: str, tokenizer: Tokenizer, by_line: bool, cache_dir: Path
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Encode a text file once; later calls map what is in the cache.
+    """Encode a text file in UTF-8 once; later calls map what is in the cache.
 
     Args:
-        path: the file, in UTF-8.
+        key: the setting that names the file, for messages.
+        file: its path.
         tokenizer: encodes it.
         by_line: encode each line by itself, without its end.
         cache_dir: the folder of the cache.
@@ -100,25 +93,32 @@ def encoded(
     Returns:
         All ids, and where each line, or piece, ends in them.
     """
+    path = Path(file)
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        ids, ends = list[NDArray[Any]](), list[int]()
-        for piece in pieces(path):
-            for one in tokenizer.encode(piece.splitlines() if by_line else [piece]):
-                ids.append(one)
-                ends.append(len(one))
+        ids = list[NDArray[Any]]()
+        for piece in read_pieces(path):
+            ids += tokenizer.encode(piece.splitlines() if by_line else [piece])
         np.save(folder / "ids.npy", np.concatenate(ids) if ids else np.empty(0, np.uint8))
-        np.save(folder / "ends.npy", np.cumsum(ends, dtype=np.int64))
+        np.save(folder / "ends.npy", np.cumsum([len(part) for part in ids], dtype=np.int64))
 
     try:
         status = path.stat()
-        counts = [str(path.resolve()), status.st_size, status.st_mtime_ns, by_line, tokenizer.json]
-        key = hashlib.sha256(json.dumps(counts).encode()).hexdigest()[:16]
-        folder = cached(cache_dir / f"{path.stem}-{key}", write)
+        settings = [
+            str(path.resolve()),
+            status.st_size,
+            status.st_mtime_ns,
+            by_line,
+            tokenizer.text,
+        ]
+        name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+        folder = cached(cache_dir / f"{path.stem}-{name}", write)
     except OSError as error:
-        raise UserError(f"data.file={path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"data.{key}={file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"data.file={path} is no text in UTF-8: {error.reason}.") from error
+        raise UserError(f"data.{key}={file} is no text in UTF-8: {error.reason}.") from error
     ids, ends = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("ids", "ends"))
+    if not len(ids):
+        raise UserError(f"data.{key}={file} is empty.")
     return np.asarray(ids), np.asarray(ends)

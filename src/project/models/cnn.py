@@ -1,3 +1,5 @@
+"""A small convolutional network."""
+
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,3 +1,5 @@
+"""Training of embeddings without labels, and a probe that says what they are worth."""
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +12,8 @@ from torchmetrics import MetricCollection
 
 from harness import build_optimizers
 from project.models.classifier import metrics
+
+MAX_ANGLE, MAX_SHIFT, MAX_ZOOM = 15.0, 0.15, 0.2  # of views: degrees, shares of the side, shares
 
 
 class Contrastive(pl.LightningModule):
@@ -28,9 +32,6 @@ class Contrastive(pl.LightningModule):
         num_features: length of an embedding.
         num_classes: classes that the probe tells apart.
         temperature: how much the closest negatives count more than the others.
-        max_angle: views are turned by up to this many degrees each way.
-        max_shift: views are moved by up to this share of the image's side each way.
-        max_zoom: views are scaled by up to this share each way.
         groups: learning rates of parts, and weight decay; see ``harness.parameter_groups``.
     """
 
@@ -41,9 +42,6 @@ class Contrastive(pl.LightningModule):
         num_features: int,
         num_classes: int = 10,
         temperature: float = 0.2,
-        max_angle: float = 15.0,
-        max_shift: float = 0.15,
-        max_zoom: float = 0.2,
         groups: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -51,7 +49,6 @@ class Contrastive(pl.LightningModule):
         self.net, self.make_optimizer, self.groups = net, optimizer, groups
         self.probe = nn.Linear(num_features, num_classes)
         self.temperature = temperature
-        self.max_angle, self.max_shift, self.max_zoom = max_angle, max_shift, max_zoom
         self.val_metrics = metrics(num_classes).clone(prefix="val/")
         self.test_metrics = metrics(num_classes).clone(prefix="test/")
 
@@ -62,7 +59,7 @@ class Contrastive(pl.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the loss of two views of each image, and of the probe."""
         images, labels = batch
-        views = torch.cat([self.view(images), self.view(images)])  # (2B, C, H, W)
+        views = torch.cat([make_view(images), make_view(images)])  # (2B, C, H, W)
         embeddings = self(views)
         loss = info_nce(embeddings, self.temperature)
         self.log("train/loss", loss.detach(), prog_bar=True)
@@ -70,20 +67,9 @@ class Contrastive(pl.LightningModule):
         return loss + F.cross_entropy(self.logits(embeddings.detach()), labels.repeat(2))
 
     def logits(self, embeddings: Tensor) -> Tensor:
-        """The probe's answer, (B, num_classes); short embeddings make for slow learning."""
+        """Return the probe's answer, (B, num_classes); short embeddings make for slow learning."""
         logits: Tensor = self.probe(embeddings / self.temperature)
         return logits
-
-    def view(self, images: Tensor) -> Tensor:
-        """Turn, scale and move each image (B, C, H, W) by an amount of its own."""
-        angle, zoom, right, down = torch.rand(4, len(images), device=self.device) * 2 - 1  # (B,)
-        angle, zoom = torch.deg2rad(angle * self.max_angle), 1 + zoom * self.max_zoom
-        cos, sin = zoom * angle.cos(), zoom * angle.sin()
-        # The grid spans [-1, 1]: a shift by the whole side is 2.
-        right, down = 2 * self.max_shift * right, 2 * self.max_shift * down
-        rows = [torch.stack([cos, -sin, right], dim=1), torch.stack([sin, cos, down], dim=1)]
-        grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
-        return F.grid_sample(images, grid, align_corners=False)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Count one batch; the outputs are for callbacks."""
@@ -116,8 +102,20 @@ class Contrastive(pl.LightningModule):
         return build_optimizers(self, self.make_optimizer, groups=self.groups)
 
 
+def make_view(images: Tensor) -> Tensor:
+    """Turn, scale and move each image (B, C, H, W) by an amount of its own."""
+    angle, zoom, right, down = torch.rand(4, len(images), device=images.device) * 2 - 1  # (B,)
+    angle, zoom = torch.deg2rad(angle * MAX_ANGLE), 1 + zoom * MAX_ZOOM
+    cos, sin = zoom * angle.cos(), zoom * angle.sin()
+    # The grid spans [-1, 1]: a shift by the whole side is 2.
+    right, down = 2 * MAX_SHIFT * right, 2 * MAX_SHIFT * down
+    rows = [torch.stack([cos, -sin, right], dim=1), torch.stack([sin, cos, down], dim=1)]
+    grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
+
+
 def info_nce(embeddings: Tensor, temperature: float) -> Tensor:
-    """Mean cross-entropy of finding an image's other view among all views of the batch.
+    """Return the mean cross-entropy of finding an image's other view among all views of the batch.
 
     Args:
         embeddings: of length 1, (2B, num_features); rows ``i`` and ``B + i`` show one image.

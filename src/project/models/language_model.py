@@ -1,3 +1,5 @@
+"""Training of language models: the loss of the next token, its scores, and how texts go on."""
+
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness import Mean, UserError, build_optimizers, is_logged, mean_over
+from harness import Mean, build_optimizers, is_logged, mean_over
 
 IGNORED = -100  # the label of padding
 
@@ -45,32 +47,26 @@ class LanguageModel(pl.LightningModule):
         # Only plain values: a checkpoint must load where this code does not exist.
         self.save_hyperparameters("bytes_per_token")
         self.net = net
-        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.make_optimizer, self.make_scheduler, self.groups = optimizer, scheduler, groups
         self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
-        self.groups = groups
         self.bytes_per_token, self.num_continued = bytes_per_token, num_continued
         self.train_loss, self.val_loss, self.test_loss = Mean(), Mean(), Mean()
-
-    def setup(self, stage: str) -> None:
-        """Refuse a network that knows fewer tokens than the data has."""
-        facts = getattr(self.trainer.datamodule, "facts", {})  # type: ignore[attr-defined]  # set untyped
-        needed, known = facts.get("vocab_size", 0), getattr(self.net, "vocab_size", math.inf)
-        if needed > known:
-            raise UserError(
-                f"model.net.vocab_size={known}, and the text has tokens up to {needed - 1}.\n"
-                "Use model.net.vocab_size=from_data.vocab_size."
-            )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (B, T) to logits (B, T, vocab_size)."""
         logits: Tensor = self.net(tokens)
         return logits
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the mean loss of the batch's tokens."""
+    def mean_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of a batch's tokens, and their number."""
         tokens, labels = batch
         num_tokens = (labels != IGNORED).sum()
-        loss = mean_over(token_losses(self(tokens), labels).sum() / num_tokens, num_tokens)
+        return token_losses(self(tokens), labels).sum() / num_tokens, num_tokens
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the mean loss of the batch's tokens."""
+        loss, num_tokens = self.mean_loss(batch)
+        loss = mean_over(loss, num_tokens)
         self.train_loss.update(loss.detach(), num_tokens)
         if is_logged(self, batch_idx):
             # The mean since the last time, over the tokens of all processes.
@@ -80,24 +76,19 @@ class LanguageModel(pl.LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Count one batch."""
-        self._evaluate(batch, self.val_loss)
+        self.val_loss.update(*self.mean_loss(batch))
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Count one batch."""
+        self.test_loss.update(*self.mean_loss(batch))
 
     def on_validation_epoch_end(self) -> None:
         """Log the scores over all tokens of all processes."""
         self._log_scores("val", self.val_loss)
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Count one batch."""
-        self._evaluate(batch, self.test_loss)
-
     def on_test_epoch_end(self) -> None:
         """Log the scores over all tokens of all processes."""
         self._log_scores("test", self.test_loss)
-
-    def _evaluate(self, batch: tuple[Tensor, Tensor], mean_loss: Mean) -> None:
-        tokens, labels = batch
-        num_tokens = (labels != IGNORED).sum()
-        mean_loss.update(token_losses(self(tokens), labels).sum() / num_tokens, num_tokens)
 
     def _log_scores(self, split: str, mean_loss: Mean) -> None:
         loss = mean_loss.compute()  # of all processes
@@ -118,7 +109,7 @@ class LanguageModel(pl.LightningModule):
             data = self.trainer.datamodule  # type: ignore[attr-defined]
             # A text without the label that ends it.
             lengths = num_tokens.clamp(max=tokens.shape[1])
-            found = continued(self.net, tokens, lengths, self.num_continued)
+            found = continue_texts(self.net, tokens, lengths, self.num_continued)
             columns["continuation"] = [data.decode(ids) for ids in found.tolist()]
         return columns
 
@@ -130,7 +121,7 @@ class LanguageModel(pl.LightningModule):
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each token, shape (B, T), and 0 where the label is ignored."""
+    """Return the loss of each token, shape (B, T), and 0 where the label is ignored."""
     losses = F.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
@@ -138,7 +129,7 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def continued(
+def continue_texts(
     net: nn.Module,
     tokens: Tensor,
     lengths: Tensor,
@@ -146,7 +137,7 @@ def continued(
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Let a network go on with texts, one token after another.
+    """Continue texts by what a network predicts, one token after another.
 
     Args:
         net: maps tokens (B, T) to logits (B, T, vocab_size).

@@ -1,3 +1,5 @@
+"""A fully connected network."""
+
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,3 +1,5 @@
+"""Training of regressors: any loss between numbers, which are scaled and have units outside."""
+
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -41,9 +43,8 @@ class Regressor(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.net, self.loss = net, loss
-        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.make_optimizer, self.make_scheduler, self.groups = optimizer, scheduler, groups
         self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
-        self.groups = groups
         # Buffers are part of a checkpoint: predictions need no training data.
         self.register_buffer("target_mean", torch.tensor(0.0))
         self.register_buffer("target_std", torch.tensor(1.0))
@@ -52,9 +53,8 @@ class Regressor(pl.LightningModule):
         self.test_metrics = metrics.clone(prefix="test/")
 
     def on_fit_start(self) -> None:
-        """Take over the targets' scale."""
-        data = self.trainer.datamodule  # type: ignore[attr-defined]  # set untyped
-        facts = getattr(data, "facts", {})
+        """Take the targets' scale from the data."""
+        facts = getattr(self.trainer.datamodule, "facts", {})  # type: ignore[attr-defined]
         self.target_mean.fill_(facts.get("target_mean", 0.0))
         self.target_std.fill_(facts.get("target_std", 1.0))
 
@@ -64,15 +64,15 @@ class Regressor(pl.LightningModule):
         return numbers.squeeze(1) if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
 
     def in_units(self, numbers: Tensor) -> Tensor:
-        """What the network's numbers are in the targets' units."""
+        """Return the network's numbers in the targets' units."""
         return numbers * self.target_std + self.target_mean
 
     def exported(self, x: Tensor) -> Tensor:
-        """What files of scripts/export.py compute: numbers in the targets' units."""
+        """Return what files of scripts/export.py compute: numbers in the targets' units."""
         return self.in_units(self(x))
 
     def scaled_loss(self, numbers: Tensor, targets: Tensor) -> Tensor:
-        """The loss between the network's numbers and targets in their own units."""
+        """Return the loss between the network's numbers and targets in their own units."""
         scaled = (targets - self.target_mean) / self.target_std
         loss: Tensor = self.loss(numbers, scaled.view_as(numbers))
         return loss

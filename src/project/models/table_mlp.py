@@ -1,3 +1,5 @@
+"""A network on numbers and categories."""
+
 from collections.abc import Sequence
 
 import torch
@@ -43,15 +45,13 @@ class TableMLP(nn.Module):
         Without categories, inputs of any shape are flattened.
         """
         if not self.embeddings:
-            outputs: Tensor = self.mlp(x)
-            return outputs
-        if self.largest_code * torch.finfo(x.dtype).eps > 1:
+            x = x.flatten(1)
+        elif self.largest_code * torch.finfo(x.dtype).eps > 1:
             raise UserError(
-                f"Codes of categories go up to {self.largest_code}, which {x.dtype} cannot tell "
-                "apart.\nUse trainer.precision=bf16-mixed or 16-mixed, which keep inputs as they "
-                "are."
+                f"{x.dtype} cannot tell categories up to {self.largest_code} apart.\n"
+                "Use trainer.precision=bf16-mixed or 16-mixed, which keep inputs as they are."
             )
-        codes = x[:, self.num_numbers :].long()  # (B, num_categories)
+        numbers, codes = x[:, : self.num_numbers], x[:, self.num_numbers :].long()
         vectors = [table(codes[:, i]) for i, table in enumerate(self.embeddings)]
-        outputs = self.mlp(torch.cat([x[:, : self.num_numbers], *vectors], dim=1))
+        outputs: Tensor = self.mlp(torch.cat([numbers, *vectors], dim=1))
         return outputs

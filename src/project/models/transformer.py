@@ -1,3 +1,5 @@
+"""A small decoder-only transformer."""
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,9 +32,6 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if width % (2 * num_heads):
-            raise ValueError(f"width={width} must be a multiple of 2 * num_heads={2 * num_heads}.")
-        self.vocab_size, self.length = vocab_size, length
         self.embedding = nn.Embedding(vocab_size, width)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(width, num_heads, dropout) for _ in range(num_layers))
@@ -49,10 +48,7 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (B, T) to logits (B, T, vocab_size) of the token that comes next."""
-        num_tokens = tokens.shape[1]
-        if num_tokens > self.length:
-            raise ValueError(f"{num_tokens} tokens do not fit into length={self.length}.")
-        rotation = self.rotation[:, :num_tokens]
+        rotation = self.rotation[:, : tokens.shape[1]]
         x = self.dropout(self.embedding(tokens))  # (B, T, width)
         for layer in self.layers:
             x = layer(x, rotation)
@@ -60,13 +56,7 @@ class Transformer(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a fully connected network, each added to what it was given.
-
-    Args:
-        width: numbers per token.
-        num_heads: heads of attention.
-        dropout: probability that a number is zeroed in training.
-    """
+    """Attention and a fully connected network, each added to its input; see ``Transformer``."""
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -88,8 +78,8 @@ class Layer(nn.Module):
         heads = self.attention_in(self.norm1(x)).unflatten(2, (3, self.num_heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # (B, heads, T, width / heads) each
         attended = F.scaled_dot_product_attention(
-            rotated(q, rotation),
-            rotated(k, rotation),
+            rotate(q, rotation),
+            rotate(k, rotation),
             v,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=True,
@@ -99,7 +89,7 @@ class Layer(nn.Module):
         return x
 
 
-def rotated(x: Tensor, rotation: Tensor) -> Tensor:
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Turn pairs of numbers by angles that grow with the position.
 
     Args:
