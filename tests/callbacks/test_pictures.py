@@ -3,8 +3,7 @@ from types import SimpleNamespace
 import torch
 
 from harness import Picture
-from project.callbacks.confusion_matrix import ConfusionMatrix
-from project.callbacks.worst_mistakes import WorstMistakes
+from project.callbacks.pictures import ConfusionMatrix, WorstMistakes
 
 LABELS = torch.tensor([0, 0, 1, 2])
 # Sample 1 is wrong with more confidence than sample 3; samples 0 and 2 are right.

@@ -4,6 +4,7 @@ In: a text file. Out: batches (inputs, labels), both (B, length). Labels of padd
 stands at the end, where a network that looks back alone never sees it.
 """
 
+import random
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,15 +13,27 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness import Batch, BatchedDataset, SplitDataModule, UserError, uniform
+from harness import Batch, BatchedDataset, SplitDataModule, UserError, cached, uniform
 from project.data.text_tokens import Tokenizer, encode_file
 
 IGNORED = -100  # the label that torch's losses leave out
-DEFAULT_FILE = str(F.__file__)  # 270 kB of Python that every machine has
+NOUNS = ("cat", "dog", "horse", "bird", "farmer", "king")
+VERBS = ("see", "follow", "like", "hear", "know", "chase")
+NUMBERS = (("the", "", "s"), ("a", "", "s"), ("the", "s", ""), ("some", "s", ""))  # one or several
+
+
+def write_sentences(path: Path) -> None:
+    """Write sentences whose verbs agree with their subjects: ``the cats chase a king``."""
+    rng, lines = random.Random(0), list[str]()
+    for _ in range(20_000):
+        (article, plural, ending), (other, other_plural, _) = rng.choices(NUMBERS, k=2)
+        subject, verb, object_ = rng.choice(NOUNS), rng.choice(VERBS), rng.choice(NOUNS)
+        line = f"{article} {subject}{plural} {verb}{ending} {other} {object_}{other_plural}.\n"
+        lines.append(line)
+    path.write_text("".join(lines))
 
 
 class CorpusWindows(BatchedDataset):
@@ -94,7 +107,7 @@ class Text(SplitDataModule):
     """A text file as windows of tokens.
 
     Args:
-        file: the text; ``None`` takes a long file of torch's own code.
+        file: the text; ``None`` makes 20,000 short sentences.
         unit: ``"corpus"`` cuts one long text into windows, and into splits one behind the other;
             ``"lines"`` makes a window of each line that is not empty, and draws the splits.
         length: tokens of a window.
@@ -121,7 +134,7 @@ class Text(SplitDataModule):
         super().__init__(**kwargs)
         self.unit, self.length, self.tokenizer_name = unit, length, tokenizer
         self.files: dict[str, Any] = {
-            "file": file or DEFAULT_FILE,
+            "file": file or cached(Path(cache_dir) / "sentences.txt", write_sentences),
             "val_file": val_file,
             "test_file": test_file,
             "predict_file": predict_file,

@@ -79,7 +79,7 @@ def read_pieces(path: Path) -> Iterator[str]:
 
 
 def encode_file(
-    key: str, file: str, tokenizer: Tokenizer, by_line: bool, cache_dir: Path
+    key: str, file: str | Path, tokenizer: Tokenizer, by_line: bool, cache_dir: Path
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Encode a text file in UTF-8 once; later calls map what is in the cache.
 

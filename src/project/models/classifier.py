@@ -19,11 +19,8 @@ class Classifier(pl.LightningModule):
 
     Args:
         net: maps inputs of shape (B, ...) to logits of shape (B, num_classes).
-        optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
-        scheduler: called with the optimizer; see ``build_optimizers``.
-        scheduler_interval: whether the scheduler advances after each step or each epoch.
-        scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
-        groups: learning rates of parts, and weight decay; see ``harness.parameter_groups``.
+        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: of the training; see
+            ``harness.build_optimizers``.
         num_classes: classes from 0 to ``num_classes - 1``.
         class_weights: factor of each class in the loss; ``None`` counts all the same.
         label_smoothing: share of the target spread over all classes.

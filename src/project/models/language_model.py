@@ -23,11 +23,8 @@ class LanguageModel(pl.LightningModule):
 
     Args:
         net: maps tokens (B, T) to logits (B, T, vocab_size), each of what comes next.
-        optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
-        scheduler: called with the optimizer; see ``build_optimizers``.
-        scheduler_interval: whether the scheduler advances after each step or each epoch.
-        scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
-        groups: learning rates of parts, and weight decay; see ``harness.parameter_groups``.
+        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: of the training; see
+            ``harness.build_optimizers``.
         bytes_per_token: how much text a token is; with it models of other tokens compare.
         num_continued: tokens by which a prediction continues each text; 0 only scores it.
     """

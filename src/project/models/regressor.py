@@ -21,11 +21,8 @@ class Regressor(pl.LightningModule):
     Args:
         net: maps inputs of shape (B, ...) to numbers, in the shape of the targets or (B, 1).
         loss: compares numbers and targets, for example ``torch.nn.HuberLoss()``.
-        optimizer: called with the parameters, for example ``partial(AdamW, lr=1e-3)``.
-        scheduler: called with the optimizer; see ``build_optimizers``.
-        scheduler_interval: whether the scheduler advances after each step or each epoch.
-        scheduler_monitor: the logged value that ``ReduceLROnPlateau`` looks at.
-        groups: learning rates of parts, and weight decay; see ``harness.parameter_groups``.
+        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: of the training; see
+            ``harness.build_optimizers``.
     """
 
     target_mean: Tensor
