@@ -46,6 +46,13 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
+HABITS = (
+    *("best", "beta", "text", "last", "fuse", "recent", "by_kind", "counts", "ordered", "bank"),
+    *("centre", "start", "running", "replay", "place", "step_outputs", "anchor", "history"),
+    *("same_history", "groups", "of_class"),
+)
+
+
 class CountingSGD(torch.optim.SGD):
     """Keeps a number in an attribute, which no state_dict has."""
 
@@ -56,6 +63,17 @@ class CountingSGD(torch.optim.SGD):
         for group in self.param_groups:
             group["lr"] = 0.1 / (1 + self.num_calls % 3)
         return super().step(closure)
+
+
+def total(value: Any) -> float:
+    """A number that depends on all of a plain value, and on its order."""
+    if isinstance(value, dict):
+        value = [part for item in value.items() for part in item]
+    if isinstance(value, (list, tuple, set, deque)):
+        return sum(0.9**i * total(part) for i, part in enumerate(value))
+    if isinstance(value, str) or value is None:
+        return float(len(value or ""))
+    return float(torch.as_tensor(value, dtype=torch.float64).sum())
 
 
 class Everything(Module):
@@ -90,52 +108,28 @@ class Everything(Module):
         if self.current_epoch == 1:
             self.backbone.requires_grad_(True)
 
-    def numbers(self, value: float, batch_idx: int) -> float:
-        before = (self.last or 0.0) + len(self.text) + self.fuse
-        self.fuse = max(0, self.fuse - 1)
+    def change(self, loss: Tensor, batch_idx: int) -> None:
+        value, self.fuse = loss.item(), max(0, self.fuse - 1)
         self.best, self.beta, self.text = min(self.best, value), self.beta * 0.9, "ab" * batch_idx
         self.last = value
         self.hparams["temperature"] *= 0.9
-        return before + self.best * self.beta + self.hparams["temperature"] + self.of_hparams(value)
-
-    def of_hparams(self, value: float) -> float:
-        self.hparams["window"].append(value)
-        self.hparams["by_kind"]["a"].append(value)
         self.hparams["kinds"]["b"] += 1
-        self.hparams["sizes"][1].append(value)
-        lists = (self.hparams[n] for n in ("window", "by_kind", "sizes"))
-        sums = [sum(v) if isinstance(v, deque) else sum(*v.values()) for v in lists]
-        return 0.1 * (sum(sums) + self.hparams["kinds"].total())
-
-    def containers(self, value: float, batch_idx: int) -> float:
-        self.recent.append(value)
-        self.by_kind[batch_idx % 2, "kind"].append(value)
+        lists = [self.hparams["window"], self.hparams["by_kind"]["a"], self.hparams["sizes"][1]]
+        lists += [self.recent, self.by_kind[batch_idx % 2, "kind"], self.history, self.of_class]
+        for each in lists:
+            each.append(value)
         self.counts[f"{batch_idx}"] += 1
         self.ordered["a"] += value
         self.ordered.move_to_end("a")
-        is_moved = type(next(iter(self.ordered.values()))) is tuple
-        sums = [sum(v) for v in self.by_kind.values()]
-        return 0.1 * (sum(self.recent) + self.counts.total() + sum(sums) + is_moved)
-
-    def tensors(self, loss: Tensor, batch_idx: int) -> Tensor:
         self.step_outputs.append(loss)
         self.bank["sum"] += loss
         self.bank[batch_idx] = (self.backbone[1].weight[:2, :3].clone() * loss).detach()
         self.centre = 0.9 * self.centre + 0.1 * loss
         self.running = 0.5 * self.running + loss
-        self.replay[self.place % 6] = [loss.item(), batch_idx]
+        self.replay[self.place % 6] = [value, batch_idx]
         self.place += 1
-        apart = [(self.anchor[k] - p).square().sum() for k, p in self.head.named_parameters()]
-        sums = sum(t.sum() for t in (*self.bank.values(), *self.step_outputs)) + self.running.sum()
-        arrays = self.replay.mean() + 0.01 * self.place
-        return self.centre + self.start + sums + arrays + sum(apart).detach()
-
-    def shared(self, value: float) -> float:
-        self.history.append(value)
-        self.of_class.append(value)
         assert self.same_history is self.history
         assert self.groups["all"] is self.history
-        return 0.1 * sum(self.same_history) + 0.05 * sum(self.of_class)
 
     def modes(self) -> None:
         self.norm.train(self.global_step % 3 != 1)
@@ -146,14 +140,11 @@ class Everything(Module):
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.modes()
-        states = {
-            "numbers": torch.tensor(self.numbers(loss.item(), batch_idx)),
-            "containers": torch.tensor(self.containers(loss.item(), batch_idx)),
-            "tensors": self.tensors(loss, batch_idx).float(),
-            "shared": torch.tensor(self.shared(loss.item())),
-        }
-        self.log_dict({f"state/{name}": value.detach() for name, value in states.items()})
-        return sum(states.values()) / 10
+        self.change(loss, batch_idx)
+        habits = {name: total(getattr(self, name)) for name in HABITS}
+        habits |= {f"hparams/{name}": total(value) for name, value in self.hparams.items()}
+        self.log_dict({f"state/{name}": value for name, value in habits.items()})
+        return sum(value % 1 for value in habits.values()) / len(habits)
 
     def on_train_epoch_end(self) -> None:
         self.log("fit/loss", torch.stack(self.step_outputs).mean())

@@ -10,8 +10,6 @@ from harness import load_run
 from harness.checkpoints.reading import read
 from harness.command.compose import compose
 from harness.convert import load
-from harness.errors import UserError
-from harness.knobs.ema import EMA
 from tests.conftest import slow
 from tests.faults.fork_server import command
 from tests.faults.resume_sweep import COMMON, train
@@ -67,11 +65,6 @@ def test_statistics_are_averaged_and_other_buffers_stay_unlike_with_lightnings_o
     theirs = "callbacks.ema._target_=pytorch_lightning.callbacks.EMAWeightAveraging"
     positions = trained(tmp_path / "theirs", *words, theirs)["state_dict"]["net.positions"]
     assert not torch.equal(positions, torch.arange(64))
-
-
-def test_decay_that_is_no_share_is_refused() -> None:
-    with pytest.raises(UserError, match="from 0 to less than 1"):
-        EMA(1.0)
 
 
 @pytest.fixture(scope="module")

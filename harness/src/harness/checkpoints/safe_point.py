@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import (
-    GradientAccumulationScheduler,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from pytorch_lightning import callbacks
 
 from harness.checkpoints import logged, lookup
 from harness.checkpoints.attributes import Attributes
@@ -61,14 +57,11 @@ class SafePoint(pl.Callback):
         every_minutes: float | None = None,
         num_kept: int = 2,
     ) -> None:
-        assert num_kept > 1  # see default_rules.yaml
         self.folder, self.num_kept = folder, num_kept
-        self.logs = Logs(folder.parent)
         self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
-        self.signals = Signals()
-        self.loaded: dict[str, Any] = {}  # what a checkpoint held, until all of it is put back
-        self.attributes = Attributes()
+        self.logs, self.signals, self.attributes = Logs(folder.parent), Signals(), Attributes()
+        self.loaded: dict[str, Any] = {}  # of a checkpoint, until all of it is put back
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
@@ -143,8 +136,8 @@ class SafePoint(pl.Callback):
             self.limit_val_batches = resume.hold_validation(trainer)
             is_inside = self.loaded["each_rank"] is not None
             if is_inside:
-                callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-                resume.begin_epoch(trainer, [c for c in callbacks if begins_epochs(c)])
+                everyone: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
+                resume.begin_epoch(trainer, [c for c in everyone if begins_epochs(c)])
             self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
 
     def on_train_batch_start(
@@ -206,7 +199,7 @@ class SafePoint(pl.Callback):
                 trainer.limit_val_batches = self.limit_val_batches
             self.attributes.put_back(trainer, self.loaded["attributes"])
             for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
-                if isinstance(callback, WeightAveraging):
+                if isinstance(callback, callbacks.WeightAveraging):
                     callback.on_train_end(trainer, pl_module)
         self.loaded = {}
 
@@ -217,8 +210,7 @@ class SafePoint(pl.Callback):
     on_exception = teardown
 
     def _save(self, trainer: pl.Trainer, is_end: bool = False) -> None:
-        step = trainer.global_step
-        if step == self.saved_step and not is_end:
+        if (step := trainer.global_step) == self.saved_step and not is_end:
             return
         for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
             getattr(logger, "write_all", logger.save)()
@@ -278,5 +270,6 @@ def begins_epochs(callback: pl.Callback) -> bool:
     A subclass of Lightning's ``BaseFinetuning`` that does not define that hook must not: it would
     give the optimizer its parameters a second time.
     """
-    is_stock = isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging))
-    return is_stock or package(type(callback).on_train_epoch_start) not in MACHINERY
+    stock = callbacks.GradientAccumulationScheduler, callbacks.StochasticWeightAveraging
+    hook = type(callback).on_train_epoch_start
+    return isinstance(callback, stock) or package(hook) not in MACHINERY

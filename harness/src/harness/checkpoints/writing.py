@@ -5,7 +5,6 @@ defaults, whole whenever the power goes. Next: ``reading`` and ``lookup``.
 """
 
 import logging
-import pickle
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,7 +17,6 @@ from lightning_fabric.plugins import CheckpointIO
 
 from harness.checkpoints.plain import Packer
 from harness.checkpoints.reading import ATTRIBUTES, LEFT_OUT, read_to_resume
-from harness.errors import UserError
 from harness.files import FULL, replacing
 from harness.names import few
 
@@ -36,7 +34,6 @@ OBJECTS_LEFT_OUT = (
     "going on then executes code that the file names. Or save numbers, text, lists, dicts, arrays "
     "or tensors in on_save_checkpoint and state_dict."
 )
-UNPICKLABLE = (TypeError, AttributeError, pickle.PicklingError)
 
 
 class DurableCheckpointIO(CheckpointIO):
@@ -65,10 +62,7 @@ class DurableCheckpointIO(CheckpointIO):
     ) -> None:
         """Hand a checkpoint's bytes to the system; a thread syncs them while training goes on.
 
-        ``storage_options`` is called when it is safe. Without it this call waits for that.
-
-        Raises:
-            UserError: if an object of a trusted checkpoint cannot be pickled.
+        ``storage_options`` is called when it is safe; without it this call waits for that.
         """
         self.finish()
         path, content = Path(path), self._plain(checkpoint)
@@ -78,9 +72,6 @@ class DurableCheckpointIO(CheckpointIO):
                 torch.save(content, stack.enter_context(replacing(path)))
                 syncing = stack.pop_all()
         except Exception as error:
-            if self.is_trusted and isinstance(error, UNPICKLABLE):
-                reason = f"checkpoint.trusted=true keeps an object that cannot be pickled: {error}"
-                raise UserError(reason) from error
             if not self._is_full(path, error):
                 raise
             return

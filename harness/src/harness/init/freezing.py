@@ -53,12 +53,11 @@ class Freezing(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         """Put frozen norms into evaluation mode, which Lightning and authors undo, or thaw."""
-        if self.unfreeze_at_epoch is None or trainer.current_epoch < self.unfreeze_at_epoch:
-            for norm in self.norms:
-                norm.eval()
-        elif self.names or self.norms:
+        thaws_at = self.unfreeze_at_epoch
+        is_thawed = thaws_at is not None and trainer.current_epoch >= thaws_at
+        for norm in self.norms:
+            norm.train(is_thawed)
+        if is_thawed:
             for name in self.names:
                 pl_module.get_parameter(name).requires_grad_(True)
-            for norm in self.norms:
-                norm.train()
             self.names, self.norms = [], []

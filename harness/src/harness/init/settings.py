@@ -4,7 +4,7 @@ In: a mapping of plain values. Out: a checked ``Init``. Next: ``weights`` and ``
 Imports no torch, so that mistakes are answered before a run has a folder.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,12 @@ def settings(node: Any) -> Init:
     Raises:
         UserError: with what to type instead.
     """
-    if not isinstance(node, Mapping | None):
-        raise UserError(f"init has keys in a YAML file: write init: {{path: {node}}} there.")
     values = {name: value for name, value in (node or {}).items() if value is not None}
     keys = [each.name for each in fields(Init)]
     for name in values:
         if name not in keys:
             raise UserError(f"There is no key init.{name}.{did_you_mean(name, keys, 'init.')}")
-    for name in {"path", "key", "prefix"} & values.keys():
-        values[name] = str(values[name])
+    values |= {name: str(values[name]) for name in {"path", "key", "prefix"} & values.keys()}
     for name in {"leave_out", "freeze"} & values.keys():
         values[name] = tuple(map(str, as_names(values[name])))
     if "unfreeze_at_epoch" in values and not values.get("freeze"):

@@ -32,22 +32,18 @@ class Speed(pl.Callback):
         for weight in pl_module.parameters() if self.channels_last else ():
             if weight.dim() == 4:
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-        if self.compile:
-            self.compile = False  # it is done
-            compile_module(trainer, pl_module)
-
-
-def compile_module(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Compile a module's networks, and log which; a UserError if it has none."""
-    parts = dict(networks(module))
-    if not parts:
-        raise UserError(
-            f"compile=true: {type(module).__name__} has no network with parameters as an "
-            "attribute when it is built.\nGive it one, or leave out compile=true."
-        )
-    compile_networks([*parts.values()], isinstance(trainer.strategy, NodeParallelStrategy))
-    if trainer.is_global_zero:
-        log.info("Compiled at their first call: %s.", ", ".join(parts))
+        if not self.compile:
+            return
+        self.compile = False  # it is done
+        parts = dict(networks(pl_module))
+        if not parts:
+            raise UserError(
+                f"compile=true: {type(pl_module).__name__} has no network with parameters as an "
+                "attribute when it is built.\nGive it one, or leave out compile=true."
+            )
+        compile_networks([*parts.values()], isinstance(trainer.strategy, NodeParallelStrategy))
+        if trainer.is_global_zero:
+            log.info("Compiled at their first call: %s.", ", ".join(parts))
 
 
 def networks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -18,7 +18,6 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from harness import record
 from harness.checkpoints.lookup import link, verified
 from harness.checkpoints.reading import read_weights, unreadable
-from harness.convert import CheckpointError
 from harness.data import facts
 from harness.errors import AgreedExit, UserError
 from harness.knobs import trackers
@@ -126,7 +125,7 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
     """Load the weights of a verified checkpoint; a UserError if they do not fit the model."""
     try:
         weights = read_weights(path)
-    except (OSError, RuntimeError, KeyError, UnpicklingError, CheckpointError) as error:
+    except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
         raise UserError(f"checkpoint={path} is not a checkpoint of a training run.") from error
     try:
         model.load_state_dict(weights)
