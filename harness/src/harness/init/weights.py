@@ -7,7 +7,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,16 +53,10 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     state = module.state_dict(keep_vars=True)  # with each name of what is shared
     own = {bare(name): value for name, value in state.items() if id(value) in tensors}
-    # With a child called `module`, that may be no wrapper's name: try the file's own names as well.
-    is_unclear = init.prefix == "auto" and any("module" in name.split(".") for name in own)
-    path, matches = Path(init.path).expanduser(), list[tuple[Match, Weights]]()
+    path = Path(init.path).expanduser()
     try:
-        with ExitStack() as files:
-            for prefix in ("auto", "") if is_unclear else (init.prefix,):
-                reading = opened(path, key=init.key, prefix=prefix, ema=init.ema)
-                weights = files.enter_context(reading)
-                matches.append((matched(weights.tensors, own, init), weights))
-            match, weights = max(matches, key=lambda m: (not m[0].misfits, len(m[0].taken)))
+        with opened(path, key=init.key, prefix=init.prefix, ema=init.ema) as weights:
+            match = matched(weights.tensors, own, init)
             check(match, init)
             values = weights.read(match.taken.values())
     except CheckpointError as error:
