@@ -1,10 +1,10 @@
-"""Fixtures for ``tests/conftest.py`` of a project, and its promises as tests."""
+"""Fixtures for ``tests/conftest.py`` of a project, and its commands as a user types them."""
 
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,6 @@ import torch
 from omegaconf import DictConfig
 
 from harness.command.compose import compose
-from harness.prove.compare import STRATEGIES, prove
-from harness.prove.runs import Runs
 
 
 @pytest.fixture(autouse=True)
@@ -53,22 +51,3 @@ def make_cfg(tmp_path: Path) -> Callable[..., DictConfig]:
         return compose("train", [f"run_dir={run_dir}", f"output_dir={tmp_path}", *overrides])
 
     return make
-
-
-class Promises:
-    """What ``scripts/prove.py`` proves of an experiment, as a test.
-
-    ``class TestMine(Promises): experiment = "mine"`` is all. What is refused with a sentence, or
-    warned of by the run itself, is printed (``pytest -rP``).
-    """
-
-    experiment: str  # a file of conf/experiment
-    words: Sequence[str] = ()  # more of train.py's command
-    strategies: Sequence[str] = STRATEGIES  # fewer take less time
-
-    def test_promises_hold(self, tmp_path: Path) -> None:
-        """No verdict is broken."""
-        runs = Runs([f"experiment={self.experiment}", *self.words], tmp_path / "runs")
-        verdicts = list(prove(runs, self.strategies))
-        print(*verdicts, sep="\n")
-        assert [str(verdict) for verdict in verdicts if verdict.is_broken] == []

@@ -64,14 +64,6 @@ class WithLoaders(Tested):
     test_dataloader = predict_dataloader = val_dataloader
 
 
-class NothingToValidate(WithLoaders):
-    def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(samples(0), 8)
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(samples(16), 8)
-
-
 class WithCallbacks(Tested):
     def configure_callbacks(self) -> list[pl.Callback]:
         return [pl.callbacks.ModelCheckpoint(monitor="val_loss")]

@@ -1,7 +1,6 @@
 """A module and data of somebody else train by YAML alone, whatever they lack."""
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,15 +64,6 @@ def test_objective_is_found_at_the_end_of_an_epoch_and_refused_where_nothing_log
     chosen = ("objective=val_los", "mode=min")
     with pytest.raises(UserError, match="Nothing logs objective=val_los, but train_loss"):
         train(*words("Validated", "TrainAndVal", *chosen))
-
-
-def test_empty_validation_tests_the_last_weights_and_says_so(words, capsys) -> None:
-    run = train(*words("NothingToValidate", "null", "objective=val_loss", "mode=min"))
-    results = json.loads((run.folder / "results.json").read_text())
-    assert results["tested_last_weights"] is True
-    assert "test_loss" in results
-    assert "There is no best checkpoint: the validation loader has no batch" in told(run)
-    assert "of the last weights: there is no best checkpoint" in capsys.readouterr().out
 
 
 def test_checkpoint_callback_of_a_module_writes_into_the_run(words) -> None:

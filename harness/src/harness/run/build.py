@@ -6,7 +6,6 @@ tests or predicts, as ``train`` asks it to.
 
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,8 +60,6 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     is_first, named = global_rank() == 0, re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg))
     # Packages that the config names belong to the run's log; torch's own is about its compiler.
     log_file.start(Path(cfg.run_dir, "run.log"), {*named} - {"torch"}, is_first)
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        log.info("CUDA_VISIBLE_DEVICES=%s", visible)
     if is_first and (changes := record.changes(training_folder(cfg))):
         log.warning("%s", changes)
     seed(cfg)

@@ -33,12 +33,9 @@ _latest: Path | None = None  # log file of this process's run
 
 
 def start(path: Path, packages: set[str], is_first_process: bool) -> None:
-    """Configure the loggers of this process.
+    """Configure this process's loggers, of the packages as well that belong to the run.
 
-    Args:
-        path: the log file; only the first process writes to it.
-        packages: whose messages belong to the run, besides those of the harness and Lightning.
-        is_first_process: of the run.
+    Only the run's first process writes to the file.
     """
     global _latest
     _latest = path

@@ -45,20 +45,17 @@ HINTS = {  # by the message of torch or Lightning
         " at another line. strategy=cpu names the line.",
     r"Target -?\d+ is out of bounds": "A label must be smaller than the network's number of "
         "outputs, and not negative.",
-    OUT_OF_MEMORY: "data.max_samples_per_device=<n> takes the same step in parts; so does a smaller"
-        " batch with trainer.accumulate_grad_batches=2 where the loaders are your own. Less memory:"
-        " a smaller data.batch_size, trainer.precision=bf16-mixed.",
+    OUT_OF_MEMORY: "data.max_samples_per_device=<n> takes the same step in parts, as does trainer."
+        "accumulate_grad_batches=2 with half a batch. Less memory: trainer.precision=bf16-mixed.",
     r"does not require grad": "The loss that training_step returns must come from trained "
         "parameters, without detach, item or no_grad. A validation or test that takes gradients "
         "itself needs +trainer.inference_mode=false.",
     r"implicitly created only for scalar|a loss of shape": "The loss that training_step returns "
         "must be one number: take its mean.",
     r"not used in producing|finished reduction in the prior iteration": "Some parameters have no "
-        "part in the loss: use or freeze them, or, as for the two networks of a GAN, set "
-        "trainer.strategy.find_unused_parameters=true.",
-    r"Expected more than 1 value per channel": "BatchNorm got a share of one sample: leave out "
-        "small batches (drop_last=True), use fewer devices, or trainer.sync_batchnorm=true under "
-        "ddp.",
+        "part in the loss: use or freeze them, or trainer.strategy.find_unused_parameters=true.",
+    r"Expected more than 1 value per channel": "BatchNorm got one sample: leave out small batches "
+        "(drop_last=True), use fewer devices, or trainer.sync_batchnorm=true under ddp.",
     r"stack expects each tensor to be|each element in list of batch|batch must contain tensors":
         "__getitem__ must return tensors or numbers, of one shape: pad or crop them there, or "
         "override collate.",

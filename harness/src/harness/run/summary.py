@@ -15,7 +15,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig
-from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.markup import escape
@@ -64,9 +63,6 @@ def show_start(
 @rank_zero_only
 def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Write a run's results, and show the result, the speed, the folder, and two commands."""
-    for name, value in metrics.items():
-        if not math.isfinite(value):
-            log.warning("%s is %s.", name, value)
     run_dir = Path(cfg.run_dir)
     write_durably(run_dir / "results.json", json.dumps(metrics, indent=2).encode() + b"\n")
     facts: dict[str, Any] = {}
@@ -122,8 +118,7 @@ def early_stop(trainer: pl.Trainer) -> str | None:
     """Return why a training has ended before its last epoch; ``None`` if it has not."""
     for stopper in trainer.early_stopping_callbacks:
         # A run that was stopped once may have been resumed to its last epoch.
-        is_over = stopper.stopped_epoch >= trainer.current_epoch - 1
-        if is_over and stopper.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
-            reason = f"{stopper.stopping_reason_message}".partition(" Signaling")[0]
+        if stopper.stopping_reason_message and stopper.stopped_epoch >= trainer.current_epoch - 1:
+            reason = stopper.stopping_reason_message.partition(" Signaling")[0]
             return f"in epoch {stopper.stopped_epoch}: {reason}"
     return None

@@ -68,8 +68,6 @@ def import_target(key: str, target: str) -> Any:
             hint = f" Install it: pip install -e '.[{EXTRAS[absent]}]'."
         raise UserError(f"{key}._target_: {target} does not exist.{hint}") from error
     check_object(key, target, called)
-    if not callable(called):
-        raise UserError(f"{key}._target_: {target} is not a class or a function.")
     return called
 
 

@@ -145,10 +145,10 @@ def best_weights(trainer: pl.Trainer) -> Path | None:
     path = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not path:
         if trainer.is_global_zero and trainer.checkpoint_callback is not None:
-            is_empty = trainer.val_dataloaders is not None and not any(trainer.num_val_batches)
-            reason = "the validation loader has no batch" if is_empty else "nothing was validated"
-            text = "There is no best checkpoint: %s. The results are those of the last weights."
-            log.warning(text, reason if is_empty else f"{reason}, or none is saved")
+            log.warning(
+                "There is no best checkpoint: nothing was validated, or none is saved. The results "
+                "are those of the last weights."
+            )
         return None
     best = Path(path)
     is_whole = trainer.strategy.broadcast(trainer.is_global_zero and link_best(best))
