@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -26,11 +25,6 @@ from harness.files import write_durably
 
 FILE = "record.json"
 PENDING_CONFIG = ".pending_config.yaml"  # the config of a resumed run, until it trains again
-# Variables that decide how numbers are rounded, or how many threads add them up.
-ROUNDING = re.compile(
-    "(OMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|CUBLAS|CUDNN)_.*|(NVIDIA|TORCH)_.*(TF32|CUBLAS|CUDNN).*"
-    "|PYTHONHASHSEED"
-)
 # Packages whose versions must be those of the training, by the names that pip shows.
 MAIN_PACKAGES = ("Python", "torch", "pytorch-lightning", "torchmetrics", "numpy")
 GIT_SECONDS = 5  # on a slow disk no diff is written
@@ -79,7 +73,6 @@ def begin(run_dir: Path) -> None:
         "started_in": os.getcwd(),
         "host": platform.node(),
         "num_cpus": os.cpu_count(),
-        "environment": {name: os.environ[name] for name in os.environ if ROUNDING.fullmatch(name)},
         **state,
     }
     starts = [*read(run_dir).get("starts", []), start]
@@ -97,7 +90,6 @@ def note_training(run_dir: Path, trainer: Any, *_: Any) -> None:
     num_gpus = torch.cuda.device_count() if trainer.strategy.root_device.type == "cuda" else 0
     facts = {
         "packages": packages(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(num_gpus)],
         "strategy": type(trainer.strategy).__name__,

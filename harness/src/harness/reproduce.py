@@ -71,18 +71,17 @@ def _missing(run: RunFiles, starts: list[dict[str, Any]]) -> str | None:
 
 
 def _train(run: RunFiles, start: dict[str, Any], project: Path, run_dir: Path) -> None:
-    """Train with the run's config, and with the variables that decide how numbers are rounded."""
+    """Train with the run's config, and with as many threads."""
     frozen: Any = run_folder.load_config(run.folder)
     loggers = {k: node for k, node in (frozen.logger or {}).items() if "Table" in str(node)}
     frozen.update(resume=None, run_dir=str(run_dir), logger=loggers)
     run_dir.mkdir()
     run_folder.save_words(run_folder.load_words(run.folder), run_dir)
     run_folder.save_config(frozen, run_dir)
-    inherited = parent.job_environment(run_dir)
-    paths = project / "src", project, inherited.get("PYTHONPATH", "")
-    environment = {k: v for k, v in inherited.items() if not record.ROUNDING.fullmatch(k)}
-    environment |= start["environment"] | {"OMP_NUM_THREADS": str(start["num_threads"])}
-    environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment = dict(parent.job_environment(run_dir))
+    paths = project / "src", project, environment.get("PYTHONPATH", "")
+    environment["OMP_NUM_THREADS"] = str(start["num_threads"])
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     place = Path(start["started_in"])  # where relative paths of data begin
     command = [sys.executable, str(project / "train.py")]
     if status := subprocess.call(command, cwd=place if place.is_dir() else ".", env=environment):
