@@ -1,5 +1,6 @@
 """What an evaluation gathers by itself is refused before anybody waits."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,13 +42,16 @@ def of_a_step() -> None:
 def of_a_hook() -> None:
     gathering = made()
     module = gathering.module
-    module.outputs, module.on_validation_epoch_end = [], reduced
-    gathering.begin_batch(None, 0, 0)
-    module.outputs.append(torch.ones(2))
-    gathering.gather_lists()
-    assert gathering.all_gather(torch.ones(2)).shape == (2,)
-    with pytest.raises(UserError, match="the lists of the module already hold"):
-        module.on_validation_epoch_end()
+    for hook in (lambda: None, reduced):  # of two evaluations
+        module.outputs, module.on_validation_epoch_end = [], hook
+        for batch_idx in range(2):
+            gathering.begin_batch(None, batch_idx, 0)
+            module.outputs.append(torch.ones(2))
+        gathering.gather_lists()
+        assert gathering.all_gather(torch.ones(2)).shape == (2,)
+        is_refused = pytest.raises(UserError, match="the lists of the module already hold")
+        with is_refused if hook is reduced else nullcontext():
+            module.on_validation_epoch_end()
 
 
 def test_a_collective_of_a_step_is_refused_where_others_have_no_batch() -> None:
