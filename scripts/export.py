@@ -5,7 +5,7 @@ python scripts/export.py outputs/default/<run> -o net.onnx
 
 import sys
 
-from harness.export.__main__ import main
+from harness.export import main
 
 if __name__ == "__main__":
     sys.exit(main())

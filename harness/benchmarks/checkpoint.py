@@ -1,6 +1,6 @@
 """How long training waits for a checkpoint, against one write of its bytes with sync.
 
-    python benchmarks/checkpoint.py [--repeats 7] [--megabytes 64] [--json checkpoint.json]
+    python benchmarks/checkpoint.py [--repeats 7] [--megabytes 64]
 
 What a step costs more in a run that can be stopped is part of overhead.py's figures.
 """
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import contest
 import torch
-from lightning_fabric.plugins import TorchCheckpointIO
 
 from harness.checkpoints.writing import DurableCheckpointIO
 
@@ -30,22 +29,18 @@ def write_once(data: bytes, path: Path) -> None:
 def main() -> None:
     parser = contest.arguments(__doc__ or "", repeats=7)
     parser.add_argument("--megabytes", type=int, default=64)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure")
     options = parser.parse_args()
     # As a model of several layers with its optimizer's two moments has them.
     size = options.megabytes * 2**20 // 4 // 24
     checkpoint = {f"tensor_{i}": torch.randn(size) for i in range(24)}
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+    with tempfile.TemporaryDirectory(dir=os.curdir) as name:
         path = Path(name, "a.ckpt")
-        durable, lightning = DurableCheckpointIO(), TorchCheckpointIO()
+        durable = DurableCheckpointIO()
         durable.save_checkpoint(checkpoint, path)
         contenders: dict[str, Callable[[], None]] = {
             "one write with sync": partial(write_once, path.read_bytes(), Path(name, "plain")),
             "training waits": partial(durable.save_checkpoint, checkpoint, path, lambda: None),
             "until it is safe": partial(durable.save_checkpoint, checkpoint, path),
-            "Lightning's, no sync": partial(
-                lightning.save_checkpoint, checkpoint, Path(name, "b.ckpt")
-            ),
         }
 
         def milliseconds(function: Callable[[], None]) -> float:
@@ -58,7 +53,6 @@ def main() -> None:
         writes = contest.take_turns(turns, options.repeats)
         durable.finish()
     contest.show(f"{options.megabytes} MB", "ms", writes, decimals=0)
-    contest.write(options.json, writes)
 
 
 if __name__ == "__main__":

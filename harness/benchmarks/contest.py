@@ -1,7 +1,6 @@
 """What the benchmarks share: contenders take turns, so that a busy machine slows all alike."""
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -22,12 +21,11 @@ sys.path.insert(0, SOURCES[0])
 
 
 def arguments(doc: str, repeats: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that every benchmark has."""
+    """Return a parser with the option that every benchmark has."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=repeats, help="turns of each contender")
-    parser.add_argument("--json", type=Path, help="a file for every single figure")
     return parser
 
 
@@ -51,27 +49,9 @@ def spread(values: list[float], decimals: int = 2) -> str:
 def show(title: str, unit: str, figures: Mapping[str, list[float]], decimals: int = 2) -> None:
     """Print a row per contender, with ratios to the first one within each turn."""
     baseline, *_ = figures.values()
-    print(f"{machine()}\n\n| {title} | {unit} | of {next(iter(figures))} |\n|---|---|---|")
+    versions = f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
+    print(f"{usable_cores()} cores of {platform.machine()}, {versions}\n")
+    print(f"| {title} | {unit} | of {next(iter(figures))} |\n|---|---|---|")
     for name, values in figures.items():
         ratios = [value / base for value, base in zip(values, baseline, strict=True)]
         print(f"| {name} | {spread(values, decimals)} | {spread(ratios)} |")
-
-
-def machine() -> str:
-    """Return what the figures were measured on."""
-    import torch  # late: a process that measures the memory of others must be small itself
-
-    model = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((ln.split(": ")[1] for ln in lines if ln.startswith("model name")), model)
-    if torch.cuda.is_available():
-        model += f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{usable_cores()} cores of {model}, {versions}, load {os.getloadavg()[0]:.1f}"
-
-
-def write(path: Path | None, figures: object) -> None:
-    """Keep every figure, and what it was measured on."""
-    if path is not None:
-        path.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=2) + "\n")

@@ -1,13 +1,11 @@
 """Time and memory of the checkpoint converter beside `cp` and beside torch.load + torch.save.
 
-    python benchmarks/convert.py [--gigabytes 2] [--repeats 5] [--json convert.json]
+    python benchmarks/convert.py [--gigabytes 2] [--repeats 5]
 
-Makes a Lightning checkpoint of a compiled DDP network with Adam (three times the weights' size),
-and removes it. Each contender is a fresh process, timed until its output is on the disk. The
-checkpoint is in the page cache, as after training; `cp` copies a file of the weights alone.
+Makes a Lightning checkpoint and removes it. Each contender is a fresh process, timed until its
+output is on the disk. The checkpoint is in the page cache; `cp` copies a file of the weights alone.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,6 +19,18 @@ import contest
 import harness
 
 CONVERT = [sys.executable, "-m", "harness.convert", "run.ckpt", "--force", "-o"]
+# Three times the weights' size, as Lightning saves a compiled DDP network with Adam.
+SAVE = """
+import sys, torch
+width = int((float(sys.argv[1]) * 1e9 / 4 / 30) ** 0.5)
+weights = {f"blocks.{i}.weight": torch.rand(width, width) for i in range(30)}
+torch.save(weights, "weights.pt")
+state = {f"net._orig_mod.module.{name}": value for name, value in weights.items()}
+moments = [{"exp_avg": w * 2, "exp_avg_sq": w * 3} for w in weights.values()]
+optimizers = [{"state": dict(enumerate(moments)), "param_groups": []}]
+version = {"pytorch-lightning_version": "2.6.6"}
+torch.save({"state_dict": state, "optimizer_states": optimizers, **version}, "run.ckpt")
+"""
 NAIVE = """
 import os, torch
 state = torch.load("run.ckpt", map_location="cpu", weights_only=True)["state_dict"]
@@ -34,22 +44,6 @@ CONTENDERS = {
     "converter, to .safetensors": [*CONVERT, "converted.safetensors"],
     "torch.load + torch.save": [sys.executable, "-c", NAIVE],
 }
-
-
-def save(gigabytes: float) -> None:
-    """Write run.ckpt and weights.pt into the current folder."""
-    import torch
-
-    width = int((gigabytes * 1e9 / 4 / 30) ** 0.5)
-    weights = {f"blocks.{i}.weight": torch.rand(width, width) for i in range(30)}
-    torch.save(weights, "weights.pt")
-    moments = [{"exp_avg": w * 2, "exp_avg_sq": w * 3} for w in weights.values()]
-    checkpoint = {
-        "pytorch-lightning_version": "2.6.6",
-        "state_dict": {f"net._orig_mod.module.{name}": w for name, w in weights.items()},
-        "optimizer_states": [{"state": dict(enumerate(moments)), "param_groups": []}],
-    }
-    torch.save(checkpoint, "run.ckpt")
 
 
 def seconds(command: list[str], folder: str, peaks: dict[str, float], name: str) -> float:
@@ -70,17 +64,12 @@ def seconds(command: list[str], folder: str, peaks: dict[str, float], name: str)
 def main() -> None:
     parser = contest.arguments(__doc__ or "", repeats=5)
     parser.add_argument("--gigabytes", type=float, default=2.0, help="of weights")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure")
-    parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.make:
-        save(options.gigabytes)
-        return
     peaks: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=os.curdir) as folder:
         # In a process of its own, for this one must be smaller than what it measures.
-        make = [sys.executable, str(Path(__file__).resolve()), "--make"]
-        subprocess.run([*make, f"--gigabytes={options.gigabytes}"], cwd=folder, check=True)
+        make = [sys.executable, "-c", SAVE, str(options.gigabytes)]
+        subprocess.run(make, cwd=folder, check=True)
         turns = {
             name: partial(seconds, command, folder, peaks, name)
             for name, command in CONTENDERS.items()
@@ -88,7 +77,6 @@ def main() -> None:
         figures = contest.take_turns(turns, options.repeats)
     contest.show(f"{options.gigabytes} GB of weights", "seconds", figures)
     print("\npeak memory, MiB: " + ", ".join(f"{name} {mib:,.0f}" for name, mib in peaks.items()))
-    contest.write(options.json, {"seconds": figures, "peak_mib": peaks})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Training through the harness beside a loop written by hand, and beside plain Lightning.
 
-    python benchmarks/overhead.py [--network mlp|cnn] [--repeats 7] [--json overhead.json]
+    python benchmarks/overhead.py [--network mlp|cnn] [--repeats 7]
 
 All train the same network with AdamW and a one-cycle schedule on the same 60,000 images of 28x28
 bytes in batches of 128, count loss and accuracy, evaluate loss, accuracy and F1 on 10,000 images
@@ -38,14 +38,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from harness.command.compose import compose
+from harness.files import replacing
 from harness.run.build import build
 
-BATCH_SIZE, LR = 128, 1e-3
+BATCH_SIZE, LR, NUM_EPOCHS = 128, 1e-3, 3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Stopwatch(pl.Callback):
-    """Count the steps per second of all epochs after the first, if there are more than one."""
+    """Count the steps per second of all epochs after the first."""
 
     steps_per_second = 0.0
 
@@ -134,13 +135,8 @@ def evaluate(net: nn.Module, val: list[Tensor], sums: Tensor) -> float:
 
 def save(parts: dict[str, Any]) -> None:
     """Write a checkpoint whole or not at all, and wait until it is on the disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "best.part")
-        with path.open("wb") as file:
-            torch.save({name: part.state_dict() for name, part in parts.items()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        path.rename(Path(folder, "best.ckpt"))
+    with tempfile.TemporaryDirectory() as folder, replacing(Path(folder, "best.ckpt")) as file:
+        torch.save({name: part.state_dict() for name, part in parts.items()}, file)
 
 
 def through_harness(
@@ -229,9 +225,8 @@ def main() -> None:
     parser = contest.arguments(__doc__ or "", repeats=7)
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-train", type=int, default=images.NUM_TRAIN)
-    parser.add_argument("--num-epochs", type=int, default=3)
     options = parser.parse_args()
-    sizes = options.num_train, options.num_train // 6, options.num_epochs
+    sizes = options.num_train, options.num_train // 6, NUM_EPOCHS
     make = getattr(images, options.network)
     contenders = {
         "by hand": partial(by_hand, make, *sizes),
@@ -241,7 +236,6 @@ def main() -> None:
     turns = {name: partial(quietly, measure) for name, measure in contenders.items()}
     figures = contest.take_turns(turns, options.repeats)
     contest.show(options.network, "steps/s", figures, decimals=0)
-    contest.write(options.json, figures)
 
 
 if __name__ == "__main__":

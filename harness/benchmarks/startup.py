@@ -1,6 +1,6 @@
 """How long commands take: those that do not train, and those that do until their first step.
 
-    python benchmarks/startup.py [--repeats 7] [--json startup.json]
+    python benchmarks/startup.py [--repeats 7]
 
 Everything is set against importing the framework, which a training run cannot avoid and the
 other commands must.
@@ -24,15 +24,11 @@ FIRST_STEP = [*TRAIN, *ONE_STEP, "+callbacks.first_step._target_=startup.FirstSt
 COMMANDS = {
     "import pytorch_lightning": [PYTHON, "-c", "import pytorch_lightning"],
     "train.py --help": [PYTHON, "train.py", "--help"],
-    "tab completion": [PYTHON, "train.py", "-sc", "query=bash"],
     "unknown key": [PYTHON, "train.py", "trainer.devcies=2"],
     "no such checkpoint": [PYTHON, "evaluate.py", "checkpoint=nope.ckpt"],
     "first step": FIRST_STEP,
     "first step, ddp(2)": [*FIRST_STEP, "strategy=ddp", "trainer.devices=2"],
-    "debug=fast_dev_run": [*TRAIN, "debug=fast_dev_run"],
 }
-# Hydra's completion reads the line to complete from the shell's variables.
-COMPLETION = {"COMP_LINE": "train.py strategy=d", "COMP_POINT": "19", "COMP_CWORD": "1"}
 NOTE = "FIRST_STEP_FILE"
 
 if NOTE in os.environ:  # in a run; the other commands must not pay for this import
@@ -49,7 +45,7 @@ if NOTE in os.environ:  # in a run; the other commands must not pay for this imp
 def seconds(command: list[str]) -> float:
     """Return the time from the start to the end, or to the end of the first step."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | COMPLETION | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
         note = Path(folder, "first_step")
         if "test=false" in command:
             path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
@@ -68,7 +64,6 @@ def main() -> None:
     contest.take_turns(turns, 1)  # fills the disk cache
     figures = contest.take_turns(turns, options.repeats)
     contest.show("command", "seconds", figures)
-    contest.write(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness import Run, UserError, train
-from harness.export.network import export, first_call
+from harness.export import export, first_call
 from harness.testing import command
 from tests.conftest import LIBRARY, ROOT, slow
+from tests.workers.odd_networks import Odd
 
 ort: Any = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -30,7 +31,7 @@ ODD = "{_target_: tests.workers.odd_networks.Odd, in_features: 64, num_classes: 
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of a network whose forward ``+model.net.kind`` changes."""
+    """A run of a network whose forward ``Odd.kind`` changes."""
     folder = tmp_path_factory.mktemp("odd")
     words = ("data=synthetic", "model=mlp", "~model.net", f"+model.net={ODD}")
     return train(*words, *BRIEF, f"output_dir={folder}", conf=ROOT / "conf")
@@ -69,17 +70,20 @@ def test_files_compute_what_the_network_does(kind: str, tmp_path: Path) -> None:
         torch.testing.assert_close(expected, model.in_units(model(x)).detach())
 
 
-def test_what_cannot_be_exported_is_told_in_a_line_and_not_written(odd: Run) -> None:
+def test_what_cannot_be_exported_is_told_in_a_line_and_not_written(
+    odd: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = sorted((odd.folder / "checkpoints").iterdir())
     for kind, said in {
-        "decides": r"odd_networks.py:\d+ in forward\): Could not guard on data-dependent",
+        "decides": r"odd_networks.py:\d+ in forward: Could not guard on data-dependent",
         "fixed size": "Classifier cannot be exported: Constraints violated",
         "squeezes": "best.pt2 was not written, for a batch of 1 differs: Dimension out of range",
         "draws": "a batch of 64 differs: Tensor-likes are not close! .* absolute difference: ",
         "not in ONNX": "best.onnx was not written: .*_linalg_eigh",
     }.items():
+        monkeypatch.setattr(Odd, "kind", kind)
         with pytest.raises(UserError, match=said) as told:
-            export(odd.folder, words=[f"+model.net.kind='{kind}'"], conf=ROOT / "conf")
+            export(odd.folder, conf=ROOT / "conf")
         assert "\n" not in str(told.value)
         assert sorted((odd.folder / "checkpoints").iterdir()) == before  # not the first of two
 

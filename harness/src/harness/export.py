@@ -1,12 +1,17 @@
-"""Write the network of a run as files for other programs: torch.export's and ONNX.
+"""Write a run's network as files that other programs run: torch.export's and ONNX.
 
-In: a run or a checkpoint. Out: files beside it, each read again and compared with the network
-before it gets its name.
+    python scripts/export.py outputs/default/<run>
+    python scripts/export.py outputs/default/<run>/checkpoints/best.ckpt -o net.onnx
+
+Any batch size; each file is read again and compared with the network on the run's data before it
+gets its name. Without -o, best.pt2 beside the checkpoint, and best.onnx: pip install -e .[onnx].
 """
 
+import argparse
 import inspect
 import io
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
@@ -16,14 +21,10 @@ from warnings import catch_warnings, simplefilter
 
 import pytorch_lightning as pl
 import torch
-from omegaconf import OmegaConf
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from harness.command import run_folder
-from harness.command.check import check
-from harness.command.compose import compose_command, in_quotes
-from harness.convert.checkpoint import stem_of
+from harness import load_run
 from harness.errors import UserError
 from harness.files import replacing
 from harness.run.build import make_data, user_errors
@@ -32,6 +33,23 @@ from harness.run.targets import check_targets
 from harness.run.train import load_model
 
 CLOSE = 1e-4  # a difference that rounding explains, as a share of an output's largest number
+QUICK: Any = {"fast_dev_run": 1, "enable_progress_bar": False, "inference_mode": False}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Export what the arguments name; return 0, or 1 where none could be."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("source", help="a run's folder, or a checkpoint in it")
+    parser.add_argument("-o", dest="outputs", action="append", metavar="OUT", default=[])
+    parser.add_argument("--force", action="store_true", help="replace existing files")
+    options = vars(parser.parse_args(arguments))
+    logging.disable(logging.INFO)  # Lightning's, of a Trainer that tests one batch
+    try:
+        print(*export(**options), sep="\n")
+    except (UserError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 class Network(nn.Module):
@@ -49,34 +67,35 @@ class Network(nn.Module):
 def export(
     source: str | Path,
     outputs: Sequence[str | Path] = (),
-    words: Sequence[str] = (),
     conf: str | Path = "conf",
     force: bool = False,
 ) -> list[str]:
     """Write the network of a run's best checkpoint, or of one; return a line for each file.
 
-    Without ``outputs``, which end in .pt2 or .onnx, both are written beside the checkpoint, or the
-    first where ONNX is not installed. ``words`` are settings as evaluate.py takes them.
+    ``outputs`` end in .pt2 or .onnx; by default both, as far as ONNX is installed.
 
     Raises:
         UserError: with what to change; then no file was written.
     """
-    source = Path(source)
-    checkpoint = run_folder.tested_checkpoint(source) if source.is_dir() else source
-    suffixes = (".pt2", ".onnx") if find_spec("onnxscript") else (".pt2",)
-    stem = stem_of(checkpoint)
-    paths = [Path(path) for path in outputs or (checkpoint.with_name(stem + s) for s in suffixes)]
+    source, has_onnx = Path(source).resolve(), find_spec("onnxscript") is not None
+    run = load_run(source if source.is_dir() else source.parent.parent, conf)
+    checkpoint = run.checkpoint if source.is_dir() else source
+    beside = [checkpoint.with_suffix(suffix) for suffix in (".pt2", ".onnx")[: 1 + has_onnx]]
+    paths = [*map(Path, outputs or beside)]
     for path in paths:
         if path.suffix not in (".pt2", ".onnx") or (path.exists() and not force):
             raise UserError(f"{path} must end in .pt2 or .onnx; --force replaces one that exists.")
-    module, inputs = first_call(*built(checkpoint, words, conf))
-    network, names, first = Network(module), [*inputs], next(iter(inputs.values()))
+    with user_errors():
+        check_targets(run.config)
+        data = make_data(run.config)
+    module, inputs = first_call(load_model(run.config, checkpoint), data)
+    network, first = Network(module), next(iter(inputs.values()))
     # A trace of one sample takes their number for a constant, and a forward may do so for others.
     batches = [
         tuple(tensor[torch.arange(num) % len(tensor)] for tensor in inputs.values())
         for num in (max(2, len(first)), 1, 3)
     ]
-    rows = tuple({0: torch.export.Dim("batch")} for _ in names)
+    rows = tuple({0: torch.export.Dim("batch")} for _ in inputs)
     with torch.no_grad(), ExitStack() as files:
         with refused(f"{type(module).__name__} cannot be exported"):
             program = torch.export.export(network, batches[0], dynamic_shapes=(rows,))
@@ -84,50 +103,33 @@ def export(
         for path in paths:
             file = files.enter_context(replacing(path, is_forced=force))
             with refused(f"{path} was not written"):
-                run = write(program, path.suffix, names, file)
+                compute = write(program, path.suffix, [*inputs], file)
             for batch in batches:
                 with refused(f"{path} was not written, for a batch of {len(batch[0])} differs"):
-                    compare(run(*batch), network(*batch))
+                    compare(compute(*batch), network(*batch))
     shapes = [
         f"{name} {t.dtype} (batch, {str([*t.shape[1:]])[1:-1]})" for name, t in inputs.items()
     ]
     lines = [f"{path}  {path.stat().st_size / 1e6:,.2f} MB; {'; '.join(shapes)}" for path in paths]
-    return lines + ["no ONNX: pip install -e '.[onnx]'"] * (not outputs and len(suffixes) == 1)
-
-
-def built(checkpoint: Path, words: Sequence[str], conf: str | Path) -> tuple[Any, Any]:
-    """Return the module with its weights, and the data, as evaluate.py builds them."""
-    own = [f"checkpoint={in_quotes(str(checkpoint))}", "strategy=cpu", "logger=none"]
-    command = compose_command("evaluate", [*own, *words], conf)
-    check(command)
-    cfg: Any = OmegaConf.create(OmegaConf.to_container(command.cfg, resolve=True))
-    with user_errors():
-        check_targets(cfg)
-        data = make_data(cfg)
-    return load_model(cfg, checkpoint), data
+    return lines + ["no ONNX: pip install -e '.[onnx]'"] * (not outputs and not has_onnx)
 
 
 def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return the network, and the inputs of its first call in a test by their names.
-
-    Raises:
-        UserError: if it is not called, or with something else than batches of tensors.
-    """
+    """Return the network, and the inputs of its first call in a test by their names."""
     networks = [child for child in model.children() if any(True for _ in child.parameters())]
     module = model if is_overridden("forward", model) or len(networks) != 1 else networks[0]
-    calls: list[dict[str, Any]] = []
+    inputs: dict[str, Any] = {}
 
     def note(_: nn.Module, args: Any, kwargs: Any) -> None:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-        calls.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in bound.items()})
+        for name, value in bound.items():  # a copy, for a step may change it
+            inputs.setdefault(name, value.clone() if isinstance(value, Tensor) else value)
 
     hook = module.register_forward_pre_hook(note, with_kwargs=True)
-    with user_errors(), catch_warnings():  # tensors of inference mode cannot be traced
+    with user_errors(), catch_warnings():
         simplefilter("ignore")
-        quick: Any = {"fast_dev_run": 1, "enable_progress_bar": False, "inference_mode": False}
-        pl.Trainer(accelerator="cpu", devices=1, **quick).test(model, data, verbose=False)
+        pl.Trainer(accelerator="cpu", devices=1, **QUICK).test(model, data, verbose=False)
     hook.remove()
-    inputs = calls[0] if calls else {}
     if not inputs or not all(isinstance(v, Tensor) and v.ndim for v in inputs.values()):
         raise UserError(
             f"{type(model).__name__}.test_step must call self(...) with batches of tensors, each "
@@ -145,13 +147,14 @@ def write(program: Any, suffix: str, names: list[str], file: BinaryIO) -> Any:
     import onnxruntime
 
     made: Any = torch.onnx.export(program, input_names=names, dynamo=True, verbose=False)
-    file.write(made.model_proto.SerializeToString())
-    file.flush()
+    made.save(file.name)
     session = onnxruntime.InferenceSession(file.name)
-    return lambda *tensors: [
-        torch.from_numpy(output)
-        for output in session.run(None, dict(zip(names, (t.numpy() for t in tensors), strict=True)))
-    ]
+
+    def compute(*tensors: Tensor) -> list[Tensor]:
+        arrays = {name: t.numpy() for name, t in zip(names, tensors, strict=True)}
+        return [torch.from_numpy(output) for output in session.run(None, arrays)]
+
+    return compute
 
 
 def compare(found: Any, expected: Any) -> None:
@@ -163,10 +166,8 @@ def compare(found: Any, expected: Any) -> None:
 
 def leaves(value: Any) -> list[Tensor]:
     """Return the tensors of nested dictionaries, lists and tuples."""
-    if isinstance(value, Tensor):
-        return [value]
     parts = value.values() if isinstance(value, dict) else value
-    return [tensor for part in parts for tensor in leaves(part)]
+    return [value] if isinstance(value, Tensor) else [one for part in parts for one in leaves(part)]
 
 
 @contextmanager
@@ -178,9 +179,12 @@ def refused(what: str) -> Iterator[None]:
             simplefilter("ignore")
             yield
     except Exception as error:
-        line = read_error(error).user_line
-        place = f" ({line})" if line else ""
         said = " ".join(str(error.__cause__ or error).split())[:300]
-        raise UserError(f"{what}{place}: {said}") from error
+        reason = ": ".join(filter(None, [read_error(error).user_line, said]))
+        raise UserError(f"{what}: {reason}") from error
     finally:
         logging.disable(logging.NOTSET)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
