@@ -69,7 +69,7 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     words = ("strategy=ddp", "trainer.devices=2", *SHORT, f"output_dir={tmp_path}")
     result = command("train.py", *words)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("test/accuracy") == result.stdout.count("run folder") == 1
+    assert result.stdout.count("test/accuracy") == result.stdout.count("train: ") == 1
     with (only(tmp_path / "default") / "metrics.csv").open() as file:
         steps = [row["step"] for row in csv.DictReader(file) if row["train/loss"]]
     assert len(steps) == len({*steps})

@@ -84,7 +84,7 @@ def test_failed_jobs_keep_their_folders_with_the_reason(tmp_path: Path) -> None:
     status, said = again(tmp_path, "resume=auto", *words)
     assert status == 1
     assert "2 to run" in said
-    assert (folder / "0" / "screen.log").read_text().count("run folder") == 2
+    assert (folder / "0" / "screen.log").read_text().count("train: ") == 2
 
 
 RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"

@@ -29,7 +29,7 @@ from harness.command.compose import Command, as_hydra_reads, compose, compose_co
 from harness.command.explain import nearest
 from harness.errors import AgreedExit, TrainingError, UserError
 from harness.files import FULL
-from harness.names import flat, is_below
+from harness.names import flat, is_below, shown
 from harness.processes import early, leaving, parent
 from harness.processes.launcher import global_rank, is_further_rank, launcher_of
 from harness.processes.leaving import leave
@@ -126,12 +126,12 @@ def start(command: Command) -> Path:
 def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
     """Compute a run whose folder is locked, and record how it ends; its ranks find the folder."""
     is_first = global_rank() == 0
+    if is_first:  # the imports take seconds, and the screen should not be empty
+        print(f"{task}: {shown(run_dir)}", flush=True)
     recording = record.recording(run_dir) if is_first else nullcontext()
     with recording, parent.environment_of_ranks(run_dir):
-        if (
-            is_first and not (run_dir / record.PENDING_CONFIG).exists()
-        ):  # else it begins as it trains
-            record.begin(run_dir)
+        if is_first and not (run_dir / record.PENDING_CONFIG).exists():
+            record.begin(run_dir)  # a resumed run begins as it trains
         compute(task, frozen)
     if is_first:  # of a dry run, which changes nothing
         (run_dir / record.PENDING_CONFIG).unlink(missing_ok=True)

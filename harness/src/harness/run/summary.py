@@ -54,7 +54,6 @@ def show_start(
     if isinstance(data, DataModule):  # in other classes the name may mean something else
         share = f", at most {math.ceil(data.batch_size / num_processes)} in each process"
         rows["batch"] = f"{data.batch_size} samples" + share * (num_processes > 1)
-    rows["run folder"] = shown(trainer.default_root_dir)
     if cfg.resume is not None:
         rows["goes on from"] = shown(Path(cfg.resume).resolve())
     show(rows)
