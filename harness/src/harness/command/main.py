@@ -7,13 +7,12 @@ Until then no torch: ``--help``, ``--cfg job``, completion and mistakes answer a
 """
 
 import gc
-import io
 import os
 import re
 import sys
 import zlib
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, redirect_stdout, suppress
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +24,14 @@ import harness
 from harness import allowed, record
 from harness.command import choose_run, run_folder
 from harness.command.check import check
-from harness.command.compose import Command, as_hydra_reads, compose, compose_command
+from harness.command.compose import (
+    EVALUATION_GROUPS,
+    Command,
+    as_hydra_reads,
+    compose,
+    compose_command,
+)
+from harness.command.config_files import choices, groups
 from harness.command.explain import nearest
 from harness.errors import AgreedExit, TrainingError, UserError
 from harness.files import FULL
@@ -38,6 +44,7 @@ from harness.strategies import launchable
 from harness.upstream import quick_start
 
 MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
+FIRST = ["experiment", "model", "data", "trainer", "strategy"]  # of the groups that help lists
 COMPLETION = {"-sc", "--shell-completion"}
 SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"} | COMPLETION
 FLAGS = SHOWING | {"-p", "--package", "--resolve"}
@@ -194,18 +201,29 @@ def show(task: str, conf: Path, words: list[str]) -> NoReturn:
         raise UserError(
             f"{flag} is no flag here: --help, --cfg job and -m are. Settings are key=value.{hint}"
         )
+    if flags & {"-h", "--help"}:
+        print(help_text(task, conf))
+        sys.exit(0)
     if not flags & COMPLETION:
         settings = [word for word in words if "=" in word and not word.startswith("-")]
         compose_command(task, settings, conf)  # says what is wrong, and what Hydra may not call
     sys.argv[1:] = as_hydra_reads(task, words, conf)
-    said = io.StringIO()
-    with redirect_stdout(said), suppress(SystemExit):
-        hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(lambda cfg: None)()
-    groups, config, values = said.getvalue().partition("== Config ==")
-    if config:  # of --help; files that begin with _ are parts of others
-        groups = re.sub(r"(?<=[ ,])_\w+(, |$)", "", groups, flags=re.MULTILINE)
-    print(groups + config + values, end="")
+    hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(lambda cfg: None)()
     sys.exit(0)
+
+
+def help_text(task: str, conf: Path) -> str:
+    """List the choices of every group that a command takes, those first that change most."""
+    names = sorted(groups(conf) if task == "train" else EVALUATION_GROUPS)
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    lines = [f"python {task}.py <group>=<choice> <key>=<value> ..."]
+    for name in names:  # files that begin with _ are parts of others
+        files = [choice for choice in choices(conf, name) if not choice.startswith("_")]
+        lines.append(f"  {name:<16} {', '.join(files)}")
+    lines.append(
+        f"python {task}.py --cfg job shows every key and its value; +<key>=<value> adds one."
+    )
+    return "\n".join(lines)
 
 
 def tell_of_user(error: Exception) -> None:
