@@ -89,7 +89,7 @@ def test_what_an_experiment_consists_of_is_built() -> None:
 
 def test_every_yaml_file_that_ships_names_what_may_be_built() -> None:
     seen = 0
-    for path in config_files.files(ROOT / "conf"):
+    for path in (*(ROOT / "conf").rglob("*.yaml"), *config_files.OWN.rglob("*.yaml")):
         cfg = OmegaConf.to_container(OmegaConf.load(path))  # as it is written
         allowed.check(cfg)
         for key, node in allowed.targets(cfg):

@@ -117,12 +117,9 @@ def test_mistake_leaves_nothing(words: str, hint: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_of_no_words_is_refused() -> None:
+def test_only_trainings_are_swept_and_something_is_to_try() -> None:
     for words in ("-m",), ("-m", "resume=auto"):
         assert "nothing to try" in refusal(*words)
-
-
-def test_only_trainings_are_swept() -> None:
     assert "-m is for train.py" in refusal("-m", "checkpoint=a,b", task="evaluate")
 
 

@@ -4,7 +4,7 @@ In: the folder ``conf`` and words. Out: what Hydra composes of them, the groups 
 the rules that a command is checked by. A file of the owner's wins over the harness's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,6 @@ def groups(conf: Path) -> set[str]:
 def choices(conf: Path, group: str) -> list[str]:
     """List the names of a group's files."""
     return sorted({path.stem for folder in (conf, OWN) for path in folder.glob(f"{group}/*.yaml")})
-
-
-def files(conf: Path) -> Iterator[Path]:
-    """Yield every config file."""
-    for folder in (conf, OWN):
-        yield from folder.rglob("*.yaml")
 
 
 def rules(conf: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Find runs again, and compare them.
 
     python scripts/runs.py ls                       all runs of outputs/, or: ls FOLDER FOLDER ...
-    python scripts/runs.py ls --filter "test/accuracy>0.97" --filter status=finished --sort seconds
+    python scripts/runs.py ls --filter "test/accuracy>0.97" --filter status=finished
     python scripts/runs.py best --by test/accuracy  runs that differ in seed or fold are one row
     python scripts/runs.py diff RUN RUN             in which settings and results two runs differ
     python scripts/runs.py show RUN                 all that is known of one
@@ -34,8 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("what", choices=("ls", "best", "diff", "show", "report", "reproduce"))
     add("folders", nargs="*", type=Path, metavar="FOLDER", help="of runs; default: outputs")
-    add("--sort", default="started", metavar="NAME", help="of ls: a fact, a metric or a setting")
-    add("--reverse", action="store_true", help="the other way round")
+    add("--reverse", action="store_true", help="of best: the other way round")
     add("--filter", action="append", default=[], metavar="NAME=VALUE", help="also <, >, <=, >=, !=")
     add("--by", metavar="METRIC", help="of best; default: the objective of the runs")
     add("-o", "--output", type=Path, help="of report: report.html; of reproduce: a new folder")
@@ -64,7 +63,7 @@ def _answer(options: argparse.Namespace) -> bool:
     elif what == "diff":
         table.print_difference(runs[0], runs[1], options.json)
     elif what == "ls":
-        table.print_list(runs, options.sort, options.reverse, options.json)
+        table.print_list(runs, options.json)
     elif what == "best":
         table.print_best(runs, options.by, options.reverse, options.json)
     else:

@@ -25,7 +25,7 @@ HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">{OURS}
  script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:">
 <style>body > div {{ display: inline-block }}</style>
 """
-FACTS = ("seconds", "samples/s", "started", "tags", "notes", "commit", "reason")
+FACTS = ("seconds", "samples/s", "tags", "notes", "commit", "reason")
 MOST_POINTS = 500  # of a curve
 
 

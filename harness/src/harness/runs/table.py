@@ -11,10 +11,8 @@ import operator
 import re
 import shutil
 import statistics
-import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from harness.errors import UserError
@@ -24,8 +22,6 @@ from harness.runs.reading import RunFiles
 REPEATS = ("seed", "data.seed", "data.fold")  # repetitions of one setting: `best` averages them
 SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 CONDITION = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
-# A metric whose name has one of these is better when it is smaller.
-LOSSES = ("loss", "error", "mae", "mse", "perplexity")
 SCREEN = (120, 24)  # columns and lines where there is no terminal
 LONGEST = 24  # characters of a setting in a list
 
@@ -120,20 +116,9 @@ def groups(runs: Sequence[RunFiles], name: str, is_max: bool) -> list[dict[str, 
     return sorted(rows, key=lambda row: row[name], reverse=is_max)
 
 
-def print_list(
-    runs: Sequence[RunFiles],
-    sort: str = "started",
-    is_reversed: bool = False,
-    as_json: bool = False,
-) -> None:
+def print_list(runs: Sequence[RunFiles], as_json: bool = False) -> None:
     """Print a row for each run: its state, the best of its objective, the settings that differ."""
-    name = full_name(runs, sort)
-
-    def place(run: RunFiles) -> tuple[bool, Any]:
-        value = run.values.get(name)
-        return (True, value) if isinstance(value, (int, float)) else (False, str(value or ""))
-
-    runs = sorted(runs, key=place, reverse=is_reversed)
+    runs = sorted(runs, key=lambda run: run.facts["started"] or 0.0)
     tested = [name for run in runs for name in run.results if name.startswith("test/")]
     names = dict.fromkeys(["run", "status", "objective", "best", *tested, *differing(runs)])
     names = dict.fromkeys(runs[0].facts) | names if as_json else names
@@ -149,7 +134,7 @@ def print_best(runs: Sequence[RunFiles], by: str | None, is_reversed: bool, as_j
     if not by and len(modes) != 1:
         raise UserError(f"The runs have {len(modes)} objectives. Add --by METRIC.")
     name = full_name(runs, by or next(iter(modes)))
-    is_loss = modes[name] == "min" if name in modes else any(word in name for word in LOSSES)
+    is_loss = modes.get(name, "min" if "loss" in name else "max") == "min"
     rows = groups(runs, name, is_max := is_loss == is_reversed)
     if not rows:
         raise UserError(f"None of {len(runs)} runs has a value of {name}.")
@@ -214,10 +199,6 @@ def text_of(name: str, value: Any) -> str:
         return ""
     if name in ("run", "best run"):
         return shown(value)
-    if name == "started":
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
-    if name == "seconds":  # as 0:00:07 or 1 day, 2:03:04
-        return str(timedelta(seconds=round(value)))
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
