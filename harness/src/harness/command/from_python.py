@@ -68,6 +68,11 @@ class Run:
         Raises:
             UserError: if the run has no checkpoint, or its config names what is not allowed.
         """
+        if not (self.conf / allowed.RULES).is_file():
+            raise UserError(
+                f"There is no {self.conf / allowed.RULES}, which says what a run's config may "
+                "name.\nUse load_run(<folder>, conf=<the folder of the config files>)."
+            )
         allowed.follow(self.conf)
         from harness.run.train import load_model
 
