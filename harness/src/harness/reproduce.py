@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from harness import record
 from harness.checkpoints.reading import read
 from harness.command import run_folder
 from harness.errors import UserError
