@@ -5,8 +5,8 @@ checkpoints of any strategy; out: whole checkpoints. Lightning's ``FSDPStrategy`
 refuses CPUs, 64-true and clipping by norm; ``ModelParallelStrategy`` asks modules for code.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, update_wrapper, wraps
 from typing import Any
 
 import pytorch_lightning as pl
@@ -17,7 +17,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard
 from torch.optim import LBFGS, Optimizer
 
 from harness.errors import UserError
@@ -26,7 +26,7 @@ from harness.shards import has_parts, parted_like, whole
 
 from .dp import named_parts
 
-STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 INSTEAD = "Do it in a hook, as on_train_batch_start, or use strategy=ddp."
 
 
@@ -91,18 +91,15 @@ class FSDPStrategy(DDPStrategy):
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
         for unit in units(module, self.modules):
             fully_shard(unit, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
-            refuse_changes(unit, "forward")
-        fully_shard(module, mesh=mesh, reshard_after_forward=False)
-        refuse_changes(module, STEPS[0])
-        for step in STEPS:
-            register_fsdp_forward_method(module, step)
+            refuse_changes(unit)
+        if not all(map(has_parts, module.parameters())):
+            root = Root(module)
+            fully_shard(root, mesh=mesh, reshard_after_forward=False)
+            refuse_changes(root)
+            for name in METHODS:
+                method = getattr(module, name)
+                setattr(module, name, update_wrapper(partial(root.call, method), method))
         module.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Let Lightning part what the failed step has left whole, where it moves the module."""
-        if isinstance(self.module, FSDPModule):
-            self.module.set_reshard_after_forward(True)
-        super().on_exception(exception)
 
     def configure_ddp(self) -> None:
         """Wrap nothing: ``fully_shard`` reduces gradients."""
@@ -140,6 +137,28 @@ class FSDPStrategy(DDPStrategy):
         return gathered
 
 
+class Root(nn.Module):
+    """Make parameters that are in no unit whole while a method of the module runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.is_running = module, False
+
+    def forward(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a method between the hooks of ``fully_shard``."""
+        return method(*args, **kwargs)
+
+    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a method, which may call another one."""
+        if self.is_running:
+            return method(*args, **kwargs)
+        self.is_running = True
+        try:
+            return self(method, *args, **kwargs)
+        finally:
+            self.is_running = False
+
+
 def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> list[nn.Module]:
     """Return the submodules that are made whole by themselves, inner ones first."""
     chosen = {*named_parts(module, names or ())}
@@ -150,12 +169,15 @@ def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> lis
     return [part for part in reversed([*module.modules()]) if part in chosen]
 
 
-def refuse_changes(unit: nn.Module, name: str) -> None:
-    """Refuse a method that changes whole parameters in place of the parts, where it is lost.
+def refuse_changes(unit: nn.Module) -> None:
+    """Refuse a forward that changes whole parameters in place of the parts, where it is lost.
 
     Looked at are what its first training call writes, and what any call freezes or thaws.
     """
-    method, is_checked = getattr(unit, name), False
+    forward, is_checked = unit.forward, False
+
+    def flags() -> list[bool]:
+        return [parameter.requires_grad for parameter in unit.parameters()]
 
     def norms() -> dict[str, Tensor]:
         named = unit.named_parameters()
@@ -163,18 +185,17 @@ def refuse_changes(unit: nn.Module, name: str) -> None:
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_checked
-        flags = [parameter.requires_grad for parameter in unit.parameters()]
-        before = {} if is_checked else norms()
-        output = method(*args, **kwargs)
-        if flags != [parameter.requires_grad for parameter in unit.parameters()]:
-            raise UserError(f"strategy=fsdp: {name} freezes or unfreezes. {INSTEAD}")
+        trained, before = flags(), {} if is_checked else norms()
+        output = forward(*args, **kwargs)
         after = norms() if before else {}
-        for key in [key for key, norm in before.items() if norm != after.get(key, norm)]:
-            raise UserError(f"strategy=fsdp: {key} is written in a step and lost. {INSTEAD}")
+        written = any(norm != after.get(name, norm) for name, norm in before.items())
+        if written or trained != flags():
+            what = "writes into parameters" if written else "freezes or unfreezes"
+            raise UserError(f"strategy=fsdp: a step {what}, which would be lost. {INSTEAD}")
         is_checked |= unit.training
         return output
 
-    setattr(unit, name, wraps(method)(checked))
+    unit.forward = wraps(forward)(checked)
 
 
 def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
