@@ -97,7 +97,6 @@ KINDS = {
         "sequences.Attention", "Scans", settings=("trainer.strategy.whole_inputs=[mask]",)
     ),
     "graphs as lists": Kind("graphs.GraphLists", "GraphList"),
-    "graphs as dicts": Kind("graphs.GraphDicts", "Graphs"),
     "graphs as objects (PyG)": Kind(
         "graphs.GraphObjects", "GraphObjects", settings=("trainer.strategy.whole_inputs=[batch]",)
     ),
@@ -137,7 +136,6 @@ KINDS = {
             "trainer.limit_val_batches=3",
         ),
     ),
-    "collected dicts": Kind("logged.CollectedDicts", data="OwnData"),
     "counted by hand": Kind("logged.Counters"),
     "counted in tensors, `sync_dist`": Kind("logged.CountersOfTensors", data="OwnData"),
     "counted by hand, `all_reduce`": Kind("logged.ReducedCounters"),
@@ -150,8 +148,6 @@ KINDS = {
         "logged.GatheredObjects", data="OwnData", words=("objective=val/auc", "mode=max")
     ),
     "root of a mean (RMSE)": Kind("whole_batch.RootMeanSquare"),
-    "correlation (Pearson)": Kind("whole_batch.Pearson"),
-    "balance of experts (MoE)": Kind("whole_batch.Experts"),
     "inner loop (MAML)": Kind(
         "whole_batch.InnerLoop", settings=("trainer.strategy.whole_inputs=[x]",)
     ),

@@ -56,25 +56,6 @@ class Collected(Classifier):
         self.labels.clear()
 
 
-class CollectedDicts(Classifier):
-    """Returns its outputs, as in Lightning 1, and keeps them as dicts with numbers."""
-
-    def on_validation_epoch_start(self) -> None:
-        self.outputs: list[Any] = []
-
-    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        x, y = batch
-        losses = F.cross_entropy(self(x), y, reduction="none")
-        output = {"loss": losses.sum().item(), "worst": losses.max(), "size": len(y)}
-        self.outputs.append(output)
-        return output
-
-    def on_validation_epoch_end(self) -> None:
-        total = sum(output["loss"] for output in self.outputs)
-        self.log("val/loss", total / sum(output["size"] for output in self.outputs))
-        self.log("val/worst", torch.stack([output["worst"] for output in self.outputs]).max())
-
-
 class Counters(Classifier):
     """Counts by hand."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.modules.classifiers import Classifier
 
@@ -18,29 +18,6 @@ class RootMeanSquare(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         return F.mse_loss(self(x)[:, 0], y.to(x.dtype)).sqrt()
-
-
-class Pearson(Classifier):
-    """One minus the correlation with the target."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, _ = batch
-        return 1 - torch.corrcoef(torch.stack([self(x)[:, 0], x.sum(1)]))[0, 1]
-
-
-class Experts(Classifier):
-    """A mixture of experts with the balance loss of the Switch Transformer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(6, 3)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        gates = self.gate(x).softmax(1)  # (B, experts)
-        used = F.one_hot(gates.argmax(1), 3).to(x.dtype).mean(0)
-        balance = 3 * (used * gates.mean(0)).sum()
-        return F.cross_entropy(gates * self(x), y) + balance
 
 
 class InnerLoop(Classifier):

@@ -13,7 +13,6 @@ from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from tests.conftest import slow
 from tests.strategies.parity import (
-    BATCH_NORM,
     CASES,
     UPSTREAM_WARNINGS,
     Batches,
@@ -34,11 +33,6 @@ def test_dp_follows_one_device():
             losses = train(case, num_devices)
             assert losses[-1] < losses[0], name
             assert difference(losses, expected) <= case.bound, (name, num_devices)
-
-
-def test_batch_norm_differs_from_one_device():
-    """Which is why it is left out of the parity cases."""
-    assert difference(train(BATCH_NORM, 2), train(BATCH_NORM, 1)) > 1e-6
 
 
 def test_a_lost_gradient_is_found(monkeypatch):

@@ -14,7 +14,7 @@ from harness.errors import UserError
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.splitting import join, split
-from tests.strategies.parity import BATCH_NORM, UPSTREAM_WARNINGS, Batches, Case, Module, trainer
+from tests.strategies.parity import UPSTREAM_WARNINGS, Batches, Case, Module, trainer
 
 pytestmark = UPSTREAM_WARNINGS
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -155,9 +155,3 @@ def test_a_module_that_cannot_be_split_is_refused():
         with pytest.raises(UserError) as error:
             trainer(strategy).fit(module, Batches(24, 24, 24))
         assert words in str(error.value)
-
-
-def test_a_share_of_one_sample_makes_batch_norm_say_so():
-    """As in ddp."""
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        trainer(DataParallelStrategy()).fit(Module(BATCH_NORM), Batches(3))

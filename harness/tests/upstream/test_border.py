@@ -13,6 +13,7 @@ UNDOCUMENTED = {"epoch_loop", "val_loop", "batch_progress", "epoch_progress", "o
 ALLOWED = {
     "_exit": "os._exit is documented",
     "_asdict": "the documented dict of a namedtuple",
+    "_open": "the documented method of logging.FileHandler",
     "_fields": "the documented names of a namedtuple",
     "_replace": "the documented copy of a namedtuple",
     "_cpu": "the end of a strategy's name",

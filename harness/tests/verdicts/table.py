@@ -13,7 +13,6 @@ import argparse
 import csv
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -83,18 +82,6 @@ def far(cell: Cell) -> str:
 def new_row(key: Key, cell: Cell) -> Row:
     """A line of what was found."""
     return Row(*key, cell.verdict, far(cell), " ".join(cell.says.split()))
-
-
-def summary(table: Mapping[Key, Row]) -> str:
-    """How many modules have each verdict, as docs/strategies.md shows it."""
-    strategies = [*STRATEGIES][1:]
-    rows = [line for line in table.values() if line.group == "module"]
-    counts = Counter((line.verdict, line.strategy) for line in rows)
-    lines = [
-        "| ".join([f"| {verdict} ", *(f"{counts[verdict, s]} " for s in strategies)]) + "|"
-        for verdict in ("equal", "set", "told", "refused", "silent")
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -119,10 +119,6 @@ class Verdict:
 def prove(runs: Runs, strategies: Sequence[str] = STRATEGIES) -> Iterator[Verdict]:
     """Train an experiment for a few steps in many ways, and compare each with one process.
 
-    Args:
-        runs: starts them.
-        strategies: names such as ``ddp(2)`` or ``ddp2(2x2)``.
-
     Raises:
         UserError: one process does not train.
     """

@@ -77,11 +77,7 @@ class Ended(NamedTuple):
 
 
 class Runs:
-    """Start the runs of one experiment.
-
-    Args:
-        words: what train.py takes.
-        folder: gets a folder for each run.
+    """Start the runs of one experiment, each in a folder of its own; `words` are train.py's.
 
     Raises:
         UserError: for a mistake in the words.

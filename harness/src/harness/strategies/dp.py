@@ -149,9 +149,7 @@ def named_parts(module: pl.LightningModule, names: Sequence[str]) -> list[nn.Mod
 def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the samples that each loader gives to a step; nothing if a sampler cannot say.
 
-    Args:
-        trainer: runs the step.
-        step_args: the batch, and as the step's signature asks for them its number and its loader's.
+    The step is given the batch, and as its signature asks for them its number and its loader's.
     """
     if len(step_args) == 1 and not trainer.training:
         return ()  # Lightning gives the number of an evaluation's batch to steps alone

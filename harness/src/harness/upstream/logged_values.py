@@ -30,10 +30,8 @@ Pair = tuple[float, float]  # total, of a mean's values times their weights, and
 class LoggedValue(Metric):
     """Accumulate what a hook logs under one name, over an epoch and over the shares of a step.
 
-    Args:
-        how: arguments of ``self.log``, with its hook as ``fx`` and ``reduce_fx`` as a text.
-        zero: a scalar of the type and on the device of the sums.
-        is_training: it belongs to a training epoch, not to an evaluation.
+    `how` are the arguments of ``self.log``, with its hook as ``fx`` and ``reduce_fx`` as a text;
+    `zero` is a scalar of the type and on the device of the sums.
     """
 
     def __init__(self, how: dict[str, Any], zero: Tensor, is_training: bool) -> None:
@@ -168,24 +166,19 @@ def in_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
 def before_reading(trainer: pl.Trainer, *functions: Callable[[pl.Trainer], None]) -> None:
     """Call functions before Lightning reads what was logged; without any, do so no more.
 
-    Args:
-        trainer: whose Lightning it is, and what the functions are given.
-        functions: called at a batch's end, when the values of an epoch's steps (or of a loader of
-            an evaluation) are complete, and after the hooks at an epoch's end.
+    They are called at a batch's end, when the values of an epoch's steps (or of a loader of an
+    evaluation) are complete, and after the hooks at an epoch's end.
     """
     connector: Any = trainer._logger_connector
+
+    def both(function: Callable[[pl.Trainer], None], original: Callable[[], None]) -> None:
+        function(trainer)
+        original()
+
     for name in SEAMS:
         vars(connector).pop(name, None)
-
     for name, function in zip(SEAMS, functions, strict=False):
-        vars(connector)[name] = partial(_both, trainer, function, getattr(connector, name))
-
-
-def _both(
-    trainer: pl.Trainer, function: Callable[[pl.Trainer], None], original: Callable[[], None]
-) -> None:
-    function(trainer)
-    original()
+        vars(connector)[name] = partial(both, function, getattr(connector, name))
 
 
 def row_is_due(trainer: pl.Trainer) -> bool:

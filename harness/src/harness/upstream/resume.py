@@ -28,11 +28,9 @@ def num_steps_logged(trainer: pl.Trainer) -> int:
 
 
 def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int, int]:
-    """The epoch at which a checkpoint was written, and how many of its steps were done.
+    """Return the epoch of a checkpoint, and how many of its steps were done.
 
-    Args:
-        checkpoint: written between two steps.
-        batches_per_step: ``trainer.accumulate_grad_batches`` of the run that wrote it.
+    `batches_per_step` is ``trainer.accumulate_grad_batches`` of the run that wrote it.
     """
     loop = checkpoint["loops"]["fit_loop"]
     epochs = loop["epoch_progress"]["current"]
@@ -44,11 +42,7 @@ def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int,
 def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
     """Let a checkpoint say that the announced batch was not; call it in ``on_load_checkpoint``.
 
-    Args:
-        checkpoint: written between two steps.
-        before: ``trainer.accumulate_grad_batches`` of the run that wrote it. Counters count
-            batches, and other devices may need another number of them per step.
-        now: that of this run.
+    Counters count batches, of which a step had `before`; other devices may need another number.
     """
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counter in (progress["total"], progress["current"]):

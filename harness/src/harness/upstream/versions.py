@@ -39,6 +39,8 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
     from torch.utils import _python_dispatch
     from torchmetrics import SumMetric
 
+    from harness.upstream.logged_values import SEAMS
+
     optimizer = torch.optim.SGD([torch.zeros(1)])
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=2)
     return [
@@ -53,10 +55,7 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
         (torch._dynamo.config, "cache_size_limit"),
         (trainer, "_logger_connector _signal_connector"),
         (trainer._signal_connector, "register_signal_handlers"),
-        (
-            trainer._logger_connector,
-            "on_batch_end epoch_end_reached on_epoch_end should_update_logs",
-        ),
+        (trainer._logger_connector, " ".join([*SEAMS, "should_update_logs"])),
         (trainer.fit_loop.epoch_loop, "_batches_that_stepped _broadcast_sigterm_tensor"),
     ]
 
@@ -64,11 +63,8 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
 @lru_cache
 def untested() -> list[str]:
     """Return the packages whose installed version was not tested."""
-    return [
-        name
-        for name, bounds in TESTED.items()
-        if not SpecifierSet(bounds).contains(version(name), prereleases=True)
-    ]
+    allowed = {name: SpecifierSet(bounds) for name, bounds in TESTED.items()}
+    return [n for n, bounds in allowed.items() if not bounds.contains(version(n), prereleases=True)]
 
 
 def check(trainer: pl.Trainer) -> None:
