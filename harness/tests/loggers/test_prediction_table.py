@@ -115,11 +115,11 @@ def test_padded_rows_of_several_widths_are_warned_of_and_lists_are_right(
     for shapes, says in (
         (
             [(2, 3), (2, 5), (1, 4)],
-            "Batches have different columns (prediction.3, prediction.4): what",
+            "Batches have different columns (prediction.3, prediction.4): padding",
         ),
         (
             [(2, 2, 2), (1, 3, 2)],
-            "Batches have different columns (prediction.4, prediction.5): what",
+            "Batches have different columns (prediction.4, prediction.5): padding",
         ),
         ([(2, 3), (1, 3)], ""),
         ([(2,), (1,)], ""),

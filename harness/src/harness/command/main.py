@@ -36,7 +36,7 @@ from harness.command.explain import nearest
 from harness.errors import AgreedExit, TrainingError, UserError
 from harness.files import FULL
 from harness.names import flat, is_below, shown
-from harness.processes import early, leaving, parent
+from harness.processes import leaving, parent, ranks
 from harness.processes.launcher import global_rank, is_further_rank, launcher_of
 from harness.processes.leaving import leave
 from harness.processes.meeting import Meeting
@@ -149,14 +149,14 @@ def compute(task: str, frozen: DictConfig) -> None:
     cfg = run_folder.resolved(frozen)
     if not is_further_rank():  # else the first process has chosen for this one
         choose_gpus(cfg)
-        early.start(task, launchable.num_further(cfg.trainer))
+        ranks.start(task, launchable.num_further(cfg.trainer))
     gc.disable()  # the collector would look through all that is being imported, for a second
     try:
         quick_start.import_torchmetrics()
         from harness.run import train  # torch and Lightning; seconds
     finally:
         gc.enable()  # also in a notebook, where the import has failed
-    early.wait()
+    ranks.wait()
     getattr(train, task)(cfg)
 
 

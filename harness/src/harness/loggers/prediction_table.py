@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
 
@@ -36,9 +37,8 @@ class PredictionTable(BasePredictionWriter):
 
     ``predict_step`` may return a tensor or array with a row per sample, a list with one element per
     sample, and dicts, tuples and dataclasses of these: keys and positions become the columns'
-    names, such as ``scores.0``. A list's elements are cells; if they are dicts, as of detected
-    objects, each key becomes a column. Nothing is written of ``None``. Samples of a stream, which
-    have no index, are numbered as they arrive: batch by batch, in each by rank.
+    names, such as ``scores.0``. A list's elements are cells, and dicts of it columns. Nothing is
+    written of ``None``. Samples of a stream are numbered as they arrive: batch by batch, by rank.
 
     Batches without a row per sample, and tensors with more than 32 numbers for each, such as masks,
     go into a file beside the table that ends in ``.pt``: a list of dicts with ``loader``,
@@ -164,7 +164,7 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, Any]:
             keys = dict.fromkeys(key for sample in value for key in sample)
             value = {key: [sample.get(key) for sample in value] for key in keys}
         else:
-            value = cell(value)
+            value = apply_to_collection(value, Tensor, Tensor.tolist)  # each element is a cell
     if isinstance(value, tuple):
         value, name = dict(enumerate(value)), name or "prediction"
     if isinstance(value, dict):
@@ -184,15 +184,6 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, Any]:
             "sample; of several columns a tuple or a dict."
         )
     return {f"prediction.{name}" if name in OWN_COLUMNS else name or "prediction": value}
-
-
-def cell(value: Any) -> Any:
-    """Convert a value to what stands in one cell."""
-    if isinstance(value, dict):
-        return {key: cell(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return list(map(cell, value))
-    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
@@ -217,9 +208,8 @@ def table(rows: dict[tuple[int, int], dict[str, Any]], facts: Mapping[str, Any])
     loaders = {loader for loader, _ in kinds}
     if len(kinds) > len(loaders):
         log.warning(
-            "Batches have different columns (%s): what depends on the other samples of a batch, "
-            "such as padding, is not the sample's own. Return a list with each sample's own "
-            "numbers (row[:length].tolist()), or columns of one width.",
+            "Batches have different columns (%s): padding is not the sample's own. Return a list "
+            "with each sample's own numbers (row[:length].tolist()), or columns of one width.",
             few((name for name in names if any(name not in row for _, row in kinds)), 3),
         )
     own = OWN_COLUMNS if len(loaders) > 1 else OWN_COLUMNS[1:]

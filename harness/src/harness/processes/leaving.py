@@ -73,17 +73,12 @@ def _answer(reader: socket.socket) -> None:
         if is_run and signum == signal.SIGINT:
             # Slurm passes on what a terminal has sent to all: that is no second one.
             if time.monotonic() > first_time + 0.5:
-                _call_later(1.0, _leave_blocked)
+                log.warning("SIGINT: left without saving. Its last checkpoint can be resumed.")
+                leave(128 + signum)
             first_time = min(first_time, time.monotonic())
         if followed and os.getppid() != followed:
             log.warning("The process %d, which started this one, has ended.", followed)
             _call_later(ORPHAN_SECONDS, os.kill, os.getpid(), signal.SIGKILL)
-
-
-def _leave_blocked() -> None:
-    """Leave after a second Ctrl-C; the main thread may be blocked in a collective operation."""
-    log.warning("SIGINT: left without saving. The run goes on from its last checkpoint.")
-    leave(128 + signal.SIGINT)
 
 
 def _call_later(seconds: float, function: Any, *arguments: Any) -> None:

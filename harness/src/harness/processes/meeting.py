@@ -14,14 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from harness.errors import UserError
 from harness.processes.launcher import Launcher, number
-
-if TYPE_CHECKING:
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 SHARE_SECONDS = 20.0  # after which a network disk shows to all machines what one has written
 READ_SECONDS = 0.5  # in which the others read why rank 0, which may serve the store, ends
@@ -39,21 +36,13 @@ class Meeting:
         self.rank, self.minutes = launcher.rank, minutes
         self.others = range(1, launcher.num_processes)
         self.host = socket.gethostname()
-        self.store = connect(launcher, minutes) if launcher.is_one_of_several else None
+        self.store: Any = connect(launcher, minutes) if launcher.is_one_of_several else None
         self.key = "start"  # of the next decision
 
     def agree(
         self, fingerprint: Callable[[], Mapping[str, Any]], choose: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Stop the run where processes differ; else let rank 0 choose for all.
-
-        Args:
-            fingerprint: of code and settings: plain values by name.
-            choose: what the run needs, as plain values; only rank 0 calls it.
-
-        Raises:
-            UserError: with rank, machine, and the first difference.
-        """
+        """Stop the run where processes differ; else let rank 0 ``choose`` for all, plain values."""
         if self.store is None:
             return choose()
 
@@ -64,11 +53,7 @@ class Meeting:
         return dict(self._decide((self.host, _is_hidden(self.host), fingerprint()), decide))
 
     def check_shared(self, folder: Path) -> None:
-        """Refuse a folder that a process does not see; all wait until all have looked.
-
-        Raises:
-            UserError: with the machine that does not see it.
-        """
+        """Refuse a folder that a process does not see; all wait until all have looked."""
         if self.store is None:
             return
         if self.rank == 0:
@@ -84,7 +69,6 @@ class Meeting:
                     "Use output_dir=<a folder on a disk that all machines share>."
                 )
             # torchrun's store stays for a start that meets there again.
-            assert self.store is not None
             for key in ["start", *(f"start/{rank}" for rank in self.others)]:
                 self.store.delete_key(key)
 
@@ -114,14 +98,12 @@ class Meeting:
         return value
 
     def _set(self, key: str, value: Any) -> None:
-        assert self.store is not None
         self.store.set(key, json.dumps(value))
 
     def _get(self, key: str, rank: int) -> Any:
         """Return what the process of a rank writes, or raise where it does not come in time."""
         from torch.distributed import DistStoreError
 
-        assert self.store is not None
         try:
             return json.loads(self.store.get(key))
         except DistStoreError as error:
@@ -131,12 +113,8 @@ class Meeting:
             raise UserError("The process of rank 0 has ended; its output says why.") from error
 
 
-def connect(launcher: Launcher, minutes: float) -> "PrefixStore":
-    """Open the store of all processes: torchrun's own, else one that rank 0 serves.
-
-    Raises:
-        UserError: if the machine of rank 0 has no address, or nobody answers there.
-    """
+def connect(launcher: Launcher, minutes: float) -> Any:
+    """Open the store of all processes: torchrun's own, else one that rank 0 serves."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     host, port = launcher.address
@@ -169,9 +147,6 @@ def check_alike(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> Non
     Args:
         processes: by rank: the machine, whether its own name hides it, its fingerprint, in which
             checksums of files are numbers and settings are texts.
-
-    Raises:
-        UserError: with rank, machine and the first difference.
     """
     first_host, _, first = processes[0]
     are_several = any(host != first_host for host, *_ in processes)
@@ -179,7 +154,7 @@ def check_alike(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> Non
         if are_several and is_hidden:
             raise UserError(
                 f"Rank {rank} on {host} cannot be reached: its machine's name leads to itself "
-                f"alone.\nSet GLOO_SOCKET_IFNAME=<its network interface> there."
+                "alone.\nSet GLOO_SOCKET_IFNAME=<its network interface> there."
             )
         if first != other:
             name = min(key for key in {*first, *other} if first.get(key) != other.get(key))

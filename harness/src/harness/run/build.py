@@ -34,8 +34,8 @@ from harness.init.settings import settings
 from harness.knobs import trackers
 from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.tensorboard import guarded
-from harness.processes.dead_ranks import observe_start
 from harness.processes.launcher import environments, global_rank
+from harness.processes.ranks import observe_start
 from harness.run import log_file, summary
 from harness.run.optimizer_states import OptimizerStates
 from harness.run.targets import check_kinds, check_targets

@@ -23,7 +23,7 @@ from harness.errors import AgreedExit, UserError
 from harness.knobs import trackers
 from harness.loggers.rewind import Logs
 from harness.names import shown
-from harness.processes import dead_ranks
+from harness.processes import ranks as further_ranks
 from harness.processes.launcher import global_rank
 from harness.run.build import build, make, seed, user_errors
 from harness.run.summary import LAST_WEIGHTS, finish, scalars, show, show_start
@@ -176,7 +176,7 @@ def leaving_together() -> Iterator[None]:
     try:
         yield
     except AgreedExit:
-        ranks = dead_ranks.release()
+        ranks = further_ranks.release()
         close_process_group()
         for rank in ranks:
             rank.wait()

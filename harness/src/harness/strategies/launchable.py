@@ -1,7 +1,7 @@
 """Count the processes of a strategy, and refuse launches that cannot be one training.
 
 In: settings of the Trainer, and the launcher. Out: numbers, or a UserError with what to type
-instead. Imports no torch: a command asks before it imports torch. Next: ``processes.early``.
+instead. Imports no torch: a command asks before it imports torch. Next: ``processes.ranks``.
 """
 
 import os

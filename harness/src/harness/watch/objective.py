@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from harness.errors import UserError
 from harness.names import did_you_mean
@@ -19,7 +19,7 @@ MISSING = re.compile(r"monitor='(.+?)'.* could not find the monitored key.*: \[(
 
 
 class Objective(pl.Callback):
-    """Look for each monitored score at the end of the first epoch, or of its validation.
+    """Look for the scores of checkpoints and early stopping at the first validation's end.
 
     Where nothing logs the default score, or nothing is validated, best.ckpt is the newest
     checkpoint, which is said. Any other score that is missing stops the run, by Lightning, and so
@@ -30,19 +30,19 @@ class Objective(pl.Callback):
         """Let a module's own ``ModelCheckpoint`` write where the config's would."""
         self.has_looked = False
         self.monitors: dict[Any, str] = {}  # of callbacks that keep the newest checkpoint instead
-        for callback in callbacks_of(trainer):
+        for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look before a checkpoint is written after a validation within an epoch."""
-        if not trainer.sanity_checking and not saves_at_epoch_end(trainer):
-            self.look(trainer, is_epoch_end=False)
+        """Look before a checkpoint is written."""
+        if not trainer.sanity_checking:
+            self.look(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look before a checkpoint is written at the end of an epoch."""
-        if saves_at_epoch_end(trainer):
-            self.look(trainer, is_epoch_end=True)
+        """Look where nothing is validated."""
+        if not trainer.enable_validation:
+            self.look(trainer)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -54,24 +54,23 @@ class Objective(pl.Callback):
             checkpoint["callbacks"][callback.state_key] = state
             callback.monitor = None
 
-    def look(self, trainer: pl.Trainer, is_epoch_end: bool) -> None:
-        """Warn of a default score that is missing, or raise a UserError for early stopping's."""
+    def look(self, trainer: pl.Trainer) -> None:
+        """Warn of a checkpoint's score that is missing; raise a UserError for early stopping's."""
+        logged = trainer.callback_metrics
         if self.has_looked:
             return
         self.has_looked = True
-        logged = trainer.callback_metrics
-        for callback in callbacks_of(trainer):
+        for stopper in trainer.early_stopping_callbacks:
+            if stopper.monitor not in logged and not stopper.monitor.startswith("train"):
+                raise UserError(
+                    f"Early stopping: {nobody_logs('monitor', stopper.monitor, logged)}"
+                )
+        for callback in trainer.checkpoint_callbacks:
             monitor = getattr(callback, "monitor", None)
-            if not isinstance(monitor, str) or monitor in logged:
-                continue
-            if monitor.startswith("train") and not is_epoch_end:
-                continue  # it may come at the end of the epoch
-            if isinstance(callback, EarlyStopping):
-                raise UserError(f"Early stopping: {nobody_logs('monitor', monitor, logged)}")
-            is_chosen = monitor != DEFAULT and trainer.enable_validation
             # Of a chosen one Lightning raises, after the module's last hook: see missing_score.
-            if isinstance(callback, ModelCheckpoint) and not is_chosen:
-                self.monitors[callback], callback.monitor = monitor, None
+            is_chosen = monitor != DEFAULT and trainer.enable_validation
+            if monitor is not None and monitor not in logged and not is_chosen:
+                self.monitors[callback], callback.monitor = monitor, None  # type: ignore[attr-defined]
                 if trainer.is_global_zero:
                     text = nobody_logs("objective", monitor, logged)
                     log.warning("best.ckpt is the newest checkpoint: %s", text)
@@ -90,14 +89,3 @@ def missing_score(message: str) -> str | None:
     found = MISSING.search(message)
     names = re.findall(r"'([^']+)'", found[2]) if found else []
     return nobody_logs("objective", found[1], names).replace("n", "N", 1) if found else None
-
-
-def callbacks_of(trainer: pl.Trainer) -> list[Any]:
-    """The callbacks of a Trainer, which sets them without a type."""
-    return trainer.callbacks  # type: ignore[attr-defined,no-any-return]
-
-
-def saves_at_epoch_end(trainer: pl.Trainer) -> bool:
-    """Whether a checkpoint is written when an epoch ends, and not after a validation in it."""
-    is_once = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
-    return is_once or not trainer.enable_validation

@@ -16,6 +16,19 @@ from harness.shards import has_parts
 from harness.strategies.sync_batch_norm import NORMS, SyncBatchNorm
 
 log = logging.getLogger(__name__)
+UNUSED = (
+    "these parameters have no part in the loss, and DDP has not averaged all gradients: {}.\n"
+    "Use or freeze them, or, as for both networks of a GAN, set "
+    "trainer.strategy.find_unused_parameters=true."
+)
+CAUSES = (
+    "Something changes the model in one process alone: code under `if rank == 0`, a parameter that "
+    "DDP does not know, or what is computed from one process's data."
+)
+OWN = (
+    "Buffer %s of %s is written by each process from its own samples, and process 0's is kept. "
+    "Gather them first, as in x = self.all_gather(x).flatten(0, -2)."
+)
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the bytes of an element
 
 
@@ -94,7 +107,12 @@ class Replicas(pl.Callback):
             if len({*sums}) > 1 and not self._is_own_buffer(name, sums, trainer, pl_module)
         }
         if differing:
-            text = f"Step {trainer.global_step}: {explanation(trainer, pl_module, differing)}"
+            first, ranks = next((name, str(ranks)[1:-1]) for name, ranks in differing.items())
+            text = f"the replicas differ. {first} on rank {ranks} is not that of rank 0"
+            text += f" ({len(differing)} tensors differ).\n{CAUSES}"
+            if unused := unaveraged(trainer, pl_module):
+                text = UNUSED.format(few(unused, 3))
+            text = f"Step {trainer.global_step}: {text}"
             if trainer.is_global_zero:
                 log.error(text)
             raise TrainingError(text)
@@ -103,40 +121,21 @@ class Replicas(pl.Callback):
         self, name: str, sums: list[int], trainer: pl.Trainer, module: pl.LightningModule
     ) -> bool:
         """Whether training changes a buffer in every process, by its own samples; warn once."""
-        path, _, attribute = name.rpartition(".")
-        owner = module.get_submodule(path)
+        owner = module.get_submodule(name.rpartition(".")[0])
         is_synchronised = isinstance(owner, (nn.SyncBatchNorm, SyncBatchNorm))
         # A buffer that is as it was in some process has drifted in the others.
         if name not in self.first or self.first[name] in sums or is_synchronised:
             return False
         if name not in self.reported and not isinstance(owner, NORMS) and trainer.is_global_zero:
-            log.warning(
-                "Buffer %s of %s is written by each process from its own samples, and process 0's "
-                "is kept. Gather them first, as in x = self.all_gather(x).flatten(0, -2).",
-                *(attribute, type(owner).__name__),
-            )
+            log.warning(OWN, name.rpartition(".")[2], type(owner).__name__)
         self.reported.add(name)
         return True
 
 
-def explanation(
-    trainer: pl.Trainer, module: pl.LightningModule, differing: dict[str, list[int]]
-) -> str:
-    """Name the first tensor that differs, or parameters without a gradient, which is a cause."""
+def unaveraged(trainer: pl.Trainer, module: nn.Module) -> list[str]:
+    """Parameters without a gradient: DDP averages none before it has those of all."""
+    if getattr(getattr(trainer.strategy, "model", None), "find_unused_parameters", False):
+        return []
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
-    model = getattr(trainer.strategy, "model", None)
-    # DDP averages no gradients at all before it has those of all parameters.
-    if 0 < len(unused) < len(trained) and not getattr(model, "find_unused_parameters", False):
-        return (
-            "these parameters have no part in the loss, and DDP has not averaged all gradients: "
-            f"{few(unused, 3)}.\nUse or freeze them, or, as for both networks of a GAN, set "
-            "trainer.strategy.find_unused_parameters=true."
-        )
-    (first, ranks), num_more = next(iter(differing.items())), len(differing) - 1
-    more = f" ({num_more} more tensors differ)" if num_more else ""
-    return (
-        f"the replicas differ. {first} on rank {', '.join(map(str, ranks))} is not that of rank 0"
-        f"{more}.\nSomething changes the model in one process alone: code under `if rank == 0`, a "
-        "parameter that DDP does not know, or what is computed from one process's data."
-    )
+    return unused if len(unused) < len(trained) else []

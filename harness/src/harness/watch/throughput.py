@@ -144,13 +144,7 @@ class Throughput(pl.Callback):
 
 
 def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
-    """Say what holds a run back, and which setting to change.
-
-    Args:
-        spent: by all of its steps.
-        num_workers: of its loader, per process.
-        max_workers: for which there are cores, per process.
-    """
+    """Say what holds a run back, and which setting to change; workers are those of one process."""
     share = spent.data / spent.seconds
     bound = "input-bound" if share > INPUT_BOUND else "compute-bound"
     text = f"{bound}: {share:.0%} of the time waiting for data"
