@@ -26,13 +26,6 @@ def test_metrics_of_one_step_share_a_row(tmp_path: Path) -> None:
     assert [row["loss"] for row in rows(table.path)] == ["0.5", "0.25"]
 
 
-def test_module_may_send_pictures_to_every_logger(tmp_path: Path) -> None:
-    """As Lightning's GAN does; all of Lightning's loggers have an experiment."""
-    table = MetricsTable(tmp_path / "metrics.csv")
-    table.experiment.add_image("samples", None, 3)
-    assert not table.path.exists()
-
-
 def test_rows_that_could_not_be_written_are_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,13 +55,6 @@ def test_start_that_came_to_no_checkpoint_leaves_no_logs(killed, tmp_path: Path)
     Logs(run_dir).rewind()
 
 
-def test_name_in_a_checkpoint_leads_nowhere_else(killed, tmp_path: Path) -> None:
-    run_dir = shutil.copytree(killed[0], tmp_path / "run")
-    (tmp_path / "other").write_text("mine")
-    Logs(run_dir).rewind(killed[1] | {"events": {"../../other": 2}})
-    assert (tmp_path / "other").read_text() == "mine"
-
-
 def test_lost_logs_are_told_and_what_is_left_is_kept(killed, whole, tmp_path: Path, caplog) -> None:
     def cut(path: Path) -> None:
         os.truncate(path, path.read_bytes().index(b"\r\n30,") + 2)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from harness import machine as choice
 from harness.command.check import check_gpus
@@ -77,17 +76,6 @@ def test_machine_without_gpus_or_driver_is_told(machine) -> None:
         machine(error=error)
         with pytest.raises(UserError, match=r"finds no GPU(.|\n)*Leave out gpus=emptiest"):
             choice.candidates()
-
-
-def test_second_choice_replaces_the_first_and_is_refused_once_cuda_runs(
-    machine, monkeypatch
-) -> None:
-    machine(FakeGpu(80), FakeGpu(70))
-    assert chosen(1) == chosen(1) == "0"
-    assert list(choice.locks) == ["GPU-00ab-cdef"]
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(AssertionError, match="CUDA will see"):
-        choice.choose_emptiest(1)
 
 
 def test_runs_that_start_together_take_different_gpus(tmp_path: Path, own_locks: str) -> None:

@@ -40,13 +40,6 @@ def test_program_that_a_callback_starts_is_no_rank_and_follows_nobody(tmp_path: 
         assert status_of(code, inherited | told | more)[0] == 0, rank
 
 
-def test_launcher_of_a_person_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    assert parent.folder_of_run() is None
-    assert os.environ["LOCAL_RANK"] == "1"
-
-
 def test_variables_last_as_long_as_the_run_and_a_job_is_told_once(tmp_path: Path) -> None:
     with parent.environment_of_ranks(tmp_path):
         assert os.environ[parent.PARENT] == f"{os.getpid()}:rank:{tmp_path}"

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from harness.processes.launcher import is_further_rank
 
-# "<pid of the process that starts others>:<rank or job>:<their folder>"
-PARENT = "HARNESS_PARENT"
+PARENT = "HARNESS_PARENT"  # "<pid of the process that starts others>:<rank or job>:<their folder>"
 # Variables by which launchers address the processes of one run.
 OF_LAUNCHERS = re.compile(
     "RANK|(LOCAL|NODE|GROUP)_RANK|(LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(ADDR|PORT)"

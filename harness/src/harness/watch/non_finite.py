@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,17 @@ from harness.errors import TrainingError
 from harness.shards import whole
 
 log = logging.getLogger(__name__)
+STEPS_BETWEEN = 20  # asking a GPU takes as long as one step does
 
 
 class NonFinite(pl.Callback):
     """Stop the run at a loss, a gradient or a weight that is not finite, and name it.
 
-    Each loss is looked at before its backward pass. A gradient that is not finite makes its weight
-    so in the same step: the next loss shows it. Weights that no loss shows are looked at before a
-    checkpoint. On a GPU a loss is copied beside the training and looked at when it has arrived, a
-    few steps later: no step waits for it. Gradients that are too large for ``16-mixed`` are left to
-    its scaler.
+    Each loss is looked at before its backward pass; on a GPU the device notes the first bad step,
+    and is asked for it every ``STEPS_BETWEEN`` and before a checkpoint, so that no step waits. A
+    gradient that is not finite makes its weight so in the same step: the next loss shows it.
+    Weights that no loss shows are looked at before a checkpoint. Gradients that are too large for
+    ``16-mixed`` are left to its scaler.
 
     Args:
         folder: where the checkpoints are that a run goes on from.
@@ -33,26 +33,24 @@ class NonFinite(pl.Callback):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.sent: deque[tuple[int, Tensor, Any]] = deque()  # losses on their way to the host
+        self.first_bad_step = torch.tensor(math.inf)
 
     def on_train_start(self, *_: Any) -> None:
         """Forget the losses of an earlier training."""
-        self.sent.clear()
+        self.first_bad_step = torch.tensor(math.inf)
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        """Look at the loss, or send it to the host."""
+        """Look at the loss, or let the device note it."""
         if loss.dtype == torch.float16 and getattr(trainer.precision_plugin, "scaler", None):
             return  # the scaler has multiplied the loss, perhaps by too much for so few bits
         step = trainer.global_step
-        if loss.device.type == "cuda":
-            self._look_at_arrived(trainer)
-            copy = torch.empty((), dtype=loss.dtype, pin_memory=True)
-            copy.copy_(loss.detach(), non_blocking=True)
-            arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrival.record()
-            self.sent.append((step, copy, arrival))
+        if loss.device.type != "cpu":
+            bad_step = torch.where(loss.detach().isfinite(), math.inf, float(step))
+            self.first_bad_step = torch.minimum(self.first_bad_step.to(loss.device), bad_step)
+            if step % STEPS_BETWEEN == 0:
+                self._ask(trainer)
         elif not math.isfinite(value := loss.item()):
             if weight := first_bad_weight(pl_module):  # spoiled by the step before this one
                 self._stop(trainer, step - 1, f"the gradient of {weight} was not finite")
@@ -62,9 +60,7 @@ class NonFinite(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep weights that are not finite out of every checkpoint."""
-        if self.sent:
-            self.sent[-1][2].synchronize()
-        self._look_at_arrived(trainer)
+        self._ask(trainer)
         if weight := first_bad_weight(pl_module):
             self._stop(trainer, trainer.global_step, f"{weight} is not finite, and was not saved")
 
@@ -72,12 +68,10 @@ class NonFinite(pl.Callback):
         """Look at the last losses, and at the weights after the last step."""
         self.on_save_checkpoint(trainer, pl_module, {})
 
-    def _look_at_arrived(self, trainer: pl.Trainer) -> None:
-        while self.sent and self.sent[0][2].query():
-            step, copy, _ = self.sent.popleft()
-            if not math.isfinite(value := copy.item()):
-                more = "trainer.detect_anomaly=true names the operation"
-                self._stop(trainer, step, f"the loss is {value}; {more}")
+    def _ask(self, trainer: pl.Trainer) -> None:
+        if (step := self.first_bad_step.item()) < math.inf:
+            what = "the loss is not finite; trainer.detect_anomaly=true names the operation"
+            self._stop(trainer, int(step), what)
 
     def _stop(self, trainer: pl.Trainer, step: int, what: str) -> None:
         io = trainer.strategy.checkpoint_io
