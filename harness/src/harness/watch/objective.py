@@ -19,7 +19,7 @@ MISSING = re.compile(r"monitor='(.+?)'.* could not find the monitored key.*: \[(
 
 
 class Objective(pl.Callback):
-    """Look for the scores of checkpoints and early stopping at the first validation's end.
+    """Look for the scores of checkpoints and early stopping where these first look.
 
     Where nothing logs the default score, or nothing is validated, best.ckpt is the newest
     checkpoint, which is said. Any other score that is missing stops the run, by Lightning, and so
@@ -35,13 +35,13 @@ class Objective(pl.Callback):
                 callback.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look before a checkpoint is written."""
-        if not trainer.sanity_checking:
+        """Look after a validation within an epoch."""
+        if not (trainer.sanity_checking or acts_at_epoch_end(trainer)):
             self.look(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look where nothing is validated."""
-        if not trainer.enable_validation:
+        """Look where an epoch ends."""
+        if acts_at_epoch_end(trainer):
             self.look(trainer)
 
     def on_save_checkpoint(
@@ -61,7 +61,7 @@ class Objective(pl.Callback):
             return
         self.has_looked = True
         for stopper in trainer.early_stopping_callbacks:
-            if stopper.monitor not in logged and not stopper.monitor.startswith("train"):
+            if stopper.strict and stopper.monitor not in logged:
                 raise UserError(
                     f"Early stopping: {nobody_logs('monitor', stopper.monitor, logged)}"
                 )
@@ -74,6 +74,12 @@ class Objective(pl.Callback):
                 if trainer.is_global_zero:
                     text = nobody_logs("objective", monitor, logged)
                     log.warning("best.ckpt is the newest checkpoint: %s", text)
+
+
+def acts_at_epoch_end(trainer: pl.Trainer) -> bool:
+    """Whether Lightning's callbacks look for scores as an epoch ends, and not a validation."""
+    is_once = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
+    return is_once or not trainer.enable_validation
 
 
 def nobody_logs(key: str, monitor: str, metrics: Iterable[str]) -> str:
