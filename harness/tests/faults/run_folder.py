@@ -45,8 +45,7 @@ def curves(folder: Path) -> list[tuple[int, str, Any]]:
     points = []
     for event in itertools.chain(*files):
         for value in event.summary.value:
-            is_timing = value.tag.startswith("throughput/")  # no two runs take the same time
-            if value.metadata.plugin_data.plugin_name in ("", "scalars") and not is_timing:
+            if value.metadata.plugin_data.plugin_name in ("", "scalars"):
                 number = tensor_util.make_ndarray(value.tensor).item()
                 points.append((event.step, value.tag, number))
     return points
