@@ -88,21 +88,21 @@ def heeds_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-# Python's own start, before the first line of train.py, is not the harness's to answer for.
-TELLS_OF_MAIN = """
+# What comes before the command itself is answered by Python, with a traceback.
+TELLS_OF_COMMAND = """
 import sys
 class Watch:
     def find_spec(self, name, *_):
-        if name == "harness.command":
+        if name in ("torch", "harness.run.train"):
             print("ready", flush=True)
+            sys.meta_path.remove(self)
 sys.meta_path.insert(0, Watch())
 """
 
 
-@pytest.mark.parametrize("moment", [0.0, 1.0])
-def test_ctrl_c_shows_no_traceback(moment: float, tmp_path: Path, heeds_ctrl_c: None) -> None:
-    """From ``from harness import main`` on, at moments that a busy machine moves to and fro."""
-    (tmp_path / "sitecustomize.py").write_text(TELLS_OF_MAIN)
+def test_ctrl_c_shows_no_traceback(tmp_path: Path, heeds_ctrl_c: None) -> None:
+    """While a command imports what it trains with."""
+    (tmp_path / "sitecustomize.py").write_text(TELLS_OF_COMMAND)
     with subprocess.Popen(
         [sys.executable, "train.py", "model=mlp", "debug=fast_dev_run", f"output_dir={tmp_path}"],
         cwd=ROOT,
@@ -113,7 +113,7 @@ def test_ctrl_c_shows_no_traceback(moment: float, tmp_path: Path, heeds_ctrl_c: 
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        time.sleep(0.01 + moment)
+        time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == ""
-        assert process.wait(300) in (128 + signal.SIGINT, -signal.SIGINT)
+        assert process.wait(300) == 128 + signal.SIGINT
