@@ -10,7 +10,6 @@ from torchmetrics import Metric
 
 from harness.errors import UserError
 from harness.strategies.dp import NodeParallelStrategy
-from harness.upstream.networks import compile_networks
 
 log = logging.getLogger(__name__)
 SWITCHES = ("compile", "channels_last")  # keys of a config
@@ -34,6 +33,8 @@ class Speed(pl.Callback):
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         if not self.compile:
             return
+        from harness.upstream.networks import compile_networks  # for compile=true alone
+
         self.compile = False  # it is done
         parts = dict(networks(pl_module))
         if not parts:

@@ -29,7 +29,6 @@ from harness.exact.first_batch import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
 from harness.files import write_yaml
-from harness.init.freezing import Freezing
 from harness.init.settings import settings
 from harness.knobs import trackers
 from harness.knobs.speed import SWITCHES, Speed
@@ -146,6 +145,8 @@ def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
             log.info("\n".join(lines))
     if not init.freeze:
         return model, []
+    from harness.init.freezing import Freezing  # for init.freeze alone
+
     freezing = Freezing(init.freeze, init.unfreeze_at_epoch)
     freezing.freeze(model)
     return model, [freezing]
