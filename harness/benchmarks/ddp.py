@@ -72,7 +72,6 @@ def train(options: argparse.Namespace) -> float:
     make = getattr(images, options.network)
     steps_per_second = overhead.quietly(partial(overhead.by_hand, make, *sizes))
     if dist.is_initialized():
-        dist.barrier()
         dist.destroy_process_group()
     return steps_per_second
 

@@ -66,8 +66,8 @@ FAULTS = {
     ),
     "a converted file lacks a weight": Fault(
         "convert/choose.py",
-        "    state = _state(_at(root, place), budget)\n",
-        "    state = dict([*_state(_at(root, place), budget).items()][:-1])\n",
+        "    state = _state(found, budget)\n",
+        "    state = dict([*_state(found, budget).items()][:-1])\n",
         "convert/test_matrix.py",
     ),
     "the last rows of metrics.csv are not written": Fault(

@@ -111,7 +111,16 @@ def one_tensor(n: int) -> bytes:
     return b"\x80\x04" + head + DICT + names + b"u."
 
 
+def averages(n: int) -> bytes:
+    """Many entries that are called averages, all of them one large dict."""
+    items = b"".join(dumped(f"{i:x}") + b"N" for i in range(n // 24))
+    names = b"".join(dumped(f"ema{i:x}") + get(9) for i in range(n // 24))
+    weights = DICT + dumped("a") + tensor() + items + b"u" + put(9)
+    return b"\x80\x02" + DICT + dumped("state_dict") + weights + names + b"u."
+
+
 PICKLES: dict[str, Maker] = {
+    "averages": averages,
     "names_of_modules": names_of_modules,
     "long_prefix": long_prefix,
     "one_tensor": one_tensor,
@@ -119,7 +128,6 @@ PICKLES: dict[str, Maker] = {
 VALUES: dict[str, Maker] = {
     "empty_lists": lambda n: b"](" + b"]" * n + b"e",
     "padded_lists": lambda n: b"](" + b"]" * (n // 5) + dumped("a" * (4 * n // 5)) + b"e",
-    "empty_dicts": lambda n: b"](" + b"}" * n + b"e",
     "long_deque": lambda n: name_of("collections.deque") + name_of("builtins.range")
         + dumped(10**8) + b"\x85R\x85R",
     "nested_lists": lambda n: b"]" * (n // 2 + 1) + b"a" * (n // 2),
@@ -127,8 +135,6 @@ VALUES: dict[str, Maker] = {
     "memoized": lambda n: b"]" + b"\x94" * n,
     "long_ints": lambda n: b"\x8b" + struct.pack("<i", n // 2) + b"\1" * (n // 2) + put(8)
         + b"0}(" + repeated(b"h\x08N", n // 2) + b"u",
-    "long_text_int": lambda n: b"L" + b"7" * n + b"L\n",
-    "wide_text": lambda n: dumped("\U0001f600" + "a" * n),
     "colliding_keys": lambda n: DICT + b"".join(
         dumped(7 + i * (2**61 - 1)) + b"N" for i in range(n // 12)
     ) + b"u",

@@ -1,7 +1,6 @@
 """Turn training checkpoints into plain weights for the CPU.
 
     python -m harness.convert last.ckpt -o weights.pt
-    python -m harness.convert last.ckpt -o weights.safetensors
     python -m harness.convert a.ckpt b.ckpt                  several in one call
     python -m harness.convert outputs/default/<run>          a run's best checkpoint
     python -m harness.convert last.ckpt --list               what would be taken

@@ -102,8 +102,7 @@ def opened(
 
     Raises:
         UserError: there is no such file.
-        CheckpointError: it is none, is damaged, holds no weights without doubt, or changed
-            while the block read it.
+        CheckpointError: it cannot be read, holds no weights without doubt, or changes meanwhile.
     """
     source = whole(source)
     try:

@@ -24,7 +24,7 @@ class Global(str):
 
 
 class Storage(NamedTuple):
-    """The bytes of tensors, and the type of those that are saved without one."""
+    """The bytes of tensors, and their type."""
 
     record: Record
     dtype: str
