@@ -1,4 +1,5 @@
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_images_are_decoded_once_and_pickled_without_pixels(tmp_path: Path) -> N
     root = write_images(tmp_path / "pets")
     first = data(root).make_dataset("test")
     images, _ = first.__getitems__([0, 1])
-    assert "pixels" not in first.__getstate__()
+    assert len(pickle.dumps(first)) < 10_000
     for file in root.glob("*/*.png"):  # another file of the same name and time is not looked at
         status = file.stat()
         file.write_bytes(b"x" * status.st_size)
@@ -140,7 +141,7 @@ def test_mistakes_are_told_in_lines(tmp_path: Path) -> None:
         (tmp_path / "nope", "is no folder"),
         (tmp_path / "empty", "has no images"),
         (tmp_path / "flat", "no folders that name their classes"),
-        (tmp_path / "one", "training images of one class"),
+        (tmp_path / "one", "two classes are needed"),
         (tmp_path / "hole", "has no images in dog"),
     ):
         with pytest.raises(UserError, match=message) as told:

@@ -13,11 +13,18 @@ def classifier(**kwargs) -> Classifier:
     return Classifier(net, partial(SGD, lr=0.1), num_classes=3, **kwargs)
 
 
-def test_loss_weights_are_buffers() -> None:
-    """They move with the module; a plain tensor would stay on the CPU."""
+def test_loss_weights_are_buffers_and_hyper_parameters_are_plain() -> None:
+    """Buffers move with the module; a plain tensor would stay on the CPU."""
     model = classifier(class_weights=[1.0, 2.0, 3.0])
     assert "class_weights" in dict(model.named_buffers())
-    assert model.double().class_weights.dtype == torch.float64
+    settings = {"num_classes": 3, "class_weights": [1.0, 2.0, 3.0], "label_smoothing": 0.0}
+    assert dict(model.hparams) == settings
+
+
+def test_prediction_has_a_row_per_sample() -> None:
+    columns = classifier().predict_step((torch.randn(5, 4), torch.zeros(5).long()), 0)
+    assert set(columns) == {"label", "prediction", "confidence", "p0", "p1", "p2"}
+    assert all(column.shape == (5,) for column in columns.values())
 
 
 def test_evaluation_loss_is_the_training_loss() -> None:

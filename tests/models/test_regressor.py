@@ -55,10 +55,10 @@ def test_objective_and_pictures_come_with_the_model(make_cfg) -> None:
     assert (classes.objective, classes.mode) == ("val/accuracy", "max")
     assert classes.callbacks.checkpoint.monitor == "val/accuracy"
     pictures = set(classes.callbacks) - set(numbers.callbacks)
-    assert pictures == {"confusion_matrix", "worst_mistakes"}
-    chosen = make_cfg("model=mlp", "objective=val/f1", "callbacks.worst_mistakes=null")
+    assert pictures == {"confusion_matrix"}
+    chosen = make_cfg("model=mlp", "objective=val/f1", "callbacks.confusion_matrix=null")
     assert chosen.callbacks.checkpoint.monitor == "val/f1"
-    assert chosen.callbacks.worst_mistakes is None
+    assert chosen.callbacks.confusion_matrix is None
 
 
 def test_regressor_learns(tmp_path: Path) -> None:

@@ -8,24 +8,20 @@ from project.models.resnet import ResNet
 SMALL = {"num_classes": 5, "layers": (1, 1, 1, 1), "width": 16}
 
 
-# Of torchvision's models of the same names.
+# Of torchvision's resnet18, resnet34 and resnet50.
 @pytest.mark.parametrize(
-    ("settings", "num_parameters", "last"),
+    ("block", "layers", "num_parameters", "last"),
     [
-        ({"layers": (2, 2, 2, 2)}, 11_689_512, "layer4.1.bn2.num_batches_tracked"),
-        ({"layers": (3, 4, 6, 3)}, 21_797_672, "layer4.2.bn2.num_batches_tracked"),
-        (
-            {"layers": (3, 4, 6, 3), "block": "bottleneck"},
-            25_557_032,
-            "layer4.2.bn3.num_batches_tracked",
-        ),
+        ("basic", (2, 2, 2, 2), 11_689_512, "layer4.1.bn2"),
+        ("basic", (3, 4, 6, 3), 21_797_672, "layer4.2.bn2"),
+        ("bottleneck", (3, 4, 6, 3), 25_557_032, "layer4.2.bn3"),
     ],
 )
 def test_names_and_sizes_are_those_of_torchvision(
-    settings: dict[str, Any], num_parameters: int, last: str
+    block: Any, layers: tuple[int, ...], num_parameters: int, last: str
 ) -> None:
     with torch.device("meta"):
-        net = ResNet(num_classes=1000, norm="batch", **settings)
+        net = ResNet(num_classes=1000, norm="batch", block=block, layers=layers)
     assert sum(p.numel() for p in net.parameters()) == num_parameters
     names = list(net.state_dict())
     assert names[:6] == [
@@ -33,11 +29,11 @@ def test_names_and_sizes_are_those_of_torchvision(
         *(f"bn1.{n}" for n in ("weight", "bias", "running_mean", "running_var")),
         "bn1.num_batches_tracked",
     ]
-    assert names[-3:] == [last, "fc.weight", "fc.bias"]
+    assert names[-3:] == [f"{last}.num_batches_tracked", "fc.weight", "fc.bias"]
     assert "layer2.0.downsample.0.weight" in names
     assert "layer2.0.downsample.1.running_var" in names
     has_first = "layer1.0.downsample.0.weight" in names
-    assert has_first == (settings.get("block") == "bottleneck")
+    assert has_first == (block == "bottleneck")
 
 
 @pytest.mark.parametrize("block", ["basic", "bottleneck"])

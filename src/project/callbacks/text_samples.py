@@ -63,14 +63,8 @@ class TextSamples(pl.Callback):
         ids = data.prompt(self.prompt)[-data.facts["length"] :]
         window = torch.full((1, data.facts["length"]), data.facts["pad_id"])
         window[0, : len(ids)] = torch.tensor(ids)
-        window, lengths = window.to(pl_module.device), torch.tensor([len(ids)])
+        lengths = torch.tensor([len(ids)], device=pl_module.device)
         generator = torch.Generator().manual_seed(self.seed)
-        ids = continue_texts(
-            pl_module,
-            window,
-            lengths.to(window.device),
-            self.num_tokens,
-            self.temperature,
-            generator,
-        )
-        return str(self.prompt + data.decode(ids[0].tolist()))
+        how = self.num_tokens, self.temperature, generator
+        ids = continue_texts(pl_module, window.to(pl_module.device), lengths, *how)
+        return str(self.prompt + data.tokenizer.decode(ids[0].tolist()))

@@ -39,8 +39,7 @@ class Arrays(SplitDataModule):
         self, inputs: str, targets: str, predict_inputs: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.inputs_file, self.targets_file = inputs, targets
-        self.predict_file = predict_inputs
+        self.inputs_file, self.targets_file, self.predict_file = inputs, targets, predict_inputs
 
     @cached_property
     def pair(self) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -62,12 +61,6 @@ class Arrays(SplitDataModule):
         """Checksum of the targets that the splits are drawn from."""
         return zlib.crc32(np.ascontiguousarray(self.pair[1]).data)
 
-    @cached_property
-    def rows(self) -> dict[str, NDArray[np.int64]]:
-        """Positions of the samples of each split."""
-        targets = self.pair[1]
-        return self.split(len(targets), targets if targets.dtype.kind == "i" else None)
-
     def learn(self) -> dict[str, Any]:
         """Return sizes, and the number of classes or the scale of numbers."""
         inputs, targets = self.pair
@@ -79,7 +72,7 @@ class Arrays(SplitDataModule):
         }
         if targets.dtype.kind == "i":
             return facts | {"num_classes": max(2, int(targets.max()) + 1)}
-        train = targets[self.rows["train"]].astype(np.float64)
+        train = targets[self.split(len(targets))["train"]].astype(np.float64)
         return facts | {"target_mean": float(train.mean()), "target_std": float(train.std()) or 1.0}
 
     def make_dataset(self, split: str) -> ArrayDataset:
@@ -88,4 +81,6 @@ class Arrays(SplitDataModule):
             return ArrayDataset(read_array("predict_inputs", self.predict_file))
         if split != "train":
             self.warn_if_changed(self.checksum)
-        return ArrayDataset(*self.pair, self.rows["test" if split == "predict" else split])
+        inputs, targets = self.pair
+        parts = self.split(len(targets), targets if targets.dtype.kind == "i" else None)
+        return ArrayDataset(inputs, targets, parts["test" if split == "predict" else split])

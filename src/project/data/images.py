@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,12 @@ def augment(
     return images
 
 
+@lru_cache
+def map_pixels(path: Path) -> NDArray[np.uint8]:
+    """Map all images in this process; a plain array is read faster than NumPy's memmap."""
+    return np.asarray(np.load(path, mmap_mode="r"))
+
+
 class ImageDataset(BatchedDataset):
     """Images with their classes, read as whole batches.
 
@@ -75,7 +81,7 @@ class ImageDataset(BatchedDataset):
         path: of a ``.npy`` file with all images; each process maps it for itself.
         rows: positions in it, shape (N,).
         labels: shape (N,), or ``None``.
-        file_names: a column of prediction tables; empty leaves it out.
+        file_names: a column of prediction tables.
         seed: decides, with the epoch and the image, the random numbers; ``None`` draws none.
     """
 
@@ -90,20 +96,12 @@ class ImageDataset(BatchedDataset):
         self.path, self.rows, self.labels, self.seed = path, rows, labels, seed
         self.sample_columns = {"file": file_names} if file_names else {}
 
-    @cached_property
-    def pixels(self) -> NDArray[np.uint8]:
-        """All images, mapped; a plain array is read faster than NumPy's memmap."""
-        return np.asarray(np.load(self.path, mmap_mode="r"))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "pixels"}
-
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitems__(self, indices: list[int]) -> Any:
         """Read a batch."""
-        images = torch.from_numpy(np.take(self.pixels, self.rows[indices], axis=0))
+        images = torch.from_numpy(np.take(map_pixels(self.path), self.rows[indices], axis=0))
         if self.labels is None:
             return images
         labels = torch.from_numpy(self.labels[indices])
@@ -128,8 +126,6 @@ class Images(SplitDataModule):
         color_jitter: most that brightness, contrast and saturation change by in training.
         **kwargs: see ``SplitDataModule``.
     """
-
-    mean, std = MEAN, STD  # by which pictures of mistakes undo the normalisation
 
     def __init__(
         self,
@@ -194,10 +190,7 @@ class Images(SplitDataModule):
         """Return the names of the classes, and sizes; all images are decoded on this occasion."""
         names = np.unique(self.found["classes"][self.found["rows"]["train"]]).tolist()
         if len(names) < 2:
-            raise UserError(
-                f"data.root={self.root} has training images of one class at most: each "
-                "class needs a folder."
-            )
+            raise UserError(f"data.root={self.root}: two classes are needed, a folder for each.")
         for split in ("val", "test"):
             self.labels(split, names)  # a class that training lacks is refused before it begins
         facts = {"num_classes": len(names), "class_names": names, "in_channels": 3}
@@ -205,14 +198,13 @@ class Images(SplitDataModule):
 
     def labels(self, split: str, class_names: list[str]) -> NDArray[np.int64]:
         """Return the classes of a split, as positions in the sorted names that training knows."""
-        classes = self.found["classes"][self.found["rows"][split]]
+        classes: NDArray[np.str_] = self.found["classes"][self.found["rows"][split]]
         if unknown := sorted({*classes.tolist()} - {*class_names}):
             raise UserError(
                 f"data.root={self.root}: the {split} images have the classes "
                 f"{', '.join(unknown[:5])}, which training does not have."
             )
-        labels: NDArray[np.int64] = np.searchsorted(class_names, classes)
-        return labels
+        return np.searchsorted(np.array(class_names), classes)
 
     def make_dataset(self, split: str) -> ImageDataset:
         """Make the data set of a split; predictions are on the test split, or on a folder."""
@@ -243,7 +235,7 @@ class Images(SplitDataModule):
         else:
             low = (self.side - self.size) // 2
             images = images[:, :, low : low + self.size, low : low + self.size]
-        mean, std = (images.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
+        mean, std = (images.new_tensor(values)[:, None, None] for values in (MEAN, STD))
         convert = self.trainer.precision_plugin.convert_input  # type: ignore[union-attr]
         # Contiguous: with channels last, oneDNN's strided 1x1 convolutions of few channels write
         # past their memory (oneDNN #6035).

@@ -20,16 +20,9 @@ DATE = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?$"
 def read_table(
     key: str, path: str, missing: Sequence[str] = MISSING, separator: str | None = None
 ) -> pl.DataFrame:
-    """Read all rows and columns.
+    """Read a parquet file with its own types, or a CSV as texts without spaces around them.
 
-    Args:
-        key: the setting that names the file, for messages.
-        path: of a ``.parquet`` file, or of a CSV.
-        missing: texts of a CSV that stand for no value, beside the empty text.
-        separator: of a CSV; ``None`` takes a comma, or in ``.tsv`` a tabulator.
-
-    Returns:
-        Texts of a CSV, without spaces around them, and a parquet file's own types.
+    ``key`` is the setting that names the file, for messages; see ``Table`` for the others.
     """
     suffix = Path(path).suffix.lower()
     try:
@@ -90,31 +83,12 @@ def as_numbers(column: pl.Series) -> NDArray[np.float64] | None:
     return numbers.cast(pl.Float64).to_numpy().astype(np.float64)
 
 
-def check_numbers(present: pl.Series) -> None:
-    """Refuse texts that are mostly numbers, and name one that is none."""
-    is_number = present.cast(pl.Float64, strict=False).is_not_null()
-    if is_number.sum() > len(present) / 2:
-        name, flaw = present.name, present.filter(~is_number)[0]
-        raise UserError(
-            f"column {name} holds numbers, and others such as {flaw!r}.\nCount it as missing: "
-            f"data.missing=['{flaw}']. Or take all as categories: data.categories=[{name}]."
-        )
-
-
 def learn_column(column: pl.Series, train: NDArray[np.int64], is_category: bool) -> dict[str, Any]:
     """Learn from its training rows how a column becomes numbers, as plain values."""
     name, values = column.name, None if is_category else as_numbers(column)
     if values is None:
-        texts = column.cast(pl.String)
-        present = texts.drop_nulls()
-        if not is_category:
-            check_numbers(present)
-            if present.n_unique() == len(present) > 1:
-                raise UserError(
-                    f"column {name} has another text in each row, such as {present[0]!r}: an id?\n"
-                    f"Leave it out with data.ignore=[{name}], or insist: data.categories=[{name}]."
-                )
-        return {"name": name, "values": texts[train].drop_nulls().unique().sort().to_list()}
+        known = column.cast(pl.String)[train].drop_nulls().unique().sort()
+        return {"name": name, "values": known.to_list()}
     values = values[train]
     is_missing = np.isnan(values)
     seen = values[~is_missing] if not is_missing.all() else np.zeros(1)

@@ -19,7 +19,6 @@ from project.data.array_dataset import ArrayDataset
 from project.data.table_columns import (
     MISSING,
     as_numbers,
-    check_numbers,
     encode,
     learn_column,
     read_table,
@@ -31,9 +30,7 @@ class Table(SplitDataModule):
     """Rows of a table as matrices (B, F) of 32 bits with their targets (B,).
 
     Args:
-        file: the table; ``None`` takes one of scikit-learn's: 442 diabetes patients (Efron et al.,
-            "Least Angle Regression", Annals of Statistics 2004), or for classes 569 tumours
-            (Street et al., "Nuclear feature extraction for breast tumor diagnosis", 1993).
+        file: the table; ``None`` takes one of scikit-learn's, diabetes patients or tumours.
         target: the column to predict.
         classes: whether it names classes; else it holds numbers, and keeps their units.
         ignore: columns to leave out; tables of predictions have them.
@@ -103,9 +100,10 @@ class Table(SplitDataModule):
             return codes.to_numpy()
         numbers = as_numbers(column)
         if numbers is None:
-            check_numbers(column)
+            texts = column.cast(pl.String).drop_nulls()
+            text = texts.filter(texts.cast(pl.Float64, strict=False).is_null())[0]
             raise UserError(
-                f"data.target={self.target} holds texts such as {column[0]!r}, and no numbers.\n"
+                f"data.target={self.target} holds texts such as {text!r}, and numbers are needed.\n"
                 "For classes use experiment=table_classes, or data.classes=true with a classifier."
             )
         return numbers.astype(np.float32)
@@ -150,7 +148,8 @@ class Table(SplitDataModule):
             "cardinalities": sizes,
             "drawn_from": self.drawn_from(self.checksum),
         }
-        kinds = f"{len(columns) - len(sizes)} columns of numbers, {len(sizes)} of categories"
+        texts = [f"{c['name']} ({len(c['values']):,})" for c in columns if "values" in c]
+        kinds = f"{len(columns) - len(texts)} columns of numbers; categories {', '.join(texts)}"
         names = f"; classes {', '.join(self.class_names[:20])}" if self.classes else ""
         self.say(f"data.file={self.file}: {self.table.height:,} rows, {kinds}{names}")
         if self.classes:

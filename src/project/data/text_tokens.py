@@ -6,7 +6,7 @@ In: a text file. Out: its ids, encoded once into a cache and mapped. Next: text.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harness import UserError, cached
 
-MEGABYTE = 2**20
+MEGABYTE = 2**20  # of text that is encoded at once
 
 
 class Tokenizer:
@@ -71,35 +71,24 @@ class Tokenizer:
         return text
 
 
-def read_pieces(path: Path) -> Iterator[str]:
-    """Read a text in pieces of about a megabyte that end with a line."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        while lines := file.readlines(MEGABYTE):
-            yield "".join(lines)
-
-
 def encode_file(
-    key: str, file: str | Path, tokenizer: Tokenizer, by_line: bool, cache_dir: Path
+    key: str, path: Path, tokenizer: Tokenizer, by_line: bool, cache_dir: Path
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Encode a text file in UTF-8 once; later calls map what is in the cache.
 
-    Args:
-        key: the setting that names the file, for messages.
-        file: its path.
-        tokenizer: encodes it.
-        by_line: encode each line by itself, without its end.
-        cache_dir: the folder of the cache.
+    ``key`` is the setting that names the file, for messages. Lines are encoded without their ends.
 
     Returns:
         All ids, and where each line, or piece, ends in them.
     """
-    path = Path(file)
 
     def write(folder: Path) -> None:
         folder.mkdir()
         ids = list[NDArray[Any]]()
-        for piece in read_pieces(path):
-            ids += tokenizer.encode(piece.splitlines() if by_line else [piece])
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            while lines := file.readlines(MEGABYTE):
+                texts = [line.rstrip("\r\n") for line in lines] if by_line else ["".join(lines)]
+                ids += tokenizer.encode(texts)
         np.save(folder / "ids.npy", np.concatenate(ids) if ids else np.empty(0, np.uint8))
         np.save(folder / "ends.npy", np.cumsum([len(part) for part in ids], dtype=np.int64))
 
@@ -115,10 +104,10 @@ def encode_file(
         name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         folder = cached(cache_dir / f"{path.stem}-{name}", write)
     except OSError as error:
-        raise UserError(f"data.{key}={file} cannot be read: {error.strerror}.") from error
+        raise UserError(f"data.{key}={path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"data.{key}={file} is no text in UTF-8: {error.reason}.") from error
+        raise UserError(f"data.{key}={path} is no text in UTF-8: {error.reason}.") from error
     ids, ends = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("ids", "ends"))
     if not len(ids):
-        raise UserError(f"data.{key}={file} is empty.")
+        raise UserError(f"data.{key}={path} is empty.")
     return np.asarray(ids), np.asarray(ends)

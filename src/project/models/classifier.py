@@ -44,8 +44,8 @@ class Classifier(pl.LightningModule):
         # Only plain values: a checkpoint must load where this code does not exist.
         self.save_hyperparameters("num_classes", "class_weights", "label_smoothing")
         self.net, self.label_smoothing = net, label_smoothing
-        self.make_optimizer, self.make_scheduler, self.groups = optimizer, scheduler, groups
-        self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
+        self.training_plan = optimizer, scheduler, scheduler_interval, scheduler_monitor
+        self.groups = groups
         # A buffer moves with the module; a plain tensor would stay on the CPU.
         weights = None if class_weights is None else torch.tensor(class_weights)
         self.register_buffer("class_weights", weights)
@@ -131,9 +131,7 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        return build_optimizers(
-            self, self.make_optimizer, self.make_scheduler, groups=self.groups, **self.schedule
-        )
+        return build_optimizers(self, *self.training_plan, groups=self.groups)
 
 
 def metrics(num_classes: int) -> MetricCollection:

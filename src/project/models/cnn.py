@@ -8,30 +8,22 @@ from torch import Tensor, nn
 class CNN(nn.Module):
     """A small convolutional network: 3x3 convolutions, each level at half the resolution.
 
-    It normalises over groups of channels, not over the batch, so that its training does not
-    depend on how a batch is split between devices.
+    It normalises over 8 groups of channels (Wu and He, "Group Normalization", ECCV 2018), not
+    over the batch, so that its training does not depend on how a batch is split between devices.
 
     Args:
         in_channels: channels of the images.
-        channels: width of each level; each must be a multiple of ``num_groups``.
+        channels: width of each level; each must be a multiple of 8.
         num_classes: width of the output.
-        num_groups: groups of channels that are normalised together (Wu and He, "Group
-            Normalization", ECCV 2018).
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        channels: Sequence[int],
-        num_classes: int,
-        num_groups: int = 8,
-    ) -> None:
+    def __init__(self, in_channels: int, channels: Sequence[int], num_classes: int) -> None:
         super().__init__()
         levels: list[nn.Module] = []
         for i, width in enumerate(channels):
             levels += [
                 nn.Conv2d(in_channels, width, 3, stride=1 if i == 0 else 2, padding=1, bias=False),
-                nn.GroupNorm(num_groups, width),
+                nn.GroupNorm(8, width),
                 nn.GELU(),
             ]
             in_channels = width

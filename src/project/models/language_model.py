@@ -44,8 +44,8 @@ class LanguageModel(pl.LightningModule):
         # Only plain values: a checkpoint must load where this code does not exist.
         self.save_hyperparameters("bytes_per_token")
         self.net = net
-        self.make_optimizer, self.make_scheduler, self.groups = optimizer, scheduler, groups
-        self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
+        self.training_plan = optimizer, scheduler, scheduler_interval, scheduler_monitor
+        self.groups = groups
         self.bytes_per_token, self.num_continued = bytes_per_token, num_continued
         self.train_loss, self.val_loss, self.test_loss = Mean(), Mean(), Mean()
 
@@ -107,14 +107,12 @@ class LanguageModel(pl.LightningModule):
             # A text without the label that ends it.
             lengths = num_tokens.clamp(max=tokens.shape[1])
             found = continue_texts(self.net, tokens, lengths, self.num_continued)
-            columns["continuation"] = [data.decode(ids) for ids in found.tolist()]
+            columns["continuation"] = [data.tokenizer.decode(ids) for ids in found.tolist()]
         return columns
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        return build_optimizers(
-            self, self.make_optimizer, self.make_scheduler, groups=self.groups, **self.schedule
-        )
+        return build_optimizers(self, *self.training_plan, groups=self.groups)
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:

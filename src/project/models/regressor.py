@@ -40,8 +40,8 @@ class Regressor(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.net, self.loss = net, loss
-        self.make_optimizer, self.make_scheduler, self.groups = optimizer, scheduler, groups
-        self.schedule = {"interval": scheduler_interval, "monitor": scheduler_monitor}
+        self.training_plan = optimizer, scheduler, scheduler_interval, scheduler_monitor
+        self.groups = groups
         # Buffers are part of a checkpoint: predictions need no training data.
         self.register_buffer("target_mean", torch.tensor(0.0))
         self.register_buffer("target_std", torch.tensor(1.0))
@@ -94,9 +94,9 @@ class Regressor(pl.LightningModule):
     ) -> dict[str, Tensor]:
         inputs, targets = batch
         numbers = self(inputs)
-        self.log(f"{split}/loss", self.scaled_loss(numbers, targets), batch_size=len(targets))
         predictions = self.in_units(numbers)
         metrics.update(predictions, targets.view_as(predictions))
+        self.log(f"{split}/loss", self.scaled_loss(numbers, targets), batch_size=len(targets))
         self.log_dict(dict(metrics.items()), on_step=False, on_epoch=True, prog_bar=True)
         return {"inputs": inputs, "targets": targets, "predictions": predictions}
 
@@ -108,6 +108,4 @@ class Regressor(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and the scheduler from what the configuration gave."""
-        return build_optimizers(
-            self, self.make_optimizer, self.make_scheduler, groups=self.groups, **self.schedule
-        )
+        return build_optimizers(self, *self.training_plan, groups=self.groups)

@@ -1,7 +1,7 @@
 """Residual networks, with the names of torchvision's parameters."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,37 +52,29 @@ class ResNet(nn.Module):
         ):
             if value not in choices:
                 raise ValueError(f"{name}={value} must be one of {', '.join(choices)}.")
-        kind: type[Basic | Bottleneck] = Basic if block == "basic" else Bottleneck
         make_norm: Norm = group_norm if norm == "group" else nn.BatchNorm2d
         kernel, stride = (7, 2) if stem == "image" else (3, 1)
         self.conv1 = nn.Conv2d(in_channels, width, kernel, stride, kernel // 2, bias=False)
         self.bn1 = make_norm(width)
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if stem == "image" else nn.Identity()
-        stages, channels = list[nn.Module](), width
+        stages, channels, is_bottleneck = list[nn.Module](), width, block == "bottleneck"
         for i, num_blocks in enumerate(layers):
-            blocks = list[nn.Module]()
+            blocks = list[Block]()
             for j in range(num_blocks):
                 stride = 2 if i > 0 and j == 0 else 1
-                blocks.append(kind(channels, width * 2**i, stride, make_norm))
-                channels = width * 2**i * kind.expansion
+                blocks.append(Block(channels, width * 2**i, stride, make_norm, is_bottleneck))
+                channels = blocks[-1].out_channels
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(channels, num_classes)
-        self.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         # With fewer channels than 16, oneDNN writes past its memory in the shortcuts' backward pass
         # on a CPU (its issue #6035).
         if width >= 16:  # channels together in memory, which convolutions are faster with
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def reset_parameters(self) -> None:
-        """Draw the convolutions' weights; each block begins as its shortcut (Goyal et al. 2017)."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, (Basic, Bottleneck)):
-                last: Any = module.bn2 if isinstance(module, Basic) else module.bn3
-                nn.init.zeros_(last.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images of shape (B, C, H, W) to logits of shape (B, num_classes)."""
@@ -92,66 +84,41 @@ class ResNet(nn.Module):
         return logits
 
 
-class Basic(nn.Module):
-    """Two 3x3 convolutions beside a shortcut.
+class Block(nn.Module):
+    """Convolutions beside a shortcut, which it begins as (Goyal et al. 2017).
 
     Args:
         in_channels: channels that come in.
-        channels: of each convolution.
+        channels: of each convolution; four times as many come out of a bottleneck.
         stride: 2 halves the resolution.
         norm: makes the normalisation of so many channels.
+        is_bottleneck: convolutions of 1x1, 3x3 and 1x1; else two of 3x3.
     """
 
-    expansion = 1
-
-    def __init__(self, in_channels: int, channels: int, stride: int, norm: Norm) -> None:
+    def __init__(
+        self, in_channels: int, channels: int, stride: int, norm: Norm, is_bottleneck: bool
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = norm(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = norm(channels)
-        self.relu = nn.ReLU()
-        self.downsample = make_shortcut(in_channels, channels, stride, norm)
+        kernels = (1, 3, 1) if is_bottleneck else (3, 3)
+        self.num_layers = len(kernels)
+        self.out_channels = channels * (4 if is_bottleneck else 1)
+        widths = [in_channels, *[channels] * (len(kernels) - 1), self.out_channels]
+        for i, kernel in enumerate(kernels):
+            step = stride if i == len(kernels) - 2 else 1  # of the 3x3 that may halve
+            convolution = nn.Conv2d(widths[i], widths[i + 1], kernel, step, kernel // 2, bias=False)
+            self.add_module(f"conv{i + 1}", convolution)
+            self.add_module(f"bn{i + 1}", norm(widths[i + 1]))
+        nn.init.zeros_(getattr(self, f"bn{len(kernels)}").weight)
+        self.relu, self.downsample = nn.ReLU(), None
+        if stride > 1 or in_channels != self.out_channels:
+            shortcut = nn.Conv2d(in_channels, self.out_channels, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, norm(self.out_channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, in_channels, H, W) to (B, channels, H / stride, W / stride)."""
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
+        """Map (B, in_channels, H, W) to (B, out_channels, H / stride, W / stride)."""
+        out = x
+        for i in range(1, self.num_layers + 1):
+            out = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(out))
+            out = self.relu(out) if i < self.num_layers else out
         result: Tensor = self.relu(out + (x if self.downsample is None else self.downsample(x)))
         return result
-
-
-class Bottleneck(nn.Module):
-    """A 3x3 convolution between two of 1x1, beside a shortcut; see ``Basic``."""
-
-    expansion = 4
-
-    def __init__(self, in_channels: int, channels: int, stride: int, norm: Norm) -> None:
-        super().__init__()
-        out_channels = channels * self.expansion
-        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
-        self.bn1 = norm(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = norm(channels)
-        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
-        self.bn3 = norm(out_channels)
-        self.relu = nn.ReLU()
-        self.downsample = make_shortcut(in_channels, out_channels, stride, norm)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, in_channels, H, W) to (B, 4 * channels, H / stride, W / stride)."""
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.relu(self.bn2(self.conv2(out)))
-        out = self.bn3(self.conv3(out))
-        result: Tensor = self.relu(out + (x if self.downsample is None else self.downsample(x)))
-        return result
-
-
-def make_shortcut(
-    in_channels: int, out_channels: int, stride: int, norm: Norm
-) -> nn.Sequential | None:
-    """Make what brings a block's input to the shape of its output, where they differ."""
-    if stride == 1 and in_channels == out_channels:
-        return None
-    convolution = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
-    return nn.Sequential(convolution, norm(out_channels))

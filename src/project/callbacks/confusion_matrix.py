@@ -1,0 +1,52 @@
+"""A picture of which classes the test mistakes for which."""
+
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_confusion_matrix
+
+from harness import Picture
+
+
+class ConfusionMatrix(Picture):
+    """Show in TensorBoard which classes the test mistakes for which.
+
+    It reads ``labels`` and ``logits`` from what ``test_step`` returns.
+
+    Args:
+        num_classes: classes from 0 to ``num_classes - 1``.
+    """
+
+    name = "test/confusion_matrix"
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+
+    def reset(self) -> None:
+        """Start to count."""
+        self.counts = torch.zeros(self.num_classes, self.num_classes, dtype=torch.long)
+
+    def update(self, outputs: dict[str, Tensor], batch: Any) -> None:
+        """Count one batch, on the device: reading the counts would wait for it."""
+        counts = multiclass_confusion_matrix(outputs["logits"], outputs["labels"], self.num_classes)
+        self.counts = self.counts.to(counts.device) + counts
+
+    def kept(self) -> Tensor:
+        """Return the counts, shape (true class, predicted class)."""
+        return self.counts.cpu()
+
+    def draw(self, parts: list[Tensor]) -> Figure:
+        """Draw the sum of the processes' counts."""
+        counts = torch.stack(parts).sum(dim=0)
+        share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+        figure = Figure(figsize=(6, 5), layout="constrained")
+        axes = figure.add_subplot(xlabel="predicted", ylabel="true", title="Test confusion matrix")
+        image = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
+        figure.colorbar(image, label="share of the true class")
+        for row, column in counts.nonzero().tolist():
+            color = "white" if share[row, column] > 0.5 else "black"
+            text = str(int(counts[row, column]))
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
+        return figure
