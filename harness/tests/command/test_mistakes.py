@@ -45,7 +45,7 @@ MISTAKES = {
     "model.net._target_=MLP": "model.net._target_=MLP needs its package",
     "strategy=null": "there is no conf/strategy/null.yaml",
     "name=../x": "without '..'",
-    "strategy=ddp trainer.num_nodes=2": "torchrun --nnodes=2",
+    "strategy=ddp trainer.num_nodes=2": "or torchrun or srun",
     "strategy=ddp trainer.devices=2 data.batch_size=1": "Use data.batch_size=2 or more",
     "test=perhaps": "must be true or false",
     "trainer.deterministic=no": "write true or false",
