@@ -34,6 +34,7 @@ def test_names_and_sizes_are_those_of_torchvision(
     assert "layer2.0.downsample.1.running_var" in names
     has_first = "layer1.0.downsample.0.weight" in names
     assert has_first == (block == "bottleneck")
+    assert net.layer2[0].conv2.stride == ((2, 2) if block == "bottleneck" else (1, 1))
 
 
 @pytest.mark.parametrize("block", ["basic", "bottleneck"])
