@@ -82,6 +82,7 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(
         ("init=conf", "init.path=conf: a folder that is no checkpoint itself"),
         ("init=train.py", "init.path=train.py: not a checkpoint, or a damaged one"),
         ("init.freeze=[nett]", "init.freeze=['nett']: there is no nett. Did you mean net?"),
+        ("init.rename=fc", "init.rename=fc must be pairs, such as init.rename={fc:head}"),
         ("init.pth=a.pt", "There is no key init.pth. Did you mean init.path?"),
         (f"init={finished_run} model.net.hidden=[128,32]", "3 of the 6 tensors of net fit"),
         ("init.unfreeze_at_epoch=3", "init.unfreeze_at_epoch needs init.freeze=[<part>]"),

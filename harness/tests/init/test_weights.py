@@ -85,10 +85,22 @@ def test_floating_types_are_cast_and_whole_numbers_are_no_weights(tmp_path: Path
     assert "net.head.weight is torch.int64, here torch.float32" in refusal(tmp_path, state)
 
 
+def test_names_are_exchanged(tmp_path: Path) -> None:
+    state = network().state_dict()
+    other = {f"bert.{name.replace('head', 'fc')}": value for name, value in state.items()}
+    module, rows, lines = started(tmp_path, other, rename={"bert": None, "bert.fc": "head"})
+    assert rows["fits"] == "9 of the 9 tensors of net"
+    assert "took net.head.weight <- bert.fc.weight" in lines
+    assert torch.equal(module.net.head.weight, state["head.weight"])
+    assert "there is no haed. Did you mean head?" in refusal(tmp_path, state, rename={"haed": "a"})
+    names = {"head": "backbone.0"}
+    assert "gives two tensors of the file one name" in refusal(tmp_path, state, rename=names)
+
+
 def test_a_file_of_other_weights_or_of_several_is_refused(tmp_path: Path) -> None:
     text = refusal(tmp_path, nn.Linear(4, 4).state_dict(), strict=False)
     assert "0 of the 2 tensors of net.head fit. net.head.weight is (4, 4)" in text
-    assert "init.prefix=<part> takes one part of the file" in text
+    assert "init.rename={old:new} renames parts, init.prefix=<part> takes one" in text
     both = {"student": network().state_dict(), "teacher": network().state_dict()}
     text = refusal(tmp_path, both)
     assert "student, teacher; take one with init.key=NAME" in text

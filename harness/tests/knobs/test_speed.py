@@ -39,6 +39,17 @@ def prepared(module: pl.LightningModule, **switches: Any) -> Speed:
     return callback
 
 
+def test_tf32_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # given back afterwards
+    for tf32 in (True, False):
+        prepared(Module(), tf32=tf32)
+        assert torch.backends.cudnn.allow_tf32 is tf32
+    prepared(Module())
+    assert said == ["high", "highest"]
+
+
 def test_networks_are_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of torch's own classes too: else harness/upstream/networks.py is not needed."""
     runs: list[str] = []

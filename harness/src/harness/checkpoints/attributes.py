@@ -1,9 +1,9 @@
 """Keeps the Python attributes that training has changed, with a checkpoint.
 
 In: the values that ``owners`` finds. Kept are those that differ from how they were when the run
-began, so that settings of a new command stay, that are plain (see ``plain``), and that all
-processes have alike. Any other that has changed is named once. Next: ``safe_point`` writes them,
-and has them put back on resume.
+began, so that settings of a new command stay, and that are plain (see ``plain``); where processes
+differ in one of them, those of each. Any other that has changed is named once. Next: ``safe_point``
+writes them, and has them put back on resume.
 """
 
 import copy
@@ -81,12 +81,13 @@ class Attributes:
             elif not is_of_hooks or now[name][1]:
                 # Hooks at the start make it again, unless it has tensors, perhaps of the weights.
                 lost[name] = packer.objects[0][1]
+        apart: set[Name] = set()
         if trainer.world_size > 1:
             packed = {name: digest(node, {}, is_packed=True) for name, node in nodes.items()}
             everyone = gather(trainer, (packed, lost), group)
             for theirs, lost_there in everyone:
-                apart = differing(everyone[0][0], theirs)
-                lost = dict.fromkeys(apart, "differs between processes") | lost_there | lost
+                apart |= {*differing(everyone[0][0], theirs)}
+                lost = lost_there | lost
         kept = {name: node for name, node in nodes.items() if name not in lost}
         numbers = [name for name, node in kept.items() if type(node) in SCALARS]
         others = differing(self.structure, structure(trainer))
@@ -96,7 +97,9 @@ class Attributes:
         report(trainer, LACKS, {n: why for n, why in lost.items() if n not in self.reported})
         self.reported |= {*changed, *lost}
         return {
-            "kept": kept,
+            # All of each process's, for one that differs may hold a part of one that does not.
+            "each": gather(trainer, kept, group) if apart else [kept],
+            "apart": sorted(apart),
             "numbers_of_hooks": [n for n in numbers if now[n] == self.after_hooks.get(n)],
             "in_place": [name for name in kept if id(alive[name]) == self.ids.get(name)],
             "lost": lost,
@@ -105,12 +108,16 @@ class Attributes:
 
     def put_back(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
         """Put back what ``keep`` has kept; with `is_last` report what is lost."""
-        kept: dict[Name, Any] = copy.deepcopy(saved["kept"])
-        lost: dict[Name, str] = dict(saved["lost"])
+        each, lost = saved["each"], dict[Name, str](saved["lost"])
+        is_for_each = len(each) == trainer.world_size
+        kept: dict[Name, Any] = copy.deepcopy(each[trainer.global_rank if is_for_each else 0])
+        for name in () if is_for_each else saved["apart"]:
+            kept.pop(name, None)
+            lost[name] = f"differed between {len(each)} processes"
         before, alive = digests(trainer), values(trainer)
         moved = [name for name, placed in self.placed.items() if before.get(name) != placed]
         lost |= dict.fromkeys(moved, "changes while a batch is read or moved")
-        for name in self.after_hooks.keys() & saved["numbers_of_hooks"]:
+        for name in self.after_hooks.keys() & {*saved["numbers_of_hooks"]} & kept.keys():
             # Hooks may compute it of processes, devices or epochs, which are others now.
             if digest(kept[name], {}) != self.after_hooks[name]:
                 del kept[name]

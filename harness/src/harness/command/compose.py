@@ -27,7 +27,7 @@ from harness.processes.launcher import launcher
 TRACKERS = {"wandb", "mlflow"}  # files of logger/ that are added to the default one
 # Groups of evaluate.py and predict.py: all else comes from the run that wrote the checkpoint.
 EVALUATION_GROUPS = ("trainer", "strategy", "gpus", "watch", "logger")
-OF_THE_RUN = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last")
+OF_THE_RUN = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
 # Keys that a group sets elsewhere than below its own name; "" is every key.
 SET_BY = {
     "strategy": ("strategy", "trainer.accelerator", "trainer.devices", "trainer.strategy"),

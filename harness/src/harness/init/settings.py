@@ -4,8 +4,8 @@ In: a mapping of plain values. Out: a checked ``Init``. Next: ``weights`` and ``
 Imports no torch, so that mistakes are answered before a run has a folder.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Init:
     key: str | None = None  # this and the next two choose among the file's weights: see convert
     prefix: str = "auto"
     ema: bool = True
+    rename: Mapping[str, str] = field(default_factory=dict)  # beginnings of the file's names
     strict: bool = True  # refuse a file that does not fit as a whole
     leave_out: tuple[str, ...] = ()  # parts that keep their fresh start
     freeze: tuple[str, ...] = ()  # parts that are not trained
@@ -44,6 +45,9 @@ def settings(node: Any) -> Init:
     values |= {name: str(values[name]) for name in {"path", "key", "prefix"} & values.keys()}
     for name in {"leave_out", "freeze"} & values.keys():
         values[name] = tuple(map(str, as_names(values[name])))
+    if not isinstance(names := values.get("rename", {}), Mapping):
+        raise UserError(f"init.rename={names} must be pairs, such as init.rename={{fc:head}}.")
+    values["rename"] = {str(old): str(new or "") for old, new in names.items()}
     if "unfreeze_at_epoch" in values and not values.get("freeze"):
         raise UserError("init.unfreeze_at_epoch needs init.freeze=[<part>]: nothing is frozen.")
     return Init(**values)

@@ -73,9 +73,13 @@ def matched(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init:
     Raises:
         UserError: if a setting names what is not there.
     """
-    part = destination(stored, own)
+    check_parts(f"init.rename={init.rename}", filter(None, init.rename), stored)
+    sources = {renamed(name, init.rename): name for name in stored}
+    if len(sources) < len(stored):
+        raise UserError(f"init.rename={init.rename} gives two tensors of the file one name.")
+    part = destination({name: stored[source] for name, source in sources.items()}, own)
     in_part = {name: value for name, value in own.items() if is_below(name, [part])}
-    in_file = {f"{part}.{name}".lstrip("."): name for name in stored}
+    in_file = {f"{part}.{name}".lstrip("."): source for name, source in sources.items()}
     check_parts(f"init.leave_out={[*init.leave_out]}", init.leave_out, [*own, *in_file])
     match, missing = Match(part, {}, {}, []), []
     for name in dict.fromkeys([*in_part, *in_file]):
@@ -95,6 +99,12 @@ def matched(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init:
         if id(own[name]) not in has_value and not name.endswith(".num_batches_tracked"):
             match.misfits[name] = "is not in the file"
     return match
+
+
+def renamed(name: str, rename: Mapping[str, str]) -> str:
+    """Exchange the longest beginning, of whole parts, that is renamed; "" strips or adds."""
+    old = max((old for old in rename if is_below(name, [old])), key=len, default="")
+    return ".".join(filter(None, (rename.get(old, ""), name[len(old) :].lstrip("."))))
 
 
 def destination(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -> str:
@@ -126,7 +136,7 @@ def check(match: Match, init: Init) -> None:
     """
     if match.taken and not (init.strict and match.misfits):
         return
-    advice = "init.prefix=<part> takes one part of the file, init.key=<entry> one of its entries."
+    advice = "init.rename={old:new} renames parts, init.prefix=<part> takes one of the file."
     fitting = prefixes(match.taken)  # below: the largest parts in which nothing fits
     parts = {next(p for p in prefixes([name]) if p not in fitting): 0 for name in match.misfits}
     if match.taken and len(parts) <= MOST_PARTS:

@@ -1,4 +1,4 @@
-"""What makes the same steps faster, and rounds them differently: ``compile``, ``channels_last``."""
+"""What makes the same steps faster, and rounds them differently: ``compile``, layout, TF32."""
 
 import logging
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from harness.errors import UserError
 from harness.strategies.dp import NodeParallelStrategy
 
 log = logging.getLogger(__name__)
-SWITCHES = ("compile", "channels_last")  # keys of a config
+SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config
 
 
 class Speed(pl.Callback):
@@ -20,14 +20,20 @@ class Speed(pl.Callback):
 
     Neither its attributes nor the names in its ``state_dict`` change. ``compile`` compiles each of
     its networks; ``channels_last`` stores 4-dimensional parameters as (O, H, W, I), in which
-    convolutions take and return images as well.
+    convolutions take and return images as well; ``tf32`` is whether float32 products on a GPU round
+    their factors to 10 bits, and ``None`` what torch has set.
     """
 
-    def __init__(self, compile: bool = False, channels_last: bool = False) -> None:
-        self.compile, self.channels_last = compile, channels_last
+    def __init__(
+        self, compile: bool = False, channels_last: bool = False, tf32: bool | None = None
+    ) -> None:
+        self.compile, self.channels_last, self.tf32 = compile, channels_last, tf32
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Change what is to change, once; a test after the training is another stage."""
+        if self.tf32 is not None:
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+            torch.backends.cudnn.allow_tf32 = self.tf32
         for weight in pl_module.parameters() if self.channels_last else ():
             if weight.dim() == 4:
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
