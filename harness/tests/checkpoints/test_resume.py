@@ -10,7 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig
-from small.data import InMemory
+from small.data import ArrayDataset
 
 from harness.checkpoints import lookup, safe_point
 from harness.checkpoints.reading import read
@@ -96,14 +96,14 @@ def test_newest_checkpoints_are_kept_and_load_as_plain_values(tmp_path: Path) ->
 def test_resumed_run_reads_no_sample_that_it_skips(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads, original = [], InMemory.__getitems__
+    reads, original = [], ArrayDataset.__getitems__
 
-    def read(self: InMemory, indices: list[int]) -> Any:
+    def read(self: ArrayDataset, indices: list[int]) -> Any:
         if self.augment is not None:  # the training images
             reads.append(len(indices))
         return original(self, indices)
 
-    monkeypatch.setattr(InMemory, "__getitems__", read)
+    monkeypatch.setattr(ArrayDataset, "__getitems__", read)
     train(going_on(stopped, 4, "test=false"))
     assert reads == [50]  # 1,250 samples, 300 a step: the rest of the epoch
 

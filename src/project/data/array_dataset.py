@@ -1,7 +1,7 @@
 """Samples of arrays, in memory or mapped from files, read as whole batches.
 
-In: NumPy arrays of all samples, and the rows of a split. Out: batches of 32 bits. Next: digits.py,
-synthetic.py and others beside them make their splits of it.
+In: NumPy arrays of all samples, and the rows of a split. Out: batches of 32 bits. Next: the
+data modules beside this file make their splits of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

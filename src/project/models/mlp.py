@@ -1,4 +1,4 @@
-"""A fully connected network."""
+"""The baseline of all networks."""
 
 from collections.abc import Sequence
 
