@@ -112,6 +112,7 @@ def test_ctrl_c_shows_no_traceback(tmp_path: Path, heeds_ctrl_c: None) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None
+        assert process.stdout.readline().startswith("train: ")
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)

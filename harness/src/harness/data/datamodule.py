@@ -100,9 +100,15 @@ class DataModule(pl.LightningDataModule):
         if split in self.datasets:
             return self.datasets[split]
         dataset: Any = self.make_dataset(split)
-        # What has no length is refused by torch.
-        if not isinstance(dataset, IterableDataset) and len(dataset) == 0:
-            raise UserError(f"The {split} data set of {type(self).__name__} has no samples.")
+        if not isinstance(dataset, IterableDataset):
+            name = type(self).__name__
+            if not hasattr(dataset, "__len__"):
+                raise UserError(
+                    f"{name}.make_dataset({split!r}) returned {type(dataset).__name__}; it must "
+                    "return a data set that has a length, or an IterableDataset."
+                )
+            if len(dataset) == 0:
+                raise UserError(f"The {split} data set of {name} has no samples.")
         self.datasets[split] = dataset
         return self.datasets[split]
 
