@@ -101,8 +101,10 @@ class Throughput(pl.Callback):
     def _read(self, num_left: int) -> None:
         while len(self.pending) > num_left:
             start, asked, there, end, num_samples = self.pending.popleft()
-            waited = seconds_between(asked, there)
-            self.spent += Spent(waited, seconds_between(start, end), 1, num_samples)
+            self.spent.data += seconds_between(asked, there)
+            self.spent.seconds += seconds_between(start, end)
+            self.spent.num_steps += 1
+            self.spent.num_samples += num_samples
 
     def on_validation_end(self, *_: Any) -> None:
         """Leave out a validation between two steps."""
