@@ -9,7 +9,6 @@ from torch import nn
 from torchmetrics import Metric
 
 from harness.errors import UserError
-from harness.strategies.dp import NodeParallelStrategy
 
 log = logging.getLogger(__name__)
 SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config
@@ -39,7 +38,8 @@ class Speed(pl.Callback):
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         if not self.compile:
             return
-        from harness.upstream.networks import compile_networks  # for compile=true alone
+        from harness.strategies.dp import NodeParallelStrategy  # these two for compile=true alone
+        from harness.upstream.networks import compile_networks
 
         self.compile = False  # it is done
         parts = dict(networks(pl_module))

@@ -22,11 +22,6 @@ def cycles(loaders: CombinedLoader) -> bool:
     return loaders._mode == "max_size_cycle"
 
 
-def num_steps_logged(trainer: pl.Trainer) -> int:
-    """The step that loggers get for what is logged now; one less for an epoch's last values."""
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
 def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int, int]:
     """Return the epoch of a checkpoint, and how many of its steps were done.
 

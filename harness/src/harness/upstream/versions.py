@@ -56,7 +56,7 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
         (trainer, "_logger_connector _signal_connector"),
         (trainer._signal_connector, "register_signal_handlers"),
         (trainer._logger_connector, " ".join([*SEAMS, "should_update_logs"])),
-        (trainer.fit_loop.epoch_loop, "_batches_that_stepped _broadcast_sigterm_tensor"),
+        (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"),
     ]
 
 
