@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from tests.conftest import slow
 from tests.faults.run_folder import leave_at
@@ -13,14 +15,32 @@ from tests.strategy_runs import SAME, distances, execute, outcome, write_conf
 STEP = 7  # of 5 in each of 3 epochs
 
 
+class Seen(Metric):
+    """A metric as authors write them, which torchmetrics does not merge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("number", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, batch: Tensor) -> None:
+        self.number += len(batch)
+
+    def compute(self) -> Tensor:
+        return self.number
+
+
 class Synchronised(Classifier):
-    """Logs with ``sync_dist=True`` wherever one can."""
+    """Logs with ``sync_dist=True`` wherever one can, and counts what it has seen."""
+
+    def on_fit_start(self) -> None:
+        self.seen = Seen()
 
     def on_train_epoch_start(self) -> None:
         self.log("epoch/start", float(self.current_epoch), sync_dist=True)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
+        self.seen.update(batch[0])
         self.log("epoch/mean", loss, on_step=True, on_epoch=True, sync_dist=True)
         most = {"reduce_fx": "max", "on_step": False, "on_epoch": True}
         self.log("epoch/most", batch[0].max(), **most, sync_dist=True)
@@ -47,6 +67,11 @@ def test_values_that_are_synchronised_go_on(before: str, after: str, tmp_path: P
     leave_at(run_dir, STEP)
     status, said = execute([*chosen, f"resume={run_dir}"], after, tmp_path)
     assert status == 0, said
+    is_told = (
+        "cannot be merged, and process 0's goes on alone: seen."
+        in (run_dir / "run.log").read_text()
+    )
+    assert is_told == (before == "ddp(2)")
     apart = distances(expected, outcome(run_dir))
     # A step logs the mean of the shares, which need not be even.
     assert [n for n, far in apart.items() if far > SAME and not n.endswith("_step")] == []

@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+)
 
 from harness.data.batches import Batch, BatchedDataset
-from harness.data.loaders import rebuilt
+from harness.data.loaders import _batches_of, rebuilt
 from harness.data.randomness import generator_states, same_states
 from harness.data.shared_batches import SharedBatchSampler
+from harness.errors import UserError
 
 
 class Indices(BatchedDataset):
@@ -88,3 +95,19 @@ def test_reading_leaves_the_generators_as_they_were() -> None:
     before = generator_states()
     next(batches)
     assert same_states(generator_states(), before)
+
+
+def test_a_sampler_that_shares_by_itself_is_replaced_only_where_it_is_torch_s_own() -> None:
+    class Weighted(DistributedSampler[Any]):
+        """Draws some samples more often."""
+
+    def loader_of(kind: type[DistributedSampler[Any]], num_replicas: int) -> DataLoader[Any]:
+        sampler = kind(Random(), num_replicas=num_replicas, rank=0, shuffle=True)
+        return DataLoader(Random(), batch_size=4, sampler=sampler)
+
+    batches, _ = _batches_of(loader_of(DistributedSampler, 2), "train_dataloader", True)
+    assert type(batches.sampler) is RandomSampler
+    batches, _ = _batches_of(loader_of(Weighted, 1), "train_dataloader", True)
+    assert type(batches.sampler) is Weighted
+    with pytest.raises(UserError, match="Weighted shares samples itself"):
+        _batches_of(loader_of(Weighted, 2), "train_dataloader", True)

@@ -4,11 +4,13 @@ Lightning's checkpoints leave it out: after a resume an epoch's means and metric
 its later batches only, and early stopping would not know its metric.
 """
 
+import logging
 from typing import Any
 
 import pytorch_lightning as pl
 
 from harness.exact.self_log import LoggedMetric, SelfLog
+from harness.names import few
 from harness.upstream.logged_values import (
     copied,
     in_hook,
@@ -17,6 +19,7 @@ from harness.upstream.logged_values import (
     restore_metric,
 )
 
+log = logging.getLogger(__name__)
 VALUES = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 
 
@@ -62,12 +65,22 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     is_same_number = len(ranks) == trainer.world_size
     mine, *others = [ranks[trainer.global_rank]] if is_same_number else ranks
     takes_all = is_same_number or trainer.global_rank == 0
+    lost: set[str] = set()  # metrics that torchmetrics cannot merge
     for name, metric in metrics_in(module) if takes_all else ():
         if name in mine["metrics"]:
             restore_metric(metric, mine["metrics"][name], device)
             for other in others:
-                if name in other["metrics"]:
-                    metric.merge_state(copied(other["metrics"][name]["state"], device))
+                try:
+                    if name in other["metrics"]:
+                        metric.merge_state(copied(other["metrics"][name]["state"], device))
+                except RuntimeError:
+                    lost.add(name)
+    if lost:
+        log.warning(
+            "What %d processes had counted in this epoch cannot be merged, and process 0's goes on "
+            "alone: %s. full_state_update = False in the metric's class lets it.",
+            *(len(ranks), few(sorted(lost))),
+        )
     for key in dict.fromkeys(key for rank in (mine, *others) for key in rank["logged"]):
         states = [rank["logged"][key] for rank in (mine, *others) if key in rank["logged"]]
         if "path" in (how := states[0]):

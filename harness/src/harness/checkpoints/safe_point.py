@@ -41,7 +41,8 @@ class SafePoint(pl.Callback):
 
     There is one place to write them: between two optimizer steps, before anything of the next
     one has happened. In a batch's end, a validation that is due would be lost; inside an
-    accumulation, its gradients. It must come before all that act: those before it act twice.
+    accumulation, its gradients. It precedes every callback with an effect in
+    ``on_train_batch_start``: what comes before it acts again after a resume.
 
     Args:
         folder: where checkpoints go.
@@ -253,11 +254,11 @@ class SafePoint(pl.Callback):
         """End this process once the checkpoint is safe; all of them have agreed to."""
         self.io.finish()
         if trainer.is_global_zero:
+            step = trainer.global_step
+            is_saved = lookup.path_of(self.folder, step).exists()  # there is none before step 1
             log.warning(
                 "%s: %s step %d. Go on with resume=%s",
-                signal.Signals(signum).name,
-                "could not save" if self.io.met_full_disk else "saved",
-                trainer.global_step,
+                *(signal.Signals(signum).name, "saved" if is_saved else "not saved at", step),
                 self.folder.parent,
             )
         trainer.strategy.barrier()

@@ -113,14 +113,14 @@ def find(command: Command) -> Path | None:
         )
     if cfg.resume == "auto":
         if (task := started_by.task) is not None:
-            runs = [run for run in runs if re.match(rf"slurm_\d+_{task}(?!\d)", run.name)]
+            runs = [run for run in runs if re.fullmatch(rf"slurm_\d+_{task}(\.\d+)?", run.name)]
         return runs[-1] if runs else None
     if not started_by.is_again or "resume=null" in command.overrides:
         return None
     words = _without_resume(command.overrides)
     runs = [run for run in runs if _without_resume(run_folder.load_words(run)) == words]
     if (job := started_by.job) is not None:
-        runs = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(_\d+)?", run.name)]
+        runs = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(\.\d+)?", run.name)]
     if runs:
         print(f"What has started this run has started it again: it goes on with {runs[-1]}.")
     return runs[-1] if runs else None

@@ -131,6 +131,8 @@ def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
     """Write in full what has a short form here; refuse what Hydra takes and no command uses."""
     groups = config_files.groups(conf)
     words = []
+    if "" in typed:
+        raise UserError("A word of the command is empty: is a variable of the shell not set?")
     for word, following in itertools.pairwise(typed):
         if "=" not in word + following and word[0] not in "~-":
             raise UserError(f"{word} {following}: write {word}={following}")

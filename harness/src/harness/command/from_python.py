@@ -26,7 +26,6 @@ from harness.command.main import start
 from harness.errors import UserError
 from harness.processes import leaving
 from harness.runs.reading import read_table
-from harness.strategies import launchable
 
 if TYPE_CHECKING:
     import polars
@@ -115,11 +114,6 @@ def predict(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") 
 def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
     with _surviving():
         command = compose_command(task, overrides, conf)
-        if launchable.num_further(command.cfg.trainer):
-            raise UserError(
-                "From Python, a run computes in this process, and this strategy starts further "
-                f"ones.\nUse strategy=dp, or type python {task}.py {' '.join(command.overrides)}"
-            )
         return Run(start(command), command.conf)
 
 

@@ -49,7 +49,7 @@ COMPLETION = {"-sc", "--shell-completion"}
 SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"} | COMPLETION
 FLAGS = SHOWING | {"-p", "--package", "--resolve"}
 # Keys that differ between ranks by design, and are not compared.
-NOT_COMPARED = ("output_dir", "run_dir", "resume", "checkpoint", "output")
+DIFFERS_BY_RANK = ("output_dir", "run_dir", "resume", "checkpoint", "output")
 
 
 def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
@@ -113,6 +113,11 @@ def start(command: Command) -> Path:
     Where it cannot run, no folder is left, and a run that it would have gone on with is as before.
     """
     check(command)
+    if leaving.keeps_process and launchable.num_further(command.cfg.trainer):
+        raise UserError(
+            "From Python, a run computes in this process, and this strategy starts further ones.\n"
+            f"Use strategy=dp, or type python {command.task}.py {' '.join(command.overrides)}"
+        )
     meeting = Meeting(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
     with ExitStack() as locks:
         choose = partial(choose_run.choose, command, locks)
@@ -179,7 +184,7 @@ def fingerprint(command: Command) -> dict[str, Any]:
     ``processes.meeting`` compares them, and names what differs.
     """
     cfg: Any = OmegaConf.to_container(command.cfg, resolve=True)
-    may_differ = (*NOT_COMPARED, *command.rules["may_differ"])
+    may_differ = (*DIFFERS_BY_RANK, *command.rules["may_differ"])
     settings = {k: str(value) for k, value in flat(cfg).items() if not is_below(k, may_differ)}
     named = re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(command.cfg))
     compared = {*record.MAIN_PACKAGES, *(name.replace("_", "-").lower() for name in named)}

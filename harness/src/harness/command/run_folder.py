@@ -150,7 +150,7 @@ def make(parent: Path, name: str | None = None) -> Path:
     with _writing():
         parent.mkdir(parents=True, exist_ok=True)
         for attempt in itertools.count(1):
-            path = parent / (stem if attempt == 1 else f"{stem}_{attempt}")
+            path = parent / (stem if attempt == 1 else f"{stem}.{attempt}")
             with suppress(FileExistsError):
                 path.mkdir()
                 break

@@ -33,7 +33,7 @@ Path = tuple[str, ...]  # the parts of a name
 class Selection:
     """The weights of a checkpoint by the names that the bare network has for them."""
 
-    key: str  # the entry that holds them, "" for the whole file
+    key: str  # the entry that holds them, as it is shown to a person
     notes: list[str]  # what was decided by names, and the option that decides otherwise
     tensors: dict[str, Tensor] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  # their names in the file

@@ -56,6 +56,9 @@ def num_processes_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
     return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
 
 
+NEWER = ("in_order", "pin_memory_device")  # arguments that not every torch has
+
+
 class SharedLoader(DataLoader[Any]):
     """A mixin for rebuilt loaders, which restores the random numbers around each batch.
 
@@ -73,16 +76,16 @@ class SharedLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # This is no generator: workers must start when the iterator is made, as in DataLoader.
-        return self._watched(super().__iter__())
-
-    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         sampler: Any = getattr(self, "batch_sampler", None)
         if not isinstance(sampler, SharedBatchSampler):  # a stream, or Lightning's for predictions
-            yield from batches
-            return
-        is_seeding = self.num_workers == 0 and sampler.dataset is not None
-        epoch, first = sampler.epoch, sampler.start[1] * sampler.num_micro_batches
-        for number in count(first if epoch == sampler.start[0] else 0):
+            return super().__iter__()
+        return self._watched(sampler, sampler.next_batch_idx(), super().__iter__())
+
+    def _watched(
+        self, sampler: SharedBatchSampler, first: int, batches: Iterator[Any]
+    ) -> Iterator[Any]:
+        is_seeding, epoch = self.num_workers == 0 and sampler.dataset is not None, sampler.epoch
+        for number in count(first):
             self.when_asked()
             with preserved_generators() if is_seeding else nullcontext():
                 batch = next(batches, END)
@@ -117,6 +120,7 @@ def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoad
         persistent_workers=loader.persistent_workers and not isinstance(dataset, IterableDataset),
         multiprocessing_context=loader.multiprocessing_context,
         worker_init_fn=partial(start_worker, then=loader.worker_init_fn) if num_workers else None,
+        **{name: getattr(loader, name) for name in NEWER if hasattr(loader, name)},
         **batches,
     )
     for name, value in vars(loader).items():
@@ -196,7 +200,7 @@ def _share_batches(
         reads_here=loader.num_workers == 0,
     )
     made = rebuilt(loader, loader.dataset, batch_sampler=shared, collate_fn=collate)
-    if not is_fixed:  # Lightning looks for a fixed order then
+    if not is_fixed:  # else Lightning wants to see a SequentialSampler
         vars(made)["sampler"] = loader.sampler  # to be read; torch forbids to set it
     return made
 
@@ -212,7 +216,13 @@ def _batches_of(loader: Any, name: str, is_shared: bool) -> tuple[Any, Any]:
             )
         batches, collate = BatchSampler(loader.sampler, 1, False), partial(_only, collate)
     sampler: Any = getattr(batches, "sampler", None)
-    if isinstance(sampler, DistributedSampler):  # the harness shares the batches instead
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        # The harness shares the batches instead.
+        if type(sampler) is not DistributedSampler or type(batches) is not BatchSampler:
+            raise UserError(
+                f"{name}: {type(sampler).__name__} shares samples itself, and the harness shares "
+                "batches.\nGive the DataLoader the sampler that one process would have."
+            )
         data: Any = loader.dataset
         one = RandomSampler(data) if sampler.shuffle else SequentialSampler(data)
         batches = BatchSampler(one, batches.batch_size, batches.drop_last)

@@ -142,8 +142,8 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what a checkpoint keeps, so that a run goes on with this step of this epoch.
 
-        Numbers that samplers count, as ``self.num_epochs += 1``, are those of the epoch's begin,
-        because an epoch in whose middle a run goes on is drawn again from its beginning.
+        Counters of samplers, as ``self.num_epochs += 1``, are those of the epoch's start: an epoch
+        that is resumed is drawn again from there.
         """
         is_running = epoch == self.running
         return {
@@ -171,6 +171,12 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
             self.generators = generators_in(self.dataset)
         seed = None if self.dataset is None else self.seed
         return Batch(indices, 0 if self.in_turn else self.running, seed, self.generators or ())
+
+    def next_batch_idx(self) -> int:
+        """Return the number, in its epoch, of the first batch that the next ``iter`` gives."""
+        is_new = self.epoch != self.running or not self.cycles
+        first = self.start[1] if self.epoch == self.start[0] else 0
+        return max(0 if is_new else self.num_in_rounds, first) * self.num_micro_batches
 
     def _training_shares(self) -> Iterator[list[Any]]:
         """Give this process's shares of one round of global batches, from the start on."""

@@ -218,13 +218,13 @@ def preserved_globals(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for owner, name, value, content in before:
+            if vars(owner).get(name) is not value:
+                setattr(owner, name, value)
             if isinstance(value, list):
                 value[:] = content
             elif isinstance(value, (dict, set)):
                 value.clear()
                 value.update(content)
-            elif vars(owner).get(name) is not value:
-                setattr(owner, name, value)
 
 
 def transferred(copied: pl.LightningModule, trainer: pl.Trainer, batch: Any) -> Any:

@@ -197,8 +197,8 @@ def difference(expected: Sequence[Gradients], actual: Sequence[Gradients]) -> tu
 def tolerance(gradients: Sequence[Tensor], noise: float) -> float:
     """Return the difference that rounding may make, relative to the largest gradient.
 
-    ``noise`` is the difference made by another order of the samples. Where rounding cannot explain
-    it, the step depends on the order, and it does not count.
+    ``noise`` is the difference made by another order of the samples. If it is more than rounding
+    explains, the step depends on the order, and ``noise`` is ignored.
     """
     eps = max(torch.finfo(gradient.dtype).eps for gradient in gradients)
     floor, most = math.sqrt(eps) / 10, min(0.1, 30 * math.sqrt(eps))

@@ -271,5 +271,4 @@ def is_logged(module: pl.LightningModule, batch_idx: int) -> bool:
     """
     trainer = module.trainer
     ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-    log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set untyped
-    return ends_step and (module.global_step + 1) % log_every == 0
+    return ends_step and logged_values.row_is_due(trainer)

@@ -5,6 +5,7 @@ signal's number. Of several processes that fail one tells why, and its end ends 
 that trains has ``Signals``: ``checkpoints.safe_point`` saves and leaves. Imports no torch.
 """
 
+import _thread
 import ctypes
 import logging
 import math
@@ -32,6 +33,8 @@ ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 NOTICE_SECONDS = 1.0
 # Of processes that fail in the same way the first one tells, and ends the others within this time.
 TELL_SECONDS = 2.0
+# Slurm passes on what a terminal has sent to all: two signals within this time are one.
+SAME_SECONDS = 0.5
 # A process that is to save once its launcher has ended gets this long to reach a safe point.
 ORPHAN_SECONDS = 10.0
 PATIENCE_SECONDS = 5.0  # schedulers kill ten or more seconds after they have asked
@@ -72,7 +75,7 @@ def _answer(reader: socket.socket) -> None:
         is_run = isinstance(getattr(handler, "__self__", None), Signals)  # not an author's handler
         if is_run and signum == signal.SIGINT:
             # Slurm passes on what a terminal has sent to all: that is no second one.
-            if time.monotonic() > first_time + 0.5:
+            if time.monotonic() > first_time + SAME_SECONDS:
                 log.warning("SIGINT: left without saving. Its last checkpoint can be resumed.")
                 leave(128 + signum)
             first_time = min(first_time, time.monotonic())
@@ -109,7 +112,8 @@ class Signals:
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()
-        if not is_further_rank():  # which cannot save without its parent, the first rank
+        # A further rank cannot save without its parent, the first one, and dies with it.
+        if not is_further_rank():
             set_parent_signal(signal.SIGTERM)  # all get it, and save together
         self.before = {signum: signal.signal(signum, self.note) for signum in ASKED_TO_LEAVE}
 
@@ -126,7 +130,8 @@ class Signals:
         """Handle a signal in the main thread."""
         if os.getpid() != self.pid:
             return  # a worker that has just been forked
-        is_second = signum == signal.SIGINT and self.received == signal.SIGINT
+        is_later = time.monotonic() > self.received_time + SAME_SECONDS
+        is_second = signum == signal.SIGINT == self.received and is_later
         self.received, self.received_time = signum, time.monotonic()
         if is_second or not self.wait_for_step:
             leave(128 + signum)
@@ -136,6 +141,9 @@ class Signals:
         """Leave a validation without a checkpoint where no safe point has come in time."""
         is_late = self.received and time.monotonic() - self.received_time >= PATIENCE_SECONDS
         if is_late and self.is_validating and self.wait_for_step:
+            if keeps_process:  # of a notebook: ``note`` leaves, in the main thread
+                _thread.interrupt_main()
+                return
             log.warning(
                 "%s: left in the middle of a validation. The run goes on from its last checkpoint.",
                 signal.Signals(self.received).name,

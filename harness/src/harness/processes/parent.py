@@ -61,7 +61,7 @@ def folder_of_job() -> Path | None:
 
 @contextmanager
 def environment_of_ranks(run_dir: Path) -> Iterator[None]:
-    """Set the run's folder for the ranks that Lightning starts in the block."""
+    """Set the run's folder for the further ranks that are started in the block."""
     os.environ[PARENT] = f"{os.getpid()}:rank:{run_dir}"
     try:
         yield

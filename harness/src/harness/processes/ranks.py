@@ -45,7 +45,7 @@ def wait() -> None:
         os.environ.update(json.loads(environment))
 
 
-def observe_start() -> None:
+def take_over_launcher() -> None:
     """Let Lightning take the ranks that were started early, and observe them with ``observe``."""
     from harness.upstream.processes import replace_process_observer, replace_starter
 

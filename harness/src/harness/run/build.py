@@ -34,7 +34,7 @@ from harness.knobs import trackers
 from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.tensorboard import guarded
 from harness.processes.launcher import environments, global_rank
-from harness.processes.ranks import observe_start
+from harness.processes.ranks import take_over_launcher
 from harness.run import log_file, summary
 from harness.run.optimizer_states import OptimizerStates
 from harness.run.targets import check_kinds, check_targets
@@ -81,7 +81,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     versions.check(trainer)
     if type(trainer.strategy) is DDPStrategy:
         trainer.strategy.__class__ = ddp.DDPStrategy
-    observe_start()
+    take_over_launcher()
     profile_nothing(trainer)
     precision.clip_without_scaler(trainer)
     return trainer, model, data
@@ -191,8 +191,8 @@ def plugins(cfg: DictConfig) -> dict[str, Any]:
 def harness_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.Callback]:
     """Return the callbacks of every run; a training has more, unless it is a dry run.
 
-    The position in the data comes first, because a safe point asks for the loaders as it is loaded.
-    What may refuse a checkpoint comes before the safe point, which cuts the logs.
+    ``GlobalBatches`` comes first, because ``SafePoint.on_load_checkpoint`` makes the loaders. What
+    may refuse a checkpoint comes before ``SafePoint``, which cuts the logs.
     """
     is_training = "resume" in cfg
     is_kept = is_training and not cfg.trainer.fast_dev_run
