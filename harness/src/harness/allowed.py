@@ -85,6 +85,11 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from targets(child, f"{key}.{name!s}" if key else str(name))
 
 
+def packages_named(cfg: Any) -> set[str]:
+    """Return the first words of all names in a config."""
+    return {str(node["_target_"]).partition(".")[0] for _, node in targets(cfg)}
+
+
 def check(cfg: Any) -> None:
     """Refuse a config whose names begin with words that are not allowed; import nothing."""
     refused: dict[str, str] = {}

@@ -8,7 +8,6 @@ Until then no torch: ``--help``, ``--cfg job``, completion and mistakes answer a
 
 import gc
 import os
-import re
 import sys
 import zlib
 from collections.abc import Sequence
@@ -186,8 +185,8 @@ def fingerprint(command: Command) -> dict[str, Any]:
     cfg: Any = OmegaConf.to_container(command.cfg, resolve=True)
     may_differ = (*DIFFERS_BY_RANK, *command.rules["may_differ"])
     settings = {k: str(value) for k, value in flat(cfg).items() if not is_below(k, may_differ)}
-    named = re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(command.cfg))
-    compared = {*record.MAIN_PACKAGES, *(name.replace("_", "-").lower() for name in named)}
+    named = {name.replace("_", "-").lower() for name in allowed.packages_named(command.cfg)}
+    compared = {*record.MAIN_PACKAGES, *named}
     versions = {name: text for name, text in record.packages().items() if name in compared}
     checksum = 0
     for place in (command.conf.parent / "src", Path(sys.argv[0]), Path(harness.__path__[0])):

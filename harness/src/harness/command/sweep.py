@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from omegaconf import OmegaConf
 
 from harness.command import run_folder
 from harness.command.check import check
@@ -25,7 +26,6 @@ from harness.errors import UserError
 from harness.machine import num_gpus, usable_cores
 from harness.names import shown
 from harness.runs.table import print_list
-from harness.strategies.launchable import device_indices
 from harness.sweeps import Job, Queue, Study, drive
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -136,7 +136,7 @@ def _slots(command: Command) -> list[dict[str, str]]:
     slots: list[dict[str, str]] = [{}] * (most or 1)
     if trainer.accelerator not in ("cpu", "mps") and (num_here := num_gpus()):
         devices = trainer.devices
-        is_all = devices in (-1, "-1", "auto") or device_indices(devices) is not None
+        is_all = devices in (-1, "auto") or OmegaConf.is_list(devices)
         size = num_here if is_all else min(int(devices), num_here)
         gpus = os.environ.get(VISIBLE, ",".join(map(str, range(num_here)))).split(",")
         starts = range(0, num_here - size + 1, size)

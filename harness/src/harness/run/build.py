@@ -6,7 +6,6 @@ tests or predicts, as ``train`` asks it to.
 
 import json
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import DDPStrategy
 
 from harness import record
-from harness.allowed import instantiate
+from harness.allowed import instantiate, packages_named
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
@@ -56,9 +55,9 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     """
     with user_errors():
         check_targets(cfg)
-    is_first, named = global_rank() == 0, re.findall(r"_target_: (\w+)\.", OmegaConf.to_yaml(cfg))
+    is_first = global_rank() == 0
     # Packages that the config names belong to the run's log; torch's own is about its compiler.
-    log_file.start(Path(cfg.run_dir, "run.log"), {*named} - {"torch"}, is_first)
+    log_file.start(Path(cfg.run_dir, "run.log"), packages_named(cfg) - {"torch"}, is_first)
     if is_first and (changes := record.changes(training_folder(cfg))):
         log.warning("%s", changes)
     seed(cfg)

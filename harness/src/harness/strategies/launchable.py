@@ -31,15 +31,6 @@ REFUSALS = {  # {0} is the Trainer's settings, {1} the launcher
 }
 
 
-def device_indices(devices: Any) -> list[int] | None:
-    """Return the indices in ``[0, 1]`` or ``"0,1"``; ``None`` for a count or a word."""
-    if OmegaConf.is_list(devices):
-        return [int(index) for index in devices]
-    if isinstance(devices, str) and re.fullmatch(r"\d+(,\d*)+", devices):
-        return [int(index) for index in devices.split(",") if index]
-    return None
-
-
 def strategy_name(trainer: Any) -> str:
     """Return the class of the config's strategy, or Lightning's word for it."""
     target = OmegaConf.select(trainer, "strategy._target_", default=trainer.strategy)
@@ -59,9 +50,9 @@ def num_further(trainer: Any) -> int:
     devices = trainer.devices
     if strategy_name(trainer) in ONE_PROCESS:
         return 0
-    if (indices := device_indices(devices)) is not None:
-        return len(indices) - 1
-    if devices in ("auto", -1, "-1"):
+    if OmegaConf.is_list(devices):
+        return len(devices) - 1
+    if devices in ("auto", -1):
         devices = max(1, num_gpus() if trainer.accelerator != "cpu" else 0)
     return int(devices) - 1
 
