@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--package", required=True, help="for import: my_study")
     parser.add_argument("--description", default="A study.", help="one line")
     parser.add_argument("--author", default="Its authors")
-    parser.add_argument("--examples", default=",".join(FILES["examples"]), help="'' for none")
+    parser.add_argument("--examples", default=",".join(FILES["examples"]), help="or none")
     parser.add_argument("--library", default="", help="address@version of it, without a folder")
     parser.add_argument("--update", action=argparse.BooleanOptionalAction, help="of a project")
     answers = parser.parse_args()
@@ -44,6 +44,7 @@ def main() -> None:
     if not (answers.update or git(answers.folder, "rev-parse", "--git-dir")):
         for words in (["init", "-b", "main"], ["add", "-A"], ["commit", "-m", "From the template"]):
             git(answers.folder, *words)
+        print(f"cd {answers.folder} && make train   # START.md says what to do on the first day")
 
 
 def git(folder: Path, *words: str) -> str:
@@ -69,7 +70,7 @@ def check(answers: argparse.Namespace) -> None:
 
 def copied(answers: argparse.Namespace) -> dict[str, bytes]:
     """Return the files that go over, with the name of the owner's package."""
-    examples, wanted = FILES["examples"], {*filter(None, answers.examples.split(","))}
+    examples, wanted = FILES["examples"], {*answers.examples.split(",")} - {"", "none"}
     for name in wanted - examples.keys():
         sys.exit(f"{name} is no example: {', '.join(examples)} are.")
     left_out = {*FILES["left_out"], *(["harness", "requirements.txt"] if answers.library else [])}

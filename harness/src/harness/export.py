@@ -24,7 +24,7 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from harness import load_run
+from harness import allowed, load_run
 from harness.errors import UserError
 from harness.files import replacing
 from harness.run.build import make_data, user_errors
@@ -77,6 +77,7 @@ def export(
     Raises:
         UserError: with what to change; then no file was written.
     """
+    allowed.follow(conf)
     source, has_onnx = Path(source).resolve(), find_spec("onnxscript") is not None
     run = load_run(source if source.is_dir() else source.parent.parent, conf)
     checkpoint = run.checkpoint if source.is_dir() else source

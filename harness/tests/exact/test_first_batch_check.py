@@ -60,9 +60,9 @@ def findings(
     return checking.found
 
 
-def short_trainer(precision: Any, *callbacks: pl.Callback) -> pl.Trainer:
+def short_trainer(precision: Any, *callbacks: pl.Callback, **more: Any) -> pl.Trainer:
     settings: dict[str, Any] = {"max_steps": 1, "limit_val_batches": 0, "precision": precision}
-    return small_trainer(1, *callbacks, **settings)
+    return small_trainer(1, *callbacks, **settings | more)
 
 
 def made(kind: Kind) -> tuple[pl.LightningModule, pl.LightningDataModule]:
@@ -102,6 +102,22 @@ def test_it_is_as_right_in_other_precisions(kind: str, is_another: bool, precisi
         batch, Tensor, lambda one: one.float() if one.is_floating_point() else one
     )
     assert ("different" in findings(module, loaders, precision)) == is_another
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_another"),
+    [
+        ("classifier", False),
+        ("masked language, `mean_over`", False),
+        ("contrastive, gathered (SimCLR)", True),
+    ],
+)
+def test_batches_that_are_accumulated_do_not_see_each_other(kind: str, is_another: bool) -> None:
+    module, loaders = made(KINDS[kind])
+    checking = Checking(has_child=False)
+    trainer = short_trainer("64-true", checking, accumulate_grad_batches=2)
+    trainer.fit(module, datamodule=loaders)
+    assert ("different" in checking.found) == is_another, checking.found
 
 
 class Watched(Classifier):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, SumMetric
 
+from harness.data.datamodule import DataModule
 from harness.data.loaders import leaves
 from harness.data.randomness import GENERATORS
 from harness.data.shared_batches import SharedBatchSampler, samplers_in
@@ -68,7 +69,8 @@ def internal_names(kind: Any) -> set[str]:
     made = (nn.Module(), module, data, SumMetric(), optimizer)
     bases = (nn.Module, pl.LightningModule, pl.LightningDataModule, Metric, torch.optim.Optimizer)
     of_kind = [one for one, base in zip(made, bases, strict=True) if issubclass(kind, base)]
-    return {name for one in of_kind for name in vars(one)} - {"training"}
+    names = {name for one in of_kind for name in vars(one)} - {"training"}
+    return names | ({"datasets"} if issubclass(kind, DataModule) else set())  # made when asked for
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:

@@ -108,6 +108,8 @@ def find(command: Command) -> Path | None:
     runs = run_folder.runs_in(parent_of(command))
     if named:
         example = max(map(str, runs), default="<output_dir>/<name>/<run>")
+        if run_folder.is_run(Path(named).parent.parent):  # a checkpoint in its folder
+            example = str(Path(named).parent.parent)
         raise UserError(
             f"resume={named}: there is no run. Use resume=auto, or one such as {example}"
         )

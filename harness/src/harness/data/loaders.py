@@ -21,6 +21,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -152,6 +153,8 @@ def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -
             return loader
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             made: Any = _share_batches(loader, trainer, split, name, seed, begins_again)
+        elif isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+            raise UserError(f"{name} returned a data set: return DataLoader(<it>, batch_size=...).")
         elif hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"):
             made = _share_stream(loader, trainer, split, name, seed)
         else:

@@ -54,7 +54,7 @@ class Copies:
         is_mixed = isinstance(plugin, MixedPrecision)
         self.context = contextlib.nullcontext if is_mixed else plugin.train_step_context
         self.shares = [size / sum(sizes) for size in sizes]
-        self.group = Group(len(sizes))
+        self.group = Group(len(sizes), gathers=int(self.trainer.accumulate_grad_batches) == 1)
         self.has_drawn = False  # random numbers, in any step
         self.logged: list[dict[str, Any]] = [{} for _ in sizes]  # name: value, reduction, size
         self.steps: list[Gradients] = []  # what optimizers are asked to step with

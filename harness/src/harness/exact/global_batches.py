@@ -174,7 +174,7 @@ def shared_loaders(
         seed_generators(mix(callback.seed, epoch))
         made = make()
     if made is None:
-        return None  # which Lightning refuses
+        raise UserError(f"{name} returned nothing: return the loader that it makes.")
     loaders = share(made, trainer, split, name, seed)
     if split == "train":
         callback.begin(loaders)

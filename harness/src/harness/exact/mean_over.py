@@ -25,7 +25,9 @@ ADVICE = {
     "a mean over tokens, nodes or weights": "mean_over(loss, number)",
     "a sum, also one divided by a constant": "sum_over(loss)",
     "a sum divided by a number of the batch, such as its objects": "sum_over(sum, number)",
-    "a comparison of samples": "self.all_gather(x, sync_grads=True).flatten(0, -2)",
+    "a comparison of samples, or a ratio of sums over the batch as batch Dice, of x (B, D)": (
+        "self.all_gather(x, sync_grads=True).flatten(0, -2)"
+    ),
 }
 # Nodes of the graph between a loss and its terms: sums of them, and factors.
 LINEAR = {"AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"}

@@ -29,10 +29,13 @@ class UnequalShapesError(Exception):
 
 
 class Group:
-    """Threads in place of processes, which wait for each other where processes would."""
+    """Threads in place of processes, which wait for each other where processes would.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    Without ``gathers`` they stand for batches that are accumulated: no step of these sees another.
+    """
+
+    def __init__(self, size: int, gathers: bool = True) -> None:
+        self.size, self.num_processes = size, size if gathers else 1
         self.thread = threading.local()  # its rank
         self.asked: list[tuple[str, Any]] = [("", None)] * size
         self.values: list[Any] = []  # of the last meeting
@@ -83,14 +86,14 @@ class Group:
             return every.mean(0) if str(reduce_op).lower() in ("mean", "avg") else every.sum(0)
 
         def all_gather(tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-            if self.size == 1:
+            if self.num_processes == 1:
                 return tensor
             return torch.stack(self.gather(tensor if sync_grads else tensor.detach()))
 
         return SimpleNamespace(
             root_device=device,
             global_rank=rank,
-            world_size=self.size,
+            world_size=self.num_processes,
             distributed_sampler_kwargs={"num_replicas": self.size, "rank": rank},
             reduce=reduce,
             all_gather=all_gather,
@@ -109,8 +112,8 @@ class Group:
                 tensor.copy_(every.sum(0))
 
         functions: dict[str, Any] = {
-            "is_initialized": lambda: self.size > 1,
-            "get_world_size": lambda *_, **__: self.size,
+            "is_initialized": lambda: self.num_processes > 1,
+            "get_world_size": lambda *_, **__: self.num_processes,
             "get_rank": lambda *_, **__: self.thread.rank,
             "all_reduce": all_reduce,
             "barrier": lambda *_, **__: self.gather(),
@@ -129,7 +132,8 @@ class Trainer:
     def __init__(self, trainer: pl.Trainer, optimizers: Any, rank: int, group: Group) -> None:
         self._trainer, self.optimizers = trainer, optimizers
         self.strategy = group.strategy(trainer.strategy.root_device, rank)
-        self.world_size, self.num_nodes, self.accumulate_grad_batches = group.size, 1, 1
+        self.world_size, self.num_nodes = group.num_processes, 1
+        self.accumulate_grad_batches = 1
         self.global_rank = self.local_rank = rank
         self.is_global_zero, self.training = rank == 0, True
         self.logger = DummyLogger()

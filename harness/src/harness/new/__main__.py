@@ -48,7 +48,10 @@ def main() -> None:
     group, folder = ("data", "data") if kind == "data" else ("model", "models")
     if kind == "experiment":
         group = kind
-        words |= {"DATA": choice("data", "synthetic"), "MODEL": choice("model", "mlp")}
+        words |= {
+            "DATA": choice("data", name, "synthetic"),
+            "MODEL": choice("model", name, "mlp"),
+        }
     files = {f"conf/{group}/{name}.yaml": f"{kind}.yaml"}
     if kind != "experiment":
         files[f"src/{packages[0]}/{folder}/{name}.py"] = f"{kind}.py.txt"
@@ -66,12 +69,12 @@ def main() -> None:
     print(f"run    python train.py {group}={name}\ntest   pytest {tested}")
 
 
-def choice(group: str, usual: str) -> str:
-    """Return a file of ``conf/<group>`` for an experiment: the usual one, or what there is."""
+def choice(group: str, *wanted: str) -> str:
+    """Return a file of ``conf/<group>`` for an experiment: the first that exists, or another."""
     names = sorted(path.stem for path in Path("conf", group).glob("[!_]*.yaml"))
     if not names:
         sys.exit(f"There is no conf/{group}/*.yaml to choose. Write one: new.py {group} mine")
-    return usual if usual in names else names[0]
+    return next((name for name in wanted if name in names), names[0])
 
 
 def filled(text: str, words: dict[str, str]) -> str:

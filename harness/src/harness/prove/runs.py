@@ -125,7 +125,8 @@ class Runs:
         return self._run(strategy, folder, f'resume="{ended._replace(folder=folder).run_dir}"')
 
     def _run(self, strategy: str, folder: Path, *words: str) -> Ended:
-        print(f"running: {folder.name}", file=sys.stderr, flush=True)
+        how = "resume, " * folder.name.startswith("resume")
+        print(f"running: {how}{strategy}", file=sys.stderr, flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -144,7 +144,9 @@ def best_weights(trainer: pl.Trainer) -> Path | None:
     """
     path = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not path:
-        if trainer.is_global_zero and trainer.checkpoint_callback is not None:
+        is_dry: bool = trainer.fast_dev_run  # type: ignore[attr-defined]  # set untyped
+        is_expected = trainer.checkpoint_callback is not None and not is_dry
+        if trainer.is_global_zero and is_expected:
             log.warning(
                 "There is no best checkpoint: nothing was validated, or none is saved. The results "
                 "are those of the last weights."

@@ -13,6 +13,7 @@ programs. Exit status 1: a mistake in the command, there is no run, or it was no
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if _answer(parser.parse_intermixed_args(arguments)) else 1
     except UserError as error:
         print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # as by `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

@@ -20,6 +20,10 @@ SHARES_ALONE = (
     "BatchNorm sees each share alone: not what one device would train. Use strategy=ddp with "
     "trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."
 )
+ACCUMULATED = (
+    "BatchNorm sees each share alone, where batches are accumulated: not what the whole batch "
+    "would train. Use GroupNorm, or .eval() for what is frozen."
+)
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
@@ -81,9 +85,13 @@ class SyncBatchNormAnywhere(LayerSync):
 
 def sees_shares_alone(trainer: pl.Trainer, module: nn.Module) -> str:
     """Return a warning if BatchNorm trains on the share of a device or a process; else nothing."""
-    is_shared = isinstance(trainer.strategy, ParallelStrategy) and trainer.is_global_zero
+    if not trainer.is_global_zero:
+        return ""
     synced = (SyncBatchNorm, nn.SyncBatchNorm) if trainer.world_size > 1 else ()
     norms = [p for p in module.modules() if isinstance(p, BATCH_NORMS) and p.training]
     has_alone = any(not isinstance(p, synced) for p in norms)
-    is_several = trainer.world_size * trainer.num_devices > 1
-    return SHARES_ALONE if is_shared and is_several and has_alone else ""
+    if norms and int(trainer.accumulate_grad_batches) > 1:
+        return ACCUMULATED
+    is_shared = isinstance(trainer.strategy, ParallelStrategy)
+    is_several = is_shared and trainer.world_size * trainer.num_devices > 1
+    return SHARES_ALONE if is_several and has_alone else ""

@@ -52,7 +52,10 @@ class NonFinite(pl.Callback):
             if step % STEPS_BETWEEN == 0:
                 self._ask(trainer)
         elif not math.isfinite(value := loss.item()):
-            if weight := first_bad_weight(pl_module):  # spoiled by the step before this one
+            if weight := first_bad_weight(pl_module):
+                if step == 0:
+                    self._stop(trainer, 0, f"{weight} is not finite as training begins")
+                # The step before this one has spoiled it.
                 self._stop(trainer, step - 1, f"the gradient of {weight} was not finite")
             self._stop(trainer, step, f"the loss is {value}, and every weight is finite")
 
