@@ -60,7 +60,7 @@ MISTAKES = {
     "gpus=emptiest trainer.devices=[0,1]": "use trainer.devices=<number>",
     "gpus.min_free_gib=20": "by gpus=emptiest",
     "sweep=optuna": "python train.py -m sweep=optuna",
-    "objective=val/f1": "add mode",
+    "objective=val/score": "add mode",
     "gpus=2": "strategy=ddp trainer.devices=<number of GPUs>",
     "+trainer.gpus=2": "strategy=ddp trainer.devices=<number of GPUs>",
     "distributed_backend=ddp": "Use strategy=",
@@ -224,7 +224,7 @@ YAML_MISTAKES = [
     ("lr: 3\n", 2, "Did you mean model.optimizer.lr?"),
     ("hydra:\n  run:\n    dir: x\n", 2, "nothing reads hydra"),
     ("checkpoint:\n  every_n_step: 3\n", 3, "checkpoint.every_n_steps?"),
-    ("objective: val/loss\n", 2, "add mode, min or max"),
+    ("objective: val/score\n", 2, "add mode, min or max"),
 ]
 # Whole files, and what is said of them by us, Hydra or PyYAML, which names file and line.
 FILES = {

@@ -20,15 +20,20 @@ def experiment(folder: Path, text: str) -> list[str]:
     return [f"hydra.searchpath=[file://{folder}]", "experiment=mine"]
 
 
-def test_objective_without_its_direction_is_refused(tmp_path: Path) -> None:
+def test_an_objective_s_direction_is_that_of_its_name_or_asked_for(tmp_path: Path) -> None:
     """The classifier says max: the worst loss would be kept as the best, without a word."""
+    for name, mode in (("val/loss", "min"), ("val/f1", "max"), ("val/iou", "max")):
+        command = compose_command("train", [f"objective={name}"])
+        check(command)
+        assert (command.cfg.mode, command.cfg.callbacks.checkpoint.mode) == (mode, mode)
     for word, message in (
-        ("objective=val/f1", "objective=val/f1: add mode, min or max"),
+        ("objective=val/score", "objective=val/score: add mode, min or max"),
+        ("objective=val/iou_loss", "objective=val/iou_loss: add mode, min or max"),
         ("mode=most", "mode=most must be min or max"),
     ):
         with pytest.raises(UserError, match=message):
             check(compose_command("train", [word]))
-    words = experiment(tmp_path, "# @package _global_\nobjective: val/loss\n")
+    words = experiment(tmp_path, "# @package _global_\nobjective: val/score\n")
     with pytest.raises(UserError, match=r"mine\.yaml:2: add mode, min or max"):
         check(compose_command("train", words))
     words = experiment(tmp_path, "# @package _global_\nobjective: null\n")

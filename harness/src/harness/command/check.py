@@ -25,6 +25,8 @@ from harness.processes.launcher import global_rank, launcher
 from harness.strategies import launchable
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
+# Parts of the names of scores whose best value is the smallest, or the largest.
+DIRECTIONS = {"min": "loss|err|mae|mse|perplexity", "max": "acc|f1|auc|iou|dice|precision|recall"}
 KINDS: dict[Any, type] = {"text": str, "list": list}
 
 
@@ -180,13 +182,20 @@ def _check_training(command: Command) -> None:
 
 
 def _check_objective(command: Command, files: dict[Path, str]) -> None:
-    """Refuse a score without its direction: the worst checkpoint would be kept as the best."""
+    """Take the direction of a score from its name; refuse one whose name does not say it.
+
+    With the wrong one the worst checkpoint would be kept as the best.
+    """
     experiments = [yaml.safe_load(text) or {} for text in files.values()]
     words = {key_of(word): word.partition("=")[2] for word in command.overrides}
     for keys in (*experiments, words):
-        if keys.get("objective") not in (None, "null") and "mode" not in keys:
+        if (name := keys.get("objective")) in (None, "null") or "mode" in keys:
+            continue
+        modes = [mode for mode, parts in DIRECTIONS.items() if re.search(parts, str(name).lower())]
+        if len(modes) != 1:
             place = _place(command, files, "objective")
             raise UserError(f"{place}add mode, min or max, whichever is the best.")
+        command.cfg.mode = modes[0]
 
 
 def _check_devices(cfg: DictConfig) -> None:

@@ -26,6 +26,7 @@ from harness.run.optimizer_states import refusal
 from harness.watch.objective import missing_score
 
 LIBRARIES = (Path(harness.__path__[0]).resolve(), Path(sysconfig.get_path("stdlib")).resolve())
+LIGHTNING = ("pytorch_lightning", "lightning_fabric")  # what these raise themselves has a reason
 MAX_LENGTH = 300  # characters of a message, two lines of a screen
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
 CLEAN_UP = "Please call `iter(combined_loader)` first"  # of Lightning, if loaders did not start
@@ -124,12 +125,15 @@ def of_user(error: BaseException) -> str | None:
     """Describe a mistake in the user's code in one to three lines, and log its traceback.
 
     Returns:
-        ``None`` if no line of the user's is to blame, and there is no hint.
+        ``None`` if no line of the user's is to blame, Lightning has not raised it, and there is no
+        hint.
     """
     error = _cause(error)
     info = read_error(error)
     hint = next((HINTS[pattern] for pattern in HINTS if re.search(pattern, info.message)), "")
-    if isinstance(error, TrainingError) or not (hint or info.user_line):
+    last = Path(info.lines[-1].filename).parts if info.lines else ()
+    is_of_lightning = not {*LIGHTNING}.isdisjoint(last)
+    if isinstance(error, TrainingError) or not (hint or info.user_line or is_of_lightning):
         return None
     if re.search(OF_NO_LINE, info.message):
         info = info._replace(lines=[])
