@@ -156,11 +156,13 @@ def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
         return f"{text}; {num_cores} cores have a load of {load:.1f}{hint}"
     if share <= INPUT_BOUND:
         return text
+    each = spent.data / spent.num_steps
+    if num_workers == 0 and each < RECEIVING_SECONDS:
+        return f"{text}, {1000 * each:.1f} ms a batch"
     # A worker that is there is busy all the time.
     seconds = num_workers * spent.seconds if num_workers else spent.data
     needed = seconds / max(spent.seconds - spent.data, 1e-6)
-    is_read_fast = num_workers == 0 and seconds / spent.num_steps < RECEIVING_SECONDS
-    if not is_read_fast and (num_wanted := math.ceil(min(needed, max_workers))) > num_workers:
+    if (num_wanted := math.ceil(min(needed, max_workers))) > num_workers:
         return f"{text}; try data.num_workers={num_wanted} (now {num_workers})"
     return f"{text}; read whole batches (BatchedDataset) or make the transforms cheaper"
 
