@@ -196,9 +196,13 @@ def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
     assert status == 0, (tmp_path / "log").read_text()[-2000:]
     # A driver that was killed before it wrote its words has left a folder that is no sweep.
     (folder,) = [place for place in sweeps(tmp_path) if (place / "overrides.yaml").exists()]
-    assert {path.parent.name for path in folder.glob("*/results.json")} == set("0123")
-    for number in range(4):
-        job, place = folder / str(number), tmp_path / f"single_{number}"
+    # A kill while the sampler draws a trial's values fails that trial: the study asks for the
+    # next number in its place, so that four jobs end, of which the last may be number 4 or more.
+    jobs = sorted(path.parent for path in folder.glob("*/results.json"))
+    assert len(jobs) == 4
+    assert kind == "study" or {job.name for job in jobs} == set("0123")
+    for job in jobs:
+        place = tmp_path / f"single_{job.name}"
         assert "has finished" not in (job / "screen.log").read_text()  # started once more
         first = [word for word in run_folder.load_words(job) if not word.startswith("output_dir=")]
         result = command("train.py", *first, f"output_dir={place}")
