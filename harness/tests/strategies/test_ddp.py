@@ -59,5 +59,6 @@ def test_what_one_process_unfreezes_alone_ends_in_an_error(
     monkeypatch.setattr(ddp.DDPStrategy, "_timeout", short, raising=False)
     status, said, run_dir = train(tmp_path, "OnOneRank")
     assert status not in (0, TIMED_OUT), said
-    assert "Timed out" in said
+    # Whichever process times out first closes its connection, and the other may see that first.
+    assert "Timed out" in said or "remote worker crashing" in said
     assert max(steps(run_dir)) == 3
