@@ -10,13 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness.run.build import build
 from tests.faults.fork_server import command
+from tests.faults.run_folder import only
 
 SHORT = ("data=synthetic", "model=mlp", "trainer.max_epochs=2")
-
-
-def only(folder: Path) -> Path:
-    (child,) = folder.iterdir()
-    return child
 
 
 def test_run_folder_holds_everything(finished_run: Path) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,14 @@ from typing import Any
 
 # Words that are typed for keys with other names.
 MEANINGS = {"learning_rate": "lr", "epochs": "max_epochs", "steps": "max_steps"}
+# Parts of the names of scores whose best value is the smallest, or the largest.
+DIRECTIONS = {"min": "loss|err|mae|mse|perplexity", "max": "acc|f1|auc|iou|dice|precision|recall"}
+
+
+def direction(score: str) -> str | None:
+    """Return whether a score is best at its ``min`` or ``max``, where its name says so."""
+    modes = [mode for mode, parts in DIRECTIONS.items() if re.search(parts, score.lower())]
+    return modes[0] if len(modes) == 1 else None
 
 
 def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

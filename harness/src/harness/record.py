@@ -64,9 +64,11 @@ def begin(run_dir: Path) -> None:
         (run_dir / "results.json").unlink(missing_ok=True)
         (run_dir / PENDING_CONFIG).replace(run_dir / "config.yaml")
     state, diff = code()
-    with suppress(OSError):  # a full disk does not stop the run
+    try:
         if diff:  # starts with equal changes share a file
             write_durably(run_dir / state["diff"], diff)
+    except OSError as error:  # a full disk does not stop the run
+        state |= {"diff": None, "no_diff": str(error.strerror or error)}
     start = {
         "time": time.time(),
         "command": shlex.join(sys.orig_argv),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from harness.checkpoints.reading import read
+from harness.checkpoints.reading import read_weights
 from harness.command import run_folder
 from harness.errors import UserError
 from harness.names import few
@@ -88,7 +88,7 @@ def reached(folder: Path) -> dict[str, Any]:
     values |= {f"results.json: {name}": repr(value) for name, value in run.results.items()}
     values = {name: v for name, v in values.items() if ": throughput/" not in name}  # times
     for path in (folder / "checkpoints").glob("[bl]*st.ckpt"):  # best and last
-        for name, value in read(path)["state_dict"].items():
+        for name, value in read_weights(path).items():
             parts: list[Any] = [repr(value)]
             if isinstance(value, torch.Tensor):
                 data = value.to_dense().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -61,9 +61,9 @@ class Queue:
         """Take a job that has not finished; one that has failed is tried again."""
         while self.waiting:
             job = self.waiting.pop(0)
-            if job.status != "finished":
+            if (run := job.run).status != "finished":
                 return job
-            self.ended(job, job.run)
+            self.ended(job, run)
         return None
 
     def ended(self, job: Job, run: reading.RunFiles) -> None:
@@ -126,7 +126,9 @@ class Study(Queue):
             load_if_exists=True,
         )
         if self.study.direction.name.lower() != self.direction:
-            raise UserError(f"The study of {folder} has another mode. Start another sweep.")
+            raise UserError(
+                f"The study of {folder} has another mode. Start another sweep: resume=null."
+            )
         for trial in self.study.get_trials(deepcopy=False):
             is_running = trial.state.name == "RUNNING"
             if trial.params.keys() == self.space.keys():
@@ -224,9 +226,10 @@ def _start(job: Job, program: Sequence[str], slot: dict[str, str]) -> "subproces
 def _report(job: Job, code: int) -> reading.RunFiles:
     """Print how a job has ended, and return its run."""
     # A run that has begun notes its own failure; a code above 128 stands for a signal.
-    if 0 < code <= 128 and job.run.status != "failed" and not job.run.record.get("starts"):
-        record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
     run = job.run
+    if 0 < code <= 128 and run.status != "failed" and not run.record.get("starts"):
+        record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
+        run = job.run
     text = f": {run.reason}"
     if run.status == "finished":
         text = f", best {run.objective[0]} {run.best}" if run.objective[0] else ""

@@ -12,7 +12,7 @@ from harness.command.compose import compose
 from tests.checkpoints import kept
 from tests.faults.resume_sweep import COMMON, train
 from tests.faults.run_folder import contents, differences, leave_at
-from tests.strategy_runs import execute
+from tests.strategy_runs import run_of
 
 OWN = f"{kept.__name__}"
 EVERYTHING = (
@@ -119,24 +119,18 @@ def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_alike(tmp_p
     words = ["test=false", "name=run", "data=synthetic", "data.batch_size=300", "data.noise=0.1"]
     words += ["checkpoint.every_n_steps=1", "checkpoint.num_kept=1000"]
     words += [f"model._target_={OWN}.PerProcess", "objective=val/loss", "mode=min"]
-
-    def run(folder: Path, strategy: str, *words: str) -> Path:
-        status, said = execute([*words], strategy, folder)
-        assert status == 0, said
-        return next((folder / "run").iterdir())
-
-    run_dir = run(tmp_path, "ddp(2)", *words)
+    run_dir = run_of(words, "ddp(2)", tmp_path)
     expected = contents(run_dir)
     shutil.copytree(tmp_path / "run", tmp_path / "alone" / "run", symlinks=True)
     leave_at(run_dir, 8)
-    run(tmp_path, "ddp(2)", f"resume={run_dir}")
+    run_of([f"resume={run_dir}"], "ddp(2)", tmp_path)
     assert differences(expected, contents(run_dir)) == []
     for text in ("These are not as they were", "Checkpoints lack"):
         assert lines_of(run_dir, text) == []
 
     alone = tmp_path / "alone" / "run" / run_dir.name
     leave_at(alone, 8)
-    run(tmp_path / "alone", "cpu", f"resume={alone}", "trainer.max_epochs=4")
+    run_of([f"resume={alone}", "trainer.max_epochs=4"], "cpu", tmp_path / "alone")
     (line,) = lines_of(alone, "These are not as they were")
     for name in ("losses", "all", "offset"):
         assert f"module.{name} (differed between 2 processes)" in line

@@ -10,7 +10,7 @@ from torchmetrics import Metric
 from tests.conftest import slow
 from tests.faults.run_folder import leave_at
 from tests.modules.classifiers import Classifier
-from tests.strategy_runs import SAME, distances, execute, outcome, write_conf
+from tests.strategy_runs import SAME, distances, execute, outcome, run_of, write_conf
 
 STEP = 7  # of 5 in each of 3 epochs
 
@@ -60,9 +60,7 @@ def test_values_that_are_synchronised_go_on(before: str, after: str, tmp_path: P
     }
     chosen = [*write_conf(tmp_path, **groups), "name=run", "test=false"]
     chosen += ["checkpoint.every_n_steps=1", "checkpoint.num_kept=100"]
-    status, said = execute(chosen, before, tmp_path)
-    assert status == 0, said
-    (run_dir,) = (tmp_path / "run").iterdir()
+    run_dir = run_of(chosen, before, tmp_path)
     expected = outcome(run_dir)
     leave_at(run_dir, STEP)
     status, said = execute([*chosen, f"resume={run_dir}"], after, tmp_path)

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.conftest import slow
 from tests.faults.run_folder import contents, differences, leave_at
 from tests.modules.classifiers import Classifier
-from tests.strategy_runs import SAME, execute, farthest, outcome, write_conf
+from tests.strategy_runs import SAME, execute, farthest, outcome, run_of, write_conf
 
 
 class Noisy(Classifier):
@@ -34,10 +34,7 @@ def train(folder: Path, strategy: str, *words: str) -> tuple[list[str], Path]:
     chosen = [*write_conf(folder, **groups), "name=run", "test=false"]
     chosen += ["trainer.val_check_interval=2", "checkpoint.every_n_steps=1"]
     chosen += ["checkpoint.num_kept=100", *words]
-    status, said = execute(chosen, strategy, folder)
-    assert status == 0, said
-    (run_dir,) = (folder / "run").iterdir()
-    return chosen, run_dir
+    return chosen, run_of(chosen, strategy, folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,7 +82,7 @@ def fit(module: pl.LightningModule, devices: int) -> pl.Trainer:
     return trainer
 
 
-def compare(folder: Path, devices: int) -> None:
+def compare(devices: int) -> None:
     trainer = fit(Logs(), devices)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert found.pop("own/mean_epoch") == found["own/mean"]
@@ -93,9 +92,9 @@ def compare(folder: Path, devices: int) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_an_epoch_has_the_value_of_all_samples(devices: int, tmp_path: Path) -> None:
+def test_an_epoch_has_the_value_of_all_samples(devices: int) -> None:
     """Whatever an author makes of ``log``, logs now and then, or leaves in a buffer."""
-    in_processes(devices, compare, tmp_path, devices)
+    in_processes(devices, compare, devices)
 
 
 def refused(kind: type[Logs], said: str, ranks: tuple[int, ...]) -> None:
@@ -105,12 +104,12 @@ def refused(kind: type[Logs], said: str, ranks: tuple[int, ...]) -> None:
     os._exit(0)  # the others are left by one, as by a process that ends with an error
 
 
-def test_what_processes_would_wait_for_is_refused(tmp_path: Path) -> None:
+def test_what_processes_would_wait_for_is_refused() -> None:
     in_processes(2, refused, Reduces, "some of them have one batch less", (0,))
     in_processes(2, refused, OneAlone, "is each process's own (1, none)", (0, 1))
 
 
-def tells(folder: Path) -> None:
+def tells() -> None:
     told = list[str]()
     self_log.log.warning = lambda text, *args: told.append(text % args)  # type: ignore[method-assign]
     fit(OfFirst(), 2)
@@ -120,9 +119,9 @@ def tells(folder: Path) -> None:
     close_process_group()
 
 
-def test_a_value_of_the_first_process_alone_is_told(tmp_path: Path) -> None:
+def test_a_value_of_the_first_process_alone_is_told() -> None:
     """And not one that only some batches have, which are all of one process."""
-    in_processes(2, tells, tmp_path)
+    in_processes(2, tells)
 
 
 def test_a_copy_of_the_module_has_the_log_of_lightning() -> None:

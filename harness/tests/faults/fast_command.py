@@ -28,7 +28,6 @@ class Forked:
         self,
         arguments: list[str],
         env: dict[str, str],
-        cwd: Any = None,
         output: int | None = None,
         is_job: bool = False,
     ) -> None:

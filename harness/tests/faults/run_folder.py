@@ -72,3 +72,9 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
     if bool(((a == b) | ((a != a) & (b != b))).all()):
         return []
     return [f"{where} by at most {float((a.double() - b.double()).abs().max()):.2g}"]
+
+
+def only(folder: Path) -> Path:
+    """The one file or folder in a folder."""
+    (child,) = folder.iterdir()
+    return child

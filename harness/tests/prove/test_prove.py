@@ -160,7 +160,7 @@ def test_an_experiment_that_does_not_train_ends_in_its_own_sentence(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
-def test_a_shipped_experiment_is_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shipped_experiment_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["experiment=synthetic", "--strategies=dp(2),ddp(2)", "trainer.precision=32-true"]
     assert script.main(words) == 0
     assert capsys.readouterr().out.count(EQUAL) == 4

@@ -158,12 +158,15 @@ def test_conditions_choose_runs_by_settings_results_and_tags(trained: Path, tmp_
 
 
 def test_mistakes_are_told_in_a_line(trained: Path, tmp_path: Path, capsys) -> None:
+    twin = copied(trained, tmp_path / "copies" / "twin", ("seed: 1", "seed: 7"))
+    (tmp_path / "none").mkdir()
     for words, message in (
         (["ls", "nowhere"], "nowhere is no folder"),
-        (["ls", tmp_path], "There is no run"),
+        (["ls", tmp_path / "none"], "There is no run"),
         (["ls", trained, "--filter", "statu=1"], "No run has statu. Did you mean status?"),
         (["ls", trained, "--filter", "status"], "write a condition as status=finished"),
         (["diff", trained], "diff takes 2"),
+        (["diff", trained, twin, "--filter", "seed=7"], "diff takes 2"),
         (["best", trained, "--by", "notes"], "None of 1 runs has a value of notes"),
         (["best", trained, "--by", "test/horses"], "No run has test/horses."),
     ):

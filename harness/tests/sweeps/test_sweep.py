@@ -12,16 +12,12 @@ from harness.command import run_folder, sweep
 from harness.command.compose import compose_command
 from tests.faults import fork_server
 from tests.faults.fork_server import command
+from tests.faults.run_folder import only
 from tests.refusals import refusal
 
 TINY = ("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1", "watch=none")
 TINY += ("data.num_train=640", "notes=${name}")  # which only a run can tell
 GRID = ("model.optimizer.lr=0.001,0.01", "seed=1,2")
-
-
-def only(folder: Path) -> Path:
-    (child,) = folder.iterdir()
-    return child
 
 
 def sweeps(folder: Path) -> list[Path]:

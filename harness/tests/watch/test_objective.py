@@ -36,6 +36,11 @@ def test_an_objective_s_direction_is_that_of_its_name_or_asked_for(tmp_path: Pat
     words = experiment(tmp_path, "# @package _global_\nobjective: val/score\n")
     with pytest.raises(UserError, match=r"mine\.yaml:2: add mode, min or max"):
         check(compose_command("train", words))
+    check(compose_command("train", [*words, "mode=max"]))
+    words = experiment(tmp_path, "# @package _global_\nobjective: val/f1\n")
+    for word, mode in (("seed=1", "max"), ("mode=min", "min")):
+        check(command := compose_command("train", [*words, word]))
+        assert command.cfg.mode == mode
     words = experiment(tmp_path, "# @package _global_\nobjective: null\n")
     assert compose("train", words).objective is None
 

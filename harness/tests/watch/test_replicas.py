@@ -82,7 +82,7 @@ def test_any_bit_anywhere_changes_the_sum() -> None:
         assert torch.equal(sums_of_bits([tensor, tensor[0]], CPU), before)
 
 
-def test_first_tensor_and_all_ranks_that_differ_are_named(caplog) -> None:
+def test_first_tensor_and_all_ranks_that_differ_are_named() -> None:
     """Four processes, of which two differ in one tensor and one in another as well."""
 
     class Module(nn.Sequential):

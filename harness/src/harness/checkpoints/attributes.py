@@ -53,18 +53,21 @@ class Attributes:
 
     def look_before_hooks(self, trainer: pl.Trainer) -> None:
         """Look at all values before the hooks at the start."""
-        self.before_hooks, self.structure = digests(trainer), structure(trainer)
+        self.before_hooks = digests(trainer, values(trainer))
+        self.structure = structure(trainer)
 
     def look_after_hooks(self, trainer: pl.Trainer) -> None:
         """Look at them after these hooks; samplers were not there before."""
-        self.after_hooks = digests(trainer)
+        alive = values(trainer)
+        self.after_hooks = digests(trainer, alive)
         samplers = {n: one for n, one in self.after_hooks.items() if n[0].startswith(SAMPLER)}
         self.before_hooks |= samplers
-        self.ids = {name: id(value) for name, value in values(trainer).items()}
+        self.ids = {name: id(value) for name, value in alive.items()}
 
     def keep(self, trainer: pl.Trainer, group: Any = None) -> dict[str, Any]:
         """What a checkpoint holds of all processes; what it does not is named once."""
-        alive, now = values(trainer), digests(trainer)
+        alive = values(trainer)
+        now = digests(trainer, alive)
         packer = Packer(named=named_objects(trainer))
         nodes: dict[Name, Any] = {}
         lost = {name: "deleted" for name in self.before_hooks if name not in alive}
@@ -114,7 +117,8 @@ class Attributes:
         for name in () if is_for_each else saved["apart"]:
             kept.pop(name, None)
             lost[name] = f"differed between {len(each)} processes"
-        before, alive = digests(trainer), values(trainer)
+        alive = values(trainer)
+        before = digests(trainer, alive)
         moved = [name for name, placed in self.placed.items() if before.get(name) != placed]
         lost |= dict.fromkeys(moved, "changes while a batch is read or moved")
         for name in self.after_hooks.keys() & {*saved["numbers_of_hooks"]} & kept.keys():
@@ -129,7 +133,7 @@ class Attributes:
                 set_value(trainer, name, unpacker.unpack(node))
             except Exception as error:  # its owner is not there, or refuses it
                 lost[name] = f"{type(error).__name__}: {error}"
-        now = digests(trainer)
+        now = digests(trainer, values(trainer))
         self.placed = {name: now[name] for name in kept if name in now}
         if saved["num_processes"] != trainer.world_size:
             no_sums = {n for n, node in kept.items() if type(node) in (type(None), bool, str)}
@@ -140,10 +144,10 @@ class Attributes:
             report(trainer, OTHERS, lost)
 
 
-def digests(trainer: pl.Trainer) -> dict[Name, Any]:
-    """The digest of each value."""
+def digests(trainer: pl.Trainer, alive: dict[Name, Any]) -> dict[Name, Any]:
+    """Return the digest of each of ``values``."""
     named = named_objects(trainer)
-    return {name: digest(value, named) for name, value in values(trainer).items()}
+    return {name: digest(value, named) for name, value in alive.items()}
 
 
 def differing(one: dict[Any, Any], other: dict[Any, Any]) -> list[Any]:

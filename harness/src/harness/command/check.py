@@ -20,13 +20,11 @@ from harness.command.explain import NO_PACKAGE, explained, nearest
 from harness.errors import UserError
 from harness.init.settings import check_file, settings
 from harness.machine import candidates, num_gpus, usable_cores
-from harness.names import flat, leaf, shown, typed
+from harness.names import direction, flat, leaf, shown, typed
 from harness.processes.launcher import global_rank, launcher
 from harness.strategies import launchable
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
-# Parts of the names of scores whose best value is the smallest, or the largest.
-DIRECTIONS = {"min": "loss|err|mae|mse|perplexity", "max": "acc|f1|auc|iou|dice|precision|recall"}
 KINDS: dict[Any, type] = {"text": str, "list": list}
 
 
@@ -98,11 +96,11 @@ def _experiments(command: Command) -> dict[Path, str]:
     places = re.findall(r"file://([^,\]\s'\"]+)", " ".join(command.overrides))
     for word in command.overrides:
         group, _, value = word.lstrip("+").partition("=")
-        for name in re.findall(
-            r"[^\s,\[\]'\"]+", value if group in ("experiment", "debug") else ""
-        ):
-            paths = [Path(place, group, f"{name}.yaml") for place in (*places, command.conf)]
-            texts |= {path: path.read_text() for path in paths if path.is_file()}
+        names = re.findall(r"[^\s,\[\]'\"]+", value) if group in ("experiment", "debug") else []
+        for name in names:
+            paths = [Path(place, group, f"{name}.yaml") for place in (command.conf, *places)]
+            if path := next(filter(Path.is_file, paths), None):  # Hydra takes the first as well
+                texts[path] = path.read_text()
     return texts
 
 
@@ -186,16 +184,16 @@ def _check_objective(command: Command, files: dict[Path, str]) -> None:
 
     With the wrong one the worst checkpoint would be kept as the best.
     """
-    experiments = [yaml.safe_load(text) or {} for text in files.values()]
     words = {key_of(word): word.partition("=")[2] for word in command.overrides}
-    for keys in (*experiments, words):
-        if (name := keys.get("objective")) in (None, "null") or "mode" in keys:
+    sets = [*(yaml.safe_load(text) or {} for text in files.values()), words]
+    for at, keys in enumerate(sets):
+        is_said = any("mode" in later for later in sets[at:])
+        if (name := keys.get("objective")) in (None, "null") or is_said:
             continue
-        modes = [mode for mode, parts in DIRECTIONS.items() if re.search(parts, str(name).lower())]
-        if len(modes) != 1:
+        if (mode := direction(str(name))) is None:
             place = _place(command, files, "objective")
             raise UserError(f"{place}add mode, min or max, whichever is the best.")
-        command.cfg.mode = modes[0]
+        command.cfg.mode = mode
 
 
 def _check_devices(cfg: DictConfig) -> None:

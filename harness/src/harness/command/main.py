@@ -34,6 +34,7 @@ from harness.command.config_files import choices, groups
 from harness.command.explain import nearest
 from harness.errors import AgreedExit, TrainingError, UserError
 from harness.files import FULL
+from harness.machine import choose_emptiest, gib
 from harness.names import flat, is_below, shown
 from harness.processes import leaving, parent, ranks
 from harness.processes.launcher import global_rank, is_further_rank, launcher_of
@@ -168,8 +169,6 @@ def choose_gpus(cfg: Any) -> None:
     """Take the GPUs that the config asks for, and say which they are; a UserError without them."""
     if cfg.gpus.order == "visible":
         return
-    from harness.machine import choose_emptiest, gib
-
     devices = cfg.trainer.devices
     num_wanted = None if devices in (-1, "auto") else int(devices)
     for index, gpu in enumerate(choose_emptiest(num_wanted, cfg.gpus.min_free_gib or 0)):

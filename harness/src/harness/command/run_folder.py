@@ -124,7 +124,10 @@ def _started(run_dir: Path) -> float:
 def tested_checkpoint(run_dir: Path) -> Path:
     """Return the checkpoint that a run has tested, its best; a UserError if it has none."""
     if (path := best_checkpoint(run_dir)) is None:
-        raise UserError(f"The run in {run_dir} has no checkpoint, which would hold its weights.")
+        raise UserError(
+            f"The run in {run_dir} has no checkpoint, which would hold its weights.\n"
+            f"Train it first: python train.py resume={run_dir}"
+        )
     return path
 
 

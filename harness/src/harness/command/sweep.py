@@ -74,7 +74,8 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         signum = drive(queue, [sys.executable, *program], slots)
     if runs := [job.run for job in queue.jobs if job.folder.exists()]:
         print_list(runs)
-    counts = Counter(job.status for job in queue.jobs)
+    counts = Counter(run.status for run in runs)
+    counts += Counter(waiting=len(queue.jobs) - len(runs))  # a count of 0 is left out
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     print(f"sweep folder: {shown(folder)}: {text}")
     if signum or counts.keys() != {"finished"}:

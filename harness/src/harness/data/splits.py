@@ -121,7 +121,7 @@ class SplitDataModule(DataModule):
     def warn_if_changed(self, checksum: int | str) -> None:
         """Warn where samples, or how they are split, differ from those of the training."""
         before, now = str(self.facts.get("drawn_from", "")), self.drawn_from(checksum)
-        if not now.startswith(before):  # runs of earlier versions have the checksum alone
+        if before not in ("", str(checksum), now):  # earlier versions have the checksum alone
             log.warning(
                 "The test may have samples that were trained on: the data or its split (%s) is "
                 "another one than in the training (%s).",

@@ -63,7 +63,7 @@ class ExactEvaluation(pl.Callback):
         """Announce the batch; before a filler, remember what all metrics have counted."""
         sharing = shares_running(trainer, dataloader_idx)
         num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
-        if is_filler(trainer, batch_idx, dataloader_idx):
+        if sharing is not None and sharing.is_filler(batch_idx):
             num_samples = 0
             for metric in metrics_of(pl_module):
                 states = metric.metric_state.items()

@@ -57,13 +57,13 @@ class FirstBatchCheck(pl.Callback):
     def _check_what_is_new(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch_idx: int
     ) -> None:
-        from harness.exact.first_batch_check import check_first_batch
-
         flags = [parameter.requires_grad for parameter in module.parameters()]
         is_first = not self.flags
         is_second_epoch = not is_first and batch_idx == 0 and not self.has_checked_again
         if flags == self.flags and not is_second_epoch:
             return
+        from harness.exact.first_batch_check import check_first_batch
+
         self.flags, self.has_checked_again = flags, is_second_epoch
         num_parts = 2 if trainer.world_size * int(trainer.accumulate_grad_batches) > 1 else 1
         split_calls = getattr(trainer.strategy, "split_calls", None)

@@ -12,9 +12,6 @@ from typing import Any
 from harness.errors import UserError
 from harness.names import as_names, did_you_mean, few
 
-# As in convert.choose, which only a run with init.path imports.
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
-
 
 @dataclass(frozen=True)
 class Init:
@@ -73,6 +70,8 @@ def check_file(path: str) -> None:
 
 def bare(name: str) -> str:
     """Return a tensor's name without those of wrappers, such as that of ``torch.compile``."""
+    from harness.convert.choose import WRAPPERS  # here: settings are read before a run's folder
+
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 

@@ -219,10 +219,15 @@ def let_first_leave() -> None:
         time.sleep(TELL_SECONDS)
 
 
+def release_ranks() -> "list[subprocess.Popen[bytes]]":
+    """Return the further ranks, which may end from now on."""
+    processes, ranks[:] = list(ranks), []
+    return processes
+
+
 def end_ranks() -> None:
     """Kill the further ranks that this process started; it has said why the run ends."""
-    processes, ranks[:] = list(ranks), []
-    for process in processes:
+    for process in release_ranks():
         process.kill()
 
 

@@ -72,12 +72,6 @@ def observe(processes: list[subprocess.Popen[bytes]]) -> None:
         threading.Thread(target=_wait_for, args=(rank, process), daemon=True).start()
 
 
-def release() -> list[subprocess.Popen[bytes]]:
-    """Return the ranks, which may end from now on: all processes leave as agreed."""
-    processes, leaving.ranks[:] = list(leaving.ranks), []
-    return processes
-
-
 def _wait_for(rank: int, process: subprocess.Popen[bytes]) -> None:
     """Leave when a process ends that the run cannot go on without."""
     status = process.wait()

@@ -4,7 +4,6 @@ In: what starts short runs (`runs.py`). Out: a verdict on each, with the largest
 parameters, buffers and logged values, which `__main__.py` prints. `ShortRun` is a callback of them.
 """
 
-import csv
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ from torch import Tensor
 from harness.checkpoints import lookup
 from harness.errors import UserError
 from harness.exact.seeded_steps import dropouts
+from harness.loggers import metrics_table
 from harness.names import few
 from harness.prove.runs import ALONE, Ended, Runs
 
@@ -66,10 +66,9 @@ class Record:
         self.weights: dict[str, Tensor] = torch.load(last, "cpu", weights_only=True)["state_dict"]
         self.warnings = [x.strip() for x in WARNING.findall((run_dir / "run.log").read_text())]
         rows: dict[str, list[list[float]]] = {}
-        with (run_dir / "metrics.csv").open() as file:
-            for row in csv.DictReader(file):
-                for name in [name for name in row if row[name] and name not in ("epoch", "step")]:
-                    rows.setdefault(name, []).append([float(row["step"]), float(row[name])])
+        for row in metrics_table.read(run_dir / "metrics.csv")[1]:
+            for name in [name for name in row if row[name] and name not in ("epoch", "step")]:
+                rows.setdefault(name, []).append([float(row["step"]), float(row[name])])
         self.values = {name: torch.tensor(pairs) for name, pairs in rows.items()}  # (rows, 2)
 
 

@@ -23,7 +23,7 @@ from harness.errors import AgreedExit, UserError
 from harness.knobs import trackers
 from harness.loggers.rewind import Logs
 from harness.names import shown
-from harness.processes import ranks as further_ranks
+from harness.processes import leaving
 from harness.processes.launcher import global_rank
 from harness.run.build import build, make, seed, user_errors
 from harness.run.summary import LAST_WEIGHTS, finish, scalars, show, show_start
@@ -126,7 +126,10 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
     try:
         weights = read_weights(path)
     except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
-        raise UserError(f"checkpoint={path} is not a checkpoint of a training run.") from error
+        raise UserError(
+            f"checkpoint={path} is not a checkpoint of a training run.\n"
+            "Name the run's folder: checkpoint=<run>."
+        ) from error
     try:
         model.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
@@ -178,7 +181,7 @@ def leaving_together() -> Iterator[None]:
     try:
         yield
     except AgreedExit:
-        ranks = further_ranks.release()
+        ranks = leaving.release_ranks()
         close_process_group()
         for rank in ranks:
             rank.wait()

@@ -55,13 +55,13 @@ def _answer(options: argparse.Namespace) -> bool:
     what, runs = options.what, reading.find(options.folders or [Path("outputs")])
     if not runs:
         raise UserError("There is no run. Give folders of runs, such as outputs/.")
+    runs = table.chosen(runs, options.filter)
     if len(runs) != NUM_RUNS.get(what, len(runs)):
         raise UserError(f"{what} takes {NUM_RUNS[what]} run(s), and there are {len(runs)}.")
     if what == "reproduce":
         from harness.reproduce import reproduce  # torch
 
         return reproduce(runs[0], options.output)
-    runs = table.chosen(runs, options.filter)
     if what == "show":
         table.print_one(runs[0], options.json)
     elif what == "diff":

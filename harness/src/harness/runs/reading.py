@@ -1,6 +1,6 @@
 """Read runs from their folders in any state: finished, running, stopped, failed or damaged.
 
-In: folders. Out: what each run's files say. Next: ``frame``, which puts them into one table.
+In: folders. Out: what each run's files say. Next: ``table``, which compares them.
 Imports no torch, Hydra or OmegaConf: a thousand runs are read in a second or two.
 """
 

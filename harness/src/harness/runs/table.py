@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.errors import UserError
-from harness.names import did_you_mean, leaf, shown
+from harness.names import did_you_mean, direction, leaf, shown
 from harness.runs.reading import RunFiles
 
 REPEATS = ("seed", "data.seed", "data.fold")  # repetitions of one setting: `best` averages them
@@ -134,7 +134,7 @@ def print_best(runs: Sequence[RunFiles], by: str | None, is_reversed: bool, as_j
     if not by and len(modes) != 1:
         raise UserError(f"The runs have {len(modes)} objectives. Add --by METRIC.")
     name = full_name(runs, by or next(iter(modes)))
-    is_loss = modes.get(name, "min" if "loss" in name else "max") == "min"
+    is_loss = modes.get(name, direction(name)) == "min"
     rows = groups(runs, name, is_max := is_loss == is_reversed)
     if not rows:
         raise UserError(f"None of {len(runs)} runs has a value of {name}.")

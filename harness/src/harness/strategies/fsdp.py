@@ -185,7 +185,8 @@ def refuse_changes(unit: nn.Module) -> None:
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_checked
-        trained, before = flags(), {} if is_checked else norms()
+        is_looked_at = unit.training and not is_checked
+        trained, before = flags(), norms() if is_looked_at else {}
         output = forward(*args, **kwargs)
         after = norms() if before else {}
         written = any(norm != after.get(name, norm) for name, norm in before.items())

@@ -21,7 +21,7 @@ REFUSALS = {  # {0} is the Trainer's settings, {1} the launcher
     "spawns": "{0.strategy} has no run to go on with. Use strategy=ddp or dp.",
     "syncs": "dp and ddp2 have no trainer.sync_batchnorm. Use strategy=ddp, or none.",
     "is dp": "trainer.num_nodes={0.num_nodes}: dp takes one machine. Use ddp2 or ddp.",
-    "mpi": "RANK is set, but not by torchrun or srun. Use one of them, or unset it.",
+    "mpi": "{mpi} is set, but not by torchrun or srun. Use one of them, or unset it.",
     "is lost": "trainer.num_nodes={0.num_nodes} with NODE_RANK={node}: several machines need "
     f"trainer.num_nodes, {', '.join(MEETING)} each, or torchrun or srun.",
     "torchruns": "several torchruns on each machine: use srun --ntasks-per-node=1 torchrun.",
@@ -67,14 +67,14 @@ def check_launcher(trainer: Any, launcher: Launcher) -> None:
     needed, node = num_further(trainer) + 1, env.get("NODE_RANK") or "0"
     is_lost = num_nodes > 1 and not all(env.get(key) for key in MEETING)
     is_even = launcher.num_here * launcher.num_nodes == launcher.num_processes
+    mpi = next((r for r, size in MPI.items() if r in env and int(env.get(size) or 1) > 1), "")
     is_wrong = {
         "spawns": re.search("spawn|fork|notebook", str(trainer.strategy).lower()),
         "syncs": name in ONE_PROCESS and trainer.get("sync_batchnorm"),
         "is dp": name == "DataParallelStrategy" and num_nodes > 1,
     }
     if launcher.name == "python":
-        is_mpi = any(r in env and int(env.get(size) or 1) > 1 for r, size in MPI.items())
-        is_wrong |= {"mpi": is_mpi, "is lost": is_lost or node not in map(str, range(num_nodes))}
+        is_wrong |= {"mpi": mpi, "is lost": is_lost or node not in map(str, range(num_nodes))}
     else:
         is_wrong |= {
             "torchruns": launcher.num_torchruns > launcher.num_nodes,
@@ -82,4 +82,5 @@ def check_launcher(trainer: Any, launcher: Launcher) -> None:
             "processes": not (is_even and needed == launcher.num_here > launcher.local_rank),
         }
     if what := next((what for what, is_so in is_wrong.items() if is_so), ""):
-        raise UserError(REFUSALS[what].format(trainer, launcher, needed=needed, node=node))
+        values = {"needed": needed, "node": node, "mpi": mpi}
+        raise UserError(REFUSALS[what].format(trainer, launcher, **values))

@@ -129,8 +129,7 @@ class Throughput(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the verdict."""
         if self.total.num_steps:
-            num_processes_here = max(1, trainer.world_size // trainer.num_nodes)
-            max_workers = max(1, usable_cores() // num_processes_here)
+            max_workers = max(1, usable_cores() * trainer.num_nodes // trainer.world_size)
             self.verdict = verdict(self.total, self.num_workers, max_workers)
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
