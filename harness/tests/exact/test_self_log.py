@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import all_reduce
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
 
 from harness.errors import UserError
 from harness.exact import self_log
@@ -28,6 +29,7 @@ class Logs(pl.LightningModule):
         super().__init__()
         self.net = nn.Linear(1, 1)
         self.register_buffer("written", torch.zeros(()))
+        self.metric = MeanMetric()
 
     def log(self, name: str, value: Any, **how: Any) -> None:
         """An author's own, as some have it."""
@@ -38,9 +40,11 @@ class Logs(pl.LightningModule):
         return self.net(batch[0]).mean()
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        x = batch[0]
+        x = batch[0] + 100 * self.current_epoch
         self.log("mean", x.mean(), on_step=True, on_epoch=True)
-        if 8 in x:  # in one process alone
+        self.metric.update(x)
+        self.log("metric", self.metric)
+        if 8 in batch[0]:  # in one process alone
             self.log("rare", x.mean())
         self.log("most", x.max(), reduce_fx="max")
         self.log("written", self.written)
@@ -76,18 +80,19 @@ class OfFirst(Logs):
             self.log("first", batch[0].mean())
 
 
-def fit(module: pl.LightningModule, devices: int) -> pl.Trainer:
-    trainer = small_trainer(devices, max_epochs=1, num_sanity_val_steps=0)
+def fit(module: pl.LightningModule, devices: int, num_epochs: int = 1) -> pl.Trainer:
+    trainer = small_trainer(devices, max_epochs=num_epochs, num_sanity_val_steps=0)
     trainer.fit(module)
     return trainer
 
 
 def compare(devices: int) -> None:
-    trainer = fit(Logs(), devices)
+    trainer = fit(Logs(), devices, num_epochs=2)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert found.pop("own/mean_epoch") == found["own/mean"]
     found.pop("own/mean_step", None)  # of one process's last batch
-    assert found == {"own/mean": 8.5, "own/rare": 9.5, "own/most": 17.0, "own/written": 1.0}
+    assert found.pop("own/mean") == found.pop("own/metric") == 108.5
+    assert found == {"own/rare": 109.5, "own/most": 117.0, "own/written": 1.0}
     close_process_group()
 
 

@@ -130,10 +130,28 @@ def without(cls: type, name: str) -> Any:
 
 
 def test_only_a_profiler_that_nobody_asked_for_is_replaced(trainer: pl.Trainer) -> None:
-    step_overhead.profile_nothing(trainer)
+    step_overhead.spare_empty_calls(trainer)
     assert isinstance(trainer.profiler, PassThroughProfiler)
     with trainer.profiler.profile("a"), trainer.profiler.profile("b"):
         assert type(trainer.profiler) is step_overhead.NoProfiler
     wanted = trainer.profiler = SimpleProfiler()
-    step_overhead.profile_nothing(trainer)
+    step_overhead.spare_empty_calls(trainer)
     assert trainer.profiler is wanted
+
+
+def test_a_hook_that_a_callback_lacks_is_not_called_and_one_that_it_has_is(
+    trainer: pl.Trainer,
+) -> None:
+    class Counting(pl.Callback):
+        num_steps = 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.num_steps += 1
+
+    callback = Counting()
+    trainer.callbacks = [callback]  # type: ignore[attr-defined]
+    step_overhead.spare_empty_calls(trainer)
+    assert callable(callback.on_train_epoch_start)
+    assert not callable(callback.on_before_zero_grad)
+    callback.on_train_batch_end()
+    assert callback.num_steps == 1

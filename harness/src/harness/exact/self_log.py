@@ -54,6 +54,7 @@ class SelfLog:
         self.num_seen = 0  # samples of the running loader
         self.step: int | None = None  # of the epoch, while a training batch runs
         self.is_split = False  # a step's samples are shared by processes or accumulated batches
+        self.known: dict[str, Any] = {}  # what Lightning has of the running loader of an evaluation
         self.warned: set[str] = set()
 
     def __reduce__(self) -> Any:
@@ -64,6 +65,7 @@ class SelfLog:
     ) -> None:
         """Note which batch the values belong to that are logged from here on."""
         self.batch, self.num_samples = batch, num_samples
+        self.known = self.known if batch_idx else {}
         self.batch_idx, self.dataloader_idx = batch_idx, dataloader_idx
         self.num_seen = (self.num_seen if batch_idx else 0) + (num_samples or 0)
         num_batches = int(self.trainer.accumulate_grad_batches)
@@ -77,8 +79,8 @@ class SelfLog:
         hook, op = logged_values.running_hook(self.module), operation(how)
         is_number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
         if hook is None or op not in logged_values.START or not is_number:
-            if isinstance(value, Metric):
-                self._note_metric(name, value, hook, how)
+            if isinstance(value, Metric) and self._note_metric(name, value, hook, how):
+                return
             type(self.module).log(self.module, name, value, **how)  # or what Lightning refuses
             return
         loader = self.dataloader_idx if how.get("add_dataloader_idx", True) else None
@@ -105,7 +107,17 @@ class SelfLog:
             logged.note_step(value.clone(), weight, self.step, self.batch_idx)
         elif on_step and self.trainer.world_size == 1:  # several have no single steps in common
             logged.note_step(value.clone(), weight, 0, 0)
-        self.hand_over(logged)
+        if on_step or not self._is_known(key, passed):
+            self.hand_over(logged)
+
+    def _is_known(self, key: str, how: dict[str, Any]) -> bool:
+        """Whether Lightning has this already, and reads it at the end of an evaluation's loader.
+
+        Its ``log`` copies what it has on every call, which takes longer than a small step.
+        """
+        is_known = self.batch is not None and self.step is None and self.known.get(key) == how
+        self.known[key] = how
+        return is_known
 
     def made(self, key: str, how: dict[str, Any]) -> LoggedValue:
         """Begin to accumulate a value."""
@@ -140,9 +152,11 @@ class SelfLog:
 
     def _note_metric(
         self, name: str, metric: Metric, hook: str | None, given: dict[str, Any]
-    ) -> None:
+    ) -> bool:
+        """Keep what is logged, and return whether Lightning has it already."""
         how = {k: v for k, v in given.items() if isinstance(v, (bool, str))}
-        self.logged[f"{hook}.{name}"] = LoggedMetric(how | {"name": name, "fx": hook}, metric)
+        key = f"{hook}.{name}"
+        self.logged[key] = LoggedMetric(how | {"name": name, "fx": hook}, metric)
         is_at_steps = given.get("on_step", self.step is not None)
         if is_at_steps and self.is_split and not metric.dist_sync_on_step:
             self._warn_once(
@@ -150,6 +164,7 @@ class SelfLog:
                 "%s, a metric, is logged at steps: there it counts a part of the batch alone, "
                 "one process's and the last that is accumulated. Over an epoch it counts all.",
             )
+        return not given.get("on_step") and self._is_known(key, how | {"metric": id(metric)})
 
     def _warn_once(self, name: str, sentence: str) -> None:
         if name not in self.warned and self.trainer.is_global_zero:

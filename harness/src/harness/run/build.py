@@ -39,7 +39,7 @@ from harness.run.optimizer_states import OptimizerStates
 from harness.run.targets import check_kinds, check_targets
 from harness.strategies import ddp
 from harness.upstream import precision, versions
-from harness.upstream.step_overhead import profile_nothing
+from harness.upstream.step_overhead import spare_empty_calls
 from harness.watch.learning import Learning
 from harness.watch.objective import Objective
 
@@ -81,7 +81,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
     if type(trainer.strategy) is DDPStrategy:
         trainer.strategy.__class__ = ddp.DDPStrategy
     take_over_launcher()
-    profile_nothing(trainer)
+    spare_empty_calls(trainer)
     precision.clip_without_scaler(trainer)
     return trainer, model, data
 
