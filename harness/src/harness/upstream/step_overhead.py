@@ -35,8 +35,7 @@ def spare_empty_calls(trainer: pl.Trainer) -> None:
         trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
     for callback in callbacks:
-        empty = [
-            name for name in HOOKS if getattr(type(callback), name) is getattr(pl.Callback, name)
-        ]
-        # Lightning skips a hook that cannot be called.
-        vars(callback).update(dict.fromkeys(empty))
+        for name in HOOKS:
+            if getattr(type(callback), name) is getattr(pl.Callback, name):
+                # Lightning skips what cannot be called. A LambdaCallback has its own in this place.
+                vars(callback).setdefault(name, None)
