@@ -87,6 +87,7 @@ def test_first_tensor_and_all_ranks_that_differ_are_named() -> None:
 
     class Module(nn.Sequential):
         device = CPU
+        automatic_optimization = True
 
     module: Any = Module(nn.Linear(2, 2), nn.Linear(2, 2))
 
@@ -98,11 +99,16 @@ def test_first_tensor_and_all_ranks_that_differ_are_named() -> None:
         return everyone
 
     trainer: Any = SimpleNamespace(
-        global_step=7, is_global_zero=True, strategy=SimpleNamespace(all_gather=gathered)
+        global_step=7,
+        is_global_zero=True,
+        strategy=SimpleNamespace(all_gather=gathered, model=module),
     )
     callback = Replicas()
     callback.first, callback.is_comparing = {}, True
-    with pytest.raises(TrainingError, match=r"0\.bias on rank 1, 3 is not .*\(2 tensors"):
+    with pytest.raises(TrainingError, match=r"0\.bias on rank 1, 3 .*\(2 tensors .*\.\nSomething"):
+        callback.compare(trainer, module)
+    module.automatic_optimization = False
+    with pytest.raises(TrainingError, match=r"as of a GAN, set .*find_unused_parameters=true"):
         callback.compare(trainer, module)
     module[0](torch.ones(1, 2)).sum().backward()
     with pytest.raises(TrainingError, match=r"no part in the loss.*: 1\.weight, 1\.bias\.\nUse"):

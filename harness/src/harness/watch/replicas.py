@@ -25,6 +25,10 @@ CAUSES = (
     "Something changes the model in one process alone: code under `if rank == 0`, a parameter that "
     "DDP does not know, or what is computed from one process's data."
 )
+SEVERAL = (
+    "Where training_step calls manual_backward for one of several networks, as of a GAN, set "
+    "trainer.strategy.find_unused_parameters=true. Else: "
+)
 OWN = (
     "Buffer %s of %s is written by each process from its own samples, and process 0's is kept. "
     "Gather them first, as in x = self.all_gather(x).flatten(0, -2)."
@@ -108,10 +112,12 @@ class Replicas(pl.Callback):
         }
         if differing:
             first, ranks = next((name, str(ranks)[1:-1]) for name, ranks in differing.items())
+            is_sure = getattr(trainer.strategy.model, "find_unused_parameters", False)
+            unused = [] if is_sure else without_gradient(pl_module)
+            is_by_hand = not (is_sure or pl_module.automatic_optimization)
             text = f"the replicas differ. {first} on rank {ranks} is not that of rank 0"
-            text += f" ({len(differing)} tensors differ).\n{CAUSES}"
-            if unused := unaveraged(trainer, pl_module):
-                text = UNUSED.format(few(unused, 3))
+            text += f" ({len(differing)} tensors differ).\n{SEVERAL * is_by_hand}{CAUSES}"
+            text = UNUSED.format(few(unused, 3)) if unused else text
             text = f"Step {trainer.global_step}: {text}"
             if trainer.is_global_zero:
                 log.error(text)
@@ -132,10 +138,8 @@ class Replicas(pl.Callback):
         return True
 
 
-def unaveraged(trainer: pl.Trainer, module: nn.Module) -> list[str]:
-    """Parameters without a gradient: DDP averages none before it has those of all."""
-    if getattr(getattr(trainer.strategy, "model", None), "find_unused_parameters", False):
-        return []
+def without_gradient(module: nn.Module) -> list[str]:
+    """Trained parameters without a gradient: DDP averages none before it has those of all."""
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
     return unused if len(unused) < len(trained) else []
