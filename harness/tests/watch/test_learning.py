@@ -45,7 +45,7 @@ class Vector(Module):
         return self.head(batch)
 
 
-def fit(module: Module) -> int:
+def fit(module: Module, loader: Any = None) -> int:
     trainer = pl.Trainer(
         accelerator="cpu",
         callbacks=[Learning()],
@@ -55,7 +55,7 @@ def fit(module: Module) -> int:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, DataLoader(torch.ones(8, 4), 4))
+    trainer.fit(module, loader or DataLoader(torch.ones(8, 4), 4))
     return trainer.current_epoch
 
 
@@ -69,6 +69,10 @@ def test_epoch_that_teaches_nothing_stops_the_run_and_names_what_the_optimizer_h
     says = r"rate of 0.1. The optimizer has head.weight, head.bias: .*\nLayers in a plain list or"
     with pytest.raises(TrainingError, match=says):
         fit(PlainList())
+
+
+def test_a_stream_without_a_batch_is_not_said_to_have_no_loss() -> None:
+    assert fit(Module(), map(list, ())) == 2
 
 
 def test_no_loss_is_told_long_before_the_epoch_ends(caplog: pytest.LogCaptureFixture) -> None:

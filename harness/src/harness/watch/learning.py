@@ -28,7 +28,7 @@ class Learning(pl.Callback):
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         optimized = {id(parameter) for group in groups for parameter in group["params"]}
         named = [(n, p) for n, p in pl_module.named_parameters() if id(p) in optimized]
-        self.has_loss, self.before = False, None
+        self.has_batch, self.has_loss, self.before = False, False, None
         if trainer.global_step or is_scaled or any(has_parts(p) for _, p in named):
             return
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
@@ -51,6 +51,7 @@ class Learning(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, __: Any, batch_idx: int
     ) -> None:
         """Warn early that there is no loss: an epoch may take hours."""
+        self.has_batch = True
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set untyped
         is_time = batch_idx + 1 == min(50, 10 * every)
         if is_time and pl_module.automatic_optimization and not self.has_loss:
@@ -59,7 +60,9 @@ class Learning(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop in every process where the first epoch had no loss, or has changed no weight."""
         before, self.before = self.before, None
-        if before is None or not any(parameter.requires_grad for parameter in self.parameters):
+        if before is None or not self.has_batch:  # a stream may give none
+            return
+        if not any(parameter.requires_grad for parameter in self.parameters):
             return
         name, rate = type(pl_module).__name__, max(self.rate, largest_rate(trainer))
         message = ""
