@@ -1,17 +1,14 @@
-"""Plant faults in a copy of the harness, each of which breaks a promise, and see the suite red.
+"""Faults that each break a promise, planted in a copy of the harness, and the tests that find them.
 
-    python -m tests.planted_faults            all of them, each with the tests named here
-    python -m tests.planted_faults share      those whose name has the word
+    pytest -s -m slow tests/test_planted_faults.py -k share    those whose name has the word
 
-Each line names a test of `make test` that finds the fault. Exit status 1: a fault was not found.
+Each names tests of `make test`, of which one must be red.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,19 +18,12 @@ SRC = Path("src", "harness")
 
 
 class Fault(NamedTuple):
-    """One change of one file that no user must ever meet.
+    """One change of one file that no user must ever meet."""
 
-    Attributes:
-        path: of the file, below the harness.
-        text: stands in it once.
-        fault: takes its place.
-        tests: find it.
-    """
-
-    path: str
-    text: str
-    fault: str
-    tests: str
+    path: str  # of the file, below the harness
+    text: str  # stands in it once
+    fault: str  # takes its place
+    tests: str  # find it
 
 
 FAULTS = {
@@ -131,30 +121,7 @@ def is_found(fault: Fault, folder: Path) -> bool:
     known = os.environ.get("PYTHONPATH", "")
     env = os.environ | {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{known}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
-        sys.exit(f"pytest could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    assert done.returncode in (0, 1), f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
     red = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     print("   ", *(red or ["NOT FOUND"]), flush=True)
     return done.returncode == 1
-
-
-def main() -> None:
-    """Plant each fault, and exit with 1 if one is not found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", help="parts of the names of faults")
-    options = parser.parse_args()
-    if lost := misplaced():
-        sys.exit(f"The text of these does not stand once in its file: {', '.join(lost)}")
-    unseen = []
-    for name, fault in FAULTS.items():
-        if options.words and not any(word in name for word in options.words):
-            continue
-        print(name, flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            if not is_found(fault, Path(folder)):
-                unseen.append(name)
-    sys.exit(f"Not found: {', '.join(unseen)}" if unseen else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("ddp(3)", (IN_PARTS, "data.num_workers=1")),
         ("ddp2(2x2)", ()),
         *slow(("cpu", ("trainer.accumulate_grad_batches=4",)), ("ddp(2)", (IN_PARTS,))),
-        pytest.param(
-            *("fsdp(2)", (IN_PARTS,)),
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(NO_FSDP, reason="this torch has no fsdp on CPUs"),
-            ],
-        ),
+        *slow(*[("fsdp(2)", (IN_PARTS,))] * (not NO_FSDP)),
     ],
 )
 def test_weights_and_scores_are_those_of_one_process(
@@ -57,13 +52,12 @@ def test_weights_and_scores_are_those_of_one_process(
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory):
     """Run the worker once per number of processes."""
-    folders: dict[int, Path] = {}
 
+    @cache
     def evaluate(devices: int) -> Path:
-        if devices not in folders:
-            folder = folders[devices] = tmp_path_factory.mktemp(f"devices{devices}")
-            in_processes(devices, evaluate_sizes, devices, folder)
-        return folders[devices]
+        folder = tmp_path_factory.mktemp(f"devices{devices}")
+        in_processes(devices, evaluate_sizes, devices, folder)
+        return folder
 
     return evaluate
 
@@ -96,10 +90,8 @@ def test_module_that_knows_nothing_of_this_trains_the_same(
     """Weights, logged values and metrics; ``norm`` is BatchNorm over all processes."""
     results = []
     for num_devices in (1, devices):
-        folder = tmp_path / str(num_devices)
-        folder.mkdir()
-        in_processes(num_devices, train_user_module, num_devices, norm, folder)
-        results.append(torch.load(folder / "weights.pt", weights_only=True))
+        in_processes(num_devices, train_user_module, num_devices, norm, tmp_path)
+        results.append(torch.load(tmp_path / "weights.pt", weights_only=True))
     assert {"train/loss", "train/accuracy", "val/loss"} <= results[0].keys()
     for name, value in results[0].items():
         bound = 1e-6 if "accuracy" in name else 1e-12

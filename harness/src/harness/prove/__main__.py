@@ -47,14 +47,14 @@ def _prove(options: argparse.Namespace, folder: Path) -> int:
     for name in names:
         words_of(name)
     runs = Runs(options.words, (options.keep or folder).resolve())
-    from harness.prove.compare import STRATEGIES, prove  # torch and Lightning; seconds
+    from harness.prove.compare import DIFFERS, FAILS, STRATEGIES, prove  # torch; seconds
 
     print(f"{' '.join(options.words)}: {runs.num_steps} steps, {runs.precision}\n")
-    is_broken = False
+    status = 0
     for verdict in prove(runs, names or STRATEGIES):
         print(verdict, flush=True)
-        is_broken |= verdict.is_broken
-    return int(is_broken)
+        status |= verdict.verdict in (DIFFERS, FAILS)
+    return status
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -28,8 +28,7 @@ from harness.prove.runs import ALONE, Ended, Runs
 log = logging.getLogger(__name__)
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
 REFERENCE, EQUAL, WARNED, REFUSED = "reference", "equal", "warned", "refused"
-DIFFERS, FAILS = "DIFFERS", "FAILS"
-MOST_NAMES = 8  # that a verdict shows
+DIFFERS, FAILS = "DIFFERS", "FAILS"  # by more than the run has warned of; exit status 1
 # Distances that rounding makes: of weights, and of logged values, which may be of 32 bits.
 DOUBLE, SINGLE, BY_BIT = (1e-9, 2e-6), (2e-6, 2e-5), (0.0, 0.0)
 # In run.log, of the rooms that keep a run the same under every strategy, and of this one.
@@ -43,7 +42,7 @@ ANOTHER = " is another experiment "  # the first-batch check says so where a los
 class ShortRun(pl.Callback):
     """Switch dropout off, for two processes draw other masks; die after an optimizer step."""
 
-    def __init__(self, kill_after: int | None = None) -> None:
+    def __init__(self, kill_after: float = math.inf) -> None:
         self.kill_after = kill_after
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -53,8 +52,7 @@ class ShortRun(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         """Die as by ``kill -9``, unless this start goes on with a run that was killed."""
-        is_due = self.kill_after is not None and trainer.global_step >= self.kill_after
-        if is_due and trainer.ckpt_path is None:
+        if trainer.global_step >= self.kill_after and trainer.ckpt_path is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -77,10 +75,8 @@ def differences(
 ) -> list[tuple[bool, float, str]]:
     """Return whether and how far each weight and logged value differs, the farthest first."""
     found = []
-    for mine, its, allowed in (
-        (one.weights, two.weights, tolerance[0]),
-        (one.values, two.values, tolerance[1]),
-    ):
+    pairs = ((one.weights, two.weights), (one.values, two.values))
+    for (mine, its), allowed in zip(pairs, tolerance, strict=True):
         for name in {**mine, **its}:
             far = distance(mine.get(name), its.get(name))
             found.append((far > allowed, far, name))
@@ -91,25 +87,18 @@ def distance(one: Tensor | None, two: Tensor | None) -> float:
     """Return the largest difference of two tensors' numbers, as a share of those above 1."""
     if one is None or two is None or one.shape != two.shape:
         return math.inf
-    kind = torch.complex128 if one.is_complex() else torch.float64
-    a, b = one.to(kind), two.to(kind)
+    a, b = one.to(torch.complex128), two.to(torch.complex128)
     far = ((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(math.inf, math.inf)
     far = far.where((a != b) & ~(a.isnan() & b.isnan()), 0.0)
     return float(far.max()) if far.numel() else 0.0
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A word on one way to run the experiment, and the reason."""
 
     name: str
     verdict: str
     reason: str
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether it fails, or differs by more than the run has warned of."""
-        return self.verdict in (DIFFERS, FAILS)
 
     def __str__(self) -> str:
         return f"{self.name:20} {self.verdict:9} " + self.reason.replace("\n", f"\n{'':31}")
@@ -148,5 +137,5 @@ def judge(name: str, ended: Ended, one: Record, tolerance: tuple[float, float]) 
         return Verdict(name, EQUAL, f"at most {texts[0]}" if found[0][1] else "by bit")
     news = [text for text in record.warnings if text not in one.warnings]
     is_warned = news and not any(ANOTHER in text for text in news)
-    reason = "\n".join([few(texts[:num], MOST_NAMES), *news])
+    reason = "\n".join([few(texts[:num], 8), *news])
     return Verdict(name, WARNED if is_warned else DIFFERS, reason)

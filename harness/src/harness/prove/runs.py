@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -128,9 +127,9 @@ class Runs:
         how = "resume, " * folder.name.startswith("resume")
         print(f"running: {how}{strategy}", file=sys.stderr, flush=True)
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        from lightning_fabric.plugins.environments.lightning import find_free_network_port
+
+        port = str(find_free_network_port())
         of_strategy, num_nodes = words_of(strategy)
         program = ["train.py"] if Path("train.py").is_file() else ["-m", "harness", "train"]
         program += [*words, self.accelerator, *of_strategy]
