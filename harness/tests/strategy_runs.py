@@ -3,10 +3,10 @@
 import csv
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -49,17 +49,13 @@ def write_conf(folder: Path, **groups: str) -> list[str]:
     return [f"hydra.searchpath=[file://{folder}/conf]", *(f"{group}=mine" for group in groups)]
 
 
-def execute(
-    words: list[str], strategy: str, folder: Path, forks: bool = True, seconds: float = 120
-) -> tuple[int, str]:
+def execute(words: list[str], strategy: str, folder: Path, seconds: float = 120) -> tuple[int, str]:
     """Run ``train.py`` below a folder; the highest status of its nodes, and what was said.
 
     Args:
         words: of the command.
         strategy: a key of ``STRATEGIES``.
         folder: where the runs go.
-        forks: runs commands in forks of this process, which saves the imports; without, they are
-            started as a user does.
         seconds: after which all its processes are killed.
     """
     num_nodes = 2 if "num_nodes=2" in " ".join(STRATEGIES[strategy]) else 1
@@ -71,7 +67,7 @@ def execute(
         path.unlink(missing_ok=True)
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         env |= {"NODE_RANK": str(node)} if num_nodes > 1 else {}
-        processes.append(start(arguments, path, env) if forks else started(arguments, path, env))
+        processes.append(start(arguments, path, env))
     try:
         status = max(process.wait(timeout=seconds) for process in processes)
         is_over = all(wait_until_gone(process.pid, 20) for process in processes)
@@ -95,15 +91,6 @@ def run_of(words: list[str], strategy: str, folder: Path, name: str = "run") -> 
     return run_dir
 
 
-def started(arguments: list[str], said: Path, env: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """The command as a user types it, in a process group of its own."""
-    program = [sys.executable, "train.py", *arguments]
-    with said.open("ab") as file:
-        return subprocess.Popen(
-            program, env=os.environ | env, stdout=file, stderr=file, start_new_session=True
-        )
-
-
 def in_processes(number: int, function: Callable[..., None], *arguments: Any) -> None:
     """Call a function in forks of this process, which a Trainer takes for those that it started."""
     port = free_port()
@@ -125,8 +112,7 @@ def in_processes(number: int, function: Callable[..., None], *arguments: Any) ->
 
 def free_port() -> int:
     """A port that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     return port
 
@@ -143,10 +129,8 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     with (run_dir / "metrics.csv").open() as file:
         for row in csv.DictReader(file):
             found |= {f"step {row['step']}: {k}": float(v) for k, v in row.items() if v}
-    names = [name for name in found if ": " not in name or name.endswith("_epoch")]
-    of_steps = (": train/", ": throughput/")
-    names += [n for n in found if ": " in n and not any(text in n for text in of_steps)]
-    return {name: found[name] for name in names if not name.endswith((": epoch", ": step"))}
+    of_steps = re.compile(r": (train/(?!.*_epoch$)|throughput/|epoch$|step$)")
+    return {name: value for name, value in found.items() if not of_steps.search(name)}
 
 
 def distances(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:

@@ -1,8 +1,11 @@
-"""Classifiers of measures, as researchers write them: they know nothing of this project."""
+"""Classifiers of measures, as researchers write them: they know nothing of this project.
 
-from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+Most kinds of this package are a ``Classifier`` with another loss, network, step or optimizer.
+"""
+
+from collections import OrderedDict, namedtuple
+from dataclasses import make_dataclass
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -12,17 +15,43 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
-class Classifier(pl.LightningModule):
+class OneLoss(pl.LightningModule):
+    """Trains and evaluates ``loss``, which subclasses write."""
+
+    rate = 0.3
+
+    def loss(self, batch: Any) -> Tensor:
+        raise NotImplementedError
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+
+def layers(*parts: nn.Module, num_outputs: int = 3) -> nn.Sequential:
+    """A network of measures, with parts behind its first layer."""
+    return nn.Sequential(nn.Linear(6, 8), *parts, nn.Tanh(), nn.Linear(8, num_outputs))
+
+
+class Classifier(OneLoss):
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.net = layers()
 
     def forward(self, x: Tensor) -> Any:
         return self.net(x)
 
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of training steps, which many kinds write in another way."""
+        return F.cross_entropy(self(x), y)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        loss = F.cross_entropy(self(x), y)
+        loss = self.train_loss(*batch)
         self.log("train/loss", loss)
         return loss
 
@@ -32,57 +61,24 @@ class Classifier(pl.LightningModule):
         self.log("val/loss", F.cross_entropy(logits, y), prog_bar=True)
         self.log("val/acc", (logits.argmax(1) == y).double().mean(), prog_bar=True)
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3)
-
-
-class ClassWeights(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        self.loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0, 9.0]))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return self.loss(self(x), y)
-
-
-class SumOfLosses(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(self(x), y, reduction="sum")
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.03)
-
 
 class BatchNorm(Classifier):
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+        self.net = layers(nn.BatchNorm1d(8))
 
 
 class Dropout(Classifier):
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 3))
+        self.net = layers(nn.Dropout(0.2))
 
 
-class FrozenBackbone(Classifier):
+class FrozenBackbone(BatchNorm):
     """Fine-tunes a head on features that stay, statistics included."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh())
-        self.backbone.requires_grad_(False)
-        self.net = nn.Linear(8, 3)
-
     def on_train_epoch_start(self) -> None:
-        self.backbone.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = self.backbone(x)
-        return self.net(features)
+        self.net[:3].requires_grad_(False).eval()
 
 
 class UnusedParameters(Classifier):
@@ -115,82 +111,44 @@ class Plateau(Classifier):
 class Metrics(Classifier):
     def __init__(self) -> None:
         super().__init__()
-        metrics = torchmetrics.MetricCollection(
-            {
-                "accuracy": torchmetrics.Accuracy("multiclass", num_classes=3),
-                "f1": torchmetrics.F1Score("multiclass", num_classes=3, average="macro"),
-            }
-        )
-        self.train_metrics = metrics.clone(prefix="fit/")
-        self.val_metrics = metrics.clone(prefix="val/")
+        f1 = torchmetrics.F1Score("multiclass", num_classes=3, average="macro")
+        self.train_f1, self.val_f1 = f1, f1.clone()
         self.auroc = torchmetrics.AUROC("multiclass", num_classes=3)  # keeps all samples
         self.spearman = torchmetrics.SpearmanCorrCoef()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self(x)
-        self.train_metrics(logits, y)
-        self.log_dict(self.train_metrics, on_step=False, on_epoch=True)
+        self.train_f1(logits, y)
+        self.log("fit/f1", self.train_f1, on_step=False, on_epoch=True)
         return F.cross_entropy(logits, y)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch
         logits = self(x)
-        self.val_metrics.update(logits, y)
+        self.val_f1.update(logits, y)
         self.auroc(logits, y)
         self.spearman.update(logits[:, 0], y.double())
         self.log("val/auroc", self.auroc, on_epoch=True)
         self.log("val/loss", F.cross_entropy(logits, y))
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(self.val_metrics.compute())
-        self.log("val/spearman", self.spearman.compute())
-        self.val_metrics.reset()
+        self.log_dict({"val/f1": self.val_f1.compute(), "val/spearman": self.spearman.compute()})
+        self.val_f1.reset()
         self.spearman.reset()
 
 
-class LossInForward(Classifier):
+class LossInForward(OneLoss):
     """The network computes its loss, as many of timm and Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = layers()
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return F.cross_entropy(self.net(x), y)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def loss(self, batch: Any) -> Tensor:
         return self(*batch)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", self(*batch))
-
-
-class Outputs(NamedTuple):
-    logits: Tensor
-    features: Tensor
-
-
-class NamedTuples(Classifier):
-    def forward(self, x: Tensor) -> Any:
-        features = self.net[:2](x)
-        return Outputs(self.net[2](features), features)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        outputs = self(batch[0])
-        return F.cross_entropy(outputs.logits, batch[1]) + 0.01 * outputs.features.square().mean()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        outputs = self(batch[0])
-        self.log("val/loss", F.cross_entropy(outputs.logits, batch[1]))
-        self.log("val/size", outputs.features.norm(dim=1).mean())
-
-
-@dataclass
-class Result:
-    logits: Tensor
-    features: Tensor
-
-
-class Dataclasses(NamedTuples):
-    def forward(self, x: Tensor) -> Any:
-        return Result(**super().forward(x)._asdict())
 
 
 class ModelOutput(OrderedDict):  # type: ignore[type-arg]
@@ -199,21 +157,37 @@ class ModelOutput(OrderedDict):  # type: ignore[type-arg]
     __getattr__ = OrderedDict.__getitem__
 
 
-class LossInOutputs(NamedTuples):
+class LossInOutputs(LossInForward):
     """As a network of Hugging Face with labels."""
 
     def forward(self, x: Tensor, labels: Tensor) -> Any:
-        outputs = super().forward(x)
-        loss = F.cross_entropy(outputs.logits, labels)
-        return ModelOutput(loss=loss, logits=outputs.logits)
+        logits = self.net(x)
+        return ModelOutput(loss=F.cross_entropy(logits, labels), logits=logits)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self(batch[0], labels=batch[1]).loss
+    def loss(self, batch: Any) -> Tensor:
+        outputs = self(batch[0], labels=batch[1])
+        return outputs.loss + 0.01 * outputs.logits.square().mean()
+
+
+class NamedTuples(Classifier):
+    """Returns two tensors of each sample in an object with names."""
+
+    container: Any = namedtuple("Outputs", "logits features")
+
+    def forward(self, x: Tensor) -> Any:
+        features = self.net[:2](x)
+        return self.container(self.net[2](features), features)
+
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        outputs = self(x)
+        return F.cross_entropy(outputs.logits, y) + 0.01 * outputs.features.square().mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        outputs = self(batch[0], labels=batch[1])
-        self.log("val/loss", outputs.loss)
-        self.log("val/acc", (outputs.logits.argmax(1) == batch[1]).double().mean())
+        self.log("val/loss", self.train_loss(*batch))
+
+
+class Dataclasses(NamedTuples):
+    container = make_dataclass("Result", ["logits", "features"])
 
 
 class Compiled(Classifier):

@@ -95,56 +95,37 @@ class Series(Samples):
         return x, torch.tensor([len(x) for x, _ in samples]), torch.stack([y for _, y in samples])
 
 
-class TimeFirst(Samples):
-    """Sequences of nine steps, stacked along dimension 1."""
-
-    length = 9
-
-    def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = torch.randn(self.length, 6, generator=generator, dtype=torch.float64)
-        return x, x.cumsum(0)[:, :4]
-
-    @staticmethod
-    def collate(samples: list[Any]) -> tuple[Tensor, Tensor]:
-        x, y = zip(*samples, strict=True)
-        return torch.stack(x, 1), torch.stack(y, 1)  # (T, B, 6), (T, B, 4)
-
-
-class TimeFirstAsLong(TimeFirst):
-    """As many steps as a batch has samples."""
-
-    length = BATCH_SIZE
-
-
 class Scans(Samples):
     """Sequences as long as a batch has samples, batch first."""
 
     def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(BATCH_SIZE, 6, generator=generator, dtype=torch.float64)
-        return x, x.cumsum(0)
+        return x, x.cumsum(0)[:, :4]
+
+
+class TimeFirst(Scans):
+    """The same, stacked along dimension 1."""
+
+    @staticmethod
+    def collate(samples: list[Any]) -> list[Tensor]:
+        return [torch.stack(part, 1) for part in zip(*samples, strict=True)]  # (T, B, ...)
 
 
 class Graphs(Samples):
-    """Rings of three to seven nodes with five features and a label each; a target of the whole."""
+    """Graphs of three to seven nodes with five features and a label each; a target of the whole."""
 
     def draw(self, index: int, generator: torch.Generator) -> dict[str, Tensor]:
         num_nodes = int(torch.randint(3, 8, (), generator=generator))
         x = torch.randn(num_nodes, 5, generator=generator, dtype=torch.float64)
-        nodes = torch.arange(num_nodes)
-        label = (x.sum(1) > 0).long()
-        return {"x": x, "edges": torch.stack([nodes, nodes.roll(1)]), "y": x.mean(), "label": label}
+        return {"x": x, "label": (x.sum(1) > 0).long(), "y": x.mean()}
 
     @staticmethod
     def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         sizes = torch.tensor([len(s["x"]) for s in samples])
-        starts = [0, *sizes.cumsum(0).tolist()]
-        shifted = [s["edges"] + start for s, start in zip(samples, starts, strict=False)]
         return {
             "x": torch.cat([s["x"] for s in samples]),  # (nodes, 5)
-            "edge_index": torch.cat(shifted, 1),  # (2, edges)
-            "batch": torch.arange(len(samples)).repeat_interleave(sizes),  # (nodes,)
-            "ptr": torch.tensor(starts),  # (B + 1,)
             "label": torch.cat([s["label"] for s in samples]),  # (nodes,)
+            "batch": torch.arange(len(samples)).repeat_interleave(sizes),  # (nodes,)
             "y": torch.stack([s["y"] for s in samples]),  # (B,)
         }
 
@@ -157,12 +138,9 @@ class GraphBatch:
         self.tensors = Graphs.collate(samples)
 
     def __getattr__(self, name: str) -> Tensor:
-        if name in ("tensors", "__setstate__"):
+        if name not in vars(self).get("tensors", ()):
             raise AttributeError(name)
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise AttributeError(name) from None
+        return self.tensors[name]
 
     def to(self, device: Any, non_blocking: bool = False) -> "GraphBatch":
         self.tensors = {k: v.to(device, non_blocking=non_blocking) for k, v in self.tensors.items()}
@@ -171,12 +149,6 @@ class GraphBatch:
 
 class GraphObjects(Graphs):
     collate = GraphBatch
-
-
-class GraphList(Graphs):
-    @staticmethod
-    def collate(samples: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        return samples
 
 
 class Data(pl.LightningDataModule):
@@ -192,16 +164,16 @@ class Data(pl.LightningDataModule):
     def val_dataloader(self) -> Any:
         return self.loader(NUM_VAL)
 
-    def loader(self, size: int, shuffle: bool = False) -> DataLoader[Any]:
-        collate = self.dataset.collate
-        return DataLoader(self.dataset(size), BATCH_SIZE, shuffle, collate_fn=collate)
+    def loader(self, size: int, **settings: Any) -> DataLoader[Any]:
+        dataset = self.dataset(size)
+        return DataLoader(dataset, BATCH_SIZE, collate_fn=dataset.collate, **settings)
 
 
 class DropsLast(Data):
     """Whole batches only, in training."""
 
     def train_dataloader(self) -> Any:
-        return DataLoader(self.dataset(NUM_TRAIN), BATCH_SIZE, shuffle=True, drop_last=True)
+        return self.loader(NUM_TRAIN, shuffle=True, drop_last=True)
 
 
 class TwoValidations(Data):

@@ -1,4 +1,7 @@
-"""Other habits of researchers: random numbers in a step, states, statistics of the data."""
+"""Habits of researchers that depend on what a batch holds: draws, states, statistics, losses.
+
+On a share of the batch most are another step; a few say what their loss is a mean over.
+"""
 
 from typing import Any
 
@@ -6,36 +9,61 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.modules.classifiers import Classifier
-from tests.modules.one_loss import OneLoss
-from tests.modules.sequences import PaddedSums
+from harness import mean_over, sum_over
+from tests.modules.classifiers import Classifier, OneLoss
 
 
-class Autoencoder(OneLoss):
-    """A VAE, which draws in forward."""
-
-    def __init__(self) -> None:
+class ClassWeights(Classifier):
+    def __init__(self, is_declared: bool = False) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
-        self.decoder = nn.Linear(2, 6)
+        self.cross_entropy = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0, 9.0]))
+        self.is_declared = is_declared
+
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = self.cross_entropy(self(x), y)
+        return mean_over(loss, self.cross_entropy.weight[y].sum()) if self.is_declared else loss
+
+
+class SumOfLosses(Classifier):
+    """Processes are averaged, and their sums must not be."""
+
+    rate = 0.03
+
+    def __init__(self, is_declared: bool = False) -> None:
+        super().__init__()
+        self.is_declared = is_declared
+
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(self(x), y, reduction="sum")
+        return sum_over(loss) if self.is_declared else loss
+
+
+class RootMeanSquare(Classifier):
+    """The root of a mean is no mean of roots."""
+
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self(x)[:, 0], y.to(x.dtype)).sqrt()
+
+
+class OnlyWithClass(Classifier):
+    """A term for batches that have a sample of a class."""
+
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(self(x), y)
+        return loss + self(x[y == 2]).square().mean() if (y == 2).any() else loss
+
+
+class Noise(Classifier):
+    """Draws in forward, as a VAE."""
 
     def forward(self, x: Tensor) -> Any:
-        mean, log_variance = self.net(x).chunk(2, 1)
-        noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
-        return self.decoder(mean + noise * (log_variance / 2).exp()), mean, log_variance
-
-    def loss(self, batch: Any) -> Tensor:
-        x, _ = batch
-        outputs, mean, log_variance = self(x)
-        kl = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
-        return F.mse_loss(outputs, x) + 0.1 * kl
+        return self.net(x + 0.3 * torch.randn_like(x) if self.training else x)
 
 
 class Mixup(Classifier):
     """Mixes each sample with another one of the batch."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
         other = torch.randperm(len(x), device=x.device)
         logits = self(0.7 * x + 0.3 * x[other])
         return 0.7 * F.cross_entropy(logits, y) + 0.3 * F.cross_entropy(logits, y[other])
@@ -44,8 +72,7 @@ class Mixup(Classifier):
 class GradientPenalty(Classifier):
     """Differentiates a gradient, and adds a term that has no samples."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
         x = x.clone().requires_grad_()
         logits = self(x)
         (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)
@@ -54,12 +81,25 @@ class GradientPenalty(Classifier):
         return F.cross_entropy(logits, y) + 0.1 * penalty + 0.001 * decay
 
 
-class Stateful(PaddedSums):
+class Bank(Classifier):
+    """Compares with the outputs of batches before, which a list of the module keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank: list[Tensor] = []
+
+    def train_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        logits = self(x)
+        self.bank = [*self.bank[-2:], logits.detach()]
+        return F.cross_entropy(logits, y) + 0.1 * (logits @ torch.cat(self.bank).T).mean()
+
+
+class Stateful(OneLoss):
     """Goes on from the state in which the batch before has ended."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = nn.GRU(6, 4, batch_first=True)
+        self.rnn, self.head = nn.GRU(6, 4, batch_first=True), nn.Linear(4, 4)
         self.hidden: Tensor | None = None
 
     def forward(self, x: Tensor, hidden: Any = None) -> Any:
@@ -69,14 +109,11 @@ class Stateful(PaddedSums):
     def on_train_epoch_start(self) -> None:
         self.hidden = None
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        outputs, hidden = self(x, self.hidden)
-        self.hidden = hidden.detach()
-        return F.mse_loss(outputs, y[..., :4])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", F.mse_loss(self(batch[0])[0], batch[1][..., :4]))
+    def loss(self, batch: Any) -> Tensor:
+        outputs, hidden = self(batch[0], self.hidden if self.training else None)
+        if self.training:
+            self.hidden = hidden.detach()
+        return F.mse_loss(outputs, batch[1])
 
 
 class Standardised(Classifier):

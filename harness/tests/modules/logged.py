@@ -10,26 +10,22 @@ from torch import Tensor
 from tests.modules.classifiers import Classifier
 
 
-def auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """How often a positive sample has a higher score than another."""
-    higher = scores[positive].unsqueeze(1) > scores[~positive].unsqueeze(0)
+def auc(scores: Tensor, labels: Tensor) -> Tensor:
+    """How often a sample of class 0 has a higher score than another."""
+    higher = scores[labels == 0].unsqueeze(1) > scores[labels != 0].unsqueeze(0)
     return higher.double().mean()
 
 
 class TwoValidations(Classifier):
-    """Two validation loaders, each with a name of its own for what it logs."""
+    """Two validation loaders, each with a name of its own for what it logs, or one for both."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how = how
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch
-        self.log("val/loss", F.cross_entropy(self(x), y))
-
-
-class OneKey(Classifier):
-    """Two validation loaders that log into one key."""
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        x, y = batch
-        self.log("val/loss", F.cross_entropy(self(x), y), add_dataloader_idx=False)
+        self.log("val/loss", F.cross_entropy(self(x), y), **self.how)
 
 
 class Collected(Classifier):
@@ -48,16 +44,41 @@ class Collected(Classifier):
         self.log("val/loss", F.cross_entropy(logits, y))
 
     def on_validation_epoch_end(self) -> None:
-        scores, labels = torch.cat(self.scores), torch.cat(self.labels)
-        self.log("val/auc", auc(scores, labels == 0))
+        scores, labels = self.whole(torch.cat(self.scores), torch.cat(self.labels))
+        self.log("val/auc", auc(scores, labels))
         self.log("val/next", (scores[1:] * scores[:-1]).mean())  # depends on the order
         self.log("val/samples", float(len(scores)))
         self.scores.clear()
         self.labels.clear()
 
+    def whole(self, scores: Tensor, labels: Tensor) -> Any:
+        return scores, labels
+
+
+class Gathered(Collected):
+    """Gathers its lists itself, with Lightning's own method."""
+
+    def whole(self, scores: Tensor, labels: Tensor) -> Any:
+        return self.all_gather(scores).flatten(), self.all_gather(labels).flatten()
+
+
+class GatheredObjects(Collected):
+    """Gathers its lists itself, where there are several processes."""
+
+    def whole(self, scores: Tensor, labels: Tensor) -> Any:
+        parts = [(scores, labels)]
+        if dist.is_initialized():
+            parts *= dist.get_world_size()
+            dist.all_gather_object(parts, (scores, labels))
+        return (torch.cat(part) for part in zip(*parts, strict=True))
+
 
 class Counters(Classifier):
-    """Counts by hand."""
+    """Counts by hand; an author who knows adds up what all processes have counted."""
+
+    def __init__(self, adds: str = "") -> None:
+        super().__init__()
+        self.adds = adds
 
     def on_validation_epoch_start(self) -> None:
         self.correct, self.total, self.sum = 0, 0, 0.0
@@ -70,24 +91,14 @@ class Counters(Classifier):
         self.sum += F.cross_entropy(logits, y, reduction="sum").item()
 
     def on_validation_epoch_end(self) -> None:
-        self.log("val/acc", self.correct / self.total)
-        self.log("val/loss", self.sum / self.total)
-
-
-class CountersOfTensors(Classifier):
-    """Counts by hand, in tensors; the sums are logged with sync_dist by an author who knows."""
-
-    def on_validation_epoch_start(self) -> None:
-        self.correct = torch.zeros((), device=self.device)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        logits = self(x)
-        self.correct += (logits.argmax(1) == y).sum()
-        self.log("val/loss", F.cross_entropy(logits, y))
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val/correct", self.correct, sync_dist=True, reduce_fx="sum")
+        counts = torch.tensor([self.correct, self.sum, self.total], dtype=torch.float64)
+        if self.adds == "sync_dist":
+            self.log("val/loss", counts[1], sync_dist=True, reduce_fx="sum")
+            return
+        if self.adds == "all_reduce" and dist.is_initialized():
+            dist.all_reduce(counts)
+        self.log("val/acc", counts[0] / counts[2])
+        self.log("val/loss", counts[1] / counts[2])
 
 
 class Reductions(Classifier):
@@ -104,43 +115,6 @@ class Reductions(Classifier):
         self.log("val/sum_synced", losses.sum(), reduce_fx=torch.sum, sync_dist=True)
 
 
-class Gathered(Collected):
-    """Gathers its lists itself, with Lightning's own method."""
-
-    def on_validation_epoch_end(self) -> None:
-        scores = self.all_gather(torch.cat(self.scores)).flatten()
-        labels = self.all_gather(torch.cat(self.labels)).flatten()
-        self.log("val/auc", auc(scores, labels == 0))
-        self.scores.clear()
-        self.labels.clear()
-
-
-class GatheredObjects(Collected):
-    """Gathers its lists itself, where there are several processes."""
-
-    def on_validation_epoch_end(self) -> None:
-        mine = torch.cat(self.scores), torch.cat(self.labels)
-        parts = [mine]
-        if dist.is_available() and dist.is_initialized():
-            parts = [mine] * dist.get_world_size()
-            dist.all_gather_object(parts, mine)
-        scores, labels = (torch.cat(part) for part in zip(*parts, strict=True))
-        self.log("val/auc", auc(scores, labels == 0))
-        self.scores.clear()
-        self.labels.clear()
-
-
-class ReducedCounters(Counters):
-    """The same by ``torch.distributed``."""
-
-    def on_validation_epoch_end(self) -> None:
-        counts = torch.tensor([self.correct, self.sum, self.total], dtype=torch.float64)
-        if dist.is_initialized():
-            dist.all_reduce(counts)
-        self.log("val/acc", counts[0] / counts[2])
-        self.log("val/loss", counts[1] / counts[2])
-
-
 class GatheredSteps(Classifier):
     """Gathers in each validation step what it is to log."""
 
@@ -150,18 +124,3 @@ class GatheredSteps(Classifier):
         y = self.all_gather(y).flatten()
         self.log("val/loss", F.cross_entropy(logits, y))
         self.log("val/spread", logits.std(0).mean())
-
-
-class GrowingTensor(Classifier):
-    """Keeps outputs in a tensor that grows."""
-
-    def on_validation_epoch_start(self) -> None:
-        self.scores = torch.zeros(0, device=self.device)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        logits = self(batch[0])
-        self.scores = torch.cat([self.scores, logits[:, 0]])
-        self.log("val/loss", F.cross_entropy(logits, batch[1]))
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val/median", self.scores.median())

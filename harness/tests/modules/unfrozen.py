@@ -49,21 +49,17 @@ class ByHooks(Classifier):
             self.net[-1].requires_grad_(False)
 
 
-class InStep(Classifier):
-    """Unfreezes where its step has begun."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net[0].requires_grad_(False)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.net[0].requires_grad_(self.current_epoch > 0)
-        return super().training_step(batch, batch_idx)
-
-
 class OnOneRank(ByHooks):
     """Unfreezes in one process alone."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.global_rank == 0:
             super().on_train_batch_start(batch, batch_idx)
+
+
+class InStep(Classifier):
+    """Unfreezes where its step has begun."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.net[0].requires_grad_(self.current_epoch > 0)
+        return super().training_step(batch, batch_idx)

@@ -4,23 +4,15 @@ They import ``lightning.pytorch``, save hyper-parameters but for the backbone, a
 names than ours; the GAN has two optimizers under manual optimisation, and no validation.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-class Backbone(nn.Module):
-    """Two layers on a flattened image."""
-
-    def __init__(self, hidden_dim: int = 128) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(28 * 28, hidden_dim)
-        self.out = nn.Linear(hidden_dim, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, 1, 28, 28) to logits of shape (B, 10)."""
-        return self.out(torch.relu(self.hidden(x.flatten(1))))
+NUM_PIXELS, NUM_LATENT = 28 * 28, 16
 
 
 class ImageClassifier(LightningModule):
@@ -29,10 +21,11 @@ class ImageClassifier(LightningModule):
     def __init__(self, backbone: nn.Module | None = None, learning_rate: float = 1e-3) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["backbone"])
-        self.backbone = backbone or Backbone()
+        layers = (nn.Flatten(), nn.Linear(NUM_PIXELS, 128), nn.ReLU(), nn.Linear(128, 10))
+        self.backbone = backbone or nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Map (B, 1, 28, 28) to logits of shape (B, 10)."""
         return self.backbone(x)
 
     def _loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -65,64 +58,46 @@ class ImageClassifier(LightningModule):
 class GAN(LightningModule):
     """A generator and a discriminator that take turns within a step."""
 
-    def __init__(
-        self,
-        image_shape: tuple[int, ...] = (1, 28, 28),
-        latent_dim: int = 16,
-        lr: float = 2e-4,
-        betas: tuple[float, float] = (0.5, 0.999),
-    ) -> None:
+    def __init__(self, lr: float = 2e-4, betas: tuple[float, float] = (0.5, 0.999)) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.automatic_optimization = False
-        num_pixels = int(torch.tensor(image_shape).prod())
         self.generator = nn.Sequential(
-            nn.Linear(latent_dim, 64),
-            nn.LeakyReLU(0.2, inplace=True),
-            nn.Linear(64, 128),
-            nn.BatchNorm1d(128, 0.8),
-            nn.LeakyReLU(0.2, inplace=True),
-            nn.Linear(128, num_pixels),
-            nn.Tanh(),
-            nn.Unflatten(1, tuple(image_shape)),
+            *(nn.Linear(NUM_LATENT, 128), nn.BatchNorm1d(128, 0.8), nn.LeakyReLU(0.2, True)),
+            *(nn.Linear(128, NUM_PIXELS), nn.Tanh(), nn.Unflatten(1, (1, 28, 28))),
         )
-        self.discriminator = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(num_pixels, 64),
-            nn.LeakyReLU(0.2, inplace=True),
-            nn.Linear(64, 1),
-        )
-        self.validation_z = torch.randn(4, latent_dim)  # not a buffer, as in the example
-        self.example_input_array = torch.zeros(2, latent_dim)
+        self.discriminator = nn.Sequential(nn.Flatten(), nn.Linear(NUM_PIXELS, 1))
+        self.validation_z = torch.randn(4, NUM_LATENT)  # not a buffer, as in the example
+        self.example_input_array = torch.zeros(2, NUM_LATENT)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Images from noise of shape (B, latent_dim)."""
+        """Images from noise of shape (B, latent)."""
         return self.generator(z)
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> None:
         """One step of each optimizer; each sees the parameters of its own network only."""
         images, _ = batch
         of_generator, of_discriminator = self.optimizers()
-        z = torch.randn(len(images), self.hparams.latent_dim).type_as(images)
-        real, fake = torch.ones(len(images), 1), torch.zeros(len(images), 1)
-        loss = F.binary_cross_entropy_with_logits
-
-        self.toggle_optimizer(of_generator)
-        g_loss = loss(self.discriminator(self(z)), real.type_as(images))
-        of_generator.zero_grad()
-        self.manual_backward(g_loss)
-        of_generator.step()
-        self.untoggle_optimizer(of_generator)
-
-        self.toggle_optimizer(of_discriminator)
-        of_real = loss(self.discriminator(images), real.type_as(images))
-        of_fake = loss(self.discriminator(self(z).detach()), fake.type_as(images))
-        d_loss = (of_real + of_fake) / 2
-        of_discriminator.zero_grad()
-        self.manual_backward(d_loss)
-        of_discriminator.step()
-        self.untoggle_optimizer(of_discriminator)
+        z = torch.randn(len(images), NUM_LATENT).type_as(images)
+        g_loss = self.turn(of_generator, lambda: F.softplus(-self.discriminator(self(z))).mean())
+        d_loss = self.turn(
+            of_discriminator,
+            lambda: (
+                F.softplus(-self.discriminator(images))
+                + F.softplus(self.discriminator(self(z).detach()))
+            ).mean(),
+        )
         self.log_dict({"d_loss": d_loss, "g_loss": g_loss})
+
+    def turn(self, optimizer: Any, loss_of: Callable[[], Tensor]) -> Tensor:
+        """Let an optimizer step."""
+        self.toggle_optimizer(optimizer)
+        loss = loss_of()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.untoggle_optimizer(optimizer)
+        return loss
 
     def on_train_epoch_end(self) -> None:
         """Send pictures to every logger, whether it can take them or not, as the example does."""
@@ -130,10 +105,7 @@ class GAN(LightningModule):
         for logger in self.loggers:
             logger.experiment.add_images("generated_images", images, self.current_epoch)
 
-    def configure_optimizers(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """An optimizer for each network."""
-        settings = {"lr": self.hparams.lr, "betas": tuple(self.hparams.betas)}
-        return (
-            torch.optim.Adam(self.generator.parameters(), **settings),
-            torch.optim.Adam(self.discriminator.parameters(), **settings),
-        )
+        networks, settings = (self.generator, self.discriminator), dict(self.hparams)
+        return [torch.optim.Adam(network.parameters(), **settings) for network in networks]

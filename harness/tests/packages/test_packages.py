@@ -1,31 +1,33 @@
-"""Public packages' modules by YAML alone: make packages."""
+"""Public packages' modules by YAML alone, and streams of webdataset: make packages."""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
 
-from tests.packages.expected import COLUMNS, PACKAGES
+from tests.packages.cells import COLUMNS, PACKAGES, Cells
+from tests.verdicts.cells import row
 from tests.verdicts.table import read
 
-NEEDED = ("chemprop", "deeptab", "gluonts", "gymnasium", "nequip", "pytorch_forecasting", "rl4co")
+NEEDED = ("chemprop", "deeptab", "gluonts", "nequip", "pytorch_forecasting", "rl4co")
 CONF = Path(__file__).with_name("conf") / "experiment"
 
 
 @pytest.fixture(scope="module", params=PACKAGES)
-def cells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def cells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cells:
     """The cells of one public module."""
     if not all(importlib.util.find_spec(name) for name in NEEDED):
         pytest.skip("make packages sets up an environment with the packages")
-    from tests.packages.cells import Cells  # imports what only make packages installs
+    from tests.packages import made_up_data  # imports what only make packages installs
 
     folder: Path = tmp_path_factory.mktemp(request.param)
+    made_up_data.write_files(folder / "data")
     return Cells(request.param, folder)
 
 
 @pytest.mark.packages
 @pytest.mark.parametrize("column", COLUMNS)
-def test_cell_is_what_the_table_says(cells, column: str) -> None:
+def test_cell_is_what_the_table_says(cells: Cells, column: str) -> None:
     cells.check(column)
 
 
@@ -33,3 +35,24 @@ def test_every_public_module_has_a_yaml_file_and_a_verdict_in_every_column() -> 
     assert {path.stem for path in CONF.glob("*.yaml")} == PACKAGES.keys()
     cells = {key[1:] for key in read() if key[0] == "public"}
     assert cells == {(name, column) for name in PACKAGES for column in COLUMNS}
+
+
+@pytest.mark.packages
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["webdataset", "webdataset, workers=2"])
+def test_parts_of_webdataset_are_read_once_and_resumed(name: str) -> None:
+    pytest.importorskip("webdataset")
+    found = row("loader", name, ("cpu", "ddp(2)"))
+    verdicts = {strategy: cell.verdict for strategy, cell in found.items()}
+    resumed = {"cpu, resumed": "equal", "ddp(2), resumed": "equal"}
+    assert verdicts == {"cpu": "equal", "ddp(2)": "told", **resumed}
+    assert "others than one process would take" in found["ddp(2)"].said
+
+
+@pytest.mark.packages
+@pytest.mark.filterwarnings("default")
+def test_a_stream_that_webdataset_does_not_split_is_refused() -> None:
+    pytest.importorskip("webdataset")
+    cell = row("loader", "webdataset whole", ("ddp(2)",))["ddp(2)"]
+    assert cell.verdict == "refused"
+    assert "you need to add an explicit nodesplitter" in cell.said

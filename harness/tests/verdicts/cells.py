@@ -41,41 +41,34 @@ TELLING = (
 
 @dataclass(frozen=True)
 class End:
-    """How a run has ended.
+    """How a run has ended."""
 
-    Args:
-        status: of its command.
-        said: on both streams.
-        values: the weights and values that it has come to.
-        settings: of the kind that had to be typed.
-        reference: what ``values`` must be; those of one process without it.
-        is_other: what it has written differs in another way.
-    """
-
-    status: int
-    said: str
-    values: dict[str, Any] = field(default_factory=dict)
-    settings: Sequence[str] = ()
-    reference: dict[str, Any] | None = None
-    is_other: bool = False
+    status: int  # of its command
+    said: str  # on both streams
+    values: dict[str, Any] = field(default_factory=dict)  # the weights and values it has come to
+    settings: Sequence[str] = ()  # of the kind that had to be typed
+    reference: dict[str, Any] | None = None  # what the values must be, if not one process's
+    is_other: bool = False  # what it has written differs in another way
 
 
 @dataclass(frozen=True)
 class Cell:
     """The verdict on a kind under a strategy.
 
-    Args:
-        verdict: ``equal`` to one process (1e-9), ``set`` if it needs settings that a refusal has
-            named, ``told`` if a line says that it differs, ``refused`` in a sentence, ``silent`` if
-            it differs and nothing says so, ``false alarm`` if it is equal and told to differ;
-            ``broken`` with a traceback, or if it hangs.
-        said: by the command.
-        difference: the largest of a weight or value.
+    It is ``equal`` to one process (1e-9), ``set`` if it needs settings that a refusal has named,
+    ``told`` if a line says that it differs, ``refused`` in a sentence, ``silent`` if it differs and
+    nothing says so, ``false alarm`` if it is equal and told to differ; ``broken`` with a traceback,
+    or if it hangs.
     """
 
     verdict: str
-    said: str
-    difference: float = 0.0
+    said: str  # by the command
+    difference: float = 0.0  # the largest of a weight or value
+
+    @property
+    def far(self) -> str:
+        """The difference, where there should be none."""
+        return f"{self.difference:.0e}" if self.verdict in ("told", "silent") else ""
 
     @property
     def says(self) -> str:
@@ -86,16 +79,16 @@ class Cell:
         return last[:100] if self.verdict in ("refused", "broken") else ""
 
 
-def row(group: str, kind: str, strategies: Sequence[str], forks: bool = True) -> dict[str, Cell]:
+def row(group: str, kind: str, strategies: Sequence[str]) -> dict[str, Cell]:
     """Judge a kind under some strategies; a loader also where its run is resumed."""
 
     @cache
     def of_one_process() -> dict[str, Any]:
-        return next(_ends(group, kind, "cpu", forks))[1].values
+        return next(_ends(group, kind, "cpu"))[1].values
 
     found = {}
     for strategy in strategies:
-        for name, end in _ends(group, kind, strategy, forks):
+        for name, end in _ends(group, kind, strategy):
             found[name] = judge(end, of_one_process)
     return found
 
@@ -123,9 +116,9 @@ def is_said(sentence: str, said: str) -> bool:
     return "".join(sentence.split()) in "".join(said.split())
 
 
-def _ends(group: str, kind: str, strategy: str, forks: bool) -> Iterator[tuple[str, End]]:
+def _ends(group: str, kind: str, strategy: str) -> Iterator[tuple[str, End]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        run = partial(execute, strategy=strategy, folder=Path(name), forks=forks)
+        run = partial(execute, strategy=strategy, folder=Path(name))
         if group == "module":
             yield strategy, _module_end(KINDS[kind], Path(name), run)
         else:

@@ -2,7 +2,7 @@
 
     python -m tests.verdicts.table                        everything: an hour on two cores
     python -m tests.verdicts.table "class weights" plain  some kinds
-    python -m tests.verdicts.table --strategy "ddp(2)" --write
+    python -m tests.verdicts.table plain --write
 
 ``table.csv`` is what the harness does today with every kind of module and loader, and with public
 modules, whose cells ``make packages`` computes. ``--write`` writes what has changed into it, but
@@ -13,7 +13,6 @@ import argparse
 import csv
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ Key = tuple[str, str, str]  # group, kind, strategy
 
 
 class Row(NamedTuple):
-    """A line of the table."""
+    """A line of the table; there is one of each group, kind and strategy."""
 
     group: str
     kind: str
@@ -37,25 +36,12 @@ class Row(NamedTuple):
     difference: str = ""  # where it is told or silent; not compared
     says: str = ""  # what is told, or refused
 
-    @property
-    def key(self) -> Key:
-        """Of which there is one line."""
-        return self.group, self.kind, self.strategy
 
-
-def read(path: Path = PATH) -> dict[Key, Row]:
+def read() -> dict[Key, Row]:
     """Read the committed table."""
-    with path.open(newline="") as file:
+    with PATH.open(newline="") as file:
         rows = [Row(**line) for line in csv.DictReader(file)]
-    return {row.key: row for row in rows}
-
-
-def write(table: Mapping[Key, Row], path: Path = PATH) -> None:
-    """Write the table."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows(table.values())
+    return {row[:3]: row for row in rows}
 
 
 def is_worse(before: str, now: str) -> bool:
@@ -70,18 +56,8 @@ def change(before: Row, now: Cell) -> str:
         return ""
     worse = "WORSE: " if is_worse(before.verdict, now.verdict) else ""
     was = f"{before.verdict}: {before.says}".rstrip(": ")
-    is_now = f"{now.verdict} {far(now)}".rstrip() + f": {now.says}".rstrip(": ")
-    return f"{worse}{', '.join(before.key)}: was {was}; is {is_now}"
-
-
-def far(cell: Cell) -> str:
-    """The difference, where there should be none."""
-    return f"{cell.difference:.0e}" if cell.verdict in ("told", "silent") else ""
-
-
-def new_row(key: Key, cell: Cell) -> Row:
-    """A line of what was found."""
-    return Row(*key, cell.verdict, far(cell), " ".join(cell.says.split()))
+    is_now = f"{now.verdict} {now.far}".rstrip() + f": {now.says}".rstrip(": ")
+    return f"{worse}{', '.join(before[:3])}: was {was}; is {is_now}"
 
 
 def main() -> None:
@@ -91,7 +67,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kinds", nargs="*", help="default: all")
-    parser.add_argument("--strategy", action="append", choices=STRATEGIES)
     parser.add_argument("--write", action="store_true", help="into table.csv")
     arguments = parser.parse_args()
     if unknown := {*arguments.kinds}.difference(*GROUPS.values()):
@@ -100,18 +75,20 @@ def main() -> None:
     table, has_changed = read(), False
     for group, kinds in GROUPS.items():
         for kind in [k for k in kinds if not arguments.kinds or k in arguments.kinds]:
-            for strategy, cell in row(group, kind, arguments.strategy or [*STRATEGIES]).items():
+            for strategy, cell in row(group, kind, [*STRATEGIES]).items():
                 key = group, kind, strategy
-                said = change(table.get(key, Row(*key, NEW)), cell)
-                if said:
+                if said := change(table.get(key, Row(*key, NEW)), cell):
                     has_changed = True
                     print(said, flush=True)
                 if not said:
-                    table[key] = table[key]._replace(difference=far(cell))
+                    table[key] = table[key]._replace(difference=cell.far)
                 elif not said.startswith("WORSE"):
-                    table[key] = new_row(key, cell)
-            if arguments.write:
-                write(table)
+                    table[key] = Row(*key, cell.verdict, cell.far, " ".join(cell.says.split()))
+    if arguments.write:
+        with PATH.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(Row._fields)
+            writer.writerows(table.values())
     sys.exit(has_changed)
 
 
