@@ -2,25 +2,18 @@
 
 import itertools
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-from harness.data.batches import Batch, BatchedDataset
-from harness.data.loaders import _batches_of, rebuilt
+from harness.data.batches import BatchedDataset
+from harness.data.datamodule import as_it_is
+from harness.data.loaders import rebuilt
 from harness.data.randomness import generator_states, same_states
 from harness.data.shared_batches import SharedBatchSampler
-from harness.errors import UserError
 
 
 class Indices(BatchedDataset):
@@ -30,8 +23,7 @@ class Indices(BatchedDataset):
         return 20
 
     def __getitems__(self, indices: list[int]) -> tuple[list[int], int]:
-        assert isinstance(indices, Batch)
-        return list(indices), indices.epoch
+        return list(indices), self.epoch_of(indices)
 
 
 class Random(Dataset[Tensor]):
@@ -48,33 +40,23 @@ class Random(Dataset[Tensor]):
         return torch.tensor([index, *drawn], dtype=torch.float64)
 
 
-def keep(batch: Any) -> Any:
-    return batch
-
-
 def read(epoch: int = 0, seed: int = 1, num_workers: int = 0) -> Tensor:
     """Read all samples in a random order; shape (10, 5), sorted by their indices."""
     dataset = Random()
     batches = BatchSampler(RandomSampler(dataset), 4, False)
     sampler = SharedBatchSampler(batches, "random", dataset=dataset, seed=seed)
     sampler.set_epoch(epoch)
-    loader = rebuilt(
-        DataLoader(dataset, num_workers=num_workers),
-        dataset,
-        batch_sampler=sampler,
-        collate_fn=torch.stack,
-    )
-    rows = torch.cat(list(loader))
+    loader = DataLoader(dataset, num_workers=num_workers)
+    rows = torch.cat([*rebuilt(loader, dataset, batch_sampler=sampler, collate_fn=torch.stack)])
     return rows[rows[:, 0].argsort()]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_epoch_reaches_the_data_set_in_every_worker(num_workers: int) -> None:
-    dataset = Indices()
     sampler = SharedBatchSampler(BatchSampler(range(20), 6, False), "in order")
-    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, collate_fn=keep)
     sampler.set_epoch(4)
-    batches = list(loader)
+    how = {"num_workers": num_workers, "collate_fn": as_it_is}
+    batches = [*DataLoader(Indices(), batch_sampler=sampler, **how)]
     assert {epoch for _, epoch in batches} == {4}
     assert list(itertools.chain(*(indices for indices, _ in batches))) == list(range(20))
 
@@ -95,19 +77,3 @@ def test_reading_leaves_the_generators_as_they_were() -> None:
     before = generator_states()
     next(batches)
     assert same_states(generator_states(), before)
-
-
-def test_a_sampler_that_shares_by_itself_is_replaced_only_where_it_is_torch_s_own() -> None:
-    class Weighted(DistributedSampler[Any]):
-        """Draws some samples more often."""
-
-    def loader_of(kind: type[DistributedSampler[Any]], num_replicas: int) -> DataLoader[Any]:
-        sampler = kind(Random(), num_replicas=num_replicas, rank=0, shuffle=True)
-        return DataLoader(Random(), batch_size=4, sampler=sampler)
-
-    batches, _ = _batches_of(loader_of(DistributedSampler, 2), "train_dataloader", True)
-    assert type(batches.sampler) is RandomSampler
-    batches, _ = _batches_of(loader_of(Weighted, 1), "train_dataloader", True)
-    assert type(batches.sampler) is Weighted
-    with pytest.raises(UserError, match="Weighted shares samples itself"):
-        _batches_of(loader_of(Weighted, 2), "train_dataloader", True)

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 from harness.data import datamodule
 from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
-from harness.data.loaders import share
+from harness.data.sharing import share
 from harness.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")

@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
-from harness.data.loaders import share
 from harness.data.shared_batches import SharedBatchSampler
+from harness.data.sharing import share
 from harness.errors import UserError
-from tests.loaders.zoo import NUM_SAMPLES, ByLength, ByNumberOfTokens, Numbers
+from tests.loaders.zoo import NUM_SAMPLES, ByLength, ByNumberOfTokens, Followed, Numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
 LENGTHS = Numbers().lengths
@@ -73,24 +80,15 @@ def test_what_others_draw_meanwhile_changes_nothing() -> None:
     assert found == undisturbed
 
 
-def test_an_epoch_begins_at_a_step() -> None:
-    for name, step in product(SAMPLERS, (0, 1, 3)):
-        whole, resumed = ranks(name, 1)[0], ranks(name, 1)[0]
-        expected = read(whole, 5)
-        resumed.start_at(5, step, whole.state_at(5, step))
-        assert [list(batch) for batch in resumed] == expected[step:]
-        assert read(resumed, 6) == read(whole, 6)
-
-
 def test_a_shorter_loader_goes_on_in_its_round() -> None:
     """Lightning begins it again beside a longer one, also after a resume in a later round."""
-    whole, resumed = ranks("by tokens", 1)[0], ranks("by tokens", 1)[0]
+    (whole,) = ranks("by tokens", 1)
     whole.set_epoch(1)
     rounds = [[list(batch) for batch in whole] for _ in range(3)]
     assert rounds[0] != rounds[1]
     num = len(rounds[0])
-    for step in (num - 1, num, num + 2):
-        resumed = ranks("by tokens", 1)[0]
+    for step in (0, 1, num - 1, num, num + 2):
+        (resumed,) = ranks("by tokens", 1)
         resumed.start_at(1, step)
         found = [list(batch) for batch in resumed]
         while len(found) < 3 * num - step:
@@ -141,22 +139,6 @@ def test_batches_that_are_fewer_than_processes_are_split_by_samples(caplog) -> N
         read(evaluations(40)[0], 0)
 
 
-class Buffered(DataLoader[Any]):
-    """Reads a batch ahead, and has an ``__init__`` of its own."""
-
-    def __init__(self, data: Any, size: int, depth: int) -> None:
-        super().__init__(data, size, shuffle=True, collate_fn=list)
-        self.depth = depth
-
-    def __iter__(self) -> Any:
-        held = []
-        for batch in super().__iter__():
-            held.append(batch)
-            if len(held) > self.depth:
-                yield held.pop(0)
-        yield from held
-
-
 class ByItself(DataLoader[Any]):
     """Reads its data set without the sampler."""
 
@@ -171,21 +153,39 @@ def trainer_of(num_ranks: int, rank: int) -> Any:
     return SimpleNamespace(strategy=strategy, **shared)
 
 
+def shared(loader: Any, num_ranks: int = 2, rank: int = 0) -> Any:
+    return share(loader, trainer_of(num_ranks, rank), "train", "mine", seed=0)
+
+
 def test_a_subclass_of_dataloader_is_a_loader_like_any_other() -> None:
-    data = [*range(10)]
-    made = [
-        share(Buffered(data, 4, 1), trainer_of(2, rank), "train", "mine", seed=0)
-        for rank in range(2)
-    ]
-    assert all(isinstance(one, Buffered) and one.depth == 1 for one in made)
-    assert all(isinstance(one.sampler, RandomSampler) for one in made)
-    assert sorted(i for one in made for batch in one for i in batch) == data
+    data, found = Numbers(), []
+    for num_ranks in (1, 2):
+        loaders = [shared(Followed(8, data, [1.0] * 37), num_ranks, r) for r in range(num_ranks)]
+        assert all(isinstance(one, Followed) and one.follow == "inputs" for one in loaders)
+        assert all(isinstance(one.sampler, WeightedRandomSampler) for one in loaders)
+        batches = zip(*loaders, strict=True)
+        found.append([torch.cat([one["inputs"] for one in turn]) for turn in batches])
+    for alone, together in zip(*found, strict=True):
+        assert torch.equal(alone, together)
+
+
+def test_a_sampler_that_shares_by_itself_is_replaced_only_where_it_is_torch_s_own() -> None:
+    class Weighted(DistributedSampler[Any]):
+        """Draws some samples more often."""
+
+    def sampler_of(kind: type[DistributedSampler[Any]], num_replicas: int) -> Any:
+        sampler = kind(data := range(10), num_replicas=num_replicas, rank=0, shuffle=True)
+        return shared(DataLoader(data, 4, sampler=sampler)).batch_sampler.batches.sampler
+
+    assert type(sampler_of(DistributedSampler, 2)) is RandomSampler
+    assert type(sampler_of(Weighted, 1)) is Weighted
+    with pytest.raises(UserError, match="Weighted shares samples itself"):
+        sampler_of(Weighted, 2)
 
 
 def test_a_loader_that_does_not_read_its_batch_sampler_is_refused() -> None:
-    loader = share(ByItself([1, 2, 3], 2), trainer_of(2, 0), "train", "mine", seed=0)
     with pytest.raises(UserError, match="ByItself does not read its batch_sampler"):
-        next(iter(loader))
+        next(iter(shared(ByItself([1, 2, 3], 2))))
 
 
 class MovedAtRandom(pl.LightningModule):
@@ -200,9 +200,9 @@ def test_what_is_drawn_while_a_batch_moves_depends_on_its_place_alone() -> None:
         trainer = trainer_of(2, rank)
         trainer.lightning_module = module
         loader = DataLoader([*range(12)], 4, num_workers=num_workers)
-        shared = share(loader, trainer, "train", "mine", seed=0)
-        shared.batch_sampler.start_at(1, step)
-        return [float(torch.rand(())) for _ in shared]
+        loader = share(loader, trainer, "train", "mine", seed=0)
+        loader.batch_sampler.start_at(1, step)
+        return [float(torch.rand(())) for _ in loader]
 
     whole = draws(MovedAtRandom(), 0, 0)
     assert len(set(whole)) == 3

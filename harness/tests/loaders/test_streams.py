@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from harness.data.loaders import share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
-from tests.loaders.test_shared_batches import trainer_of
+from tests.loaders.test_shared_batches import shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
 
@@ -40,20 +39,20 @@ def begin_at_three(worker_id: int) -> None:
 
 
 def read(loader: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in share(loader, trainer_of(1, 0), "train", "mine", seed=0)]
+    return [batch.tolist() for batch in shared(loader, 1)]
 
 
 def test_processes_and_workers_read_their_parts() -> None:
     loader = DataLoader(Parts(), 4, num_workers=2)
     assert read(loader) == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10], [9, 11]]
-    stream = share(DataLoader(Parts(), 4), trainer_of(2, 1), "train", "mine", seed=0)
+    stream = shared(DataLoader(Parts(), 4), rank=1)
     assert [batch.tolist() for _, batch in stream.loader] == [[1, 3], [5, 7], [9, 11]]
 
 
 def test_a_stream_without_parts_is_refused_for_several_processes() -> None:
     for loader in (DataLoader(Numbers(), 2), [torch.ones(2)]):
         with pytest.raises(UserError, match="each of 2 processes would read all of it"):
-            share(loader, trainer_of(2, 0), "train", "mine", seed=0)
+            shared(loader)
 
 
 def test_workers_that_may_read_the_same_are_told_of(capsys) -> None:

@@ -162,9 +162,9 @@ class Stream(IterableDataset[Any]):
 
 
 class StreamInParts(Stream):
-    """Keeps the contract of ``harness.data.streams``, and its place where it can."""
+    """Keeps the contract of ``harness.data.streams``."""
 
-    part, num_parts, place = 0, 1, 0
+    part, num_parts = 0, 1
 
     def read_part(self, part: int, num_parts: int) -> None:
         self.part, self.num_parts = part, num_parts
@@ -203,49 +203,42 @@ class StreamWithState(IterableDataset[Any]):
 
 def loaders(kind: str, num_workers: int = 0) -> Any:
     """What ``train_dataloader`` returns."""
-    data, common = Numbers(), {"num_workers": num_workers}
+    data = Numbers()
     weights = [1.0 + i % 4 for i in range(NUM_SAMPLES)]
+
+    def load(data: Any, batch_size: int | None = BATCH_SIZE, **how: Any) -> DataLoader[Any]:
+        batch_size = 1 if "batch_sampler" in how else batch_size  # as torch wants it
+        return DataLoader(data, batch_size, num_workers=num_workers, **how)
+
     made: dict[str, Any] = {
-        "plain": lambda: DataLoader(data, BATCH_SIZE, **common),
-        "shuffled": lambda: DataLoader(data, BATCH_SIZE, shuffle=True, **common),
-        "moved at random": lambda: DataLoader(data, BATCH_SIZE, shuffle=True, **common),
-        "weighted": lambda: DataLoader(
-            data, BATCH_SIZE, sampler=WeightedRandomSampler(weights, 40), **common
-        ),
-        "bucketed": lambda: DataLoader(data, BATCH_SIZE, sampler=ByLength(data.lengths), **common),
-        "subclass": lambda: Followed(BATCH_SIZE, data, weights, **common),
-        "by tokens": lambda: DataLoader(
-            data, batch_sampler=ByNumberOfTokens(data.lengths), **common
-        ),
-        "endless": lambda: DataLoader(data, batch_sampler=Endless(), **common),
+        "plain": lambda: load(data),
+        "shuffled": lambda: load(data, shuffle=True),
+        "moved at random": lambda: load(data, shuffle=True),
+        "weighted": lambda: load(data, sampler=WeightedRandomSampler(weights, 40)),
+        "bucketed": lambda: load(data, sampler=ByLength(data.lengths)),
+        "subclass": lambda: Followed(BATCH_SIZE, data, weights, num_workers=num_workers),
+        "by tokens": lambda: load(data, batch_sampler=ByNumberOfTokens(data.lengths)),
+        "endless": lambda: load(data, batch_sampler=Endless()),
         "several": lambda: {
-            "a": DataLoader(Numbers(40), BATCH_SIZE, shuffle=True, drop_last=True, **common),
-            "b": DataLoader(Numbers(24), BATCH_SIZE, shuffle=True, **common),
+            "a": load(Numbers(40), shuffle=True, drop_last=True),
+            "b": load(Numbers(24), shuffle=True),
         },
-        "longest": lambda: CombinedLoader(
-            [DataLoader(Numbers(16), BATCH_SIZE), DataLoader(Numbers(40), BATCH_SIZE)], "max_size"
+        "longest": lambda: CombinedLoader([load(Numbers(16)), load(Numbers(40))], "max_size"),
+        "own generator": lambda: load(OwnGenerator(), shuffle=True),
+        "random collate": lambda: load(data, collate_fn=masked),
+        "random split": lambda: load(random_split(data, [0.8, 0.2])[0], shuffle=True),
+        "empty": lambda: load(StreamInParts(), 1000, drop_last=True),
+        "several uneven": lambda: [load(data, 6, shuffle=True), load(Numbers(20), 5, shuffle=True)],
+        "distributed": lambda: (
+            load(data, sampler=DistributedSampler(data))
+            if torch.distributed.is_initialized()
+            else load(data, shuffle=True)
         ),
-        "own generator": lambda: DataLoader(OwnGenerator(), BATCH_SIZE, shuffle=True, **common),
-        "random collate": lambda: DataLoader(data, BATCH_SIZE, collate_fn=masked, **common),
-        "random split": lambda: DataLoader(
-            random_split(data, [0.8, 0.2])[0], BATCH_SIZE, shuffle=True, **common
-        ),
-        "empty": lambda: DataLoader(StreamInParts(), 1000, drop_last=True),
-        "several uneven": lambda: [
-            DataLoader(data, 6, shuffle=True),
-            DataLoader(Numbers(20), 5, shuffle=True),
-        ],
-        "distributed": lambda: DataLoader(
-            data,
-            BATCH_SIZE,
-            sampler=DistributedSampler(data) if is_distributed() else None,
-            shuffle=None if is_distributed() else True,
-        ),
-        "stream in parts": lambda: DataLoader(StreamInParts(), BATCH_SIZE, **common),
-        "stream with state": lambda: DataLoader(StreamWithState(), BATCH_SIZE, **common),
-        "stream": lambda: DataLoader(Stream(), BATCH_SIZE, **common),
-        "own order": lambda: DataLoader(data, batch_sampler=OfEachProcess()),
-        "made batches": lambda: DataLoader(list(batches()), batch_size=None, shuffle=True),
+        "stream in parts": lambda: load(StreamInParts()),
+        "stream with state": lambda: load(StreamWithState()),
+        "stream": lambda: load(Stream()),
+        "own order": lambda: load(data, batch_sampler=OfEachProcess()),
+        "made batches": lambda: load([*batches()], None, shuffle=True),
         "own iteration": lambda: Batches(),
         "webdataset": lambda: libraries.webdataset_loader(num_workers, splits=True),
         "webdataset whole": lambda: libraries.webdataset_loader(num_workers, splits=False),
@@ -258,10 +251,6 @@ def masked(samples: list[Any]) -> Any:
     batch = torch.utils.data.default_collate(samples)
     batch["inputs"] = batch["inputs"] * (torch.rand(batch["inputs"].shape) > 0.2)
     return batch
-
-
-def is_distributed() -> bool:
-    return torch.distributed.is_initialized()
 
 
 def batches() -> Iterator[Any]:

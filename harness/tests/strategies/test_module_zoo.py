@@ -7,11 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from harness.strategies.parallel_forward import (
-    ParallelForward,
-    copied,
-    reseed_like_seeded,
-)
+from harness.strategies.parallel_forward import ParallelForward, copied, reseed_like_seeded
 from tests.strategies.parity import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
@@ -75,19 +71,12 @@ class OnItsDevice(pl.LightningModule):
         return self.layer(x) + torch.ones(4, dtype=x.dtype, device=self.device)
 
 
-class Own(nn.Module):
-    """Dynamo leaves torch's own containers alone when they are compiled in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
-
-    def forward(self, x):
-        return self.layer(x).tanh()
+class Own(nn.Linear):
+    """Dynamo leaves torch's own classes alone when they are compiled in place."""
 
 
 def compiled_in_place():
-    net = Net(lambda m, x: m.net(x), net=Own())
+    net = Net(lambda m, x: m.net(x), net=Own(6, 4))
     net.net.compile(backend="eager")
     return net
 
@@ -102,7 +91,7 @@ ZOO = {
     "frozen": frozen,
     "hooked_features": HookedFeatures,
     "on_its_device": OnItsDevice,
-    "compiled": lambda: Net(lambda m, x: m.net(x), net=torch.compile(Own(), backend="eager")),
+    "compiled": lambda: Net(lambda m, x: m.net(x), net=torch.compile(Own(6, 4), backend="eager")),
     "compiled_in_place": compiled_in_place,
 }
 

@@ -6,25 +6,11 @@ import torch
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.parallel_forward import ParallelForward
-from tests.strategies.parity import (
-    UPSTREAM_WARNINGS,
-    Batches,
-    Case,
-    Module,
-    difference,
-    trainer,
-)
+from tests.strategies.parity import UPSTREAM_WARNINGS, losses
 from tests.strategies.test_module_zoo import ZOO, assert_equal, made, two_steps
 
 pytestmark = UPSTREAM_WARNINGS
-
-
-def losses(strategy, precision="32-true", num_devices=1):
-    torch.manual_seed(0)
-    module = Module(Case())
-    settings = {"accelerator": "gpu", "devices": num_devices, "precision": precision}
-    trainer(strategy, max_steps=50, **settings).fit(module, Batches(30, 30, 10))
-    return module.losses
+SIZES = (30, 30, 10)
 
 
 def two_shares_on_one_gpu():
@@ -40,8 +26,9 @@ def two_shares_on_one_gpu():
     [("32-true", 1e-5), ("64-true", 1e-12), ("bf16-mixed", 2e-2), ("16-mixed", 5e-3)],
 )
 def test_two_shares_on_one_gpu_follow_one_device(precision, bound):
-    parallel = losses(two_shares_on_one_gpu(), precision)
-    assert difference(parallel, losses("auto", precision)) <= bound
+    how = {"accelerator": "gpu", "devices": 1, "precision": precision}
+    parallel = losses(two_shares_on_one_gpu(), *SIZES, **how)
+    assert parallel == pytest.approx(losses("auto", *SIZES, **how), abs=bound, rel=0)
 
 
 # cuDNN wants an RNN's weights in one block; copies are made one by one.
@@ -49,7 +36,7 @@ def test_two_shares_on_one_gpu_follow_one_device(precision, bound):
 @pytest.mark.gpu
 def test_every_module_kind_on_a_gpu():
     device = torch.device("cuda", 0)
-    for name in sorted(set(ZOO)):
+    for name in ZOO:
         module, inputs = made(name)
         expected = two_steps(module, inputs)
         module, inputs = made(name)
@@ -64,4 +51,6 @@ def test_every_module_kind_on_a_gpu():
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("strategy", [DataParallelStrategy, DDP2Strategy])
 def test_two_gpus_follow_one(strategy):
-    assert difference(losses(strategy(), num_devices=2), losses("auto")) <= 1e-5
+    expected = losses("auto", *SIZES, accelerator="gpu", devices=1)
+    found = losses(strategy(), *SIZES, accelerator="gpu", devices=2)
+    assert found == pytest.approx(expected, abs=1e-5, rel=0)

@@ -13,11 +13,7 @@ from harness.errors import UserError
 from harness.strategies.dp import DataParallelStrategy
 from tests.strategies.parity import UPSTREAM_WARNINGS, trainer
 
-pytestmark = [
-    *UPSTREAM_WARNINGS,
-    # Lightning's, of loaders and steps that a test leaves out.
-    pytest.mark.filterwarnings("ignore:.*Skipping val loop"),
-]
+pytestmark = UPSTREAM_WARNINGS
 D = 6
 
 
@@ -38,7 +34,7 @@ class Data(pl.LightningDataModule):
     predict_dataloader = test_dataloader
 
 
-class Batches(pl.LightningModule):
+class Watched(pl.LightningModule):
     """Notes how calls were split in all steps."""
 
     def __init__(self) -> None:
@@ -79,11 +75,12 @@ ONE_EPOCH: dict[str, Any] = {"max_epochs": 1, "max_steps": -1, "num_sanity_val_s
 
 
 def test_every_step_knows_its_batch_and_a_hook_does_not() -> None:
-    module = Batches()
+    module = Watched()
     t = trainer(DataParallelStrategy(), **ONE_EPOCH)
     t.fit(module, datamodule=Data())
     t.test(module, datamodule=Data(), verbose=False)
     t.predict(module, datamodule=Data())
+    assert "forward" not in vars(module)  # given back at teardown
     assert module.sizes == [
         ("views", [8, 8]),
         ("train", [4, 4]),
@@ -98,65 +95,6 @@ def test_every_step_knows_its_batch_and_a_hook_does_not() -> None:
     ]
 
 
-class TrainsOnly(Batches):
-    """Has a training step alone."""
-
-    def on_train_epoch_end(self) -> None:
-        pass
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-
-class Hooked(TrainsOnly):
-    """Collects features by hooks, as a user does; one of them knows where the module is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept, seen = list[Tensor](), list[Tensor]()
-        self.seen = lambda: (seen, self.kept)
-        self.net.register_forward_hook(lambda layer, given, output: seen.append(given[0]))
-        self.net.register_forward_hook(self.keep)
-
-    def keep(self, layer: nn.Module, given: Any, output: Tensor) -> None:
-        self.kept.append(given[0])
-
-    def training_step(self, batch: Any) -> Tensor:
-        loss = self(batch[0]).square().mean()
-        for found in self.seen():
-            assert torch.equal(torch.cat(found), batch[0])
-            found.clear()
-        return loss
-
-
-def test_forward_hooks_see_each_row_once_and_in_order() -> None:
-    trainer(DataParallelStrategy(), **ONE_EPOCH).fit(Hooked(), datamodule=Data())
-
-
-class Mixed(TrainsOnly):
-    """Mixes the steps of time by a matrix that is as large as a batch."""
-
-    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        y: Tensor = weights.mean() * self.net(x)
-        return y
-
-    def training_step(self, batch: Any) -> Tensor:
-        return self(batch[0], torch.eye(8)).square().mean()
-
-
-def test_an_input_that_is_no_batch_is_refused_or_whole_where_it_is_named() -> None:
-    """The first batch has 8 samples as well, the second has 3."""
-    with pytest.raises(UserError, match=r"weights of forward\(\) has shape \(8, 8\); .* 3 samples"):
-        trainer(DataParallelStrategy(), **ONE_EPOCH).fit(Mixed(), datamodule=Data())
-    ends = []
-    for strategy, devices in ((DataParallelStrategy(whole_inputs="weights"), 2), ("auto", 1)):
-        torch.manual_seed(0)
-        module = Mixed()
-        trainer(strategy, devices=devices, **ONE_EPOCH).fit(module, datamodule=Data())
-        ends.append(module.net.weight)
-    torch.testing.assert_close(*ends)
-
-
 class Streamed(Data):
     def train_dataloader(self) -> Any:
         return map(tuple, torch.randn(3, 1, 4, D))  # batches that nobody counts
@@ -165,14 +103,14 @@ class Streamed(Data):
 def test_batches_that_nobody_counts_are_computed_by_one_device_which_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    module = Batches()
+    module = Watched()
     trainer(DataParallelStrategy(), **ONE_EPOCH).fit(module, Streamed())
     assert {tuple(sizes) for name, sizes in module.sizes if name == "train"} == {()}
     assert caplog.text.count("nobody says how many samples a batch has") == 1
 
 
 def test_calls_of_a_copy_are_split_as_those_of_the_module() -> None:
-    module, strategy = Batches(), DataParallelStrategy()
+    module, strategy = Watched(), DataParallelStrategy()
     x = torch.randn(7, D)
     expected = module(x)
 

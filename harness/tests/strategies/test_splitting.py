@@ -14,7 +14,7 @@ from harness.errors import UserError
 from harness.strategies.ddp2 import DDP2Strategy
 from harness.strategies.dp import DataParallelStrategy
 from harness.strategies.splitting import join, split
-from tests.strategies.parity import UPSTREAM_WARNINGS, Batches, Case, Module, trainer
+from tests.strategies.parity import UPSTREAM_WARNINGS, Batches, Module, trainer
 
 pytestmark = UPSTREAM_WARNINGS
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -149,8 +149,8 @@ class CallsNetDirectly(Module):
 
 def test_a_module_that_cannot_be_split_is_refused():
     for module, strategy, words in (
-        (CallsNetDirectly(Case()), DataParallelStrategy(), "self(...), so cpu would"),
-        (Module(Case()), DDP2Strategy(modules=["nett"]), "names nett, and Module has net."),
+        (CallsNetDirectly(), DataParallelStrategy(), "self(...), so cpu would"),
+        (Module(), DDP2Strategy(modules=["nett"]), "names nett, and Module has net."),
     ):
         with pytest.raises(UserError) as error:
             trainer(strategy).fit(module, Batches(24, 24, 24))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness import Batch, BatchedDataset, uniform
+from harness import BatchedDataset, uniform
 
 
 class ArrayDataset(BatchedDataset):
@@ -51,9 +51,8 @@ class ArrayDataset(BatchedDataset):
         rows = self.rows[indices]
         inputs = torch.from_numpy(self.inputs.take(rows, axis=0).astype(np.float32, copy=False))
         if self.augment is not None:
-            epoch = indices.epoch if isinstance(indices, Batch) else 0
             # Drawn from (seed, epoch, sample): the same whatever the strategy and the worker.
-            draws = uniform(self.seed, epoch, indices, self.num_draws)
+            draws = uniform(self.seed, self.epoch_of(indices), indices, self.num_draws)
             inputs = self.augment(inputs, torch.from_numpy(draws))
         if self.targets is None:
             return inputs

@@ -57,6 +57,12 @@ class Arrays(SplitDataModule):
         return inputs, np.asarray(targets, np.int64 if is_classes else np.float32)
 
     @cached_property
+    def rows(self) -> dict[str, NDArray[np.int64]]:
+        """Positions of the samples of each split."""
+        _, targets = self.pair
+        return self.split(len(targets), targets if targets.dtype.kind == "i" else None)
+
+    @cached_property
     def checksum(self) -> int:
         """Checksum of the targets that the splits are drawn from."""
         return zlib.crc32(np.ascontiguousarray(self.pair[1]).data)
@@ -72,7 +78,7 @@ class Arrays(SplitDataModule):
         }
         if targets.dtype.kind == "i":
             return facts | {"num_classes": max(2, int(targets.max()) + 1)}
-        train = targets[self.split(len(targets))["train"]].astype(np.float64)
+        train = targets[self.rows["train"]].astype(np.float64)
         return facts | {"target_mean": float(train.mean()), "target_std": float(train.std()) or 1.0}
 
     def make_dataset(self, split: str) -> ArrayDataset:
@@ -81,6 +87,4 @@ class Arrays(SplitDataModule):
             return ArrayDataset(read_array("predict_inputs", self.predict_file))
         if split != "train":
             self.warn_if_changed(self.checksum)
-        inputs, targets = self.pair
-        parts = self.split(len(targets), targets if targets.dtype.kind == "i" else None)
-        return ArrayDataset(inputs, targets, parts["test" if split == "predict" else split])
+        return ArrayDataset(*self.pair, self.rows["test" if split == "predict" else split])

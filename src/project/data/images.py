@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness import Batch, BatchedDataset, SplitDataModule, UserError, cached, uniform
+from harness import BatchedDataset, SplitDataModule, UserError, cached, uniform
 from project.data.image_files import decode_all, find_images, read_folders
 
 VERSION = 1  # of what ``decode`` makes: raise it when you change that, and images are decoded again
@@ -107,8 +107,7 @@ class ImageDataset(BatchedDataset):
         labels = torch.from_numpy(self.labels[indices])
         if self.seed is None:
             return images, labels
-        epoch = indices.epoch if isinstance(indices, Batch) else 0
-        draws = uniform(self.seed, epoch, indices, NUM_DRAWS)
+        draws = uniform(self.seed, self.epoch_of(indices), indices, NUM_DRAWS)
         # As integers below 2^31, which no precision of a run rounds on the way to the device.
         return images, labels, torch.from_numpy((draws * 2.0**31).astype(np.int32))
 

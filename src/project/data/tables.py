@@ -57,8 +57,9 @@ class Table(SplitDataModule):
     ) -> None:
         super().__init__(**kwargs)
         self.file, self.target, self.classes = file, target, classes
-        self.ignore = [ignore] if isinstance(ignore, str) else [*ignore]
-        self.categories = [categories] if isinstance(categories, str) else [*categories]
+        self.ignore, self.categories = (
+            [names] if isinstance(names, str) else [*names] for names in (ignore, categories)
+        )
         self.missing, self.separator = missing, separator
         self.test_file, self.predict_file = test_file, predict_file
 

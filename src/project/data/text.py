@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness import Batch, BatchedDataset, SplitDataModule, UserError, cached, uniform
+from harness import BatchedDataset, SplitDataModule, UserError, cached, uniform
 from project.data.text_tokens import Tokenizer, encode_file
 
 IGNORED = -100  # the label that torch's losses leave out
@@ -57,8 +57,8 @@ class CorpusWindows(BatchedDataset):
         """Read inputs and labels (B, length)."""
         places = np.asarray(indices)[:, None] * self.length + np.arange(self.length + 1)
         if self.seed is not None:
-            epoch = indices.epoch if isinstance(indices, Batch) else 0
-            places += int(uniform(self.seed, epoch, [0], 1)[0, 0] * self.length)
+            shift = uniform(self.seed, self.epoch_of(indices), [0], 1)[0, 0]
+            places += int(shift * self.length)
         ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)  # (B, length + 1)
         labels = np.where(places[:, 1:] < len(self.ids), ids[:, 1:], IGNORED)
         return torch.from_numpy(np.ascontiguousarray(ids[:, :-1])), torch.from_numpy(labels)
@@ -168,16 +168,22 @@ class Text(SplitDataModule):
         is_moved = split == "train" and self.augment
         return CorpusWindows(ids, self.length, self.seed if is_moved else None)
 
+    @cached_property
+    def line_parts(self) -> dict[str, NDArray[np.int64]]:
+        """Positions of each split among the lines of ``file`` that are not empty."""
+        _, ends = self.tokens("file", by_line=True)
+        parts = self.split(int(np.count_nonzero(np.diff(ends, prepend=0))))
+        unused = [parts[name] for name in ("val", "test") if self.files[f"{name}_file"]]
+        parts["train"] = np.sort(np.concatenate([parts["train"], *unused]))
+        return parts
+
     def line_windows(self, key: str, split: str) -> LineWindows:
         """Make a window of each line of a text, or of those lines of ``file`` in the split."""
         ids, ends = self.tokens(key, by_line=True)
         sizes = np.diff(ends, prepend=0)
         lines = np.arange(len(ends)) if split == "predict" else np.flatnonzero(sizes)
         if key == "file":
-            parts = self.split(len(lines))
-            unused = [parts[name] for name in ("val", "test") if self.files[f"{name}_file"]]
-            parts["train"] = np.sort(np.concatenate([parts["train"], *unused]))
-            lines = lines[parts[split]]
+            lines = lines[self.line_parts[split]]
         starts, sizes = (ends - sizes)[lines], sizes[lines]
         return LineWindows(ids, starts, sizes, self.length, self.tokenizer.end_id)
 

@@ -78,8 +78,8 @@ def _worker_generators() -> list[Any]:
 class BatchedDataset(Dataset[Any], ABC):
     """A data set that reads whole batches, which is faster than sample by sample.
 
-    What it draws at random must depend on (seed, ``indices.epoch``, index): see
-    ``randomness.uniform``. Other data sets are read sample by sample, with seeded generators.
+    What it draws at random must depend on (seed, epoch, index): see ``randomness.uniform`` and
+    ``epoch_of``. Other data sets are read sample by sample, with seeded generators.
     """
 
     @abstractmethod
@@ -89,6 +89,11 @@ class BatchedDataset(Dataset[Any], ABC):
     @abstractmethod
     def __getitems__(self, indices: list[int]) -> Any:
         """Read the samples of a ``Batch`` of indices, collated."""
+
+    @staticmethod
+    def epoch_of(indices: Sequence[Any]) -> int:
+        """Return the epoch that a batch of indices belongs to; 0 outside of a run."""
+        return indices.epoch if isinstance(indices, Batch) else 0
 
 
 class ShareCounts:
@@ -134,3 +139,15 @@ def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
     The sizes of the shares differ by one at most.
     """
     return -(-size * index // num_shares), -(-size * (index + 1) // num_shares)
+
+
+def check_batch_size(size: int, num_processes: int, num_micro_batches: int, name: str) -> None:
+    """Refuse a global batch that leaves a process without a sample."""
+    least = num_processes * num_micro_batches
+    if size < least:
+        each = f" with {num_micro_batches} batches each per step" if num_micro_batches > 1 else ""
+        raise UserError(
+            f"{name} with batch_size={size} cannot be shared by {num_processes} processes{each}: "
+            "it counts the samples of one optimizer step over all of them.\n"
+            f"Use {name} with batch_size={least} or more."
+        )

@@ -3,7 +3,6 @@
 In: data sets that subclasses make. Out: ordinary loaders. Next: ``loaders.share`` rebuilds them.
 """
 
-import logging
 import sys
 from abc import abstractmethod
 from functools import cached_property
@@ -16,18 +15,8 @@ from harness.data.batches import BatchedDataset
 from harness.data.loaders import num_processes_and_rank
 from harness.errors import UserError
 from harness.machine import usable_cores
-from harness.processes.launcher import global_rank
-
-log = logging.getLogger(__name__)
 
 MOST_WORKERS = 8  # of a process, that ``auto`` starts
-
-
-def announce(line: str) -> None:
-    """Log a line about the data, and print it in the first process."""
-    log.info("%s", line.strip())
-    if global_rank() == 0:
-        print(line, flush=True)
 
 
 class DataModule(pl.LightningDataModule):
@@ -150,11 +139,7 @@ class DataModule(pl.LightningDataModule):
         num_asked = trainer.accumulate_grad_batches
         if self.max_samples_per_device is None:
             return num_asked
-        # Under dp and ddp2 a process drives several devices.
-        num_devices = max(
-            num_processes_and_rank(trainer)[0], trainer.num_devices * trainer.num_nodes
-        )
-        per_device = -(-self.batch_size // num_devices)
+        per_device = -(-self.batch_size // (trainer.num_devices * trainer.num_nodes))
         num_needed = -(-per_device // self.max_samples_per_device)
         if num_needed > 1 and not trainer.lightning_module.automatic_optimization:
             raise UserError(
@@ -167,7 +152,7 @@ class DataModule(pl.LightningDataModule):
     def _loader(self, split: str, **batches: Any) -> DataLoader[Any]:
         """Make an ordinary loader; the harness gives each process its share of what it reads."""
         dataset, trainer = self.dataset(split), self.trainer
-        number = self._workers_for(dataset, trainer)
+        number = self._workers_for(dataset)
         on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             dataset,
@@ -179,14 +164,14 @@ class DataModule(pl.LightningDataModule):
             **batches,
         )
 
-    def _workers_for(self, dataset: Dataset[Any], trainer: pl.Trainer | None) -> int:
+    def _workers_for(self, dataset: Dataset[Any]) -> int:
         """Return the number of workers; ``auto`` takes each core that a process can have."""
         if self.num_workers != "auto":
             return self.num_workers
-        if trainer is None or isinstance(dataset, (BatchedDataset, IterableDataset)):
+        if self.trainer is None or isinstance(dataset, (BatchedDataset, IterableDataset)):
             return 0  # reading whole batches is fast, and a stream would have to split itself
-        num_processes = num_processes_and_rank(trainer)[0]
-        return min(MOST_WORKERS, usable_cores() * trainer.num_nodes // num_processes)
+        num_processes, _ = num_processes_and_rank(self.trainer)
+        return min(MOST_WORKERS, usable_cores() * self.trainer.num_nodes // num_processes)
 
 
 def as_it_is(batch: Any) -> Any:

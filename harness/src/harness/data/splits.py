@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.data.datamodule import DataModule, announce
+from harness.data.datamodule import DataModule
 from harness.errors import UserError
+from harness.processes.launcher import global_rank
 
 log = logging.getLogger(__name__)
 
@@ -129,4 +130,9 @@ class SplitDataModule(DataModule):
                 before,
             )
 
-    say = staticmethod(announce)
+    @staticmethod
+    def say(line: str) -> None:
+        """Log a line about the data, and print it in the first process."""
+        log.info("%s", line)
+        if global_rank() == 0:
+            print(line, flush=True)

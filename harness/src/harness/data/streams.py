@@ -20,12 +20,14 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from pytorch_lightning.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from harness.data.batches import ShareCounts, bounds
+from harness.data.batches import ShareCounts, bounds, check_batch_size
+from harness.data.loaders import num_processes_and_rank, rebuilt
 from harness.data.randomness import END, mix, seed_generators, seeded_iteration
 from harness.errors import UserError
 
@@ -69,14 +71,6 @@ class StreamPart(IterableDataset[Any]):
         seed_generators(mix(self.__seed, self.__epoch, part))
         yield from samples
 
-    def batches(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """Return a loader's arguments for this process's share of its batches, counted."""
-        if loader.batch_size is None:
-            return {"batch_size": None, "collate_fn": loader.collate_fn}
-        low, high = bounds(loader.batch_size, self.__rank, self.__num_ranks)
-        collate = partial(_counted, loader.collate_fn)
-        return {"batch_size": high - low, "drop_last": loader.drop_last, "collate_fn": collate}
-
 
 def _counted(collate: Callable[[list[Any]], Any], samples: list[Any]) -> tuple[int, Any]:
     return len(samples), collate(samples)
@@ -91,8 +85,8 @@ class SharedStream(ShareCounts):
     num_ranks: int = 1  # processes that read the stream
     rank: int = 0  # of this process
     seed: int = 0
-    # Samples of a step over all processes, if known; then each item is a (number of samples,
-    # batch), as ``StreamPart.batches`` has it.
+    # Samples of a step over all processes, if known; then ``loader`` gives (number of samples,
+    # batch).
     batch_size: int | None = None
     seeds_transfer = False  # see ``SharedLoader``
 
@@ -179,3 +173,49 @@ class SharedStream(ShareCounts):
         total = torch.tensor(number)
         dist.all_reduce(total, group=self.group)
         return int(total)
+
+
+def share_stream(
+    loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int
+) -> SharedStream:
+    """Let processes read a loader that iterates by itself, or whose data set does."""
+    num_ranks, rank = num_processes_and_rank(trainer)
+    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    data = getattr(loader, "dataset", loader)
+    name = f"{name} ({type(data if is_plain else loader).__name__})"
+    if split == "train" and trainer.accumulate_grad_batches > 1:
+        raise UserError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} splits batches, "
+            f"and {name} is a stream, whose batches come as they are.\n"
+            "Leave it out, and use smaller batches."
+        )
+    owner = data if hasattr(data, "read_part") else loader
+    takes_part = hasattr(owner, "read_part")
+    if num_ranks > 1 and not takes_part:
+        raise UserError(
+            f"{name} is a stream, and each of {num_ranks} processes would read all of it.\n"
+            "Give its data set `def read_part(self, part, num_parts)`, which chooses what each "
+            "process and worker reads (and does nothing where the stream splits itself), or use "
+            "one process."
+        )
+    num_workers, size = getattr(loader, "num_workers", 0), loader.batch_size if is_plain else None
+    if num_ranks > 1 and rank == 0:
+        takes = f"{size} samples" if size else f"{num_ranks} of its batches"
+        print(
+            f"{name} is a stream: each of {num_ranks} processes reads what it gives to it. "
+            f"A step takes {takes} in sum, others than one process would take.",
+            flush=True,
+        )
+    elif num_workers > 1 and not takes_part:
+        print(f"{name} is a stream: does it split itself between {num_workers} workers?")
+    if is_plain:
+        batches = {"batch_size": size, "collate_fn": loader.collate_fn}
+        if size is not None:
+            check_batch_size(size, num_ranks, 1, name)
+            low, high = bounds(size, rank, num_ranks)
+            batches = {"batch_size": high - low, "drop_last": loader.drop_last}
+            batches["collate_fn"] = partial(_counted, loader.collate_fn)
+        loader = rebuilt(loader, StreamPart(data, seed, num_ranks, rank), **batches)
+    elif takes_part:
+        owner.read_part(rank, num_ranks)
+    return SharedStream(loader, name, num_ranks, rank, seed, size)

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from harness.data.datamodule import DataModule
-from harness.data.loaders import leaves, share
+from harness.data.loaders import leaves
 from harness.data.randomness import mix, preserved_generators, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
+from harness.data.sharing import share
 from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.exact import mean_over as means

@@ -89,6 +89,7 @@ class FSDPStrategy(DDPStrategy):
 
     def _shard(self, module: pl.LightningModule) -> None:
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+        num_parameters = len({*module.parameters()})
         for unit in units(module, self.modules):
             fully_shard(unit, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
             refuse_changes(unit)
@@ -99,6 +100,11 @@ class FSDPStrategy(DDPStrategy):
             for name in METHODS:
                 method = getattr(module, name)
                 setattr(module, name, update_wrapper(partial(root.call, method), method))
+        if len({*module.parameters()}) > num_parameters:  # torch has made one for each
+            raise UserError(
+                "strategy=fsdp would untie a parameter that two blocks share.\nUse "
+                "trainer.strategy.modules=[], which has no blocks, or name others."
+            )
         module.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
 
     def configure_ddp(self) -> None:

@@ -1,0 +1,30 @@
+"""What fsdp refuses; that it trains as one process is shown by ``tests/examples/test_fsdp.py``."""
+
+import pytest
+from torch import nn
+
+from harness.errors import UserError
+from harness.strategies.fsdp import FSDPStrategy
+from tests.strategies.parity import UPSTREAM_WARNINGS, Batches, Module, trainer
+from tests.strategy_runs import NO_FSDP
+
+pytestmark = [
+    *UPSTREAM_WARNINGS,
+    pytest.mark.skipif(NO_FSDP, reason="this torch has no fsdp on CPUs"),
+]
+
+
+class Tied(Module):
+    """Has one matrix in two blocks, which torch would make two of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(8, 8)) for _ in range(2)]
+        blocks[1][0].weight = blocks[0][0].weight
+        self.net = nn.Sequential(*blocks, nn.Linear(8, 5))
+
+
+def test_a_parameter_that_two_units_share_is_refused() -> None:
+    with pytest.raises(UserError, match="would untie a parameter"):
+        trainer(FSDPStrategy(), devices=1).fit(Tied(), Batches(24))
+    trainer(FSDPStrategy(modules=[]), devices=1).fit(Tied(), Batches(24))
