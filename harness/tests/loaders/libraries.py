@@ -10,15 +10,12 @@ import torch
 NUM_SAMPLES, BATCH_SIZE = 96, 8
 
 
-def write(kind: str, place: Path) -> None:
-    """Write what a loader reads, where every process of a run finds it."""
-    os.environ["LOADERS_FOLDER"] = str(place)
-    if not kind.startswith("webdataset"):
-        return
+def write_tars(folder: Path) -> None:
+    """Write the samples that ``webdataset_loader`` finds by the variable LOADERS_FOLDER."""
     import webdataset as wds
 
     inputs = np.random.default_rng(0).standard_normal((NUM_SAMPLES, 5))
-    with wds.ShardWriter(f"{place}/%03d.tar", maxcount=12, verbose=0) as tars:
+    with wds.ShardWriter(f"{folder}/%03d.tar", maxcount=12, verbose=0) as tars:
         for i, x in enumerate(inputs):
             tars.write({"__key__": f"{i:05d}", "inputs.npy": x, "target.npy": x.sum()})
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.loaders import libraries
 from tests.packages.cells import COLUMNS, PACKAGES, Cells
 from tests.verdicts.cells import row
 from tests.verdicts.table import read
@@ -37,11 +38,18 @@ def test_every_public_module_has_a_yaml_file_and_a_verdict_in_every_column() -> 
     assert cells == {(name, column) for name in PACKAGES for column in COLUMNS}
 
 
+@pytest.fixture
+def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that all runs of a test read, also those that go on."""
+    pytest.importorskip("webdataset")
+    monkeypatch.setenv("LOADERS_FOLDER", str(tmp_path))
+    libraries.write_tars(tmp_path)
+
+
 @pytest.mark.packages
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", ["webdataset", "webdataset, workers=2"])
-def test_parts_of_webdataset_are_read_once_and_resumed(name: str) -> None:
-    pytest.importorskip("webdataset")
+def test_parts_of_webdataset_are_read_once_and_resumed(name: str, tars: None) -> None:
     found = row("loader", name, ("cpu", "ddp(2)"))
     verdicts = {strategy: cell.verdict for strategy, cell in found.items()}
     resumed = {"cpu, resumed": "equal", "ddp(2), resumed": "equal"}
@@ -51,8 +59,7 @@ def test_parts_of_webdataset_are_read_once_and_resumed(name: str) -> None:
 
 @pytest.mark.packages
 @pytest.mark.filterwarnings("default")
-def test_a_stream_that_webdataset_does_not_split_is_refused() -> None:
-    pytest.importorskip("webdataset")
+def test_a_stream_that_webdataset_does_not_split_is_refused(tars: None) -> None:
     cell = row("loader", "webdataset whole", ("ddp(2)",))["ddp(2)"]
     assert cell.verdict == "refused"
     assert "you need to add an explicit nodesplitter" in cell.said

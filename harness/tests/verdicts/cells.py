@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.checkpoints.lookup import by_step, link_newest
 from tests.faults.run_folder import contents, differences
-from tests.loaders import libraries, zoo
+from tests.loaders import zoo
 from tests.modules.kinds import KINDS, Kind
 from tests.strategy_runs import SAME, TIMED_OUT, distances, execute, outcome, write_conf
 
@@ -144,7 +144,6 @@ def _module_end(kind: Kind, folder: Path, run: Any) -> End:
 
 def _loader_ends(kind: str, strategy: str, folder: Path, run: Any) -> Iterator[tuple[str, End]]:
     """Train with a loader, and go on in the middle of its second epoch."""
-    libraries.write(kind.partition(",")[0], folder)
     status, said = run([*loader_words(kind, folder), "name=whole"])
     if status:
         yield strategy, End(status, said)
