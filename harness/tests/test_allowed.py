@@ -1,13 +1,12 @@
 """A YAML file names what an experiment consists of; nothing else is imported or called."""
 
-import ast
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from harness import UserError, allowed, load_run
@@ -24,13 +23,6 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv(allowed.VARIABLE, "")
     allowed.follow("conf")
-
-
-def stranger(folder: Path, text: str) -> list[str]:
-    """Write an experiment that somebody else has sent; return the words that run it."""
-    (folder / "experiment").mkdir(exist_ok=True)
-    (folder / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{text}")
-    return [f"hydra.searchpath=[file://{folder}]", "experiment=theirs", f"output_dir={folder}/out"]
 
 
 def install(folder: Path, name: str, code: str, requires: str = "") -> None:
@@ -73,7 +65,7 @@ def test_what_no_experiment_consists_of_is_refused() -> None:
         assert "write in conf/rules.yaml: allowed: [small, " in str(refused.value)
     nested = {"model": {"_target_": "torch.nn.Linear"}, "x": {"y": {"_target_": "torch.load"}}}
     with pytest.raises(UserError, match=r"x\.y\._target_: torch\.load is torch\.serial"):
-        check_targets(nested)  # the whole of a config gets both looks
+        check_targets(nested)  # before any of them is called
 
 
 def test_what_an_experiment_consists_of_is_built() -> None:
@@ -90,13 +82,7 @@ def test_what_an_experiment_consists_of_is_built() -> None:
 def test_every_yaml_file_that_ships_names_what_may_be_built() -> None:
     seen = 0
     for path in (*(ROOT / "conf").rglob("*.yaml"), *config_files.OWN.rglob("*.yaml")):
-        cfg = OmegaConf.to_container(OmegaConf.load(path))  # as it is written
-        allowed.check(cfg)
-        for key, node in allowed.targets(cfg):
-            if not str(node["_target_"]).startswith(("timm", "hydra_plugins")):  # extras
-                found = get_object(node["_target_"])
-                allowed.check_object(key, node["_target_"], found)
-                seen += 1
+        seen += len([*allowed.imported(OmegaConf.to_container(OmegaConf.load(path)))])
     assert seen > 30
 
 
@@ -127,7 +113,12 @@ def test_packages_that_the_owner_requires_may_be_named_and_others_are_refused_at
 def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
     """In a line, with a status that is not 0, and with no folder of a run."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef run(): ...\n")
-    words = stranger(tmp_path, "callbacks:\n  mine:\n    _target_: evil.run\n")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "theirs.yaml").write_text(
+        "# @package _global_\ncallbacks: {mine: {_target_: evil.run}}\n"
+    )
+    words = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=theirs"]
+    words += [f"output_dir={tmp_path}/out"]
     result = command("train.py", *words, environment={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 1
     (said,) = result.stderr.strip().splitlines()
@@ -137,7 +128,6 @@ def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path:
     )
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
-    assert "nothing reads rules" in command("train.py", *words, "+rules.allowed=[evil]").stderr
 
 
 def test_a_strangers_run_is_refused(finished_run: Path, tmp_path: Path) -> None:
@@ -197,11 +187,6 @@ def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
 
 def test_nothing_else_of_the_harness_builds_from_a_config() -> None:
     """Another call of Hydra's would know of no rules."""
-    for path in (LIBRARY / "src" / "harness").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-            used = isinstance(node, ast.ImportFrom) and node.module == "hydra.utils"
-            assert not (used and "instantiate" in names), path
-            is_call = isinstance(node, ast.Attribute) and node.attr == "instantiate"
-            if is_call and path.name != "allowed.py":
-                assert ast.unparse(node) != "hydra.utils.instantiate", path
+    builds = re.compile(r"hydra\.utils\.instantiate\(|from hydra\.utils import .*instantiate")
+    files = (LIBRARY / "src" / "harness").rglob("*.py")
+    assert [path.name for path in files if builds.search(path.read_text())] == ["allowed.py"]

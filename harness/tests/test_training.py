@@ -19,9 +19,10 @@ def test_run_folder_holds_everything(finished_run: Path) -> None:
     names = {str(path.relative_to(finished_run)) for path in finished_run.rglob("*")}
     assert names >= {"config.yaml", "overrides.yaml", "metrics.csv", "results.json", "run.log"}
     assert names >= {"checkpoints/best.ckpt", "checkpoints/last.ckpt", "tensorboard"}
-    assert "max_epochs=2" in (finished_run / "overrides.yaml").read_text()
     config = (finished_run / "config.yaml").read_text()
     assert "${" not in config.replace("${run_dir}", "")  # a copy must not name the original
+    for path in (finished_run / "checkpoints").glob("*.ckpt"):  # plain: they load anywhere
+        assert torch.load(path, weights_only=True)["hyper_parameters"]["num_classes"] == 10
 
 
 def test_screen_shows_start_end_and_next_commands(finished_run: Path) -> None:
@@ -52,13 +53,6 @@ def test_evaluate_repeats_the_test_of_the_run(finished_run: Path) -> None:
     tested = json.loads((only(finished_run / "evaluate") / "results.json").read_text())
     for name in ("test/accuracy", "test/f1", "test/loss"):
         assert math.isclose(trained[name], tested[name], abs_tol=1e-6)
-
-
-def test_checkpoints_hold_plain_values_only(finished_run: Path) -> None:
-    """They load where neither this project nor Lightning is installed."""
-    for path in (finished_run / "checkpoints").glob("*.ckpt"):
-        checkpoint = torch.load(path, weights_only=True)
-        assert checkpoint["hyper_parameters"]["num_classes"] == 10
 
 
 def test_two_processes_train_one_run(tmp_path: Path) -> None:

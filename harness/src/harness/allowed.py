@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -21,14 +20,16 @@ from typing import Any
 
 import hydra.utils
 import yaml
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from harness.errors import UserError
-from harness.names import shown
+from harness.names import did_you_mean, shown
 
 RULES = "rules.yaml"
+EXTRAS = {"timm": "timm", "tokenizers": "text"}  # that install a package which YAML files name
 VARIABLE = "YAML_ALLOWED"  # more names, with commas, for one process and its children
 # First words that need no look-up in the metadata of packages, which takes half a second.
 USUAL = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
@@ -96,6 +97,8 @@ def check(cfg: Any) -> None:
     for key, node in targets(cfg):
         name = str(node["_target_"])
         word = name.partition(".")[0]
+        if word == name:
+            raise UserError(f"{key}._target_={name} needs its package: <package>.<module>.{name}")
         if word in USUAL or name in EXACT or is_owners(name) or word in _required_modules():
             continue
         if word in sys.modules or find_spec(word) is not None:  # else the import reports it
@@ -105,7 +108,43 @@ def check(cfg: Any) -> None:
         raise UserError(_refusal(refused))
 
 
-def check_object(key: str, name: str, target: Any) -> None:
+def imported(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Import what a config names; yield the key, the node and the object of each ``_target_``.
+
+    Raises:
+        UserError: with the nearest real name, or the line that allows what is refused.
+        InstantiationException: if a module exists and raises as it is imported.
+    """
+    check(cfg)
+    for key, node in targets(cfg):
+        name = str(node["_target_"])
+        try:
+            target = hydra.utils.get_object(name)
+        except ImportError as error:
+            cause = error.__cause__
+            absent = str(cause.name) if isinstance(cause, ModuleNotFoundError) else ""
+            parent, _, last = (absent or name).rpartition(".")
+            is_absent = absent and f"{name}.".startswith(f"{absent}.")
+            if not is_absent and "is an attribute of" not in str(error):
+                # The module exists and raises: not a typo in the config.
+                raise InstantiationException(f"{name}\nfull_key: {key}") from cause
+            siblings = vars(sys.modules[parent]) if parent in sys.modules else ()
+            hint = did_you_mean(last, siblings, f"{parent}.")
+            if absent in EXTRAS:
+                hint = f" Install it: pip install -e '.[{EXTRAS[absent]}]'."
+            raise UserError(f"{key}._target_: {name} does not exist.{hint}") from error
+        _check_object(key, name, target)
+        yield key, node, target
+
+
+def instantiate(node: Any, **given: Any) -> Any:
+    """Build a node as ``hydra.utils.instantiate`` does, if all that it names may be built."""
+    for _ in imported(node):
+        pass
+    return hydra.utils.instantiate(node, **given)
+
+
+def _check_object(key: str, name: str, target: Any) -> None:
     """Refuse the imported object of a name unless it may be called."""
     module, path = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     real = f"{module}.{path}" if isinstance(module, str) and isinstance(path, str) else name
@@ -113,16 +152,6 @@ def check_object(key: str, name: str, target: Any) -> None:
         return
     what = f"{key}._target_: {name}".lstrip(".")
     raise UserError(_refusal({what if real == name else f"{what} is {real}, and": real}))
-
-
-def instantiate(node: Any, **given: Any) -> Any:
-    """Check all names of a node, and build it as ``hydra.utils.instantiate`` does."""
-    check(node)
-    for key, one in targets(node):
-        name = str(one["_target_"])
-        with suppress(ImportError):  # Hydra reports it
-            check_object(key, name, hydra.utils.get_object(name))
-    return hydra.utils.instantiate(node, **given)
 
 
 def _may_be_built(target: Any, module: str) -> bool:

@@ -1,5 +1,6 @@
 """``resume=`` as a user types it."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,8 @@ def test_another_result_is_refused_with_the_difference(run_copy: Path) -> None:
         "seed=2": "seed=2 (it has 1)",
         "data.batch_size=32": "data.batch_size=32 (it has 64)",
         "trainer.max_epochs=1": "trainer.max_epochs=1 (it has 2)",
+        "trainer.max_epochs=null": "trainer.max_epochs=null (it has 2)",
+        "trainer.max_steps=20": "trainer.max_steps=20 (it has -1)",
         "mode=min objective=val/loss": "mode=min (it has max)",  # best.ckpt is that of max
         "model=cnn": "model.net._target_=small.models.CNN",
         "experiment=synthetic": "model.optimizer.lr=0.003 (it has 0.005)",
@@ -82,27 +85,25 @@ def test_where_a_run_is_computed_may_change(run_copy: Path) -> None:
     assert str(choose_run.newest_checkpoint(run_copy)).endswith("step_40.ckpt")
 
 
-def test_run_without_a_whole_checkpoint_is_refused(
+def test_damaged_checkpoints_and_results_are_told_with_what_to_do(
     run_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run_copy / "results.json").unlink()
+    """Results are computed again, and a run that has lost its weights is no new one."""
+    results = run_copy / "results.json"
+    saved = json.loads(results.read_text())
+    results.write_text("{")
+    assert "Remove it, and python train.py resume=" in refusal(f"resume={run_copy}")
+    results.unlink()
+    assert command("train.py", f"resume={run_copy}").returncode == 0
+    again = json.loads(results.read_text())
+    assert [again[name] for name in saved if "test/" in name]
+    assert all(again[name] == saved[name] for name in saved if "test/" in name)
     for path in (run_copy / "checkpoints").glob("step_*"):
         path.write_bytes(path.read_bytes()[:-5])
+    results.unlink()
     assert "none that is whole is left" in refusal(f"resume={run_copy}")
-    assert "Use resume=auto, or one such as" in refusal("resume=nowhere")
     assert "is damaged and was skipped" in capsys.readouterr().err
-
-
-def test_same_experiment_goes_on_as_it_was_started_and_another_is_refused(
-    saved_run: Callable[..., Path],
-) -> None:
-    """Its own 20 epochs are no wish to shorten a run that was started with 30."""
-    words = ("experiment=synthetic", "trainer.max_epochs=30", "seed=3")
-    folder = saved_run(*words)
-    again = go_on(folder, words[0])
-    assert (again.trainer.max_epochs, again.seed) == (30, 3)
-    with pytest.raises(UserError, match=r"same run with .*model\.net\._target_=small\.models\.CNN"):
-        go_on(folder, "experiment=cnn")
+    assert "Use resume=auto, or one such as" in refusal("resume=nowhere")
 
 
 def test_another_strategy_keeps_nothing_of_the_one_before(saved_run: Callable[..., Path]) -> None:
@@ -132,11 +133,6 @@ def go_on(folder: Path, *words: str) -> DictConfig:
     return config
 
 
-def test_limits_without_a_number() -> None:
-    for was, asked, is_more in ((2, 3, True), (2, -1, True), (2, None, False), (-1, 20, False)):
-        assert choose_run.is_more(asked, was) == is_more
-
-
 def test_run_without_a_checkpoint_yet_begins_anew_and_says_so(
     saved_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,21 +142,17 @@ def test_run_without_a_checkpoint_yet_begins_anew_and_says_so(
     assert "before its first checkpoint: it begins anew at step 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("trace", ["last.ckpt", "step_3.ckpt.damaged", "results.json", "resume"])
+@pytest.mark.parametrize("trace", ["checkpoints/step_3.ckpt.damaged", "results.json", "resume"])
 def test_run_that_has_lost_its_checkpoints_is_refused(
     trace: str, saved_run: Callable[..., Path]
 ) -> None:
     folder = saved_run()
     (folder / "checkpoints").mkdir()
-    if trace == "last.ckpt":
-        (folder / "checkpoints" / trace).symlink_to("step_3.ckpt")  # which is gone
-    elif trace == "resume":
+    (folder / trace).touch()
+    if trace == "resume":
         config = run_folder.load_config(folder)
         config.resume = "step_3.ckpt"
         run_folder.save_config(config, folder)
-    else:
-        name = trace if trace == "results.json" else f"checkpoints/{trace}"
-        (folder / name).touch()
     with pytest.raises(UserError, match="has had checkpoints, and none that is whole is left"):
         go_on(folder)
 
@@ -206,3 +198,6 @@ def test_run_is_composed_with_the_words_that_first_started_it(
         go_on(folder, this, "model.net.droput=0.2")
     assert "DataParallel" in go_on(folder, this, "strategy=dp").trainer.strategy._target_
     assert go_on(folder, this, *words[1:]).model.net.dropout == 0.1
+    # Its own 20 epochs are no wish to shorten a run that goes on for 30.
+    again = go_on(saved_run(words[0], "trainer.max_epochs=30", "seed=3"), words[0])
+    assert (again.trainer.max_epochs, again.seed) == (30, 3)

@@ -1,5 +1,6 @@
 """What a run's folder promises: one command at a time, and no memory of where it was."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -7,53 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from harness.command import main as cli
 from harness.command import run_folder
 from harness.command.compose import compose, compose_command
 from harness.errors import UserError
+from tests.conftest import ROOT
 from tests.faults.fork_server import command
-
-HOLDER = """
-import sys, time
-import threading
-from pathlib import Path
-from harness.command import run_folder
-with run_folder.locked(Path(sys.argv[1])):
-    print("locked", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_config_of_a_copy_names_the_copy(tmp_path: Path) -> None:
-    original, copy = tmp_path / "original", tmp_path / "copy"
-    original.mkdir()
-    run_folder.save_config(
-        run_folder.freeze(compose("train", ["debug=profile"]), original), original
-    )
-    original.rename(copy)
-    text = OmegaConf.to_yaml(run_folder.resolved(run_folder.load_config(copy)))
-    assert str(original) not in text
-    assert text.count(str(copy)) >= 4
-
-
-def test_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "locked\n"
-        try:
-            with pytest.raises(UserError, match=f"process {holder.pid} on ") as refused:
-                run_folder.locked(tmp_path).__enter__()
-            assert str(tmp_path) in str(refused.value)
-        finally:
-            holder.kill()
-    with run_folder.locked(tmp_path):  # it has died, and the lock with it
-        pass
-    with run_folder.locked(tmp_path):
-        pass
 
 
 def test_two_commands_that_choose_at_once_make_one_run(
@@ -93,12 +54,8 @@ def test_damaged_or_edited_file_of_a_run_is_refused_in_words(tmp_path: Path) -> 
     ):
         frozen = path.read_bytes()
         edited = frozen.replace(b"seed: 1", b"seed: 2").replace(b"seed=1", b"seed=2")
-        lines = edited.splitlines(keepends=True)
-        middle = len(frozen) // 2
-        flipped = frozen[:middle] + bytes([frozen[middle] ^ 4]) + frozen[middle + 1 :]
-        cut = frozen[:middle]
-        unsealed = (edited, b"".join(lines[1:]), b"".join(lines[:-1]), b"".join(lines[1:-1]))
-        for content in (b"", b"\0" * 4096, b"\xff\xfe\x93", flipped, cut, *unsealed):
+        unsealed = frozen.partition(b"\n")[2]
+        for content in (b"", b"\0" * 4096, b"\xff\xfe\x93", frozen[:-9], edited, unsealed):
             path.write_bytes(content)
             with pytest.raises(UserError, match=hint):
                 load(tmp_path)
@@ -124,3 +81,42 @@ def test_run_that_begins_is_nobody_elses_to_go_on_with(
         "config.yaml",
         "overrides.yaml",
     ]
+
+
+def test_evaluation_computes_as_the_run_did(tmp_path: Path) -> None:
+    """A test that takes gradients, as of forces, needs no word on the command line."""
+    words = ["+trainer.inference_mode=false", "trainer.precision=64-true"]
+    run_folder.save_config(run_folder.freeze(compose("train", words), tmp_path), tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.ckpt").touch()
+    for task in ("evaluate", "predict"):
+        cfg = compose(task, [f"checkpoint={tmp_path}"])  # stands for its best checkpoint
+        assert cfg.checkpoint == str(tmp_path / "checkpoints" / "best.ckpt")
+        assert (cfg.trainer.inference_mode, cfg.trainer.precision) == (False, "64-true")
+
+
+@pytest.mark.slow
+def test_run_goes_on_without_a_home_in_another_time_zone_and_an_odd_folder(tmp_path: Path) -> None:
+    """Also with workers, and on several processes, in a relative folder."""
+    folder = tmp_path / "a b=c,d ü'q\"[x]{y}#%s"
+    folder.mkdir()
+    nowhere = {"HOME": "/dev/null/home", "TMPDIR": "/dev/null/tmp"}  # even root cannot make these
+    common = ["data=synthetic", "model=mlp", "checkpoint.every_n_steps=3", "resume=auto"]
+    common += ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "output_dir=o"]
+    ddp = ("strategy=ddp", "trainer.devices=2", "data.num_workers=1", "trainer.max_epochs=2")
+    for words, zone in (
+        (("strategy=cpu", "trainer.max_epochs=1"), "Asia/Tokyo"),
+        (ddp, "America/Los_Angeles"),
+    ):
+        run = subprocess.run(
+            [sys.executable, str(ROOT / "train.py"), *common, *words],
+            cwd=folder,
+            env=os.environ | nowhere | {"TZ": zone},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+    assert "goes on from" in run.stdout
+    assert len(list((folder / "o" / "default").iterdir())) == 1

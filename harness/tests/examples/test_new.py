@@ -46,15 +46,10 @@ def write(tmp_path: Path, monkeypatch, capsys) -> Write:
     """Call new.py for a project in ``tmp_path``; return what it prints."""
     (tmp_path / "src" / "project").mkdir(parents=True)
     (tmp_path / "src" / "project" / "__init__.py").touch()
-    for path in (
-        "train.yaml",
-        "data/_loader.yaml",
-        "data/birds.yaml",
-        "model/mlp.yaml",
-        "model/b.yaml",
-    ):
-        (tmp_path / "conf" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "conf" / path).touch()
+    for path in ("train", "data/_loader", "data/birds", "model/mlp", "model/b"):
+        file = tmp_path / "conf" / f"{path}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> str:
@@ -99,26 +94,21 @@ def test_an_experiment_names_what_the_project_has(write: Write, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_starting_points_compose_train_and_pass_their_tests(write: Write, tmp_path: Path) -> None:
-    run(tmp_path, "-m", "pytest", "-q", *write_all(write, tmp_path), "-p", "no:xdist")
-
-
-def write_all(write: Write, folder: Path) -> list[str]:
-    """Write a file of each kind into a copy of this project; return the tests of them."""
     for name in ("conf", "src", "tests"):
-        shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    said = [write(kind, f"my_{kind}") for kind in KINDS]
-    (folder / "tests" / "test_choices.py").write_text(COMPOSES)
-    mine = [path for text in said for path in written(text) if path.startswith("tests")]
-    return ["tests/test_choices.py", *mine]
+        shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    said = "".join(write(kind, f"my_{kind}") for kind in KINDS)
+    (tmp_path / "tests" / "test_choices.py").write_text(COMPOSES)
+    tests = [path for path in written(said) if path.startswith("tests")]
+    run(tmp_path, "-m", "pytest", "-q", "tests/test_choices.py", *tests, "-p", "no:xdist")
 
 
 def test_what_cannot_be_written_is_refused_with_a_reason(write: Write, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     for words, message in (
-        (("module", "tensor"), "The new file uses another Tensor.* my_tensor"),
-        *((("data", name), "my_data") for name in ("My", "class", "../x", "", "x" * 17, "null")),
+        ("module tensor", "The new file uses another Tensor.* my_tensor"),
+        *((f"data {name}", "my_data") for name in ("My", "class", "../x", "x" * 17, "null")),
     ):
         with pytest.raises(SystemExit, match=message):
-            write(*words)
+            write(*words.split())
         assert sorted(tmp_path.rglob("*")) == before

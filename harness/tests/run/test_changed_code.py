@@ -17,27 +17,17 @@ NAME = "study_of_history"
 CODE = """
 import torch
 from torch import nn
-from tests.run.foreign import Tested, WithLoaders
-
-
-class Net(nn.Module):
-    def __init__(self, width=4):
-        super().__init__()
-        self.one = nn.Linear(5, width)
-        self.two = nn.Linear(width, 5)
-        self.last = nn.Linear(5, 1)
-
-    def forward(self, x):
-        return self.last(self.two(torch.relu(self.one(x))))
+from tests.run.foreign import WithLoaders
 
 
 class Model(WithLoaders):
     def __init__(self):
         super().__init__()
-        self.net = Net()
+        self.one = nn.Linear(5, 5)
+        self.two = nn.Linear(5, 5)
 
     def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 """
 WORDS = (
@@ -93,13 +83,13 @@ def test_other_packages_are_shown_once_and_what_a_start_computes_with_is_noted(
     assert "Python 3.99.0 -> " in (tested.folder / "run.log").read_text()
 
 
-ONE = "        self.one = nn.Linear(5, width)\n"
-TWO = "        self.two = nn.Linear(width, 5)\n"
+ONE = "        self.one = nn.Linear(5, 5)\n"
+TWO = "        self.two = nn.Linear(5, 5)\n"
 RATES = "[torch.optim.lr_scheduler.StepLR(optimizer, 1)]"
 # What stands in the code, what is written instead, and what is shown.
 MISFITS = (
-    (ONE, f"        self.more = nn.Linear(1, 1)\n{ONE}", "net.more.weight"),
-    (ONE + TWO, TWO + ONE, "state of net.one.weight would go to net.two.weight"),
+    (ONE, f"        self.more = nn.Linear(1, 1)\n{ONE}", "more.weight"),
+    (ONE + TWO, TWO + ONE, "state of one.weight would go to two.weight"),
     ("Adam(", "SGD(", "its optimizers are Adam, and configure_optimizers gives SGD"),
     (RATES, f"{RATES} * 2", "schedules are StepLR, and configure_optimizers gives St"),
 )

@@ -4,7 +4,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,53 +25,46 @@ def may_mount() -> bool:
 
 pytestmark = pytest.mark.skipif(not may_mount(), reason="needs the right to mount a small disk")
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS of sched.h
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def on(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run a command where something is mounted that only it sees."""
-
-    def run(
-        mount: str, *arguments: str | Path, after: str = "true"
-    ) -> subprocess.CompletedProcess[str]:
-        words, path = [*map(str, arguments)], tmp_path_factory.mktemp("screen") / "screen"
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                ctypes.CDLL(None).unshare(NEW_MOUNTS)
-                if os.system(f"mount --make-rprivate / && mount {mount}") == 0:
-                    status = Forked(words, dict(os.environ), path).wait()
-                    os.system(after)
-            finally:
-                os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        said = [path.with_suffix(suffix).read_text() for suffix in (".out", ".err")]
-        return subprocess.CompletedProcess(words, status, *said)
-
-    return run
+def run_on(mount: str, screen: Path, *words: str, after: str = "true") -> tuple[int, str]:
+    """Run a command where something is mounted that only it sees; its status and its errors."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            ctypes.CDLL(None).unshare(NEW_MOUNTS)
+            if os.system(f"mount --make-rprivate / && mount {mount}") == 0:
+                status = Forked(["train.py", *WORDS, *words], dict(os.environ), screen).wait()
+                os.system(after)
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status, screen.with_suffix(".err").read_text()
 
 
 def tmpfs(size: str, place: Path | str) -> str:
     return f"-t tmpfs -o size={size} tmpfs {place}"
 
 
-def test_full_disk_costs_the_checkpoints_that_find_no_room(on: Run, tmp_path: Path) -> None:
-    keep = f"cp -r {tmp_path}/default {tmp_path}-kept"
-    result = on(tmpfs("620k", tmp_path), "train.py", *WORDS, f"output_dir={tmp_path}", after=keep)
-    assert result.returncode == 0, result.stderr
-    assert "was not written: " in result.stderr
-    assert "No space left on device" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert list(Path(f"{tmp_path}-kept").glob("*/results.json"))
+def test_full_disk_costs_the_checkpoints_that_find_no_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    keep = f"cp -r {disk}/default {tmp_path}/kept"
+    words = (tmp_path / "screen", f"output_dir={disk}")
+    status, said = run_on(tmpfs("620k", disk), *words, after=keep)
+    assert status == 0, said
+    assert "was not written: " in said
+    assert "No space left on device" in said
+    assert "Traceback" not in said
+    assert list((tmp_path / "kept").glob("*/results.json"))
 
 
-def test_data_workers_without_shared_memory(on: Run, tmp_path: Path) -> None:
-    words = ("train.py", *WORDS, f"output_dir={tmp_path}", "data.num_workers=1")
-    result = on(tmpfs("100k", "/dev/shm"), *words, "data.batch_size=1024")
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr
-    assert result.stderr.count("/dev/shm") == 1
-    assert "docker run --shm-size" in result.stderr
-    assert "data.num_workers" in result.stderr
+def test_data_workers_without_shared_memory(tmp_path: Path) -> None:
+    words = (f"output_dir={tmp_path}/out", "data.num_workers=1", "data.batch_size=1024")
+    status, said = run_on(tmpfs("100k", "/dev/shm"), tmp_path / "screen", *words)
+    assert status == 1
+    assert "Traceback" not in said
+    assert said.count("/dev/shm") == 1
+    assert "docker run --shm-size" in said
+    assert "data.num_workers" in said

@@ -15,16 +15,17 @@ from omegaconf import DictConfig, OmegaConf
 from harness import allowed
 from harness.checkpoints.lookup import verified
 from harness.command import config_files
-from harness.command.compose import OF_THE_RUN, Command, key_of
+from harness.command.compose import OF_THE_RUN, Command, key_of, unused
 from harness.command.explain import NO_PACKAGE, explained, nearest
 from harness.errors import UserError
 from harness.init.settings import check_file, settings
-from harness.machine import candidates, num_gpus, usable_cores
+from harness.machine import candidates, num_gpus
 from harness.names import direction, flat, leaf, shown, typed
-from harness.processes.launcher import global_rank, launcher
+from harness.processes.launcher import launcher
 from harness.strategies import launchable
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
+HYDRAS = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
 KINDS: dict[Any, type] = {"text": str, "list": list}
 
 
@@ -36,19 +37,18 @@ def check(command: Command) -> None:
             raise UserError(f"{key} has no value. Add {key}=<value>.")
         values = flat(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     values |= flat({"sweep": command.sweep})
-    files = _experiments(command)
+    folders = [command.conf, *re.findall(r"file://([^,\]\s'\"]+)", " ".join(command.overrides))]
+    _refuse_settings_of_hydra(folders)
+    files = _experiments(command, folders)
     _check_keys(command, files)
     _check_words(command, values)
-    for key, node in allowed.targets(cfg):
-        if "." not in (name := str(node["_target_"])):
-            raise UserError(f"{key}._target_={name} needs its package: <package>.<module>.{name}")
     allowed.check(cfg)
     if command.task == "train":
         _check_training(command)
         _check_objective(command, files)
     else:
         verified(Path(cfg.checkpoint))
-    check_gpus(cfg)
+    _check_gpus(cfg)
     _check_devices(cfg)
 
 
@@ -84,21 +84,27 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
     unread = [name for name in map(str, cfg) if name not in read]
     for name in dicts - groups:
         unread += [f"{name}.{key}" for key in cfg[name] or () if key not in schema[name]]
-    unread += ["hydra"] * any(re.search("(?m)^hydra:", text) for text in files.values())
     for key in unread:
         hint = nearest(key, cfg, conf) if key not in ("experiment", "debug") else NO_PACKAGE
         raise UserError(f"{_place(command, files, key)}nothing reads {key}.{hint}")
 
 
-def _experiments(command: Command) -> dict[Path, str]:
+def _refuse_settings_of_hydra(folders: list[Any]) -> None:
+    """Refuse what a YAML file sets for runs of Hydra's own, which no run here is."""
+    for path in sorted(path for folder in folders for path in Path(folder).rglob("*.yaml")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if HYDRAS.match(line):
+                raise UserError(unused(f"{shown(path)}:{number}: {line.strip()}"))
+
+
+def _experiments(command: Command, folders: list[Any]) -> dict[Path, str]:
     """Read the YAML files that ``experiment=`` and ``debug=`` choose, also of a further folder."""
     texts: dict[Path, str] = {}
-    places = re.findall(r"file://([^,\]\s'\"]+)", " ".join(command.overrides))
     for word in command.overrides:
         group, _, value = word.lstrip("+").partition("=")
         names = re.findall(r"[^\s,\[\]'\"]+", value) if group in ("experiment", "debug") else []
         for name in names:
-            paths = [Path(place, group, f"{name}.yaml") for place in (command.conf, *places)]
+            paths = [Path(place, group, f"{name}.yaml") for place in folders]
             if path := next(filter(Path.is_file, paths), None):  # Hydra takes the first as well
                 texts[path] = path.read_text()
     return texts
@@ -208,9 +214,6 @@ def _check_devices(cfg: DictConfig) -> None:
                 f"trainer.{wish} needs a GPU, and this run has none.\nUse strategy=auto (a GPU if "
                 "there is one), strategy=cpu, or trainer.devices=<number of processes>."
             )
-        cores = usable_cores()
-        if isinstance(devices, int) and devices > cores and global_rank() == 0:
-            print(f"trainer.devices={devices} on {cores} cores: each step takes longer.")
     batch_size = OmegaConf.select(cfg, "data.batch_size")
     num_processes = launchable.num_processes(trainer)
     if isinstance(batch_size, int) and batch_size < num_processes:
@@ -222,7 +225,7 @@ def _check_devices(cfg: DictConfig) -> None:
     launchable.check_launcher(trainer, launcher())
 
 
-def check_gpus(cfg: DictConfig) -> None:
+def _check_gpus(cfg: DictConfig) -> None:
     """Refuse a choice of GPUs that cannot be made, or would not be the one that counts."""
     least, num_here = cfg.gpus.min_free_gib, launcher().num_here
     if cfg.gpus.order == "visible":

@@ -13,14 +13,13 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from harness import record
 from harness.checkpoints import lookup
 from harness.command import run_folder
 from harness.command.check import check_init
-from harness.command.compose import SET_BY, Command
+from harness.command.compose import SET_BY, Command, key_of
 from harness.errors import UserError
 from harness.names import few, flat, is_below, typed
 from harness.processes.launcher import launcher
@@ -166,9 +165,9 @@ def _keys_asked_for(words: list[str], first: list[str], keys: set[str]) -> list[
     An experiment among the words that first started the run asks for nothing: it is saved.
     """
     below: list[str] = []
-    for override in OverridesParser.create().parse_overrides(words):
-        name = override.key_or_group
-        if not (name in ("experiment", "debug") and override.input_line in first):
+    for word in words:
+        name = key_of(word)
+        if not (name in ("experiment", "debug") and word in first):
             below += SET_BY.get(name, (name.replace("/", "."),))
     # A strategy is exchanged as a whole: its settings are of no use to another.
     whole = "trainer.strategy"

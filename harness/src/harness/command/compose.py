@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import allowed
@@ -34,18 +33,6 @@ SET_BY = {
     "watch": ("watch", "callbacks"),
     "experiment": ("",),
     "debug": ("",),
-}
-NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
-PLUGIN = "hydra._internal.core_plugins.basic_{0}.Basic{1}"
-# Defaults of what Hydra's own runs, as of --help and --cfg, would build or obey.
-HYDRAS_RUNS = {
-    "callbacks": {},
-    "mode": None,
-    "job_logging": NO_LOGGING,
-    "hydra_logging": NO_LOGGING,
-    "launcher._target_": PLUGIN.format("launcher", "Launcher"),
-    "sweeper._target_": PLUGIN.format("sweeper", "Sweeper"),
-    "sweeper.params": None,
 }
 
 
@@ -90,10 +77,6 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
     with explained(task, [*saved, *words], conf):
         cfg = hydra_compose(task, [*saved, *words], conf, with_hydra=True)
     settings = cfg.hydra
-    for name, default in HYDRAS_RUNS.items():
-        if OmegaConf.select(settings, name) != default:
-            raise UserError(unused(f"hydra.{name} in a YAML file"))
-    HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in YAML files
     typed: Any = OmegaConf.to_container(settings.overrides.task)  # ${...} stays as it was typed
     places = [word for word in words if word.startswith("hydra.searchpath=")]
     num_saved = sum(not word.startswith("hydra.searchpath=") for word in saved)

@@ -4,7 +4,6 @@ In: an exception of Hydra, OmegaConf or PyYAML. Out: a ``UserError`` with the ne
 or with the exception's own first lines where these say enough. ``compose`` and ``check`` use it.
 """
 
-import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.command.config_files import choices, groups, hydra_compose
@@ -89,26 +88,8 @@ def _unknown_key(key: str, task: str, words: Sequence[str], conf: Path) -> str:
         return f"There is no key {key}.{hint.replace('?', f'={value}?')}"
     by_group = {*groups(conf), "hydra.searchpath"}  # the choices of the command bring keys
     chosen = [w for w in words if w.partition("=")[0] in by_group and not re.search(",|={", w)]
-    cfg = hydra_compose(task, chosen, conf)
-    if _takes(OmegaConf.select(cfg, f"{key.rpartition('.')[0]}._target_"), leaf(key), conf):
-        return f"There is no key {key} yet, and it is an argument: write +{key}={value}"
-    return (
-        f"There is no key {key}.{nearest(key, cfg, conf)}\nTo add a new one, write +{key}=<value>."
-    )
-
-
-def _takes(target: str | None, name: str, conf: Path) -> bool:
-    """Whether a class of the owner's has an argument of a name; its file is read, not run."""
-    module, _, class_name = str(target).rpartition(".")
-    place = conf.parent / "src" / module.replace(".", "/")
-    for path in (place.with_suffix(".py"), *place.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes())) if path.is_file() else ():
-            if isinstance(node, ast.ClassDef) and node.name == class_name:
-                inits = [f for f in node.body if getattr(f, "name", "") == "__init__"]
-                return any(
-                    isinstance(a, ast.arg) and a.arg == name for f in inits for a in ast.walk(f)
-                )
-    return False
+    hint = nearest(key, hydra_compose(task, chosen, conf), conf)
+    return f"There is no key {key}.{hint}\nTo add a new one, write +{key}={value}."
 
 
 def nearest(key: str, cfg: DictConfig, conf: Path) -> str:

@@ -24,6 +24,7 @@ from harness.command import run_folder
 from harness.command.compose import compose_command
 from harness.command.main import start
 from harness.errors import UserError
+from harness.files import best_checkpoint
 from harness.processes import leaving
 from harness.runs.reading import read_table
 
@@ -80,7 +81,12 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         """The checkpoint that was tested: the best one; a UserError if the run has none."""
-        return run_folder.tested_checkpoint(self.folder)
+        if (path := best_checkpoint(self.folder)) is None:
+            raise UserError(
+                f"The run in {self.folder} has no checkpoint, which would hold its weights.\n"
+                f"Train it first: python train.py resume={self.folder}"
+            )
+        return path
 
 
 def load_run(folder: str | Path, conf: str | Path = "conf") -> Run:

@@ -3,7 +3,7 @@
 In: the words behind ``train.py``. Out: a run's folder and the exit status. The way of a run:
 ``compose`` and ``check`` the words, let all processes meet, ``choose_run``, then ``run.train``,
 which imports torch. A rank that the first process of a run has started begins at ``compute``.
-Until then no torch: ``--help``, ``--cfg job``, completion and mistakes answer at once.
+Until then no torch: ``--help``, ``--cfg job`` and mistakes answer at once.
 """
 
 import gc
@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 import harness
@@ -26,7 +25,6 @@ from harness.command.check import check
 from harness.command.compose import (
     EVALUATION_GROUPS,
     Command,
-    as_hydra_reads,
     compose,
     compose_command,
 )
@@ -45,9 +43,6 @@ from harness.upstream import quick_start
 
 MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
 FIRST = ["experiment", "model", "data", "trainer", "strategy"]  # of the groups that help lists
-COMPLETION = {"-sc", "--shell-completion"}
-SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"} | COMPLETION
-FLAGS = SHOWING | {"-p", "--package", "--resolve"}
 # Keys that differ between ranks by design, and are not compared.
 DIFFERS_BY_RANK = ("output_dir", "run_dir", "resume", "checkpoint", "output")
 
@@ -195,24 +190,21 @@ def fingerprint(command: Command) -> dict[str, Any]:
     return settings | versions | {"code (src, program, harness)": checksum}
 
 
-def show(task: str, conf: Path, words: list[str]) -> NoReturn:
-    """Let Hydra answer ``--help``, ``--cfg``, ``--info`` and completion; refuse other flags."""
+def show(task: str, conf: Path, words: list[str]) -> None:
+    """Answer ``--help``, or ``--cfg job`` with the config that the words make."""
     flags = {word.partition("=")[0] for word in words if word.startswith("-")}
-    if (unknown := flags - FLAGS) or not flags & SHOWING:
-        flag = min(unknown or flags)
+    if flags & {"-h", "--help"}:
+        print(help_text(task, conf))
+    elif flags <= {"--cfg", "-c", "--resolve"} and flags != {"--resolve"}:
+        settings = [word for word in words if word not in ("job", *flags)]
+        cfg = compose(task, settings, conf)
+        print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
+    else:
+        flag = min(flags)
         hint = nearest(flag.lstrip("-"), compose(task, [], conf), conf).replace("?", "=<value>?")
         raise UserError(
             f"{flag} is no flag here: --help, --cfg job and -m are. Settings are key=value.{hint}"
         )
-    if flags & {"-h", "--help"}:
-        print(help_text(task, conf))
-        sys.exit(0)
-    if not flags & COMPLETION:
-        settings = [word for word in words if "=" in word and not word.startswith("-")]
-        compose_command(task, settings, conf)  # says what is wrong, and what Hydra may not call
-    sys.argv[1:] = as_hydra_reads(task, words, conf)
-    hydra.main(config_path=str(conf), config_name=task, version_base="1.3")(lambda cfg: None)()
-    sys.exit(0)
 
 
 def help_text(task: str, conf: Path) -> str:

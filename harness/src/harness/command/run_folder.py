@@ -24,7 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import UserError
-from harness.files import best_checkpoint, read_yaml, write_yaml
+from harness.files import read_yaml, write_yaml
+from harness.names import shown
 from harness.processes.launcher import global_rank, launcher
 from harness.record import PENDING_CONFIG
 
@@ -98,7 +99,10 @@ def results(run_dir: Path) -> dict[str, float]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UserError(f"{run_dir / 'results.json'} is damaged: {error}") from error
+        raise UserError(
+            f"{run_dir / 'results.json'} is damaged: {error}.\n"
+            f"Remove it, and python train.py resume={shown(run_dir)} tests again."
+        ) from error
     return values
 
 
@@ -112,23 +116,11 @@ def runs_in(parent: Path) -> list[Path]:
     return sorted((path.parent.resolve() for path in parent.glob("*/overrides.yaml")), key=_started)
 
 
-def _started(run_dir: Path) -> float:
+def _started(run_dir: Path) -> str:
     """Read when a run was started: from its own file, as a copy's files have other times."""
-    path = run_dir / "overrides.yaml"
-    with suppress(OSError, ValueError):
-        if line := re.search(f"^{STARTED}(.+)$", path.read_text(), re.MULTILINE):
-            return datetime.fromisoformat(line[1]).timestamp()
-    return path.stat().st_mtime
-
-
-def tested_checkpoint(run_dir: Path) -> Path:
-    """Return the checkpoint that a run has tested, its best; a UserError if it has none."""
-    if (path := best_checkpoint(run_dir)) is None:
-        raise UserError(
-            f"The run in {run_dir} has no checkpoint, which would hold its weights.\n"
-            f"Train it first: python train.py resume={run_dir}"
-        )
-    return path
+    text = (run_dir / "overrides.yaml").read_text(errors="replace")
+    line = re.search(f"^{STARTED}(.+)$", text, re.MULTILINE)
+    return line[1] if line else ""
 
 
 def config_of_checkpoint(checkpoint: Path) -> Path:
