@@ -1,22 +1,28 @@
-"""Checkpoints of every kind, and the network that each must load into, strictly and bit for bit.
+"""Checkpoints of 44 kinds, and the network that each must load into, strictly and bit for bit.
 
-Each function makes one checkpoint in a folder and returns its path and the bare network, which
-holds the expected weights.
+`KINDS` maps a name to what a file holds of a network, which network that is, and what writes it.
 """
 
 import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 from unittest import mock
 
+import pytorch_lightning as pl
 import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-CASES: dict[str, Callable[[Path], tuple[Path, nn.Module]]] = {}
+from harness.convert import convert
+from tests.modules.classifiers import Classifier
+
+State = dict[str, torch.Tensor]
 
 
 class Net(nn.Module):
@@ -27,272 +33,17 @@ class Net(nn.Module):
         self.head = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
         self.register_buffer("scratch", torch.ones(3), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.bn(self.conv(x)).mean((2, 3)))
 
-
-def trained(network: nn.Module) -> nn.Module:
-    """Give every tensor values of its own, so that no two can be confused."""
-    generator = torch.Generator().manual_seed(len(list(network.parameters())))
-    with torch.no_grad():
-        for tensor in network.state_dict().values():
-            if tensor.is_floating_point() and tensor.dtype.itemsize > 1:
-                tensor.copy_(torch.randn(tensor.shape, generator=generator))
-    return network
-
-
-def lightning(state: dict[str, object], **entries: object) -> dict[str, object]:
-    return {
-        "epoch": 3,
-        "global_step": 120,
-        "pytorch-lightning_version": "2.6.6",
-        "state_dict": state,
-        "loops": {"fit_loop": {"state_dict": {}}},
-        "callbacks": {"ModelCheckpoint{}": {"best_model_score": torch.tensor(0.5)}},
-        "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(4)}}, "param_groups": []}],
-        "lr_schedulers": [],
-        **entries,
-    }
-
-
-def prefixed(prefix: str, network: nn.Module) -> dict[str, torch.Tensor]:
-    state = network.state_dict()
-    renamed = type(state)((prefix + name, value) for name, value in state.items())
-    renamed._metadata = type(state)(
-        (f"{prefix}{name}".rstrip("."), value) for name, value in state._metadata.items()
-    )
-    return renamed
-
-
-def net() -> nn.Module:
-    return trained(Net())
-
-
-def case(
-    name: str,
-    content: Callable[[nn.Module], object],
-    network: Callable[[], nn.Module] = net,
-    file: str = "last.ckpt",
-    device: str = "cpu",
-    **options: object,
-) -> None:
-    """Register what torch.save writes of a network, as if its tensors were on a device."""
-
-    def make(folder: Path) -> tuple[Path, nn.Module]:
-        expected = network()
-        with mock.patch("torch.serialization.location_tag", return_value=device):
-            torch.save(content(expected), folder / file, **options)
-        return folder / file, expected
-
-    CASES[name] = make
-
-
-def own(function: Callable[[Path], tuple[Path, nn.Module]]) -> None:
-    """Register a function that writes a file or a folder itself."""
-    CASES[function.__name__] = function
-
-
-WRAPPERS = {
-    "plain_state_dict": "",
-    "data_parallel": "module.",
-    "compiled": "_orig_mod.",
-    "data_parallel_of_compiled": "module._orig_mod.",
-    "compiled_data_parallel": "_orig_mod.module.",
-    "wrapped_twice": "module.module.",
-    "fabric": "_forward_module.",
-}
-LIGHTNING_WRAPPERS = {
-    "lightning_net": "net.",
-    "lightning_model": "model.",
-    "lightning_compiled_net": "net._orig_mod.",
-    "lightning_parallel_net": "net.module.",
-    "lightning_compiled_parallel_net": "net._orig_mod.module.",
-    "lightning_parallel_compiled_net": "net.module._orig_mod.",
-    "lightning_compiled_outside": "_orig_mod.net.",
-    "lightning_ddp_outside": "module.net.",
-    "lightning_deepspeed_consolidated": "_forward_module.net.",
-    "lightning_fsdp_full": "_fsdp_wrapped_module.net._fsdp_wrapped_module.",
-}
-for _name, _prefix in WRAPPERS.items():
-    case(_name, functools.partial(prefixed, _prefix))
-for _name, _prefix in LIGHTNING_WRAPPERS.items():
-    case(_name, lambda net, prefix=_prefix: lightning(prefixed(prefix, net)))
-
-
-class Classifier(nn.Module):
-    """A LightningModule's only child whose name says nothing: the weights fit the module."""
-
+class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.classifier = Net()
+        self.embedding = nn.Embedding(11, 4)
+        self.head = nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embedding.weight
 
 
-case("lightning_other_name", lambda net: lightning(net.state_dict()), lambda: trained(Classifier()))
-
-
-def wrapped_blocks(net: nn.Module) -> object:
-    """FSDP and activation checkpointing around single blocks."""
-    wrapper = "head._fsdp_wrapped_module._checkpoint_wrapped_module."
-    return {name.replace("head.", wrapper): value for name, value in net.state_dict().items()}
-
-
-def odd_hyper_parameters(net: nn.Module) -> object:
-    from omegaconf import OmegaConf
-
-    odd = {
-        "optimizer": functools.partial(torch.optim.Adam, lr=1e-3),
-        "root": Path("data"),
-        "config": OmegaConf.create({"a": [1, {"b": 2}]}),
-        "device": torch.device("cuda:3"),
-        ("a", "tuple"): {1, 2, frozenset({3})},
-    }
-    return lightning(prefixed("net.", net), hyper_parameters=odd)
-
-
-def with_network(net: nn.Module) -> object:
-    return lightning(prefixed("net.", net), hyper_parameters={"net": net})
-
-
-OTHERS = {"criterion.weight": torch.ones(5), "val_acc.total": torch.tensor(7)}
-case("wrapped_blocks", wrapped_blocks)
-case("loss_weights_and_metrics", lambda net: lightning({**prefixed("net.", net), **OTHERS}))
-case("network_in_hyper_parameters", with_network)
-case("odd_hyper_parameters", odd_hyper_parameters)
-
-
-@own
-def lightning_1(folder: Path) -> tuple[Path, nn.Module]:
-    """Version 1.x: a class of Lightning in the hyper-parameters, callbacks keyed by class."""
-    network = net()
-    with vanishing_module("vanished_lightning", "AttributeDict", dict) as attribute_dict:
-        hyper_parameters = attribute_dict(lr=0.1, hidden=64)
-        state = lightning(prefixed("model.", network), hyper_parameters=hyper_parameters)
-        state |= {"pytorch-lightning_version": "1.4.9", "callbacks": {attribute_dict: {"wait": 1}}}
-        torch.save(state, folder / "last.ckpt")
-    return folder / "last.ckpt", network
-
-
-@own
-def lightning_trainer(folder: Path) -> tuple[Path, nn.Module]:
-    """A checkpoint of the installed Lightning, after a step of training."""
-    import pytorch_lightning as pl
-
-    class Module(pl.LightningModule):
-        def __init__(self, net: nn.Module, width: int) -> None:
-            super().__init__()
-            self.save_hyperparameters()  # with the network in it, as many projects have
-            self.net = net
-            self.criterion = nn.CrossEntropyLoss(weight=torch.ones(5))
-
-        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-            return self.criterion(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adam(self.parameters())
-
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = Module(net(), width=4)
-        trainer = pl.Trainer(max_steps=1, accelerator="cpu", enable_checkpointing=False, **quiet)
-        data = torch.utils.data.TensorDataset(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]))
-        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
-        trainer.save_checkpoint(folder / "last.ckpt")
-    return folder / "last.ckpt", module.net
-
-
-def weight_averaging(averaged: nn.Module) -> object:
-    """Lightning's WeightAveraging callback: state_dict is the average."""
-    states = {"current_model_state": prefixed("net.", Net()), "averaging_state": {}}
-    return lightning(prefixed("net.", averaged), **states)
-
-
-def ema_submodule(averaged: nn.Module) -> object:
-    state = {**prefixed("net.", Net()), **prefixed("net_ema.module.", averaged)}
-    return lightning({**state, "net_ema.n_averaged": torch.tensor(9)})
-
-
-case("weight_averaging", weight_averaging)
-case(
-    "ema_beside_state_dict",
-    lambda net: {"state_dict": Net().state_dict(), "state_dict_ema": net.state_dict()},
-)
-case("ema_submodule", ema_submodule)
-case("averaged_model", lambda net: torch.optim.swa_utils.AveragedModel(net).state_dict())
-case("nested_entry", lambda net: {"model_state_dict": net.state_dict(), "optimizer": {}})
-case("cuda_tensors", lambda net: lightning(prefixed("net.", net)), device="cuda:7")
-for _protocol in (3, 4, 5):
-    case(f"protocol_{_protocol}", with_network, pickle_protocol=_protocol)
-
-
-@contextmanager
-def vanishing_module(module: str, name: str, base: type) -> Iterator[type]:
-    """A class in a module that exists only inside the block."""
-    sys.modules[module] = types.ModuleType(module)
-    cls = type(name, (base,), {"__module__": module})
-    setattr(sys.modules[module], name, cls)
-    yield cls
-    del sys.modules[module]
-
-
-def module_case(
-    name: str, wrap: Callable[[nn.Module], object] = lambda net: net, **options: object
-) -> None:
-    """Register a pickled module whose class nobody has any more."""
-
-    def make(folder: Path) -> tuple[Path, nn.Module]:
-        network = net()
-        with vanishing_module("vanished", "TheirNet", Net) as cls:
-            theirs = cls()
-            theirs.load_state_dict(network.state_dict())
-            torch.save(wrap(theirs), folder / "model.pth", **options)
-        return folder / "model.pth", network
-
-    CASES[name] = make
-
-
-module_case("pickled_module")
-module_case("pickled_data_parallel", nn.DataParallel)
-module_case("pickled_module_in_dict", lambda network: {"model": network, "epoch": 3})
-module_case("pickled_module_protocol_4", pickle_protocol=4)
-
-
-@own
-def safetensors_file(folder: Path) -> tuple[Path, nn.Module]:
-    from safetensors.torch import save_file
-
-    network = net()
-    save_file(prefixed("_orig_mod.", network), folder / "model.safetensors")
-    return folder / "model.safetensors", network
-
-
-class Trap(nn.Module):
-    """Names that a careless replacement damages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.submodule = nn.Linear(3, 3)
-        self.net_module = nn.Linear(3, 3)
-        self.module = nn.Sequential(nn.Linear(3, 3))
-        self.model = nn.Linear(3, 3)
-
-
-case(
-    "names_like_wrappers",
-    lambda net: lightning(prefixed("net.module.", net)),
-    lambda: trained(Trap()),
-)
-
-
-@own
-def no_checksums(folder: Path) -> tuple[Path, nn.Module]:
-    network = net()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(network.state_dict(), folder / "last.pt")
-    finally:
-        torch.serialization.set_crc32_options(True)
-    return folder / "last.pt", network
+FLOATS = ("bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
+INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64", "bool")
 
 
 class Odd(nn.Module):
@@ -302,11 +53,9 @@ class Odd(nn.Module):
         super().__init__()
         numbers = torch.arange(4096, dtype=torch.float32)
         floats = torch.linspace(-4, 4, 24).reshape(2, 3, 4)
-        types = ["bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2"]
-        types += ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64", "bool"]
         buffers = {
-            **{f"of_{name}": floats.to(getattr(torch, name)) for name in types[:5]},
-            **{f"of_{name}": torch.arange(6).to(getattr(torch, name)) for name in types[5:]},
+            **{f"of_{name}": floats.to(getattr(torch, name)) for name in FLOATS},
+            **{f"of_{name}": torch.arange(6).to(getattr(torch, name)) for name in INTEGERS},
             "complex64": torch.complex(floats, -floats),
             "complex128": torch.complex(floats.double(), floats.double()),
             "view": numbers[100:110],
@@ -321,50 +70,224 @@ class Odd(nn.Module):
             self.register_buffer(name, value)
 
 
-case("odd_tensors", lambda net: lightning(prefixed("net.", net)), Odd)
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 4)
-        self.head = nn.Linear(4, 11, bias=False)
-        self.head.weight = self.embedding.weight
-
-
 def parametrized() -> nn.Module:
     """A network to whose own names `parametrizations` belongs."""
-    return trained(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))))
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
 
 
-case("tied_weights", lambda net: lightning(prefixed("net.", net)), lambda: trained(Tied()))
-case(
-    "bfloat16_network",
-    lambda net: lightning(prefixed("net._orig_mod.", net)),
-    lambda: net().bfloat16(),
-)
-case("parametrized", lambda net: lightning(prefixed("net.module.", net)), parametrized)
+def trap() -> nn.Module:
+    """A network with names that a careless replacement damages."""
+    parts = {name: nn.Linear(3, 3) for name in ("submodule", "net_module", "model")}
+    return nn.ModuleDict({**parts, "module": nn.Sequential(nn.Linear(3, 3))})
 
 
-def converted(path: Path) -> dict[str, torch.Tensor]:
-    from harness.convert import convert
-
-    output = path.with_name("converted.pt")
-    convert(path, output, force=True)
-    return torch.load(output)
-
-
-def check(load: Callable[[Path], dict[str, torch.Tensor]], path: Path, net: nn.Module) -> None:
-    """Assert that the weights arrive as they were saved, strictly."""
-    expected = {name: value.clone() for name, value in net.state_dict().items()}
+def trained(network: nn.Module) -> nn.Module:
+    """Give every tensor values of its own, so that no two can be confused."""
+    generator = torch.Generator().manual_seed(len(list(network.parameters())))
     with torch.no_grad():
-        for value in net.state_dict().values():
-            if value.numel() and 0 not in value.stride():
-                value.zero_()
-    state = load(path)
-    wrong = [name for name, value in expected.items() if not same(state.get(name), value)]
-    assert wrong == [], path
-    net.load_state_dict(state, strict=True, assign=True)
+        for tensor in network.state_dict().values():
+            if tensor.is_floating_point() and tensor.itemsize > 1 and 0 not in tensor.stride():
+                tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return network
+
+
+def below(prefix: str, network: nn.Module) -> State:
+    """The network's state_dict as of a module in which it has a name."""
+    state: State = network.state_dict()
+    for name in [*state]:
+        state[prefix + name] = state.pop(name)
+    return state
+
+
+def lightning(state: State, **entries: object) -> dict[str, object]:
+    return {
+        "epoch": 3,
+        "global_step": 120,
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": state,
+        "loops": {"fit_loop": {"state_dict": {}}},
+        "callbacks": {"ModelCheckpoint{}": {"best_model_score": torch.tensor(0.5)}},
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(4)}}, "param_groups": []}],
+        "lr_schedulers": [],
+        **entries,
+    }
+
+
+def lightning_of(prefix: str, **entries: object) -> Callable[[nn.Module], object]:
+    """Write checkpoints of a LightningModule in which the network has a name."""
+    return lambda network: lightning(below(prefix, network), **entries)
+
+
+GONE = types.ModuleType("gone")  # its classes can be imported while a file is written
+
+
+class TheirNet(Net):
+    __module__ = "gone"
+
+
+class AttributeDict(dict):  # type: ignore[type-arg]
+    __module__ = "gone"
+
+
+GONE.TheirNet, GONE.AttributeDict = TheirNet, AttributeDict  # type: ignore[attr-defined]
+
+
+def save(content: object, path: Path, device: str = "cpu", **options: object) -> None:
+    """Write with torch.save, as if tensors were on a device, and forget the classes of GONE."""
+    with (
+        mock.patch.dict(sys.modules, gone=GONE),
+        mock.patch("torch.serialization.location_tag", return_value=device),
+    ):
+        torch.save(content, path, **options)
+
+
+def save_without_checksums(content: object, path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(content, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
+class Saving(Classifier):
+    """Keeps its network in its hyper-parameters, as many projects do."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net, self.criterion = net, nn.CrossEntropyLoss(weight=torch.ones(3))
+
+
+def fit_and_save(module: pl.LightningModule, path: Path) -> None:
+    """Write a checkpoint of the installed Lightning, after a step of training."""
+    quiet: Any = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    loader = DataLoader(TensorDataset(torch.rand(4, 6), torch.tensor([0, 1, 2, 0])), batch_size=4)
+    trainer = pl.Trainer(max_steps=1, accelerator="cpu", enable_checkpointing=False, **quiet)
+    trainer.fit(module, loader)
+    trainer.save_checkpoint(path)
+
+
+def wrapped_blocks(network: nn.Module) -> object:
+    """FSDP and activation checkpointing around single blocks."""
+    wrapper = "head._fsdp_wrapped_module._checkpoint_wrapped_module."
+    return {name.replace("head.", wrapper): v for name, v in network.state_dict().items()}
+
+
+def ema_submodule(averaged: nn.Module) -> object:
+    state = below("net.", Net()) | below("net_ema.module.", averaged)
+    return lightning(state | {"net_ema.n_averaged": torch.tensor(9)})
+
+
+def with_network(network: nn.Module) -> object:
+    return lightning(below("net.", network), hyper_parameters={"net": network})
+
+
+ODD_HYPER_PARAMETERS = {
+    "optimizer": functools.partial(torch.optim.Adam, lr=1e-3),
+    "root": Path("data"),
+    "config": OmegaConf.create({"a": [1, {"b": 2}]}),
+    "device": torch.device("cuda:3"),
+    ("a", "tuple"): {1, 2, frozenset({3})},
+}
+LIGHTNING_1 = {
+    "pytorch-lightning_version": "1.4.9",
+    "callbacks": {AttributeDict: {"wait": 1}},  # keyed by class
+    "hyper_parameters": AttributeDict(lr=0.1, hidden=64),
+}
+
+
+class Kind(NamedTuple):
+    """A kind of checkpoints."""
+
+    content: Callable[[nn.Module], Any]  # what a file holds of a network
+    network: Callable[[], nn.Module] = Net
+    write: Callable[..., None] = save
+    file: str = "last.ckpt"
+
+    def make(self, folder: Path) -> tuple[Path, nn.Module]:
+        """Write one, and return its path and the network that has the expected weights."""
+        network = trained(self.network())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Lightning, about what it is given
+            self.write(self.content(network), folder / self.file)
+        return folder / self.file, network
+
+
+def their_net(network: nn.Module) -> nn.Module:
+    """The network as an object whose class nobody has any more."""
+    theirs = TheirNet()
+    theirs.load_state_dict(network.state_dict())
+    return theirs
+
+
+NAMES = {
+    "plain_state_dict": "",
+    "data_parallel": "module.",
+    "compiled": "_orig_mod.",
+    "data_parallel_of_compiled": "module._orig_mod.",
+    "compiled_data_parallel": "_orig_mod.module.",
+    "wrapped_twice": "module.module.",
+    "fabric": "_forward_module.",
+}
+LIGHTNING_NAMES = {
+    "lightning_net": "net.",
+    "lightning_model": "model.",
+    "lightning_compiled_net": "net._orig_mod.",
+    "lightning_parallel_net": "net.module.",
+    "lightning_compiled_parallel_net": "net._orig_mod.module.",
+    "lightning_parallel_compiled_net": "net.module._orig_mod.",
+    "lightning_compiled_outside": "_orig_mod.net.",
+    "lightning_ddp_outside": "module.net.",
+    "lightning_deepspeed_consolidated": "_forward_module.net.",
+    "lightning_fsdp_full": "_fsdp_wrapped_module.net._fsdp_wrapped_module.",
+}
+OTHERS = {"criterion.weight": torch.ones(5), "val_acc.total": torch.tensor(7)}
+RAW = {"current_model_state": below("net.", Net()), "averaging_state": {}}
+KINDS = {
+    **{name: Kind(functools.partial(below, prefix)) for name, prefix in NAMES.items()},
+    **{name: Kind(lightning_of(prefix)) for name, prefix in LIGHTNING_NAMES.items()},
+    # The only child's name says nothing: the weights fit the module.
+    "lightning_other_name": Kind(lightning_of(""), lambda: nn.ModuleDict({"classifier": Net()})),
+    "lightning_1": Kind(lightning_of("model.", **LIGHTNING_1)),
+    "lightning_trainer": Kind(Saving, lambda: Classifier().net, fit_and_save),
+    "loss_weights_and_metrics": Kind(lambda net: lightning({**below("net.", net), **OTHERS})),
+    "network_in_hyper_parameters": Kind(with_network),
+    "odd_hyper_parameters": Kind(lightning_of("net.", hyper_parameters=ODD_HYPER_PARAMETERS)),
+    "wrapped_blocks": Kind(wrapped_blocks),
+    "weight_averaging": Kind(lightning_of("net.", **RAW)),
+    "ema_beside_state_dict": Kind(
+        lambda net: {"state_dict": Net().state_dict(), "state_dict_ema": net.state_dict()}
+    ),
+    "ema_submodule": Kind(ema_submodule),
+    "averaged_model": Kind(lambda net: torch.optim.swa_utils.AveragedModel(net).state_dict()),
+    "nested_entry": Kind(lambda net: {"model_state_dict": net.state_dict(), "optimizer": {}}),
+    "cuda_tensors": Kind(lightning_of("net."), write=functools.partial(save, device="cuda:7")),
+    **{
+        f"protocol_{number}": Kind(
+            with_network, write=functools.partial(save, pickle_protocol=number)
+        )
+        for number in (3, 4, 5)
+    },
+    "pickled_module": Kind(their_net),
+    "pickled_data_parallel": Kind(lambda net: nn.DataParallel(their_net(net))),
+    "pickled_module_in_dict": Kind(lambda net: {"model": their_net(net), "epoch": 3}),
+    "pickled_module_protocol_4": Kind(their_net, write=functools.partial(save, pickle_protocol=4)),
+    "safetensors": Kind(functools.partial(below, "_orig_mod."), Net, save_file, "a.safetensors"),
+    "no_checksums": Kind(nn.Module.state_dict, write=save_without_checksums),
+    "names_like_wrappers": Kind(lightning_of("net.module."), trap),
+    "odd_tensors": Kind(lightning_of("net."), Odd),
+    "tied_weights": Kind(lightning_of("net."), Tied),
+    "bfloat16_network": Kind(lightning_of("net._orig_mod."), lambda: Net().bfloat16()),
+    "parametrized": Kind(lightning_of("net.module."), parametrized),
+}
+
+
+def read_again(path: Path, suffix: str = ".pt") -> State:
+    """Convert a file, and return what others read in the new one."""
+    output = path.with_name(f"out{suffix}")
+    convert(path, output, force=True)
+    state: State = load_file(output) if suffix == ".safetensors" else torch.load(output)
+    return state
 
 
 def same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
@@ -373,3 +296,9 @@ def same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
         return False
     a, b = (x.resolve_conj().resolve_neg().contiguous().reshape(-1) for x in (a, b))
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def differing(state: State, expected: State) -> list[str]:
+    """Names that only one of them has, or whose tensors are not the same bits."""
+    unknown = [name for name in state if name not in expected]
+    return unknown + [name for name, value in expected.items() if not same(state.get(name), value)]

@@ -1,57 +1,29 @@
 """Convert files in processes of their own, and measure what each of them costs.
 
-Each conversion runs under an audit hook and limits of CPU and memory.
+`python -m tests.convert.hostile` reads paths from its input and forks for each: the child converts
+under an audit hook and limits of CPU and memory. `Converter` starts it and asks.
 """
 
 import json
+import os
+import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-# Forks for each line of its input, converts the file that is named there and prints what that cost.
-SERVER = """
-import json, os, resource, shutil, sys
-import numpy, numpy.lib.stride_tricks
-import encodings.raw_unicode_escape, encodings.unicode_escape, encodings.latin_1, encodings.ascii
-import encodings.cp437
 from harness.convert import CheckpointError, convert
-QUIET = {"os.listdir", "os.scandir", "glob.glob", "glob.glob/2", "pathlib.Path.glob", "os.remove",
-         "os.rename", "object.__getattr__", "os.truncate", "pathlib.Path.rglob", "sys._getframe",
-         "os.link", "os.mkdir", "array.__new__", "builtins.id"}
-def child(path, suffix, answer):
-    folder, forbidden, is_done = os.path.dirname(path), [], False
-    def hook(event, args):
-        is_own = event == "open" and str(args[0]).startswith(folder)
-        if not (is_done or is_own or event in QUIET):
-            forbidden.append([event, repr(args)[:100]])
-    resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    sys.addaudithook(hook)
-    try:
-        convert(path, folder + "/out" + suffix)
-        result = "converted"
-    except (CheckpointError, OSError) as error:
-        result = str(error)
-    except BaseException as error:
-        result = "TRACEBACK " + repr(error)
-    is_done = True
-    os.write(answer, json.dumps([result[:2000], forbidden]).encode())
-    os._exit(0)
-for line in sys.stdin:
-    path, suffix = line.rstrip("\\n").split("\\t")
-    answer, end = os.pipe()
-    pid = os.fork()
-    if not pid:
-        child(path, suffix, end)
-    os.close(end)
-    with os.fdopen(answer, "rb") as file:
-        text = file.read()
-    _, status, usage = os.wait4(pid, 0)
-    result, forbidden = json.loads(text) if text else (f"TRACEBACK killed {status}", [])
-    cpu = usage.ru_utime + usage.ru_stime
-    print(json.dumps([result, forbidden, cpu, usage.ru_maxrss / 1024]), flush=True)
-"""
+
+# What a conversion does, and looking at a file may lead to.
+QUIET = {"os.listdir", "os.scandir", "glob.glob", "glob.glob/2", "pathlib.Path.glob", "os.remove"}
+QUIET |= {"os.rename", "object.__getattr__", "os.truncate", "pathlib.Path.rglob", "sys._getframe"}
+QUIET |= {"os.link", "os.mkdir", "array.__new__", "builtins.id"}
+
+# An import opens files, so it comes before.
+PRELOADED = [f"encodings.{name}" for name in ("ascii", "cp437", "latin_1", "unicode_escape")]
+PRELOADED += ["encodings.raw_unicode_escape", "numpy.lib.stride_tricks"]
 
 
 class Cost(NamedTuple):
@@ -63,13 +35,50 @@ class Cost(NamedTuple):
     mib: float  # at the peak, above that of a process that converts nothing
 
 
-class Converter:
-    """A process that measures conversions."""
+def serve(convert: Callable[[str, str], object]) -> None:
+    """Answer each line of the input, a path and a suffix, with a line of JSON."""
+    for line in sys.stdin:
+        path, suffix = line.rstrip("\n").split("\t")
+        answer, end = os.pipe()
+        if not (pid := os.fork()):
+            child(convert, path, suffix, end)
+        os.close(end)
+        with os.fdopen(answer, "rb") as file:
+            text = file.read()
+        _, status, usage = os.wait4(pid, 0)
+        result, forbidden = json.loads(text) if text else (f"TRACEBACK killed {status}", [])
+        cpu = usage.ru_utime + usage.ru_stime
+        print(json.dumps([result, forbidden, cpu, usage.ru_maxrss / 1024]), flush=True)
 
-    def __init__(self, folder: Path, code: str = SERVER) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+
+def child(convert: Callable[[str, str], object], path: str, suffix: str, answer: int) -> None:
+    folder, forbidden = os.path.dirname(path), list[list[str]]()
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        is_own = event == "open" and str(args[0]).startswith(folder)
+        if not (is_own or event in QUIET):
+            forbidden.append([event, repr(args)[:100]])
+
+    resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
+    sys.addaudithook(hook)
+    try:
+        convert(path, f"{folder}/out{suffix}")
+        result = "converted"
+    except (CheckpointError, OSError) as error:
+        result = str(error)
+    except BaseException as error:
+        result = "TRACEBACK " + repr(error)
+    os.write(answer, json.dumps([result[:2000], forbidden]).encode())
+    os._exit(0)
+
+
+class Converter:
+    """A process that measures conversions, or with `unsafe` torch's own loading."""
+
+    def __init__(self, folder: Path, *unsafe: str) -> None:
+        command = [sys.executable, "-m", "tests.convert.hostile", *unsafe]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self._idle = (0.0, 0.0)
         (folder / "nothing").write_bytes(b"")
         idle = self.convert(folder / "nothing")
@@ -89,6 +98,13 @@ class Converter:
         self._process.communicate()
 
 
-def too_much(cost: Cost, size: int) -> bool:
-    """Whether a file took more than the docs promise: of 10 MB, 5 s of computing and 300 MB."""
-    return cost.cpu_seconds > 1 + 0.4e-6 * size or cost.mib > 64 + 24e-6 * size
+if __name__ == "__main__":
+    for name in PRELOADED:
+        import_module(name)
+    if sys.argv[1:]:
+        import torch
+
+        serve(lambda path, _: torch.load(path, weights_only=False))
+    else:
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+        serve(convert)
