@@ -92,8 +92,8 @@ FAULTS = {
     ),
     "a signal ends the run as if it had finished": Fault(
         "processes/leaving.py",
-        "os._exit(status if isinstance(status, int) else 1)",
-        "os._exit(0)",
+        "    os._exit(status)\n",
+        "    os._exit(0)\n",
         "faults processes/test_leaving.py",
     ),
 }

@@ -9,6 +9,7 @@ Until then no torch: ``--help``, ``--cfg job`` and mistakes answer at once.
 import gc
 import os
 import sys
+import traceback
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -76,6 +77,9 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     except Exception as error:
         leaving.before_telling(is_mistake=False)
         tell_of_user(error)
+        if leaving.is_task_of_slurm():
+            traceback.print_exc()
+            leave(1)
         raise
 
 
@@ -241,7 +245,7 @@ def exit_with(message: str, leaves_at_once: bool = False) -> NoReturn:
     """Exit with a message, which names the rank where that is not the first."""
     if (rank := global_rank()) and not message.startswith("Rank "):
         message = f"Rank {rank}: {message}"
-    if leaves_at_once:
+    if leaves_at_once or leaving.is_task_of_slurm():
         print(message, file=sys.stderr)
         leave(1)
     sys.exit(message)

@@ -1,8 +1,9 @@
 """End a process of a run: when it is asked to, when its parent ends, when it fails.
 
 In: signals, and the end of the process that started this one. Out: an exit status, 128 + the
-signal's number. Of several processes that fail one tells why, and its end ends the others. A run
-that trains has ``Signals``: ``checkpoints.safe_point`` saves and leaves. Imports no torch.
+signal's number, or 75 under srun. Of several processes that fail one tells why, and its end ends
+the others. A run that trains has ``Signals``: ``checkpoints.safe_point`` saves and leaves. Imports
+no torch.
 """
 
 import _thread
@@ -37,6 +38,9 @@ TELL_SECONDS = 2.0
 SAME_SECONDS = 0.5
 # A process that is to save once its launcher has ended gets this long to reach a safe point.
 ORPHAN_SECONDS = 10.0
+# Exit statuses of a task of srun, which ends with the highest of its tasks': where one fails, Slurm
+# ends the others, and these must not look as if all were asked to leave and can go on.
+CAN_GO_ON, FAILED = 75, 100
 PATIENCE_SECONDS = 5.0  # schedulers kill ten or more seconds after they have asked
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -243,4 +247,13 @@ def leave(status: Any) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else 1)
+    status = status if isinstance(status, int) else 1
+    if is_task_of_slurm():
+        is_asked = status - 128 in (signal.SIGTERM, signal.SIGUSR1)
+        status = CAN_GO_ON if is_asked else FAILED if status == 1 else status
+    os._exit(status)
+
+
+def is_task_of_slurm() -> bool:
+    """Whether srun started this process, or one before it."""
+    return "SLURM_STEP_NUM_TASKS" in os.environ
