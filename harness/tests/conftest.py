@@ -71,14 +71,18 @@ def nobody_is_followed() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short training run, made by the command itself."""
-    output_dir = tmp_path_factory.mktemp("outputs")
+    words = ["trainer.max_epochs=2", "data=synthetic", "model=mlp"]
+    words += ["+callbacks.labels._target_=tests.watch.labels.Labels"]
+    return train_command(tmp_path_factory.mktemp("outputs"), *words)
+
+
+def train_command(folder: Path, *words: str) -> Path:
+    """Run ``train.py``; the folder of its run below a folder, where ``screen.txt`` is, too."""
     # Imported here: that module starts commands with a folder of this one.
     from tests.faults.fork_server import command
 
-    words = ["trainer.max_epochs=2", "data=synthetic", "model=mlp", f"output_dir={output_dir}"]
-    words += ["+callbacks.labels._target_=tests.watch.labels.Labels"]
-    result = command("train.py", *words)
-    assert result.returncode == 0, result.stderr
-    (run_dir,) = (output_dir / "default").iterdir()
-    (run_dir / "screen.txt").write_text(result.stdout + result.stderr)
+    result = command("train.py", *words, f"output_dir={folder}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (folder / "screen.txt").write_text(result.stdout + result.stderr)
+    (run_dir,) = (folder / "default").iterdir()
     return run_dir

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.conftest import slow
 from tests.strategy_runs import NO_FSDP, distances, in_processes, outcome, run_of
-from tests.workers.user_runs import evaluate_sizes, train_user_module
+from tests.workers.user_runs import evaluate_sizes
 
-# An odd batch size, so that shares differ in size and the last batch is smaller.
-EXPERIMENT = ("data=synthetic", "model=mlp", "data.batch_size=37", "data.noise=0.1")
+# An odd batch size, so that shares differ in size; the last batches have one sample, and the shares
+# of most processes none.
+EXPERIMENT = (
+    *("data=synthetic", "model=mlp", "data.batch_size=37", "data.noise=0.1"),
+    *("data.num_train=1222", "data.num_val=186"),
+)
 IN_PARTS = "data.max_samples_per_device=5"
 
 
@@ -81,18 +84,3 @@ def test_predictions_are_complete_and_in_order(devices: int, evaluated) -> None:
                 tables.append(list(csv.DictReader(file)))
         assert [row["sample"] for row in tables[1]] == [str(i) for i in range(num_samples)]
         assert tables[0] == tables[1]
-
-
-@pytest.mark.parametrize(("norm", "devices"), [(False, 3), (True, 2)], ids=["plain", "norm"])
-def test_module_that_knows_nothing_of_this_trains_the_same(
-    norm: bool, devices: int, tmp_path: Path
-) -> None:
-    """Weights, logged values and metrics; ``norm`` is BatchNorm over all processes."""
-    results = []
-    for num_devices in (1, devices):
-        in_processes(num_devices, train_user_module, num_devices, norm, tmp_path)
-        results.append(torch.load(tmp_path / "weights.pt", weights_only=True))
-    assert {"train/loss", "train/accuracy", "val/loss"} <= results[0].keys()
-    for name, value in results[0].items():
-        bound = 1e-6 if "accuracy" in name else 1e-12
-        assert torch.allclose(value, results[1][name], atol=bound), name

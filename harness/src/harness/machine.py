@@ -17,8 +17,6 @@ from pathlib import Path
 from harness.errors import UserError
 
 GROUPS = Path("/sys/fs/cgroup")  # a container's own group is the root of all groups
-# Quota and period in microseconds: one file in version 2, two in version 1.
-QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 MIG = "MIG is on: name its device in CUDA_VISIBLE_DEVICES, without gpus=emptiest"
 PREFIX = "train_"  # of the locks' names
 locks: dict[str, socket.socket] = {}  # that this process holds, by the UUID of the GPU
@@ -28,11 +26,10 @@ def usable_cores() -> int:
     """Return this process's cores: its affinity, or its container's quota rounded down."""
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    for files in QUOTAS:
-        with suppress(OSError):  # not Linux, the other version, or not for this user
-            quota, period = " ".join((GROUPS / name).read_text() for name in files).split()
-            if quota not in ("max", "-1"):
-                cores = min(cores, int(quota) // int(period))
+    with suppress(OSError):  # not Linux, version 1 of control groups, or not for this user
+        quota, period = (GROUPS / "cpu.max").read_text().split()  # in microseconds
+        if quota != "max":
+            cores = min(cores, int(quota) // int(period))
     return max(1, cores)
 
 

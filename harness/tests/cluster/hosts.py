@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from harness.processes.parent import OF_LAUNCHERS
 from tests.cluster.forks import fork, is_fast
 from tests.conftest import ROOT
 from tests.faults.fast_command import Forked
@@ -41,6 +42,19 @@ def missing() -> str:
     return ""
 
 
+def wait_for(
+    is_so: Callable[[], object],
+    tell: Callable[[], object],
+    seconds: float = PATIENCE_SECONDS,
+    pause_seconds: float = 0.002,
+) -> None:
+    """Look for something until it is so; ``tell`` says more where that takes too long."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, f"not after {seconds:.0f} s:\n{tell()}"
+        time.sleep(pause_seconds)
+
+
 class Started:
     """A command that runs on a host, and what it has printed."""
 
@@ -51,24 +65,19 @@ class Started:
         """All that it has printed so far."""
         return self.log.read_text(errors="replace")
 
-    def is_alive(self) -> bool:
-        """Whether it has not ended."""
-        return self.process.poll() is None
+    def has_ended(self) -> bool:
+        """Whether it has an exit status."""
+        return self.process.poll() is not None
 
-    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+    def wait(self) -> int:
         """Its exit status; fails where it has none in time."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"hangs after {seconds:.0f} s:\n{self.screen()}") from None
+        wait_for(self.has_ended, self.screen)
+        return self.process.wait()
 
-    def wait_until(self, is_so: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait for something that the command does; fails where it ends before, or takes longer."""
-        end = time.monotonic() + seconds
-        while not is_so():
-            assert self.is_alive(), f"ended with {self.process.returncode}:\n{self.screen()}"
-            assert time.monotonic() < end, f"not after {seconds:.0f} s:\n{self.screen()}"
-            time.sleep(0.02)
+    def wait_until(self, is_so: Callable[[], object]) -> None:
+        """Wait for something that the command does; fails where it ends before."""
+        wait_for(lambda: is_so() or self.has_ended(), self.screen)
+        assert is_so(), f"ended with {self.process.returncode}:\n{self.screen()}"
 
 
 class Host:
@@ -104,8 +113,9 @@ class Host:
         """
         self.num_started += 1
         hosts = self.folder / f"{self.name}_{self.num_started}.hosts"
-        table = [line for line in self.table if line.split()[1] not in names]
-        hosts.write_text(f"{names}127.0.0.1 localhost\n{''.join(table)}")
+        both = [f"{address(number)} host{number}\n" for number in (1, 2)]
+        others = [line for line in both if line.split()[1] not in names]
+        hosts.write_text(f"{names}127.0.0.1 localhost\n{''.join(others)}")
         mounts = {Path("/etc/hosts"): hosts, **(seen or {})}
         log = self.folder / f"{self.name}_{self.num_started}.log"
         variables = clean_environment() | dict(environment or {})
@@ -144,11 +154,6 @@ class Host:
             time.sleep(0.02)
         while self.processes:
             self.processes.pop().wait()
-
-    @property
-    def table(self) -> list[str]:
-        """The lines of /etc/hosts that name both hosts."""
-        return [f"{address(number)} host{number}\n" for number in (1, 2)]
 
 
 class Network:
@@ -195,11 +200,8 @@ def address(number: int) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's variables less what launchers and tests have set; one thread per process."""
-    ours = ("SLURM_", "PYTEST_", "TORCHELASTIC_", "HARNESS_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        kept.pop(name, None)
+    """This process's variables less what launchers have set; one thread per process."""
+    kept = {name: text for name, text in os.environ.items() if not OF_LAUNCHERS.fullmatch(name)}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 

@@ -9,16 +9,14 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.cluster import hosts
-from tests.cluster.hosts import PATIENCE_SECONDS, Network, Started
+from tests.cluster.hosts import Network, Started, wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged")
 PLACES = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons are in sbin
-START_SECONDS = 60.0
 # A login's credentials last 5 s, or a job that is put back in the queue waits for two minutes.
 CONFIG = """
 ClusterName=test
@@ -86,12 +84,13 @@ class Slurm:
             raise
 
     def _start_daemons(self) -> None:
-        first = self.network.hosts[0]
-        files = [f"--{name}={self.folder}/munge.{name.partition('-')[0]}" for name in MUNGE_FILES]
+        first, names = self.network.hosts[0], ("key", "pid", "log", "seed")
+        files = [f"--{name}-file={self.folder}/munge.{name}" for name in names]
+        files.append(f"--socket={self.folder}/munge.socket")
         self.daemons = [
             first.start(["munged", "--foreground", "--force", *files], self.environment)
         ]
-        self.daemons[0].wait_until((self.folder / "munge.socket").exists, START_SECONDS)
+        self.daemons[0].wait_until((self.folder / "munge.socket").exists)
         self.daemons.append(first.start(["slurmctld", "-D", "-c"], self.environment))
         for number in (1, 2):
             self.start_node(number)
@@ -103,21 +102,19 @@ class Slurm:
         (self.folder / f"spool.{host.name}").mkdir(exist_ok=True)
         self.daemons.append(host.start(["slurmd", "-D", "-N", host.name], self.environment))
 
-    def wait_until_idle(self, seconds: float = START_SECONDS) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until both nodes take jobs."""
-        end = time.monotonic() + seconds
-        while (states := self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T")) != "idle\nidle":
-            assert time.monotonic() < end, f"{states}\n{self.logs()}"
-            time.sleep(0.2)
-
-    def logs(self) -> str:
-        """The ends of what the daemons have said."""
-        return "\n".join(daemon.screen()[-2000:] for daemon in self.daemons)
+        ask = ("sinfo", "-h", "-N", "-p", "main", "-o", "%T")
+        wait_for(
+            lambda: self.ask(*ask) == "idle\nidle",
+            lambda: [daemon.screen()[-2000:] for daemon in self.daemons],
+            pause_seconds=0.2,
+        )
 
     def ask(self, *words: str) -> str:
         """What a command of Slurm's prints, whether it works or not."""
         command = self.network.hosts[0].start(words, self.environment)
-        command.wait(START_SECONDS)
+        command.wait()
         return command.screen().strip()
 
     def srun(self, words: Sequence[str], *options: str) -> Started:
@@ -125,23 +122,12 @@ class Slurm:
         line = ["srun", "--kill-on-bad-exit=1", *options, sys.executable, "train.py", *words]
         return self.network.hosts[0].start(line, self.environment)
 
-    def submit(self, script: str | Path, *words: str, options: Sequence[str] = ()) -> str:
-        """Hand in a job, and return its number.
-
-        Args:
-            script: a file; or the lines of one, less the first.
-            words: of the script.
-            options: of sbatch.
-        """
-        if isinstance(script, str):
-            path = Path(tempfile.mkstemp(suffix=".sh", dir=self.folder)[1])
-            path.write_text(f"#!/bin/bash\n{script}\n")
-            script = path
-        is_array = any(option.startswith("--array") for option in options)
-        output = f"--output={self.folder}/{'%A_%a' if is_array else '%j'}.txt"
-        said = self.ask(
-            "sbatch", "--parsable", output, "--open-mode=append", *options, str(script), *words
-        )
+    def submit(self, script: Path, words: Sequence[str], array: str = "") -> str:
+        """Hand in a job, or an array of jobs, with words of its script; return its number."""
+        options = [f"--output={self.folder}/{'%A_%a' if array else '%j'}.txt"]
+        options += [f"--array={array}"] if array else []
+        line = ["sbatch", "--parsable", "--open-mode=append", *options, str(script)]
+        said = self.ask(*line, *words)
         assert said.isdigit(), said
         return said
 
@@ -158,24 +144,19 @@ class Slurm:
         """One of Slurm's words for where a job is."""
         return self.about(job).get("JobState", "")
 
-    def wait(self, job: str, seconds: float = PATIENCE_SECONDS) -> str:
+    def wait(self, job: str) -> str:
         """The word for how a job has ended; fails where it has not in time."""
-        end = time.monotonic() + seconds
-        while (state := self.state(job)) not in ENDED:
-            assert time.monotonic() < end, f"{state}: {self.about(job)}\n{self.screen(job)}"
-            time.sleep(0.3)
-        return state
+        wait_for(lambda: self.state(job) in ENDED, lambda: self.screen(job), pause_seconds=0.2)
+        return self.state(job)
 
-    def wait_until(
-        self, job: str, is_so: Callable[[], bool], seconds: float = PATIENCE_SECONDS
-    ) -> None:
+    def wait_until(self, job: str, is_so: Callable[[], bool]) -> None:
         """Wait for something that a job does; fails where the job ends before."""
-        end = time.monotonic() + seconds
-        while not is_so():
-            state = self.state(job)
-            assert state not in ENDED, f"{state}\n{self.screen(job)}"
-            assert time.monotonic() < end, f"{state}\n{self.screen(job)}"
-            time.sleep(0.2)
+        wait_for(
+            lambda: is_so() or self.state(job) in ENDED,
+            lambda: self.screen(job),
+            pause_seconds=0.2,
+        )
+        assert is_so(), f"{self.state(job)}\n{self.screen(job)}"
 
     def clear(self) -> None:
         """Cancel all jobs."""
@@ -187,6 +168,3 @@ class Slurm:
         """Kill the daemons and all jobs, and remove their files."""
         self.network.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-MUNGE_FILES = ("key-file", "socket", "pid-file", "log-file", "seed-file")

@@ -5,25 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.cluster import slurm as cluster
-from tests.cluster.runs import (
-    NUM_STEPS,
-    WORDS,
-    config,
-    finished,
-    num_steps,
-    run_folders,
-    where,
-)
+from tests.cluster.runs import NUM_STEPS, WORDS, finished, num_steps, run_folders, where
 from tests.cluster.slurm import Slurm
 from tests.conftest import ROOT
+from tests.workers.disturb import disturb
 
 pytestmark = pytest.mark.slow
 
 TWO = ("--nodes=2", "--ntasks-per-node=1")
-ON_TWO = f"srun --kill-on-bad-exit=1 {' '.join(TWO)} {sys.executable} train.py"
-TRACE = "+callbacks.trace._target_=tests.faults.trace.Trace +callbacks.trace.seconds_per_batch=0.5"
+ON_BOTH = ("trainer.devices=1", "trainer.num_nodes=2", "resume=auto")
 NOT_LOST = 2  # steps that two attempts may both have done: none was saved, or one was traced twice
 
 
@@ -45,17 +38,14 @@ def slurm(session: Slurm) -> Iterator[Slurm]:
     session.clear()
 
 
-def words(folder: Path, *more: str, seconds_per_batch: float = 0.0) -> list[str]:
+def words(folder: Path, *more: str, seconds_per_batch: float = 0.5) -> list[str]:
     return [*WORDS, *where(folder, seconds_per_batch), *more]
-
-
-def line(*parts: str) -> str:
-    return " ".join(parts)
 
 
 @pytest.mark.parametrize("name", ["train", "bash"])
 def test_tasks_of_srun_are_one_run(name: str, slurm: Slurm, tmp_path: Path) -> None:
-    started = slurm.srun(words(tmp_path, "strategy=ddp"), *TWO, f"--job-name={name}")
+    run = words(tmp_path, "strategy=ddp", seconds_per_batch=0.0)
+    started = slurm.srun(run, *TWO, f"--job-name={name}")
     assert started.wait() == 0, started.screen()
     assert started.screen().count("DDPStrategy, 2 processes") == 1, started.screen()  # not two runs
     assert len(run_folders(tmp_path)) == 1
@@ -91,19 +81,17 @@ def array_script(folder: Path) -> Path:
 
 def test_script_puts_each_task_of_an_array_back_alone(slurm: Slurm, tmp_path: Path) -> None:
     """Also the last one, whose number is that of the array."""
-    run = [*WORDS, *where(tmp_path), *TRACE.split()]
-    job = slurm.submit(array_script(tmp_path), *run, options=["--array=1-2"])
+    run = [word for word in words(tmp_path) if "trace.folder" not in word]
+    job = slurm.submit(array_script(tmp_path), run, array="1-2")
     tasks = {number: tmp_path / f"task_{number}" for number in (1, 2)}
     slurm.wait_until(f"{job}_2", lambda: min(map(num_steps, tasks.values())) >= 2)
     slurm.ask("scancel", "--signal=USR1", f"{job}_2")
     states = [slurm.wait(f"{job}_{number}") for number in tasks]
     assert states == ["COMPLETED", "COMPLETED"], slurm.screen(f"{job}_2")
     assert [slurm.about(f"{job}_{number}")["Restarts"] for number in tasks] == ["0", "1"]
-    assert sorted(config(run_dir).seed for run_dir in finished(tmp_path)) == [1, 2]
+    configs = [OmegaConf.load(run_dir / "config.yaml") for run_dir in finished(tmp_path)]
+    assert sorted(config.seed for config in configs) == [1, 2]
     assert max(map(num_steps, tasks.values())) <= NUM_STEPS + NOT_LOST
-
-
-ON_BOTH = ("trainer.devices=1", "trainer.num_nodes=2", "resume=auto")
 
 
 @pytest.mark.parametrize("signum", ["USR1", "TERM"])
@@ -111,8 +99,7 @@ def test_script_puts_a_job_back_that_was_asked_to_leave(
     signum: str, slurm: Slurm, tmp_path: Path
 ) -> None:
     """As Slurm asks before the end of the time, and where a job is preempted."""
-    run = words(tmp_path, *ON_BOTH, seconds_per_batch=0.5)
-    job = slurm.submit(shown_script(tmp_path), *run)
+    job = slurm.submit(shown_script(tmp_path), words(tmp_path, *ON_BOTH))
     slurm.wait_until(job, lambda: num_steps(tmp_path) >= 4)
     slurm.ask("scancel", f"--signal={signum}", job)
     assert slurm.wait(job) == "COMPLETED", slurm.screen(job)
@@ -126,14 +113,13 @@ def test_script_puts_no_mistake_back(rank: int | None, slurm: Slurm, tmp_path: P
     """The task that lives longer must not end by the signal that a preempted job gets."""
     mistake = ["model=nope"]
     if rank is not None:
-        mistake = ["+callbacks.disturb._target_=tests.workers.disturb.Disturb"]
-        mistake += ["+callbacks.disturb.what=error", f"+callbacks.disturb.rank={rank}"]
+        mistake = disturb(what="error", rank=rank)
     late = "[[ $SLURM_PROCID == 1 ]] && sleep 3; exec"
     script = shown_script(tmp_path)
     script.write_text(
         script.read_text().replace("train=(", f"train=(bash -c '{late} \"$@\"' - ", 1)
     )
-    job = slurm.submit(script, *words(tmp_path, *ON_BOTH, *mistake))
+    job = slurm.submit(script, words(tmp_path, *ON_BOTH, *mistake, seconds_per_batch=0.0))
     assert slurm.wait(job) == "FAILED", slurm.screen(job)
     slurm.wait_until_idle()
     assert slurm.about(job)["Restarts"] == "0"
@@ -141,7 +127,7 @@ def test_script_puts_no_mistake_back(rank: int | None, slurm: Slurm, tmp_path: P
 
 
 def test_script_leaves_a_cancelled_job_cancelled(slurm: Slurm, tmp_path: Path) -> None:
-    job = slurm.submit(shown_script(tmp_path), *words(tmp_path, *ON_BOTH, seconds_per_batch=0.5))
+    job = slurm.submit(shown_script(tmp_path), words(tmp_path, *ON_BOTH))
     slurm.wait_until(job, lambda: num_steps(tmp_path) >= 2)
     slurm.ask("scancel", job)
     assert slurm.wait(job) == "CANCELLED"
@@ -151,8 +137,8 @@ def test_script_leaves_a_cancelled_job_cancelled(slurm: Slurm, tmp_path: Path) -
 
 
 def test_a_node_dies_and_slurm_starts_the_job_anew(slurm: Slurm, tmp_path: Path) -> None:
-    run = words(tmp_path, *ON_BOTH, "checkpoint.every_n_steps=5", seconds_per_batch=0.5)
-    job = slurm.submit(shown_script(tmp_path), *run)
+    run = words(tmp_path, *ON_BOTH, "checkpoint.every_n_steps=5")
+    job = slurm.submit(shown_script(tmp_path), run)
     slurm.wait_until(job, lambda: num_steps(tmp_path) >= 7)
     slurm.network.hosts[1].kill()
     # Slurm misses it after SlurmdTimeout, and takes it back as a person brings it back.

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.conftest import slow
-from tests.faults.fork_server import command
+from tests.conftest import slow, train_command
 from tests.strategy_runs import write_conf
 
 
@@ -84,9 +83,7 @@ def train(folder: Path, *words: str) -> list[dict[str, float]]:
     groups = {"model": f"_target_: {__name__}.Logs\n", "data": f"_target_: {__name__}.Numbers\n"}
     settings = "trainer.max_epochs=2 trainer.log_every_n_steps=2 trainer.precision=64-true"
     chosen = [*write_conf(folder, **groups), *settings.split(), "objective=val/loss", "mode=min"]
-    result = command("train.py", *chosen, "test=false", f"output_dir={folder}", *words)
-    assert result.returncode == 0, result.stderr
-    (run_dir,) = (folder / "default").iterdir()
+    run_dir = train_command(folder, *chosen, "test=false", *words)
     with (run_dir / "metrics.csv").open() as file:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 

@@ -7,7 +7,7 @@ from harness import load_run, record, train
 from harness.checkpoints.reading import read
 from harness.command import choose_run
 from harness.command.compose import compose
-from tests.conftest import ROOT
+from tests.conftest import ROOT, train_command
 from tests.faults import resume_sweep
 from tests.faults.fork_server import command
 
@@ -35,10 +35,8 @@ def test_best_links_to_the_best_of_k_files(tmp_path: Path) -> None:
 
 
 def test_tags_and_notes_are_saved_and_may_change_on_resume(tmp_path: Path) -> None:
-    words = ("data=synthetic", "model=mlp", "trainer.max_epochs=1", f"output_dir={tmp_path}")
-    result = command("train.py", *words, "tags=[baseline,lr]", "notes=why")
-    assert result.returncode == 0, result.stderr
-    (run_dir,) = (tmp_path / "default").iterdir()
+    words = ("data=synthetic", "model=mlp", "trainer.max_epochs=1")
+    run_dir = train_command(tmp_path, *words, "tags=[baseline,lr]", "notes=why")
     words = ("tags=[baseline]", "notes=longer", "trainer.max_epochs=2")
     result = command("train.py", f"resume={run_dir}", *words)
     assert result.returncode == 0, result.stderr

@@ -10,7 +10,7 @@ from harness import load_run
 from harness.checkpoints.reading import read
 from harness.command.compose import compose
 from harness.convert import load
-from tests.conftest import slow
+from tests.conftest import slow, train_command
 from tests.faults.fork_server import command
 from tests.faults.resume_sweep import COMMON, train
 from tests.knobs.recorder import Recorder, State
@@ -77,10 +77,7 @@ def with_ema(folder: Path, *words: str) -> Path:
     experiment = ("data=synthetic", "model=mlp", "data.batch_size=37", "data.noise=0.1")
     lengths = ("trainer.max_epochs=2", "trainer.precision=64-true")
     together = ("callbacks=[ema,early_stopping,top_k]", "callbacks.ema.decay=0.9")
-    result = command("train.py", *experiment, *lengths, *together, *words, f"output_dir={folder}")
-    assert result.returncode == 0, result.stderr
-    (run_dir,) = (folder / "default").iterdir()
-    return run_dir
+    return train_command(folder, *experiment, *lengths, *together, *words)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", *slow("dp", "ddp2")])

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from harness.checkpoints.reading import read
 from harness.errors import UserError
 from harness.knobs.speed import Speed, networks
-from tests.conftest import slow
+from tests.conftest import slow, train_command
 from tests.faults.fork_server import command
 from tests.faults.resume_sweep import COMMON
 from tests.faults.run_folder import contents, differences, leave_at
@@ -89,16 +89,9 @@ def test_convolutions_return_channels_last() -> None:
     assert torch.allclose(before, after, atol=1e-6)
 
 
-def trained(folder: Path, *words: str) -> Path:
-    result = command("train.py", *words, f"output_dir={folder}")
-    assert result.returncode == 0, result.stderr
-    (run_dir,) = (folder / "default").iterdir()
-    return run_dir
-
-
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("one"), *CNN, "trainer.precision=64-true")
+    return train_command(tmp_path_factory.mktemp("one"), *CNN, "trainer.precision=64-true")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +106,7 @@ def test_a_faster_run_follows_the_plain_one(
 ) -> None:
     words = [f"{switch}=true", f"strategy={strategy}", "trainer.precision=64-true"]
     words += ["trainer.devices=2"] * (strategy != "cpu")
-    other = trained(tmp_path, *CNN, *words)
+    other = train_command(tmp_path, *CNN, *words)
     states = [read(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (one_process, other)]
     for name, tensor in states[0].items():
         assert (tensor - states[1][name]).abs().max() <= 1e-9, name
@@ -127,7 +120,7 @@ def test_compiled_run_goes_on_equal_by_bit_from_a_batch_of_another_size(tmp_path
     quiet = [word for word in COMMON if not word.startswith("model.net.")]
     network = "model.net._target_=tests.knobs.networks.WithBuffers"
     words = (*quiet, network, "~model.net.hidden", "~model.net.dropout", "+model.net.num_hidden=64")
-    run_dir = trained(tmp_path, *words, "compile=true")
+    run_dir = train_command(tmp_path, *words, "compile=true")
     reference = contents(run_dir)
     leave_at(run_dir, 4)  # before the smaller batch at the end of the first epoch
     result = command("train.py", f"resume={run_dir}")

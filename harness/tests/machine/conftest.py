@@ -9,17 +9,13 @@ from harness import machine as choice
 from tests.machine.fake_nvml import FakeGpu, FakeNvml
 
 
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
-    """Let this process find the GPUs that a test names."""
+    """Let this process find the GPUs that a test names, all of them visible."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def put(*gpus: FakeGpu, **library: object) -> FakeNvml:
-        nvml = FakeNvml(list(gpus), **library)
+    def put(*gpus: FakeGpu, error: int = 0) -> FakeNvml:
+        nvml = FakeNvml(list(gpus), error)
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         return nvml
 

@@ -22,12 +22,12 @@ class NVMLError(Exception):
 
 @dataclass
 class FakeGpu:
-    """A GPU; ``is_split`` is ``None`` for one that knows no MIG."""
+    """A GPU, which knows MIG if it is split by it."""
 
     free: float
     total: float = 80.0
     name: str = "NVIDIA H100"
-    is_split: bool | None = False
+    is_split: bool = False
     lost: bool = False
     memory_unknown: bool = False
 
@@ -44,7 +44,6 @@ class FakeNvml:
     NVML_ERROR_NOT_SUPPORTED = 3
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
     NVML_ERROR_GPU_IS_LOST = 15
-    NVML_ERROR_UNKNOWN = 999
     NVML_DEVICE_MIG_ENABLE = 1
 
     def nvmlInit(self):
@@ -77,9 +76,9 @@ class FakeNvml:
         return SimpleNamespace(total=int(gpu.total * GIB), free=int(gpu.free * GIB))
 
     def nvmlDeviceGetMigMode(self, index):
-        if self.gpus[index].is_split is None:
+        if not self.gpus[index].is_split:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        return [int(self.gpus[index].is_split), 0]
+        return [self.NVML_DEVICE_MIG_ENABLE, 0]
 
 
 def write_fake(folder: Path, gpus: list[FakeGpu]) -> dict[str, str]:

@@ -1,10 +1,13 @@
-"""gpus=emptiest, against machines with the GPUs that a test needs."""
+"""gpus=emptiest, against machines with the GPUs that a test needs; each belongs to one process."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +19,6 @@ from harness.machine import MIG
 from harness.testing import command as typed
 from tests.faults.fork_server import command
 from tests.machine.fake_nvml import FakeGpu, FakeNvml, write_fake
-from tests.machine.test_locks import holder
 
 pytestmark = pytest.mark.usefixtures("own_locks")
 
@@ -52,6 +54,44 @@ def test_choice_is_among_those_that_are_visible(machine, monkeypatch) -> None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == value
 
 
+HOLD = """
+import os, sys, time
+from harness import machine as choice
+choice.PREFIX = sys.argv[1]
+taken = choice.lock(sys.argv[2])
+if not os.fork():  # as a data worker, which speaks when it has closed what it inherited
+    print(f"{taken} {os.getpid()}", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def holder(name: str, prefix: str) -> Iterator[int]:
+    """Another process that has a lock, with a forked one, which lives as long as the block."""
+    program = [sys.executable, "-c", HOLD, prefix, name]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        taken, worker = process.stdout.readline().split()
+        assert taken == "True"
+        try:
+            yield process.pid
+        finally:
+            os.kill(int(worker), signal.SIGKILL)
+            process.kill()
+
+
+def test_gpu_is_held_by_one_process_until_it_is_killed_and_not_by_its_workers(own_locks) -> None:
+    with holder("GPU-1", own_locks) as pid:
+        assert not choice.lock("GPU-1")
+        assert choice.lock("GPU-2")
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert choice.lock("GPU-1")
+        assert not choice.lock("GPU-1")
+        choice.release()
+        assert choice.lock("GPU-1")
+
+
 def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, own_locks: str) -> None:
     frees = (79.1, 3.2, 79, 78)
     machine(*(FakeGpu(free, name="T4") for free in frees), FakeGpu(80, name="T4", is_split=True))
@@ -78,59 +118,22 @@ def test_machine_without_gpus_or_driver_is_told(machine) -> None:
             choice.candidates()
 
 
-def test_runs_that_start_together_take_different_gpus(tmp_path: Path, own_locks: str) -> None:
-    """Four at once on three GPUs: three get one each, one is told."""
-    fakes = write_fake(tmp_path / "fake", [FakeGpu(80 - free) for free in range(3)])
-    code = (
-        "import sys; from harness import machine as choice\n"
-        "choice.PREFIX = sys.argv[1]; print('ready', flush=True); input()\n"
-        "try: print(choice.choose_emptiest(1)[0].number, flush=True)\n"
-        "except Exception as error: print(type(error).__name__, flush=True)\n"
-        "input()"
-    )
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    program = [sys.executable, "-c", code, own_locks]
-    runs = [subprocess.Popen(program, env=os.environ | fakes, **pipes) for _ in range(4)]
-    assert [run.stdout.readline() for run in runs] == ["ready\n"] * 4
-    for run in runs:
-        run.stdin.write("\n")
-        run.stdin.flush()
-    answers = sorted(run.stdout.readline().strip() for run in runs)
-    for run in runs:
-        run.communicate("\n")
-    assert answers == ["0", "1", "2", "UserError"]
-
-
-# The commands: a model that writes down what its process may see.
-
-SPY = """
-import os
-from small.models import MLP
-class Spy(MLP):
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with open(os.environ["SPY"], "a") as file:
-            numbers = [uuid[4] for uuid in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]
-            file.write(f"{os.environ.get('LOCAL_RANK', 0)} {','.join(numbers)}\\n")
-"""
-
-
 @pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def words(tmp_path: Path) -> list[str]:
     """Let commands find four GPUs. torch knows that there are none, and computes on the CPU."""
-    variables = write_fake(tmp_path / "fake", [FakeGpu(free) for free in (10, 70, 5, 80)])
-    for name, value in (variables | {"SPY": str(tmp_path / "spy.txt")}).items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "fake" / "spy.py").write_text(SPY)
-    arguments = ["model=mlp", "model.net._target_=spy.Spy", f"output_dir={tmp_path / 'out'}"]
-    return ["train.py", *arguments, "trainer.fast_dev_run=true", "gpus=emptiest"]
+    os.environ |= write_fake(tmp_path / "fake", [FakeGpu(free) for free in (10, 70, 5, 80)])
+    os.environ["NOTES"] = str(tmp_path)
+    model = ["model=mlp", "model.net._target_=tests.workers.noting.Noting"]
+    place = f"output_dir={tmp_path / 'out'}"
+    return ["train.py", *model, "trainer.fast_dev_run=true", "gpus=emptiest", place]
 
 
 def test_ddp_processes_inherit_the_choice(words: list[str], tmp_path: Path) -> None:
     result = typed(*words, "strategy=ddp", "trainer.devices=2")
     assert result.returncode == 0, result.stderr
-    spied = sorted((tmp_path / "spy.txt").read_text().splitlines())
-    assert spied == ["0 3,1", "1 3,1"]
+    for rank in range(2):
+        visible = json.loads((tmp_path / f"{rank}.json").read_text())["CUDA_VISIBLE_DEVICES"]
+        assert [uuid[4] for uuid in visible.split(",")] == ["3", "1"]
     assert result.stdout.count("cuda:") == 2  # one process chose and said so
     assert "cuda:0 is GPU 3: NVIDIA H100, 80.0 GiB of 80.0 GiB free" in result.stdout
     assert "cuda:1 is GPU 1" in result.stdout
@@ -144,8 +147,7 @@ def test_choice_comes_before_torch_and_leaves_nothing_where_it_cannot_be_made(
     assert "cuda:1 is GPU 1" in result.stdout
     assert "torch was imported" in result.stderr
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
-    words[3] = f"output_dir={tmp_path / 'refused'}"
-    result = typed(*words, "gpus.min_free_gib=20")
+    result = typed(*words[:-1], f"output_dir={tmp_path / 'refused'}", "gpus.min_free_gib=20")
     assert (result.returncode, "torch" in result.stderr) == (1, False)
     assert "less free than gpus.min_free_gib=20" in result.stderr
     assert "Traceback" not in result.stderr
@@ -155,25 +157,16 @@ def test_choice_comes_before_torch_and_leaves_nothing_where_it_cannot_be_made(
 def test_choice_that_each_process_would_make_is_refused(machine, monkeypatch) -> None:
     """Those of torchrun and srun, which start several on a machine; one may choose."""
     machine(FakeGpu(80))
-    torchrun = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-    srun = {
-        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
-    }  # fmt: skip
     cfg = compose_command("train", ["gpus=emptiest", "strategy=ddp"]).cfg
-    for num, variables in (
-        (2, torchrun | {"LOCAL_WORLD_SIZE": "2"}),
-        (1, torchrun | {"LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}),
-        (4, srun),
-    ):
-        with monkeypatch.context() as patch:
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            if num == 1:
-                check_gpus(cfg)
-                continue
-            with pytest.raises(UserError, match="without torchrun or srun"):
-                check_gpus(cfg)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(UserError, match="without torchrun or srun"):
+        check_gpus(cfg)
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    check_gpus(cfg)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="without torchrun or srun"):
+        check_gpus(cfg)
 
 
 @pytest.mark.gpu

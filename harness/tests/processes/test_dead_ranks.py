@@ -1,19 +1,17 @@
 """A rank that fails or dies ends the whole run of one machine, and is told once."""
 
-import inspect
 import json
 import re
 from pathlib import Path
 
 import pytest
-from pytorch_lightning.strategies.launchers import subprocess_script
 
 from tests.faults.fork_server import command
+from tests.workers.disturb import disturb
 
 DDP = (
     *("strategy=ddp", "trainer.devices=3", "trainer.accelerator=cpu", "data=synthetic"),
     *("model=mlp", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"),
-    "+callbacks.disturb._target_=tests.workers.disturb.Disturb",
 )
 DIED = r"The process of rank {} has ended \({}\), and the run ends with it"
 
@@ -30,7 +28,7 @@ DIED = r"The process of rank {} has ended \({}\), and the run ends with it"
 def test_end_of_a_rank_is_told_once_and_ends_the_run(
     what: str, rank: str, says: str, tmp_path: Path
 ) -> None:
-    words = (*DDP, f"+callbacks.disturb.what={what}", f"+callbacks.disturb.rank={rank}")
+    words = (*DDP, *disturb(what=what, rank=rank))
     result = command("train.py", *words, f"output_dir={tmp_path}", timeout=120)
     screen = result.stdout + result.stderr
     assert result.returncode == 1, screen
@@ -40,8 +38,3 @@ def test_end_of_a_rank_is_told_once_and_ends_the_run(
     assert screen.count("has ended") == (what == "kill"), screen
     (record,) = tmp_path.glob("default/*/record.json")
     assert json.loads(record.read_text())["status"] != "finished"
-
-
-def test_lightning_starts_its_observer_where_ours_takes_its_place() -> None:
-    launch = inspect.getsource(subprocess_script._SubprocessScriptLauncher.launch)
-    assert "_launch_process_observer(self.procs)" in launch

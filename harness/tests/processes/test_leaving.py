@@ -11,31 +11,29 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import leaving
 from tests.conftest import ROOT
+from tests.faults.fork_server import command
 
+# As in torch, Python's own handlers wait. A run that trains answers signals itself.
 BUSY = """
-import hashlib
+import hashlib, signal, sys
 from harness.processes import leaving
 leaving.answer_signals()
+run = leaving.Signals()
+run.wait_for_step = True
+handler = {"run": run.note, "author": print}.get(sys.argv[1], leaving.leave_to_thread)
+for signum in leaving.ASKED_TO_LEAVE:
+    signal.signal(signum, handler)
 print("ready", flush=True)
-hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # as in torch, Python's own handlers wait
+hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """
-DEAF = BUSY.replace(
-    "print(",
-    "import signal, sys\n"
-    "run = leaving.Signals()\n"
-    "run.wait_for_step = True\n"
-    "handler = print if len(sys.argv) > 1 else run.note\n"
-    "for signum in leaving.ASKED_TO_LEAVE: signal.signal(signum, handler)  # as a run does\n"
-    "print(",
-    1,
-)
 
 
 @contextmanager
-def ready(code: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+def busy(handler: str) -> Iterator["subprocess.Popen[str]"]:
     """A program that has begun to compute; it ends with the block."""
-    words = [sys.executable, "-c", code, *arguments]
+    words = [sys.executable, "-c", BUSY, handler]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -47,14 +45,14 @@ def ready(code: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
 
 def test_busy_process_leaves_with_the_signals_status() -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        with ready(BUSY) as process:
+        with busy("thread") as process:
             process.send_signal(signum)
             assert process.wait(300) == 128 + signum
 
 
 def test_second_ctrl_c_ends_a_run_whose_step_does_not_end() -> None:
     """As where another process never comes to a collective operation."""
-    with ready(DEAF) as process:
+    with busy("run") as process:
         process.send_signal(signal.SIGINT)
         time.sleep(2.0)
         assert process.poll() is None
@@ -66,11 +64,7 @@ def test_second_ctrl_c_ends_a_run_whose_step_does_not_end() -> None:
 
 def test_signals_that_end_no_run_at_once() -> None:
     """Those that an author handles; and the second of torchrun's or Slurm's: the step may end."""
-    with (
-        ready(DEAF, "author") as of_author,
-        ready(DEAF) as of_torchrun,
-        ready(DEAF) as of_terminal,
-    ):
+    with busy("author") as of_author, busy("run") as of_torchrun, busy("run") as of_terminal:
         for _ in range(2):
             of_author.send_signal(signal.SIGINT)
             of_torchrun.send_signal(signal.SIGTERM)
@@ -78,14 +72,6 @@ def test_signals_that_end_no_run_at_once() -> None:
             time.sleep(0.2)  # soon enough to be the same signal, passed on
         time.sleep(2.0)
         assert [p.poll() for p in (of_author, of_torchrun, of_terminal)] == [None, None, None]
-
-
-@pytest.fixture
-def heeds_ctrl_c() -> Iterator[None]:
-    """What a shell starts with ``&`` ignores SIGINT, and so would all that the tests start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 # What comes before the command itself is answered by Python, with a traceback.
@@ -100,7 +86,7 @@ sys.meta_path.insert(0, Watch())
 """
 
 
-def test_ctrl_c_shows_no_traceback(tmp_path: Path, heeds_ctrl_c: None) -> None:
+def test_ctrl_c_shows_no_traceback(tmp_path: Path) -> None:
     """While a command imports what it trains with."""
     (tmp_path / "sitecustomize.py").write_text(TELLS_OF_COMMAND)
     with subprocess.Popen(
@@ -110,6 +96,8 @@ def test_ctrl_c_shows_no_traceback(tmp_path: Path, heeds_ctrl_c: None) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # What a shell starts with ``&`` ignores SIGINT, and so would all that the tests start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("train: ")
@@ -118,3 +106,30 @@ def test_ctrl_c_shows_no_traceback(tmp_path: Path, heeds_ctrl_c: None) -> None:
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == ""
         assert process.wait(300) == 128 + signal.SIGINT
+
+
+def test_task_of_slurm_ends_with_a_status_that_tells_a_mistake_from_a_signal(monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    mistake = command("train.py", "model=nope")
+    assert mistake.returncode == leaving.FAILED
+    assert "model=nope: there is no" in mistake.stderr
+    with busy("thread") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(300) == leaving.CAN_GO_ON < leaving.FAILED
+
+
+@pytest.mark.parametrize("status", [leaving.CAN_GO_ON, leaving.FAILED, 128 + signal.SIGTERM, 1])
+def test_script_puts_a_job_back_only_where_all_tasks_can_go_on(status: int, tmp_path: Path) -> None:
+    """Slurm ends the tasks beside one that fails, and srun ends with the highest status."""
+    for name, line in {
+        "srun": f"exit {status}",
+        "squeue": "echo RUNNING",
+        "scontrol": f"touch {tmp_path}/put_back",
+        "sleep": "true",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"}
+    done = subprocess.run(["bash", "scripts/slurm/train.sbatch"], env=environment, check=False)
+    assert done.returncode == status
+    assert (tmp_path / "put_back").exists() == (status == leaving.CAN_GO_ON)

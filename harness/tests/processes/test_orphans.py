@@ -6,20 +6,21 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from harness.checkpoints import lookup
+from tests.cluster.hosts import Started, wait_for
 from tests.conftest import ROOT, slow
 from tests.faults.fork_server import command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's kernel ends orphans")
 
 MARK = "MARK_OF_THE_TEST"
-PATIENCE_SECONDS = 120  # of a busy machine; a process that waits for others waits much longer
+PATIENCE_SECONDS = 120.0  # of a busy machine; a process that waits for others waits longer
 QUIET_SECONDS = 0.5
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
 TORCHRUN += ["--rdzv-endpoint=localhost:0"]
@@ -34,14 +35,14 @@ WORDS = [
 DDP = ["strategy=ddp", "trainer.devices=2"]
 
 
-class Started:
+class Run(Started):
     """A command of which every process, whoever has started it, can be found."""
 
-    def __init__(self, folder: Path, *words: str, program: list[str]) -> None:
+    def __init__(self, folder: Path, *words: str, program: Sequence[str]) -> None:
         self.folder, self.token = folder, uuid.uuid4().hex
         where = [f"output_dir={folder}", f"+callbacks.trace.folder={folder}/trace"]
         with (folder / "screen.txt").open("w") as log:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *program, "train.py", *WORDS, *where, *words],
                 cwd=ROOT,
                 env=os.environ | {MARK: self.token},
@@ -49,6 +50,7 @@ class Started:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        super().__init__(process, folder / "screen.txt")
 
     def others(self) -> list[int]:
         """The living processes but the first."""
@@ -63,38 +65,28 @@ class Started:
                 found.append(int(path.name))
         return found
 
-    def wait_until(self, reached: Callable[["Started"], object]) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not reached(self):
-            assert self.process.poll() is None, self.screen()
-            assert time.monotonic() < end, self.screen()
-            time.sleep(0.002)
-
     def end(self, signum: int) -> None:
+        """Send a signal to the first process, and wait until none is left."""
         self.process.send_signal(signum)
-        self.process.wait(PATIENCE_SECONDS)
+        self.wait()
+        gone_time = time.monotonic()
 
-    def screen(self) -> str:
-        return (self.folder / "screen.txt").read_text()
-
-    def everybody_leaves(self) -> bool:
-        end, gone_time = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
-        while (now := time.monotonic()) < end:
+        def are_gone() -> bool:
+            nonlocal gone_time
             if self.others():
-                gone_time = now
+                gone_time = time.monotonic()
             # A process that is about to run another program has no environment for a moment.
-            elif now > gone_time + QUIET_SECONDS:
-                return True
-            time.sleep(0.01)
-        return False
+            return time.monotonic() > gone_time + QUIET_SECONDS
+
+        wait_for(are_gone, self.screen, PATIENCE_SECONDS, pause_seconds=0.01)
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    started: list[Started] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
 
-    def begin(*words: str, program: list[str] | None = None) -> Started:
-        started.append(Started(tmp_path, *words, program=program or []))
+    def begin(*words: str, program: Sequence[str] = ()) -> Run:
+        started.append(Run(tmp_path, *words, program=program))
         return started[-1]
 
     yield begin
@@ -105,7 +97,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         run.process.wait()
 
 
-def imports_torch(run: Started) -> bool:
+def imports_torch(run: Run) -> bool:
     for pid in run.others():
         with suppress(OSError):
             if "libtorch" in Path(f"/proc/{pid}/maps").read_text():
@@ -113,57 +105,49 @@ def imports_torch(run: Started) -> bool:
     return False
 
 
-def has(name: str, size: int = 0) -> Callable[[Started], bool]:
-    def is_there(run: Started) -> bool:
-        path = run.folder / "trace" / name
-        return path.exists() and path.stat().st_size >= size
-
-    return is_there
+def has(name: str, size: int = 0) -> Callable[[Run], bool]:
+    return lambda run: any(p.stat().st_size >= size for p in run.folder.glob(f"trace/{name}"))
 
 
-BEFORE: dict[str, Callable[[Started], object]] = {
-    "start": Started.others,
-    "imports": imports_torch,
-    "folder": lambda run: (run.folder / "default").exists(),
-}
-DURING: dict[str, Callable[[Started], object]] = {
+DURING: dict[str, Callable[[Run], object]] = {
     "epoch": has("steps_0", 7),
     "validation": has("validation_0"),
     "writing": lambda run: any(run.folder.glob("default/*/checkpoints/.*.part")),
     "test": has("test_0"),
 }
-MOMENTS = BEFORE | DURING
+MOMENTS = DURING | {
+    "start": Run.others,
+    "imports": imports_torch,
+    "folder": lambda run: (run.folder / "default").exists(),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["imports", *DURING])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_nobody_outlives_torchrun(
-    signum: signal.Signals, moment: str, start: Callable[..., Started]
+    signum: signal.Signals, moment: str, start: Callable[..., Run]
 ) -> None:
     run = start(*DDP, program=TORCHRUN)
-    run.wait_until(MOMENTS[moment])
+    run.wait_until(lambda: MOMENTS[moment](run))
     run.end(signum)
-    assert run.everybody_leaves(), run.screen()
     if moment in DURING:
         (run_dir,) = (run.folder / "default").iterdir()
         assert lookup.newest_whole(run_dir / "checkpoints")[0] is not None, run.screen()
 
 
 @pytest.mark.parametrize("moment", ["imports", *slow("start", "folder", *DURING)])
-def test_nobody_outlives_the_first_process(moment: str, start: Callable[..., Started]) -> None:
+def test_nobody_outlives_the_first_process(moment: str, start: Callable[..., Run]) -> None:
     run = start(*DDP)
-    run.wait_until(MOMENTS[moment])
+    run.wait_until(lambda: MOMENTS[moment](run))
     run.end(signal.SIGKILL)
-    assert run.everybody_leaves(), run.screen()
     assert len(list(run.folder.glob("default/*"))) <= 1  # no other process has begun anew
 
 
-def test_run_goes_on_after_its_launcher_was_killed(start: Callable[..., Started]) -> None:
+def test_run_goes_on_after_its_launcher_was_killed(start: Callable[..., Run]) -> None:
     run = start(*DDP, program=TORCHRUN)
-    run.wait_until(MOMENTS["epoch"])
+    run.wait_until(lambda: MOMENTS["epoch"](run))
     run.end(signal.SIGKILL)
-    assert run.everybody_leaves()
     assert "SIGTERM: saved step" in run.screen()
     again = command("train.py", "resume=auto", f"output_dir={run.folder}", "strategy=cpu")
     assert again.returncode == 0, again.stderr

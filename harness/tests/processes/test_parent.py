@@ -1,3 +1,5 @@
+"""Who was started by a run, and ends with it; all others are commands of their own."""
+
 import os
 import subprocess
 import sys
@@ -13,12 +15,6 @@ def status_of(code: str, inherited: dict[str, str]) -> tuple[int, str]:
     words, environment = [sys.executable, "-c", code], os.environ | inherited
     result = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     return result.returncode, result.stdout
-
-
-def test_rank_that_the_run_has_started_knows_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(parent.PARENT, f"{os.getppid()}:rank:/runs/one")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert parent.folder_of_run() == Path("/runs/one")
 
 
 def test_program_that_a_callback_starts_is_no_rank_and_follows_nobody(tmp_path: Path) -> None:
@@ -38,15 +34,6 @@ def test_program_that_a_callback_starts_is_no_rank_and_follows_nobody(tmp_path: 
         first = os.getpid() if rank == "0" or more else os.getppid()
         told = {parent.PARENT: f"{first}:rank:{tmp_path}", "LOCAL_RANK": rank[0]}
         assert status_of(code, inherited | told | more)[0] == 0, rank
-
-
-def test_variables_last_as_long_as_the_run_and_a_job_is_told_once(tmp_path: Path) -> None:
-    with parent.environment_of_ranks(tmp_path):
-        assert os.environ[parent.PARENT] == f"{os.getpid()}:rank:{tmp_path}"
-    assert parent.PARENT not in os.environ
-    os.environ.update(parent.job_environment(tmp_path))
-    assert parent.folder_of_job() == tmp_path
-    assert parent.folder_of_job() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's kernel ends orphans")

@@ -15,34 +15,24 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:Futu
 
 
 class Module(pl.LightningModule):
-    def __init__(self, rate: float = 0.1) -> None:
+    """A linear layer, whose loss is as ``kind`` says."""
+
+    def __init__(self, kind: str, rate: float = 0.1) -> None:
         super().__init__()
-        self.head, self.rate = nn.Linear(4, 1), rate
+        self.head, self.in_list = nn.Linear(4, 1), [nn.Linear(4, 1)]
+        self.kind, self.rate = kind, rate
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
-        return self.head(batch).mean()
+        losses = {
+            "right": self.head(batch).mean(),
+            "none": None,
+            "of a layer in a list": self.in_list[0](batch).mean(),
+            "vector": self.head(batch),
+        }
+        return losses[self.kind]
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=self.rate)
-
-
-class Forgetful(Module):
-    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
-        self.head(batch).mean()
-
-
-class PlainList(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = [nn.Linear(4, 1)]
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
-        return self.layers[0](batch).mean()
-
-
-class Vector(Module):
-    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
-        return self.head(batch)
 
 
 def fit(module: Module, loader: Any = None) -> int:
@@ -59,32 +49,26 @@ def fit(module: Module, loader: Any = None) -> int:
     return trainer.current_epoch
 
 
-def test_epoch_that_teaches_nothing_stops_the_run_and_names_what_the_optimizer_has() -> None:
-    assert fit(Module()) == 2
-    assert fit(Module(rate=0.0)) == 2
-    with pytest.raises(
-        TrainingError, match=r"Forgetful\.training_step returned no loss in the firs"
-    ):
-        fit(Forgetful())
-    says = r"rate of 0.1. The optimizer has head.weight, head.bias: .*\nLayers in a plain list or"
-    with pytest.raises(TrainingError, match=says):
-        fit(PlainList())
+def test_run_that_learns_or_is_not_to_learn_goes_on() -> None:
+    assert fit(Module("right")) == 2
+    assert fit(Module("right", rate=0.0)) == 2
+    assert fit(Module("none"), map(list, ())) == 2  # a stream without a batch
 
 
-def test_a_stream_without_a_batch_is_not_said_to_have_no_loss() -> None:
-    assert fit(Module(), map(list, ())) == 2
-
-
-def test_no_loss_is_told_long_before_the_epoch_ends(caplog: pytest.LogCaptureFixture) -> None:
-    module, trainer = Forgetful(), pl.Trainer(logger=False, enable_checkpointing=False)
-    watch = Learning()
-    watch.on_train_start(trainer, module)
-    for batch_idx in range(100):
-        watch.on_train_batch_end(trainer, module, None, None, batch_idx)
-    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert said == ["training_step has returned no loss in 50 batches."]
-
-
-def test_loss_of_several_numbers_is_refused_with_its_shape() -> None:
-    with pytest.raises(ValueError, match=r"training_step returned a loss of shape \(4, 1\)"):
-        fit(Vector())
+@pytest.mark.parametrize(
+    ("kind", "error", "says"),
+    [
+        ("none", TrainingError, r"Module\.training_step returned no loss in the firs"),
+        (
+            "of a layer in a list",
+            TrainingError,
+            r"rate of 0.1. The optimizer has head.weight, head.bias: .*\nLayers in a plain list or",
+        ),
+        ("vector", ValueError, r"training_step returned a loss of shape \(4, 1\)"),
+    ],
+)
+def test_epoch_that_teaches_nothing_stops_the_run_and_says_why(
+    kind: str, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        fit(Module(kind))

@@ -45,9 +45,23 @@ def test_an_objective_s_direction_is_that_of_its_name_or_asked_for(tmp_path: Pat
     assert compose("train", words).objective is None
 
 
-def test_chosen_score_that_nothing_logs_is_refused(tmp_path: Path) -> None:
-    words = ("objective=val/acuracy", "mode=max", "trainer.max_epochs=2")
-    with pytest.raises(UserError, match=r"Did you mean objective=val/accuracy\?"):
+STOP = "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["objective=val/acuracy", "mode=max"], r"Did you mean objective=val/accuracy\?"),
+        (
+            [STOP, "+callbacks.stop.monitor=val/lost"],
+            "Early stopping: nothing logs monitor=val/lost, but",
+        ),
+    ],
+)
+def test_chosen_score_that_nothing_logs_is_refused(
+    words: list[str], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=says):
         train(*SHORT, *words, f"output_dir={tmp_path}")
 
 
@@ -58,12 +72,3 @@ def test_chosen_score_is_not_asked_of_a_run_that_validates_nothing(tmp_path: Pat
     saved: Any = torch.load(run.checkpoint, weights_only=True)
     assert saved["global_step"] == 20
     assert "test/accuracy" in run.results
-
-
-def test_early_stopping_without_its_score_stops_the_run(tmp_path: Path) -> None:
-    words = (
-        "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping",
-        "+callbacks.stop.monitor=val/lost",
-    )
-    with pytest.raises(UserError, match="Early stopping: nothing logs monitor=val/lost, but"):
-        train(*SHORT, *words, f"output_dir={tmp_path}")

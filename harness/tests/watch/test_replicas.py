@@ -10,8 +10,9 @@ from torch import nn
 
 from harness.errors import TrainingError
 from harness.watch.replicas import Replicas, sums_of_bits
-from tests.conftest import slow
+from tests.conftest import slow, train_command
 from tests.faults.fork_server import command
+from tests.workers.disturb import disturb
 
 DDP = ("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
 SHORT = (
@@ -23,13 +24,7 @@ SHORT = (
     "trainer.enable_progress_bar=false",
     "callbacks.replicas.every_n_steps=1",
 )
-# Has BatchNorm, whose statistics differ between the processes of a run that is in order.
 CPU = torch.device("cpu")
-
-
-def disturb(**settings: Any) -> list[str]:
-    words = [f"+callbacks.disturb.{key}={value}" for key, value in settings.items()]
-    return ["+callbacks.disturb._target_=tests.workers.disturb.Disturb", *words]
 
 
 @pytest.mark.parametrize(
@@ -60,14 +55,12 @@ def test_buffer_that_each_process_writes_from_its_own_samples_is_told(tmp_path: 
         "callbacks.learning_rate=null",
         "trainer.max_steps=3",
     )
-    result = command("train.py", *DDP, *SHORT, *words, f"output_dir={tmp_path}")
-    assert result.returncode == 0, result.stderr
+    run_dir = train_command(tmp_path, *DDP, *SHORT, *words)
     said = "Buffer queue of KeepsQueue is written by each process from its own samples"
-    assert result.stderr.count(said) == 1
-    assert result.stderr.count("is written by each process") == 1
-    assert "self.all_gather(x)" in result.stderr
-    (run_dir,) = (tmp_path / "default").iterdir()
-    assert said in (run_dir / "run.log").read_text()
+    for path in (tmp_path / "screen.txt", run_dir / "run.log"):
+        assert path.read_text().count(said) == 1
+        assert path.read_text().count("is written by each process") == 1
+        assert "self.all_gather(x)" in path.read_text()
 
 
 def test_any_bit_anywhere_changes_the_sum() -> None:

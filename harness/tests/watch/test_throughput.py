@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
-from harness.exact.global_batches import GlobalBatches
 from harness.watch import throughput
 from harness.watch.throughput import Spent, Throughput, verdict
+from tests.modules.classifiers import OneLoss
+from tests.workers.trainer import small_trainer
 
 
 class SlowDataset(BatchedDataset):
@@ -32,8 +34,8 @@ class SlowDataset(BatchedDataset):
 
 
 class SlowData(DataModule):
-    def __init__(self, work: Any, **kwargs: Any) -> None:
-        super().__init__(batch_size=4, **kwargs)
+    def __init__(self, work: Any) -> None:
+        super().__init__(batch_size=4)
         self.work = work
 
     def make_dataset(self, split: str) -> SlowDataset:
@@ -41,7 +43,7 @@ class SlowData(DataModule):
         return SlowDataset(self.work, 30 if split == "train" else 4)
 
 
-class SlowModule(pl.LightningModule):
+class SlowModule(OneLoss):
     """Calls ``copy`` when a batch is moved and ``compute`` in a step."""
 
     def __init__(self, compute: Any, copy: Any = lambda: None) -> None:
@@ -52,34 +54,15 @@ class SlowModule(pl.LightningModule):
         self.copy()
         return batch.to(device)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+    def loss(self, batch: Tensor) -> Tensor:
         self.compute()
         return self.net(batch).mean()
-
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self.compute()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def fit(data: DataModule, module: SlowModule, *others: pl.Callback, **kwargs: Any) -> Throughput:
     callback = Throughput()
-    settings = {"accelerator": "cpu", "max_epochs": 2, "logger": False} | kwargs
-    trainer = pl.Trainer(
-        **settings,
-        callbacks=[callback, GlobalBatches(0), *others],
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, data)
+    small_trainer(1, callback, *others, **{"max_epochs": 2} | kwargs).fit(module, data)
     return callback
-
-
-def sleep(seconds: float) -> Any:
-    return lambda: time.sleep(seconds)
 
 
 quiet = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*treespec:FutureWarning")
@@ -114,8 +97,7 @@ def test_run_says_whether_its_data_or_its_network_is_slow(
     found = fit(SlowData(hand.by(3.0)), SlowModule(hand.by(1.0)))
     assert found.total.data / found.total.seconds == 0.75
     assert found.verdict.startswith("input-bound: ")
-    monkeypatch.undo()
-    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: hand.now))
+    monkeypatch.setattr(throughput, "gather", lambda trainer, spent: [spent])
     found = fit(SlowData(lambda: None), SlowModule(hand.by(3.0)))
     assert found.total.data == 0.0
     assert found.verdict.startswith("compute-bound: ")
@@ -180,7 +162,9 @@ def burn(milliseconds: float) -> Any:
 @pytest.mark.gpu
 def test_gpu_that_has_work_does_not_wait_for_data() -> None:
     """The host reads for 10 ms per step, while the device still has 30 ms to do."""
-    found = fit(SlowData(sleep(0.01)), SlowModule(burn(30)), accelerator="gpu", max_epochs=4)
+    found = fit(
+        SlowData(partial(time.sleep, 0.01)), SlowModule(burn(30)), accelerator="gpu", max_epochs=4
+    )
     assert found.total.data < 0.1 * found.total.seconds
     assert found.verdict.startswith("compute-bound")
 
@@ -188,6 +172,8 @@ def test_gpu_that_has_work_does_not_wait_for_data() -> None:
 @quiet
 @pytest.mark.gpu
 def test_gpu_that_has_run_out_of_work_waits_for_data() -> None:
-    found = fit(SlowData(sleep(0.03)), SlowModule(burn(10)), accelerator="gpu", max_epochs=4)
+    found = fit(
+        SlowData(partial(time.sleep, 0.03)), SlowModule(burn(10)), accelerator="gpu", max_epochs=4
+    )
     assert found.total.data > 0.4 * found.total.seconds
     assert found.verdict.startswith("input-bound")

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 
+def disturb(**settings: Any) -> list[str]:
+    """Words of a command that add the callback."""
+    words = [f"+callbacks.disturb.{key}={value}" for key, value in settings.items()]
+    return [f"+callbacks.disturb._target_={__name__}.Disturb", *words]
+
+
 class Disturb(pl.Callback):
-    """
+    """Do harm at one step.
+
     Args:
         what: ``drift`` changes one number of a tensor by its last bit, in one process alone;
             ``batch``, ``gradient`` puts a value that is not finite there; ``error`` raises one;

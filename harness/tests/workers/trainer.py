@@ -11,7 +11,6 @@ from harness.exact.global_batches import GlobalBatches
 def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
     """A Trainer on CPUs with the harness's callbacks for exact batches, and few others."""
     return pl.Trainer(
-        accelerator="cpu",
         devices=devices,
         strategy="ddp" if devices > 1 else "auto",
         use_distributed_sampler=False,
@@ -20,5 +19,5 @@ def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) ->
         enable_model_summary=False,
         enable_checkpointing=False,
         callbacks=[GlobalBatches(seed=0), ExactEvaluation(), *callbacks],
-        **settings,
+        **{"accelerator": "cpu"} | settings,
     )

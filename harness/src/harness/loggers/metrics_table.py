@@ -93,9 +93,9 @@ def read(path: Path, num_rows: int | None = None) -> tuple[list[str], list[dict[
 
 
 def write(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write a whole table in the place of another."""
+    """Write a whole table in the place of another; file names may be no valid Unicode."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, columns, extrasaction="ignore")
     table.writeheader()
     table.writerows(rows)
-    write_durably(path, text.getvalue().encode())
+    write_durably(path, text.getvalue().encode(errors="surrogateescape"))

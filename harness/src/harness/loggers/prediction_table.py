@@ -4,7 +4,6 @@ In: what ``predict_step`` returns for each batch. Out: a table with a row per sa
 set's order, and a file beside it for what is no table.
 """
 
-import csv
 import io
 import logging
 from collections import Counter
@@ -21,6 +20,7 @@ from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from harness.files import write_durably
+from harness.loggers import metrics_table
 from harness.names import few
 from harness.processes.agreement import gather
 
@@ -110,8 +110,7 @@ class PredictionTable(BasePredictionWriter):
         if rows:
             loader = getattr(trainer, "predict_dataloaders", None)
             facts = getattr(getattr(loader, "dataset", None), "sample_columns", {})
-            text = table(numbered(rows), facts)
-            write_durably(self.path, text.encode(errors="surrogateescape"))
+            write(self.path, numbered(rows), facts)
         elif not batches:
             log.warning("%s is not written: predict_step has returned nothing.", self.path)
 
@@ -201,8 +200,10 @@ def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
     return by_number
 
 
-def table(rows: dict[tuple[int, int], dict[str, Any]], facts: Mapping[str, Any]) -> str:
-    """Return the text of a CSV; ``facts`` are columns of the data set's own, which come first."""
+def write(
+    path: Path, rows: Mapping[tuple[int, int], dict[str, Any]], facts: Mapping[str, Any]
+) -> None:
+    """Write the table; ``facts`` are columns of the data set's own, which come first."""
     kinds = {(loader, frozenset(row)) for (loader, _), row in rows.items()}
     names = dict.fromkeys(name for row in rows.values() for name in row)  # batches may differ
     loaders = {loader for loader, _ in kinds}
@@ -214,10 +215,10 @@ def table(rows: dict[tuple[int, int], dict[str, Any]], facts: Mapping[str, Any])
         )
     own = OWN_COLUMNS if len(loaders) > 1 else OWN_COLUMNS[1:]
     facts = {name: column for name, column in facts.items() if name not in names}
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [*own, *facts, *names], extrasaction="ignore")
-    writer.writeheader()
-    for loader, number in sorted(rows):
-        sample = {name: column[number] for name, column in facts.items()}
-        writer.writerow({"loader": loader, "sample": number} | sample | rows[loader, number])
-    return text.getvalue()
+    lines = (
+        {"loader": loader, "sample": number}
+        | {name: column[number] for name, column in facts.items()}
+        | rows[loader, number]
+        for loader, number in sorted(rows)
+    )
+    metrics_table.write(path, [*own, *facts, *names], lines)

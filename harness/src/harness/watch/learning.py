@@ -47,20 +47,14 @@ class Learning(pl.Callback):
         if loss.numel() != 1:
             raise ValueError(f"training_step returned a loss of shape {tuple(loss.shape)}")
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, __: Any, batch_idx: int
-    ) -> None:
-        """Warn early that there is no loss: an epoch may take hours."""
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Note that there was a batch: a stream may give none."""
         self.has_batch = True
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set untyped
-        is_time = batch_idx + 1 == min(50, 10 * every)
-        if is_time and pl_module.automatic_optimization and not self.has_loss:
-            log.warning("training_step has returned no loss in %d batches.", batch_idx + 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop in every process where the first epoch had no loss, or has changed no weight."""
         before, self.before = self.before, None
-        if before is None or not self.has_batch:  # a stream may give none
+        if before is None or not self.has_batch:
             return
         if not any(parameter.requires_grad for parameter in self.parameters):
             return

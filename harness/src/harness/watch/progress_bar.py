@@ -40,20 +40,14 @@ class ProgressBar(RichProgressBar):
             self.progress.stop()
         pdb.Pdb().set_trace(inspect.currentframe().f_back)  # type: ignore[union-attr]
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *batch: Any) -> None:
         """Show the batch, if it is time."""
+        *_, batch_idx = batch
         is_last = batch_idx + 1 == trainer.num_training_batches
         now = time.monotonic()
         if is_last or (now - self.updated_time) * self.refresh_rate >= 1:
             self.updated_time = now
-            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            super().on_train_batch_end(trainer, *batch)
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         """Leave out the logger's version, which the run's folder already tells."""

@@ -81,12 +81,7 @@ class Throughput(pl.Callback):
         self.there = mark(self.device)
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, __: Any, batch_idx: int
     ) -> None:
         """Mark the end of the step; read the marks of an earlier one."""
         if not self.is_measuring:
