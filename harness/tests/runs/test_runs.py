@@ -138,7 +138,7 @@ def test_tables_for_a_person_hold_the_same_as_far_as_the_screen_goes(
     for number in range(2):
         changes = [(key, f"{key}{number}") for key in ("lr: 0.005", "num_test: 360", "blur: 0.5")]
         copied(finished_run, tmp_path / str(number), *changes)
-    for columns, num in (("70", 5 + 1), ("300", 11)):
+    for columns, num in (("70", 6 + 1), ("300", 11)):
         monkeypatch.setenv("COLUMNS", columns)
         title, *_ = answer(capsys, "ls", tmp_path).splitlines()
         assert len(title.split()) == num

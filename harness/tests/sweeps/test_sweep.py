@@ -40,19 +40,10 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only(only(folder / "sweeps"))
 
 
-def test_grid_is_the_single_runs_in_hydras_order(swept: Path, tmp_path: Path) -> None:
+def test_a_grid_is_numbered_in_hydras_order(swept: Path) -> None:
     words = [run_folder.load_words(swept / str(number))[-3:-1] for number in range(4)]
     rates = ("model.optimizer.lr=0.001", "model.optimizer.lr=0.01")
     assert words == [[rate, f"seed={seed}"] for rate in rates for seed in (1, 2)]
-    result = command("train.py", *TINY, *words[3], f"output_dir={tmp_path}")
-    assert result.returncode == 0, result.stderr
-    run_dir = only(only(tmp_path))
-    for name in ("results.json", "metrics.csv"):
-        assert (run_dir / name).read_bytes() == (swept / "3" / name).read_bytes()
-    ours, theirs = (run_folder.load_config(folder) for folder in (run_dir, swept / "3"))
-    for cfg in (ours, theirs):
-        cfg.run_dir = cfg.output_dir = None
-    assert ours == theirs
 
 
 def test_same_words_go_on_with_a_sweep_and_others_start_another(swept: Path) -> None:

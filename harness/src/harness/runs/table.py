@@ -77,7 +77,7 @@ def chosen(runs: Runs, conditions: Sequence[str]) -> Runs:
 def overview(runs: Runs, facts: Sequence[str] = ("reason",)) -> pl.DataFrame:
     """Return for each run its state, the best of its objective, tests, settings that differ."""
     tested = [name for name in runs.frame.columns if name.startswith("test/")]
-    names = ["run", "status", "objective", "best", *tested, *differing(runs), *facts]
+    names = ["run", "status", "best", "objective", *tested, *differing(runs), *facts]
     return runs.frame.select(names)
 
 
@@ -147,7 +147,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         tbl_hide_column_data_types=True,
         tbl_hide_dataframe_shape=True,
         tbl_rows=-1,
-        tbl_cols=max(4, shutil.get_terminal_size(SCREEN).columns // COLUMN),
+        tbl_cols=max(6, shutil.get_terminal_size(SCREEN).columns // COLUMN),
         tbl_width_chars=-1,  # a folder is not broken into two lines
         fmt_str_lengths=10**6,
     ):
