@@ -79,17 +79,13 @@ def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
             typed = re.sub(r"=([\w.]+)(,[\w.]+)+(?= |$)", r"=\1", typed)
             typed = re.sub(r"=(\[[^] ]*\])(,\[\S*)", r"=\1", typed)
             typed = re.sub(r"=range\(\d+\)", "=0", typed)
-        overrides = [*filter(re.compile(r"notes=|[^ ]*=").match, shlex.split(_quoted(typed)))]
+        typed = re.sub(r"notes=(.*)$", r"'notes=\1'", typed)  # a note has spaces
+        overrides = [*filter(re.compile(r"notes=|[^ ]*=").match, shlex.split(typed))]
         try:
             compose(TASKS[program], overrides)
         except Exception as error:
             wrong.append(f"{program} {' '.join(words)}: {error}")
     assert wrong == []
-
-
-def _quoted(words: str) -> str:
-    """The words of a line, with the note, which has spaces, in quotes."""
-    return re.sub(r"notes=(.*)$", r"'notes=\1'", words)
 
 
 @pytest.mark.filterwarnings("default")
