@@ -72,6 +72,7 @@ MISTAKES = {
     "hydra.sweep.dir=x": "folders are output_dir= and name=",
     "--epochs 3": "Did you mean trainer.max_epochs=<value>?",
     "--resolve": "--cfg job",
+    "--cfg job --resolve seed=${nope}": "nope",
     "output_dir=train.py": "output_dir=<folder>",
     "-m seed=1,2 output_dir=train.py": "output_dir=<folder>",
 }

@@ -30,7 +30,7 @@ from harness.command.compose import (
     compose_command,
 )
 from harness.command.config_files import choices, groups
-from harness.command.explain import nearest
+from harness.command.explain import explained, nearest
 from harness.errors import AgreedExit, TrainingError, UserError
 from harness.files import FULL
 from harness.machine import choose_emptiest, gib
@@ -202,7 +202,8 @@ def show(task: str, conf: Path, words: list[str]) -> None:
     elif flags <= {"--cfg", "-c", "--resolve"} and flags != {"--resolve"}:
         settings = [word for word in words if word != "job" and not word.startswith("-")]
         cfg = compose(task, settings, conf)
-        print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
+        with explained(task, settings, conf):
+            print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
     else:
         flag = min(flags)
         hint = nearest(flag.lstrip("-"), compose(task, [], conf), conf).replace("?", "=<value>?")
