@@ -1,3 +1,5 @@
+"""Loaders of a ``DataModule``: workers, batches that fit, and what is refused."""
+
 from types import SimpleNamespace
 from typing import Any
 
