@@ -25,6 +25,7 @@ from harness.processes.launcher import launcher
 from harness.strategies import launchable
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
+# A conf/train.yaml of version 0.3 turns off the logging of Hydra.
 HYDRAS = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
 KINDS: dict[Any, type] = {"text": str, "list": list}
 
