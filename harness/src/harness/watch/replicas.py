@@ -49,8 +49,9 @@ def sums_of_bits(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 class Replicas(pl.Callback):
     """Stop the run when the replicas of the model are no longer equal.
 
-    The sums of the tensors' bits are gathered after the first batch, every ``every_n_steps``
-    (``None``: never by number), at the end of each epoch, and before a checkpoint to go on from.
+    The sums of the tensors' bits are gathered before training, after the first batch, every
+    ``every_n_steps`` (``None``: never by number), at the end of each epoch, and before a checkpoint
+    to go on from.
     Compared are parameters, buffers that training does not change, and statistics of synchronised
     BatchNorm. Other buffers are each process's own until DDP overwrites them with rank 0's.
     """
@@ -61,15 +62,19 @@ class Replicas(pl.Callback):
         self.reported: set[str] = set()  # buffers that each process writes from its own samples
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the buffers' sums, to know later which of them training changes."""
+        """Compare what hooks have written, before DDP overwrites buffers with rank 0's.
+
+        The buffers' sums are kept, to know later which of them training changes.
+        """
         self.is_comparing = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
-        self.compared_step = -1  # so that the first batch is due
         if self.is_comparing:
             buffers = dict(pl_module.named_buffers())
             sums = sums_of_bits([*buffers.values()], pl_module.device).tolist()
             self.first = dict(zip(buffers, sums, strict=True))
+            self.compare(trainer, pl_module)
         elif trainer.world_size > 1:
             log.info("Replicas are not compared under %s.", type(trainer.strategy).__name__)
+        self.compared_step = -1  # so that the first batch is due
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
