@@ -55,6 +55,8 @@ HINTS = {  # by the message of torch or Lightning
         "must be one number: take its mean.",
     r"not used in producing|finished reduction in the prior iteration": "Some parameters have no "
         "part in the loss: use or freeze them, or trainer.strategy.find_unused_parameters=true.",
+    r"mark a variable ready only once": "Checkpoint parts with use_reentrant=False, or, in another "
+        "package's network, set +trainer.strategy.static_graph=true.",
     r"Expected more than 1 value per channel": "BatchNorm got one sample: leave out small batches "
         "(drop_last=True), use fewer devices, or trainer.sync_batchnorm=true under ddp.",
     r"stack expects each tensor to be|each element in list of batch|batch must contain tensors":
