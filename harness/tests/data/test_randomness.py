@@ -1,5 +1,3 @@
-"""Random numbers are uniform, and belong to (seed, epoch, sample)."""
-
 import numpy as np
 
 from harness.data.randomness import mix, uniform

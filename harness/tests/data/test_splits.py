@@ -1,5 +1,3 @@
-"""Splits and folds have each sample once, and classes in proportion."""
-
 import itertools
 from typing import Any
 

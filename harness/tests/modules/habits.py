@@ -100,7 +100,6 @@ class Stateful(OneLoss):
     def __init__(self) -> None:
         super().__init__()
         self.rnn, self.head = nn.GRU(6, 4, batch_first=True), nn.Linear(4, 4)
-        self.hidden: Tensor | None = None
 
     def forward(self, x: Tensor, hidden: Any = None) -> Any:
         outputs, hidden = self.rnn(x, hidden)
@@ -134,8 +133,7 @@ class Standardised(Classifier):
 class EpochLoss(Classifier):
     """Collects losses of training steps, and logs their mean."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def on_train_epoch_start(self) -> None:
         self.losses: list[Tensor] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -145,4 +143,3 @@ class EpochLoss(Classifier):
 
     def on_train_epoch_end(self) -> None:
         self.log("fit/loss", torch.stack(self.losses).mean())
-        self.losses.clear()

@@ -100,9 +100,6 @@ KINDS = {
     "LBFGS": Kind("several.Lbfgs"),
     "two tasks, two loaders": Kind("several.TwoTasks", data="TwoTasks"),
     "two validation loaders": Kind("logged.TwoValidations", data="TwoValidations", words=OF_FIRST),
-    "two validation loaders, one key": Kind(
-        "logged.TwoValidations", data="TwoValidations", words=("+model.add_dataloader_idx=false",)
-    ),
     "collected in lists": Kind("logged.Collected"),
     "collected within epochs": Kind("logged.Collected", words=WITHIN),
     "counted by hand": Kind("logged.Counters"),

@@ -60,6 +60,10 @@ class OnOneRank(ByHooks):
 class InStep(Classifier):
     """Unfreezes where its step has begun."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[0].requires_grad_(False)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.net[0].requires_grad_(self.current_epoch > 0)
         return super().training_step(batch, batch_idx)

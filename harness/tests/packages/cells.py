@@ -1,6 +1,7 @@
 """Runs the cells of the table: commands as a user types them, with YAML files and nothing else.
 
-The names are those of ``conf/experiment``. README.md says why cells are as they are.
+The names are those of ``conf/experiment``. README.md says what the columns are, and why cells are
+as they are.
 """
 
 import json
@@ -18,16 +19,7 @@ from tests.conftest import ROOT
 from tests.strategy_runs import distances
 from tests.verdicts.table import read
 
-COLUMNS = {
-    "train": "trains and, where the module has a test, tests",
-    "ddp": "two processes end with the weights of one (within 1e-5)",
-    "dp": "one process with two logical devices ends with the weights of one (within 1e-5)",
-    "resume": "killed with SIGKILL inside of the second epoch, it goes on and ends equal by bit",
-    "evaluate": "`evaluate.py` gives the numbers of the test after training",
-    "predict": "`predict.py` writes predictions",
-    "convert": "`scripts/convert_checkpoint.py` writes the network's weights, plain and equal",
-    "weights_only": "`torch.load(weights_only=True)` reads `best.ckpt`",
-}
+COLUMNS = ["train", "ddp", "dp", "resume", "evaluate", "predict", "convert", "weights_only"]
 # Its author's on_save_checkpoint gives objects, which a run goes on with if it is told to.
 TRUSTED = {"resume": ("checkpoint.trusted=true",)}
 # What a column's command needs besides.

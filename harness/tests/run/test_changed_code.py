@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from harness import Run, UserError, evaluate, record, train
 from harness.command.run_folder import save_config
-from tests.strategy_runs import write_conf
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
 NAME = "study_of_history"
@@ -32,9 +31,9 @@ class Model(WithLoaders):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 """
 WORDS = (
-    *("data=null", "callbacks.progress_bar=null", "callbacks.checkpoint=null", "logger=none"),
+    *("model=study", "data=null", "callbacks.progress_bar=null", "logger=none", "objective=null"),
     *("trainer.max_epochs=2", "checkpoint.every_n_steps=1", "checkpoint.num_kept=100"),
-    "objective=null",
+    "callbacks.checkpoint=null",
 )
 
 
@@ -43,9 +42,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """A run of a researcher's own code, with 8 steps."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it knows files by second and size
-    chosen = write_conf(tmp_path, model=f"_target_: {NAME}.Model\n")
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "study.yaml").write_text(f"_target_: {NAME}.Model\n")
     write(tmp_path, CODE)
-    yield train(*chosen, *WORDS, f"output_dir={tmp_path}")
+    yield train(f"hydra.searchpath=[file://{tmp_path}/conf]", *WORDS, f"output_dir={tmp_path}")
     sys.modules.pop(NAME, None)
 
 
