@@ -7,6 +7,7 @@ import inspect
 from typing import Any, get_args
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder
 from pytorch_lightning.loggers import Logger
 from torch import nn
 
@@ -50,11 +51,16 @@ def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any])
     built += [("callbacks", callback, pl.Callback) for callback in callbacks]
     built += [("logger", logger, Logger) for logger in loggers]
     for key, value, kind in built:
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        if isinstance(value, (BatchSizeFinder, LearningRateFinder)):
+            raise UserError(
+                f"{key}: {name} trains first and then goes back, which no run can.\n"
+                "Use pytorch_lightning.tuner.Tuner in a notebook, or try values: -m <key>=<a>,<b>"
+            )
         if not isinstance(value, kind):
             hint = ""
             if any(one.__module__.startswith("lightning.pytorch") for one in type(value).__mro__):
                 hint = " lightning.pytorch was imported before harness: import harness first."
             elif isinstance(value, nn.Module):
                 hint = " A network is an argument of the LightningModule that trains it."
-            name = f"{type(value).__module__}.{type(value).__qualname__}"
             raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")
