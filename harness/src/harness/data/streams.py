@@ -92,7 +92,7 @@ class SharedStream(ShareCounts):
 
     def __post_init__(self) -> None:
         self.num_shares = self.num_ranks
-        self.epoch = self.running = 0
+        self.epoch = 0
         self.start = (0, 0)  # the epoch and batch at which a run goes on
         self.sizes: dict[int, tuple[int, int]] = {}  # of the last batches, here and of all
         self.sampler = self.batch_sampler = self  # where Lightning announces the epoch
@@ -131,7 +131,7 @@ class SharedStream(ShareCounts):
         return super().num_samples_in(batch_idx) if self.batch_size else None
 
     def __iter__(self) -> Iterator[Any]:
-        self.running, self.sizes = self.epoch, {}
+        self.sizes = {}
         first = self.start[1] if self.epoch == self.start[0] else 0
         dataset = getattr(self.loader, "dataset", None)
         if callable(announce := getattr(dataset, "set_epoch", None)):
