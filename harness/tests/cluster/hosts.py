@@ -76,8 +76,14 @@ class Started:
 
     def wait_until(self, is_so: Callable[[], object]) -> None:
         """Wait for something that the command does; fails where it ends before."""
-        wait_for(lambda: is_so() or self.has_ended(), self.screen)
-        assert is_so(), f"ended with {self.process.returncode}:\n{self.screen()}"
+
+        def is_so_now() -> bool:  # perhaps for a moment
+            if is_so():
+                return True
+            assert not self.has_ended(), f"ended with {self.process.returncode}:\n{self.screen()}"
+            return False
+
+        wait_for(is_so_now, self.screen)
 
 
 class Host:

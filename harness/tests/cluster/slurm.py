@@ -151,12 +151,14 @@ class Slurm:
 
     def wait_until(self, job: str, is_so: Callable[[], bool]) -> None:
         """Wait for something that a job does; fails where the job ends before."""
-        wait_for(
-            lambda: is_so() or self.state(job) in ENDED,
-            lambda: self.screen(job),
-            pause_seconds=0.2,
-        )
-        assert is_so(), f"{self.state(job)}\n{self.screen(job)}"
+
+        def is_so_now() -> bool:
+            if is_so():
+                return True
+            assert (state := self.state(job)) not in ENDED, f"{state}\n{self.screen(job)}"
+            return False
+
+        wait_for(is_so_now, lambda: self.screen(job), pause_seconds=0.2)
 
     def clear(self) -> None:
         """Cancel all jobs."""

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from harness import machine as choice
-from harness.command.check import check_gpus
+from harness.command.check import check
 from harness.command.compose import compose_command
 from harness.errors import UserError
 from harness.machine import MIG
@@ -157,16 +157,19 @@ def test_choice_comes_before_torch_and_leaves_nothing_where_it_cannot_be_made(
 def test_choice_that_each_process_would_make_is_refused(machine, monkeypatch) -> None:
     """Those of torchrun and srun, which start several on a machine; one may choose."""
     machine(FakeGpu(80))
-    cfg = compose_command("train", ["gpus=emptiest", "strategy=ddp"]).cfg
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    with pytest.raises(UserError, match="without torchrun or srun"):
-        check_gpus(cfg)
-    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    check_gpus(cfg)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="without torchrun or srun"):
-        check_gpus(cfg)
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}
+    for variables, is_refused in (
+        ({"SLURM_STEP_NUM_TASKS": "4"}, True),
+        (torchrun | {"LOCAL_WORLD_SIZE": "2"}, True),
+        (torchrun | {"GROUP_WORLD_SIZE": "2"}, False),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            composed = compose_command("train", ["gpus=emptiest", "strategy=ddp", "model=mlp"])
+            refusal = pytest.raises(UserError, match="without torchrun or srun")
+            with refusal if is_refused else nullcontext():
+                check(composed)
 
 
 @pytest.mark.gpu

@@ -9,39 +9,27 @@ import torch
 from harness import UserError, compose, train
 from harness.command.check import check
 from harness.command.compose import compose_command
+from tests.strategy_runs import write_conf
 
 SHORT = ("data=synthetic", "model=mlp", "data.num_train=640", "callbacks.progress_bar=null")
-
-
-def experiment(folder: Path, text: str) -> list[str]:
-    """Words that take an experiment of another folder."""
-    (folder / "experiment").mkdir(exist_ok=True)
-    (folder / "experiment" / "mine.yaml").write_text(text)
-    return [f"hydra.searchpath=[file://{folder}]", "experiment=mine"]
 
 
 def test_an_objective_s_direction_is_that_of_its_name_or_asked_for(tmp_path: Path) -> None:
     """The classifier says max: the worst loss would be kept as the best, without a word."""
     for name, mode in (("val/loss", "min"), ("val/f1", "max"), ("val/iou", "max")):
-        command = compose_command("train", [f"objective={name}"])
-        check(command)
+        check(command := compose_command("train", [f"objective={name}"]))
         assert (command.cfg.mode, command.cfg.callbacks.checkpoint.mode) == (mode, mode)
     for word, message in (
-        ("objective=val/score", "objective=val/score: add mode, min or max"),
         ("objective=val/iou_loss", "objective=val/iou_loss: add mode, min or max"),
         ("mode=most", "mode=most must be min or max"),
     ):
         with pytest.raises(UserError, match=message):
             check(compose_command("train", [word]))
-    words = experiment(tmp_path, "# @package _global_\nobjective: val/score\n")
-    with pytest.raises(UserError, match=r"mine\.yaml:2: add mode, min or max"):
-        check(compose_command("train", words))
-    check(compose_command("train", [*words, "mode=max"]))
-    words = experiment(tmp_path, "# @package _global_\nobjective: val/f1\n")
-    for word, mode in (("seed=1", "max"), ("mode=min", "min")):
+    for text, word, mode in (("val/score", "mode=max", "max"), ("val/f1", "mode=min", "min")):
+        words = write_conf(tmp_path, experiment=f"# @package _global_\nobjective: {text}\n")
         check(command := compose_command("train", [*words, word]))
         assert command.cfg.mode == mode
-    words = experiment(tmp_path, "# @package _global_\nobjective: null\n")
+    words = write_conf(tmp_path, experiment="# @package _global_\nobjective: null\n")
     assert compose("train", words).objective is None
 
 

@@ -61,7 +61,7 @@ class Sizes(Picture):
     ("strategy", "rank", "faults", "drawn"),
     [
         ("cpu", 0, FAULTS, "[[4, 4, 1]]"),
-        # One that fails lets none of the others wait; a sample that keeps one busy is none.
+        # One that fails lets none of the others wait.
         ("ddp", 1, ("none", "update", "pickle"), "[[4, 1], [4]]"),
     ],
 )

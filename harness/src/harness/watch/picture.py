@@ -53,16 +53,10 @@ class Picture(pl.Callback):
         self._try(self.reset)
 
     def on_test_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: pl.Trainer, _: Any, outputs: Any, batch: Any, *place: int
     ) -> None:
         """Pass one batch to the subclass."""
-        if trainer.loggers and not is_filler(trainer, batch_idx, dataloader_idx):
+        if trainer.loggers and not is_filler(trainer, *place):
             self._try(self.update, outputs, batch)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
