@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from harness.data.batches import BatchedDataset
 from harness.data.datamodule import as_it_is
 from harness.data.loaders import rebuilt
-from harness.data.randomness import generator_states, same_states
 from harness.data.shared_batches import SharedBatchSampler
+from tests.loaders.zoo import ByLength
 
 
 class Indices(BatchedDataset):
@@ -69,11 +70,17 @@ def test_draws_belong_to_seed_epoch_and_sample() -> None:
         assert (other[:, 1:] != whole[:, 1:]).all()
 
 
-def test_reading_leaves_the_generators_as_they_were() -> None:
-    """Without workers, dropout draws from the same ones."""
+@pytest.mark.parametrize("kind", [RandomSampler, ByLength])
+def test_reading_and_what_others_draw_meanwhile_do_not_change_each_other(kind: Any) -> None:
+    """Without workers, dropout draws from the same generators."""
     dataset = Random()
-    sampler = SharedBatchSampler(BatchSampler(range(10), 4, False), "in order", dataset=dataset)
-    batches = iter(rebuilt(DataLoader(dataset), dataset, batch_sampler=sampler))
-    before = generator_states()
-    next(batches)
-    assert same_states(generator_states(), before)
+    batches = BatchSampler(kind([*range(10)]), 2, False)
+    sampler = SharedBatchSampler(batches, "random", dataset=dataset, cycles=False)
+    loader = rebuilt(DataLoader(dataset), dataset, batch_sampler=sampler)
+    expected = [*loader]
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    drawn, reading = torch.rand(5), iter(loader)
+    torch.manual_seed(0)
+    for batch, wanted, draw in zip(reading, expected, drawn, strict=True):
+        assert torch.equal(batch, wanted)
+        assert torch.rand(()) == draw

@@ -1,12 +1,15 @@
+"""Loaders of a ``DataModule``: workers, batches that fit, and what is refused."""
+
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from small.data import ArrayDataset
 from torch.utils.data import Dataset, TensorDataset, random_split
 
 from harness.data import datamodule
-from harness.data.batches import BatchedDataset
 from harness.data.datamodule import DataModule
 from harness.data.sharing import share
 from harness.errors import UserError
@@ -18,16 +21,6 @@ class Data(DataModule):
     def make_dataset(self, split: str) -> Dataset[Any]:
         everything = TensorDataset(torch.arange(20.0), torch.arange(20))
         return random_split(everything, [0.5, 0.5])[0]
-
-
-class Whole(BatchedDataset):
-    """Reads whole batches, which is fast."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return torch.tensor(indices)
 
 
 def loaders(automatic: bool = True, **trainer: Any) -> Data:
@@ -54,7 +47,7 @@ def test_auto_is_as_many_workers_as_a_process_has_cores(
     data = loaders(ranks=ranks, num_nodes=nodes)
     data.num_workers = "auto"
     assert data.val_dataloader().num_workers == expected
-    monkeypatch.setattr(data, "make_dataset", lambda split: Whole())
+    monkeypatch.setattr(data, "make_dataset", lambda split: ArrayDataset(np.zeros(20)))
     data.datasets.clear()
     assert data.val_dataloader().num_workers == 0
 

@@ -1,3 +1,5 @@
+"""Random numbers are uniform, and belong to (seed, epoch, sample)."""
+
 import numpy as np
 
 from harness.data.randomness import mix, uniform

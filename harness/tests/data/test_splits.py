@@ -1,3 +1,5 @@
+"""Splits and folds have each sample once, and classes in proportion."""
+
 import itertools
 from typing import Any
 

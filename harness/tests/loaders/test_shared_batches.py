@@ -1,13 +1,10 @@
 """Every batch of anybody's sampler is shared: nothing is lost, repeated or drawn otherwise."""
 
-import random
 from itertools import product, zip_longest
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -21,7 +18,14 @@ from torch.utils.data import (
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.sharing import share
 from harness.errors import UserError
-from tests.loaders.zoo import NUM_SAMPLES, ByLength, ByNumberOfTokens, Followed, Numbers
+from tests.loaders.zoo import (
+    NUM_SAMPLES,
+    ByLength,
+    ByNumberOfTokens,
+    Followed,
+    MovedAtRandom,
+    Numbers,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
 LENGTHS = Numbers().lengths
@@ -64,20 +68,6 @@ def test_global_batches_do_not_depend_on_processes(name: str) -> None:
             assert weights == pytest.approx(num_ranks * num_micro_batches)
             assert shared[0].num_before(step * num_micro_batches) == sum(map(len, expected[:step]))
     assert read(alone, 0) != read(alone, 1)
-
-
-def test_what_others_draw_meanwhile_changes_nothing() -> None:
-    """And the sampler takes nothing from the generators that dropout draws from."""
-    sampler, undisturbed = ranks("by length", 1)[0], read(ranks("by length", 1)[0], 2)
-    sampler.set_epoch(2)
-    torch.manual_seed(0), random.seed(0), np.random.seed(0)
-    expected = [torch.rand(()) for _ in range(5)]
-    torch.manual_seed(0)
-    found = []
-    for batch in sampler:
-        found.append(list(batch))
-        assert torch.rand(()) == expected.pop(0)
-    assert found == undisturbed
 
 
 def test_a_shorter_loader_goes_on_in_its_round() -> None:
@@ -186,11 +176,6 @@ def test_a_sampler_that_shares_by_itself_is_replaced_only_where_it_is_torch_s_ow
 def test_a_loader_that_does_not_read_its_batch_sampler_is_refused() -> None:
     with pytest.raises(UserError, match="ByItself does not read its batch_sampler"):
         next(iter(shared(ByItself([1, 2, 3], 2))))
-
-
-class MovedAtRandom(pl.LightningModule):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch + torch.rand(())
 
 
 def test_what_is_drawn_while_a_batch_moves_depends_on_its_place_alone() -> None:

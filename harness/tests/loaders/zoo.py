@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from harness import DataModule
 from tests.loaders import libraries
+from tests.modules.classifiers import OneLoss
 
 KINDS = (
     *("plain", "shuffled", "weighted", "bucketed", "by tokens", "endless", "several"),
@@ -150,27 +151,20 @@ class Followed(DataLoader[Any]):
 class Stream(IterableDataset[Any]):
     """All samples in an order that is shuffled anew by ``random``."""
 
-    def __iter__(self) -> Iterator[Any]:
-        samples = Numbers()
-        order = list(range(len(samples)))
-        random.shuffle(order)
-        for index in self.of_this_part(order):
-            yield samples[index]
+    part = slice(None)
 
-    def of_this_part(self, order: list[int]) -> list[int]:
-        return order
+    def __iter__(self) -> Iterator[Any]:
+        samples, order = Numbers(), [*range(NUM_SAMPLES)]
+        random.shuffle(order)
+        for index in order[self.part]:
+            yield samples[index]
 
 
 class StreamInParts(Stream):
     """Keeps the contract of ``harness.data.streams``."""
 
-    part, num_parts = 0, 1
-
     def read_part(self, part: int, num_parts: int) -> None:
-        self.part, self.num_parts = part, num_parts
-
-    def of_this_part(self, order: list[int]) -> list[int]:
-        return order[self.part :: self.num_parts]
+        self.part = slice(part, None, num_parts)
 
 
 class StreamWithState(IterableDataset[Any]):
@@ -303,15 +297,12 @@ class OfStreams(DataModule):
         return StreamInParts()
 
 
-class Module(pl.LightningModule):
-    """A loss that is a mean over samples, and dropout in no layer."""
+class Module(OneLoss):
+    """A loss that is a mean over samples, of all loaders that give a batch."""
 
     def __init__(self) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
         self.net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-        for parameter in self.net.parameters():
-            nn.init.normal_(parameter, std=0.5, generator=generator)
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         return (self(batch["inputs"]) - batch["target"]).square().mean()
@@ -323,14 +314,10 @@ class Module(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         parts = batch.values() if isinstance(batch, dict) and "a" in batch else [batch]
         parts = batch if isinstance(batch, (list, tuple)) else parts
-        parts = [part for part in parts if part is not None]
-        return torch.stack([self.loss(part) for part in parts]).sum()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", self.loss(batch), batch_size=len(batch["target"]))
+        return torch.stack([self.loss(part) for part in parts if part is not None]).sum()
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("test/loss", self.loss(batch), batch_size=len(batch["target"]))
+        self.log("test/loss", self.loss(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.02)

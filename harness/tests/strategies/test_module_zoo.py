@@ -1,5 +1,6 @@
 """A split module of every kind gives the outputs and gradients of one device."""
 
+import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from tests.strategies.parity import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
 
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU, META, CUDA = torch.device("cpu"), torch.device("meta"), torch.device("cuda", 0)
 
 
 class Net(nn.Module):
@@ -102,14 +103,6 @@ def made(name):
     return module, [torch.randn(7, *((5, 6) if name == "lstm" else (6,)), dtype=torch.float64)]
 
 
-def assert_equal(actual, expected, name, tolerance=1e-12):
-    """Outputs and gradients, where a missing gradient is not the same as zero."""
-    for a, b in zip(actual, expected, strict=True):
-        assert (a is None) == (b is None), name
-        if b is not None:
-            assert torch.allclose(a.cpu(), b, rtol=tolerance, atol=tolerance), name
-
-
 def two_steps(module, inputs):
     """Outputs and gradients of two calls."""
     results = []
@@ -122,21 +115,29 @@ def two_steps(module, inputs):
     return results
 
 
-def test_outputs_and_gradients_are_those_of_one_device():
+# cuDNN wants an RNN's weights in one block; copies are made one by one.
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+@pytest.mark.parametrize(
+    ("device", "tolerance"), [(CPU, 1e-12), pytest.param(CUDA, 1e-9, marks=pytest.mark.gpu)]
+)
+def test_outputs_and_gradients_are_those_of_one_device(device, tolerance):
     for i, name in enumerate(ZOO):
         num_devices = 2 + i % 2
         expected = two_steps(*made(name))
         module, inputs = made(name)
+        module, inputs = module.to(device), [x.to(device) for x in inputs]
         keys, attributes = list(module.state_dict()), set(module.__dict__)
 
-        parallel = ParallelForward(module, [CPU] * num_devices)
+        parallel = ParallelForward(module, [device] * num_devices)
         parallel.batch_sizes = (7,)
         assert list(module.state_dict()) == keys, name
         actual = two_steps(module, inputs)
         parallel.remove()
 
         assert len(parallel.last_sizes) == num_devices, name
-        assert_equal(actual, expected, name)
+        for a, b in zip(actual, expected, strict=True):
+            assert (a is None) == (b is None), name  # a missing gradient is not one of zeros
+            assert b is None or torch.allclose(a.cpu(), b, rtol=tolerance, atol=tolerance), name
         assert set(module.__dict__) - {"features"} == attributes, name
 
 

@@ -33,11 +33,6 @@ class DDPStrategy(strategies.DDPStrategy):
         self._list_parameters()
         self.averaged = frozenset(p for p in self.parameters if p.requires_grad)
 
-    def teardown(self) -> None:
-        """Forget the run's parameters."""
-        super().teardown()
-        self.parameters, self.averaged = (), frozenset()
-
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Wrap the model anew, after all hooks, if other parameters are trained from here on."""
         super().on_train_batch_start(batch, batch_idx)
