@@ -71,6 +71,7 @@ class Cells:
             return
         assert ended.returncode == 0, said[-3000:]
         if expected.verdict == "equal" and column in BOUNDS:
+            assert self.run("train").returncode == 0, self.run("train").stderr
             far = distances(self.weights("train"), self.weights(column))
             assert {name: x for name, x in far.items() if x > BOUNDS[column]} == {}
         elif expected.verdict == "equal" and column != "weights_only":  # whose status is all
