@@ -39,11 +39,11 @@ FAULTS = {
         "return 1.0",
         "test_same_experiment.py",
     ),
-    "an evaluation counts the sample of an empty share": Fault(
-        "exact/evaluation.py",
-        "return sharing is not None and sharing.is_filler(batch_idx)",
+    "the sample that pads an empty share is counted": Fault(
+        "data/batches.py",
+        "return here == 0 and everywhere > 0",
         "return False",
-        "test_same_experiment.py exact",
+        "exact/test_step_values.py",
     ),
     "a resumed epoch begins one step late": Fault(
         "data/shared_batches.py",

@@ -1,9 +1,8 @@
 """What the first-batch check finds in every kind of module is what several processes make of it."""
 
 import random
-from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -12,9 +11,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import yaml
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
+from pytorch_lightning.loggers.logger import DummyLogger
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch import Tensor
 
-from harness.exact.first_batch import in_child
 from harness.exact.first_batch_check import Findings, check_first_batch
 from tests.modules import data
 from tests.modules.classifiers import Classifier
@@ -31,38 +31,33 @@ BY_OTHERS = {"BatchNorm", "collected in training"}
 class Checking(pl.Callback):
     """Checks before the first step, after all hooks, in a run of one process."""
 
-    def __init__(self, has_child: bool, **settings: Any) -> None:
-        self.has_child, self.settings, self.found = has_child, settings, Findings()
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.found = settings, Findings()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy: Any = trainer.strategy
 
         def called(*_: Any) -> None:
-            loaders = trainer.train_dataloader
-            check = partial(check_first_batch, pl_module, loaders, **self.settings)
-            self.found = in_child(check) if self.has_child else check()
+            self.found = check_first_batch(pl_module, trainer.train_dataloader, **self.settings)
 
         strategy.on_train_batch_start = called
 
 
 def findings(
-    module: pl.LightningModule,
-    loaders: Any = None,
-    precision: Any = "64-true",
-    has_child: bool = False,
-    **settings: Any,
+    module: pl.LightningModule, loaders: Any = None, run: Any = None, **settings: Any
 ) -> Findings:
-    """What is told; without a child, as on a GPU."""
-    checking = Checking(has_child, **settings)
-    trainer = short_trainer(precision, checking)
-    loaders = data.Data("Flowers") if loaders is None else loaders
-    trainer.fit(module, datamodule=loaders or None)
+    checking = Checking(**settings)
+    train(module, checking, loaders=loaders, **(run or {}))
     return checking.found
 
 
-def short_trainer(precision: Any, *callbacks: pl.Callback, **more: Any) -> pl.Trainer:
-    settings: dict[str, Any] = {"max_steps": 1, "limit_val_batches": 0, "precision": precision}
-    return small_trainer(1, *callbacks, **settings | more)
+def train(
+    module: pl.LightningModule, *callbacks: pl.Callback, loaders: Any = None, **settings: Any
+) -> None:
+    settings = {"max_steps": 1, "limit_val_batches": 0, "precision": "64-true"} | settings
+    if loaders is None and not is_overridden("train_dataloader", module):
+        loaders = data.Data("Flowers")
+    small_trainer(1, *callbacks, **settings).fit(module, loaders)
 
 
 def made(kind: Kind) -> tuple[pl.LightningModule, pl.LightningDataModule]:
@@ -82,7 +77,15 @@ def test_a_kind_is_told_exactly_where_two_processes_train_another_one(kind: str)
     assert bool(found) == is_another, found
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def as_float(one: Tensor) -> Tensor:
+    return one.float() if one.is_floating_point() else one
+
+
+@pytest.mark.parametrize(
+    "run",
+    [{"precision": "32-true"}, {"precision": "bf16-mixed"}, {"accumulate_grad_batches": 2}],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("kind", "is_another"),
     [
@@ -95,66 +98,85 @@ def test_a_kind_is_told_exactly_where_two_processes_train_another_one(kind: str)
         ("bank in a list", True),
     ],
 )
-def test_it_is_as_right_in_other_precisions(kind: str, is_another: bool, precision: str) -> None:
+def test_it_is_as_right_in_other_runs(kind: str, is_another: bool, run: dict[str, Any]) -> None:
+    """But for batches that are accumulated: none of these sees what another one gathers."""
     module, loaders = made(KINDS[kind])
-    loaders.on_before_batch_transfer = lambda batch, _: apply_to_collection(  # type: ignore[method-assign]
-        batch, Tensor, lambda one: one.float() if one.is_floating_point() else one
-    )
-    assert ("different" in findings(module, loaders, precision)) == is_another
+    if "precision" in run:
+        loaders.on_before_batch_transfer = lambda batch, _: apply_to_collection(  # type: ignore[method-assign]
+            batch, Tensor, as_float
+        )
+    else:
+        is_another |= "gathered" in kind
+    assert ("different" in findings(module, loaders, run=run)) == is_another
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_another"),
-    [
-        ("classifier", False),
-        ("masked language, `mean_over`", False),
-        ("contrastive, gathered (SimCLR)", True),
-    ],
-)
-def test_batches_that_are_accumulated_do_not_see_each_other(kind: str, is_another: bool) -> None:
-    module, loaders = made(KINDS[kind])
-    checking = Checking(has_child=False)
-    trainer = short_trainer("64-true", checking, accumulate_grad_batches=2)
-    trainer.fit(module, datamodule=loaders)
-    assert ("different" in checking.found) == is_another, checking.found
+STEPS = [0]  # of all modules
 
 
-class Watched(Classifier):
-    """Closes over itself: a copy's forward fills lists of the original."""
+class Rows(DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_rows = 0
 
-    seen = 0
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        self.num_rows += 1
+
+
+class Counting(Classifier):
+    """Counts its steps where no copy of it has a number of its own, and reads what hooks keep."""
+
+    num_steps, of_class = 0, list[int]()
 
     def __init__(self) -> None:
         super().__init__()
-        self.features: list[Tensor] = []
+        kept: list[Tensor] = []
+        self.kept, self.features = lambda: kept, list[Tensor]()
+        calls = [0]
+        self.calls = lambda: calls
+
+        def count(*_: Any) -> None:
+            calls[0] += 1
+
+        self.net.register_forward_hook(count)
         self.net[0].register_forward_hook(lambda *call: self.features.append(call[2]))
+        self.net[1].register_forward_hook(lambda *call: kept.append(call[2]))
+
+    def train_dataloader(self) -> Any:
+        return data.Data("Flowers").train_dataloader()
+
+    def on_train_start(self) -> None:
+        self.trainer.logger = self.rows = Rows()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        Watched.seen += 1
-        loss = super().training_step(batch, batch_idx)
-        return loss + 0.1 * torch.cat(self.features).square().sum() / len(batch[0])
-
-    def on_train_batch_start(self, *_: Any) -> None:
+        STEPS[0] += 1
+        Counting.num_steps += 1
+        self.logger.log_metrics({})
+        self.of_class.append(1)
         self.features.clear()
+        self.kept().clear()
+        loss = super().training_step(batch, batch_idx)
+        return loss + self.features[0].square().mean() + self.kept()[0].square().mean()
+
+
+def counted(train_it: Any) -> list[Tensor]:
+    """The weights and the next draws after a step, which must have been the only one."""
+    torch.manual_seed(0)
+    STEPS[0], Counting.num_steps, Counting.of_class[:] = 0, 0, []
+    module = Counting()
+    assert not train_it(module)
+    assert (STEPS, module.num_steps, module.of_class, module.calls()) == ([1], 1, [1], [1])
+    assert module.rows.num_rows == 1
+    return [*module.state_dict().values(), torch.rand(3)]
 
 
 def test_a_run_is_the_same_with_the_check_and_without() -> None:
-    states = []
-    for settings in ({}, None):
-        torch.manual_seed(0)
-        Watched.seen, module = 0, Watched()
-        if settings is None:
-            short_trainer("64-true").fit(module, data.Data("Flowers"))
-        else:
-            assert "different" not in findings(module)
-        assert Watched.seen == 1
-        states.append([*module.state_dict().values(), torch.rand(3)])
-    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    """Also in globals, classes and closures."""
+    assert all(map(torch.equal, counted(findings), counted(train)))
 
 
-def gathered(module: Any, x: Tensor, y: Tensor, sync_grads: bool = True) -> Tensor:
+def gathered(module: Any, x: Tensor, y: Tensor) -> Tensor:
     mine = module(x)
-    everyone = module.all_gather(mine, sync_grads=sync_grads).flatten(0, -2)
+    everyone = module.all_gather(mine).flatten(0, -2)  # without sync_grads=True
     return torch.cdist(mine, everyone).square().mean()
 
 
@@ -179,12 +201,11 @@ LOSSES: dict[str, tuple[bool, Any]] = {  # whether two processes train another m
         False,
         lambda m, x, y: m(x).square().mean() + sum(p.square().sum() for p in m.parameters()),
     ),
-    "gathered negatives": (False, gathered),
     "an all-reduce of the author's": (False, reduced),
-    "gathered without gradients": (True, lambda m, x, y: gathered(m, x, y, False)),
+    "gathered without gradients": (True, gathered),
+    "baseline made in the step": (True, baseline),
     "sum by a constant": (True, lambda m, x, y: m(x).square().sum() / 8),
     "log of a mean": (True, lambda m, x, y: m(x).square().mean().log()),
-    "baseline made in the step": (True, baseline),
 }
 
 
@@ -193,8 +214,8 @@ class WithLoss(Classifier):
         super().__init__()
         self.loss = loss
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(self, *batch)
+    def training_step(self, batch: Any) -> Any:  # without its number
+        return {"loss": self.loss(self, *batch)}
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -209,6 +230,7 @@ def test_losses_of_a_batch_are_told_and_means_over_samples_are_not(
     torch.manual_seed(0)
     module = (ByHand if is_manual else WithLoss)(loss)
     assert ("different" in findings(module, data.DropsLast("Flowers"))) == is_another
+    assert not is_manual or module.schedule.last_epoch == 1  # the step of the run alone
 
 
 class ByHand(WithLoss):
@@ -218,140 +240,61 @@ class ByHand(WithLoss):
         super().__init__(loss)
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: Any) -> None:
         optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(self, *batch))
-        optimizer.step()
+
+        def closure() -> None:
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(self, *batch))
+
+        optimizer.step(closure=closure)
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return [optimizer], [self.schedule]
 
 
-class SumLogged(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        loss = F.cross_entropy(self(x), y)
-        self.log("train/total", loss * len(x))
-        return loss
+def sum_logged(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(module(x), y)
+    module.log("train/total", loss * len(x))
+    return loss
 
 
-class SometimesNothing(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx) if len(batch[0]) > 2 else None
+def sometimes_nothing(module: Any, x: Tensor, y: Tensor) -> Any:
+    return F.cross_entropy(module(x), y) if len(x) > 2 else None
 
 
 def test_logged_values_and_steps_without_a_loss_are_told() -> None:
-    assert "logs train/total in training" in findings(SumLogged())["logged"]
-    assert "Return a loss" in findings(SometimesNothing())["different"]
-
-
-class Drawing(Classifier):
-    """Draws in its step, like a diffusion or masked model."""
-
-    def __init__(self, loss: Any) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        keep = torch.rand(x.shape, dtype=x.dtype) > 0.2
-        moved = x * keep + 0.1 * torch.randn_like(x) * torch.rand(len(x), 1, dtype=x.dtype)
-        return self.loss(F.cross_entropy(self(moved), y, reduction="none"), torch.randperm(len(y)))
+    assert "logs train/total in training" in findings(WithLoss(sum_logged))["logged"]
+    assert "Return a loss" in findings(WithLoss(sometimes_nothing))["different"]
 
 
 def test_a_step_that_draws_is_told_and_not_compared() -> None:
-    for loss in (
-        lambda losses, order: losses[order].mean(),
-        lambda losses, _: losses.mean().sqrt() * random.random(),
+    for module in (
+        made(KINDS["mixup in the step"])[0],
+        WithLoss(lambda m, x, y: F.cross_entropy(m(x), y).sqrt() * random.random()),
     ):
-        found = findings(Drawing(loss))
+        found = findings(module)
         assert {*found} == {"random"}
         assert "Its loss was not compared" in found["random"]
 
 
-STEPS = [0]  # of all modules
+def split(module: Any, num_samples: int) -> None:
+    net = module.net
+    module.forward = lambda x: torch.cat([net(part) for part in x.split(num_samples - 2)])
 
 
-class Counting(Classifier):
-    """Counts its steps where no copy of it has a number of its own."""
-
-    of_class: ClassVar = [0]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = calls = [0]
-
-        def count(*_: Any) -> None:
-            calls[0] += 1
-
-        self.net.register_forward_hook(count)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        STEPS[0] += 1
-        self.of_class[0] += 1
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize("has_child", [True, False])
-def test_nothing_of_the_check_is_left_in_globals_classes_and_closures(has_child: bool) -> None:
-    """On a GPU there is no child."""
-    STEPS[0] = Counting.of_class[0] = 0
-    module = Counting()
-    findings(module, has_child=has_child)
-    assert (STEPS, module.of_class, module.calls) == ([1], [1], [1])  # the step of the run
-
-
-class Collecting(Classifier):
-    """Reads in its step what a hook has collected, and its loss is a mean over samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        kept: list[Tensor] = []
-        self.collected = lambda: kept
-        self.net.register_forward_hook(lambda _, __, output: kept.append(output))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.collected().clear()
-        loss = super().training_step(batch, batch_idx)
-        return loss + self.collected()[0].square().mean()
-
-
-def test_a_hook_that_collects_in_a_closure_is_right() -> None:
-    assert findings(Collecting()) == {}
-
-
-class RankZeroWaits(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if self.global_rank == 0 and self.trainer.world_size > 1:
-            dist.barrier()
-        return super().training_step(batch, batch_idx)
-
-
-def test_a_barrier_of_one_process_alone_is_told() -> None:
-    assert "wait for each other" in findings(RankZeroWaits())["different"]
-
-
-class Stretched(nn.Module):
-    """Divides by the largest value of the call: not row by row."""
-
-    def __init__(self, net: nn.Module, num_samples: int) -> None:
-        super().__init__()
-        self.net, self.num_samples = net, num_samples
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.net(part) for part in x.split(self.num_samples - 2)])
+def split_wrongly(module: Any, num_samples: int) -> None:
+    net = module.net
+    module.forward = lambda x: net(x).softmax(0)
 
 
 def test_split_calls_are_compared_with_whole_ones() -> None:
-    def split(copied: Any, num_samples: int) -> None:
-        copied.net = Stretched(copied.net, num_samples)
-
-    def split_wrongly(copied: Any, num_samples: int) -> None:
-        copied.net = nn.Sequential(copied.net, nn.Softmax(0))
-
     assert not findings(Classifier(), num_parts=1, prepare=split)
-    assert (
-        "splits its calls"
-        in (findings(Classifier(), num_parts=1, prepare=split_wrongly)["different"])
-    )
+    found = findings(Classifier(), num_parts=1, prepare=split_wrongly)
+    assert "splits its calls" in found["different"]
 
 
 class Streaming(torch.utils.data.IterableDataset[Any]):

@@ -1,4 +1,4 @@
-"""A row of training steps is of all samples of its batch, however many hold a part of it."""
+"""Rows and epochs are those of one process, however many hold the samples, and what it draws."""
 
 import csv
 from pathlib import Path
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
 
 from tests.conftest import slow, train_command
 from tests.strategy_runs import write_conf
@@ -21,9 +22,15 @@ class Logs(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(8, 3)
+        self.register_buffer("one", torch.ones(()))  # that DDP would send in each forward
+        self.metric, self.outputs = MeanMetric(), list[Tensor]()
+
+    def log(self, name: str, value: Any, **how: Any) -> None:
+        """Log under another name, as some authors do."""
+        super().log(f"own/{name}", value, **how)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.net(x)
+        logits: Tensor = self.net(x) * self.one
         return logits
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -56,8 +63,24 @@ class Logs(pl.LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: tuple[Tensor, Tensor], _: int) -> None:
         self.log("after the step", batch[0].mean(), on_step=True, on_epoch=True)
 
+    def on_validation_epoch_start(self) -> None:
+        self.shift = torch.rand(())
+
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("val/loss", F.cross_entropy(self(batch[0]), batch[1]))
+        x, y = batch[0] + self.shift + torch.rand_like(batch[0]), batch[1]
+        loss = F.cross_entropy(self(x), y)
+        self.log("val/loss", loss)
+        self.metric.update(loss, weight=len(x))
+        self.log("val/metric", self.metric)
+        if batch_idx == self.global_rank == 0:
+            self.log("val/rare", loss)
+        self.log("val/most", x.max(), reduce_fx="max")
+        self.outputs.append(batch[0])
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/computed", self.metric.compute())  # a library gathers, beside the lists
+        self.log("val/all", torch.cat(self.outputs).mean())
+        self.outputs.clear()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -75,15 +98,16 @@ class Numbers(pl.LightningDataModule):
         return DataLoader(self.samples, batch_size=7, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.samples, batch_size=7)
+        num_workers = int(self.trainer.world_size > 1)  # to start one, torch draws a number
+        return DataLoader(self.samples, batch_size=7, num_workers=num_workers)
 
 
 def train(folder: Path, *words: str) -> list[dict[str, float]]:
     """The rows of a run."""
     groups = {"model": f"_target_: {__name__}.Logs\n", "data": f"_target_: {__name__}.Numbers\n"}
     settings = "trainer.max_epochs=2 trainer.log_every_n_steps=2 trainer.precision=64-true"
-    chosen = [*write_conf(folder, **groups), *settings.split(), "objective=val/loss", "mode=min"]
-    run_dir = train_command(folder, *chosen, "test=false", *words)
+    chosen = [*write_conf(folder, **groups), *settings.split(), "mode=min", "test=false"]
+    run_dir = train_command(folder, *chosen, "objective=own/val/loss", *words)
     with (run_dir / "metrics.csv").open() as file:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
@@ -91,9 +115,12 @@ def train(folder: Path, *words: str) -> list[dict[str, float]]:
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     rows = train(tmp_path_factory.mktemp("one"))
-    assert len({row["plain"] for row in rows}) == len(rows) > 9
-    assert {row["samples"] for row in rows} == {7.0, 2.0}
-    assert {"first_step", "known_step", "large", "known, synced"} <= {*rows[-1]}
+    steps = [row for row in rows if "own/plain" in row]
+    assert len({row["own/plain"] for row in steps}) == len(steps) > 9
+    assert {row["own/samples"] for row in steps} == {7.0, 2.0}
+    names = ("first_step", "known_step", "large", "known, synced")
+    assert {f"own/{name}" for name in names} <= {*steps[-1]}
+    assert {"own/val/metric", "own/val/rare", "own/val/all"} <= {*rows[-1]}
     return rows
 
 

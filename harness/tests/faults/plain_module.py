@@ -29,10 +29,11 @@ class PlainModule(pl.LightningModule):
         self.register_buffer("num_epochs", torch.zeros(()))
 
     def on_train_epoch_start(self) -> None:
-        """What authors set for an epoch: a weight, a mode, a count."""
+        """What authors set for an epoch: a weight, a mode, a count, an optimizer's setting."""
         self.scale = 0.01 * (1 + self.current_epoch)
         self.net[2].train(self.current_epoch != 1)
         self.num_epochs += 1
+        self.trainer.optimizers[0].param_groups[0]["momentum"] *= 0.9
         self.log("scale", self.scale)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

@@ -61,7 +61,7 @@ def test_global_batches_do_not_depend_on_processes(name: str) -> None:
             for micro in range(num_micro_batches):
                 k = step * num_micro_batches + micro
                 for sampler, batches in zip(shared, found, strict=True):
-                    if not sampler.is_filler(k):
+                    if not sampler.is_padding(k):
                         indices += batches[k]
                     weights += sampler.weight(k)
             assert indices == batch
@@ -89,7 +89,7 @@ def test_a_shorter_loader_goes_on_in_its_round() -> None:
 def evaluations(num_ranks: int, batch_size: int = 8, **how: Any) -> list[SharedBatchSampler]:
     batches = BatchSampler(SequentialSampler(range(NUM_SAMPLES)), batch_size, False)
     return [
-        SharedBatchSampler(batches, "x", num_ranks=num_ranks, rank=r, in_turn=True, **how)
+        SharedBatchSampler(batches, "x", num_ranks=num_ranks, rank=r, is_round_robin=True, **how)
         for r in range(num_ranks)
     ]
 
@@ -109,7 +109,7 @@ def test_an_evaluation_gives_whole_batches_in_turn() -> None:
         assert in_order(found) == expected[:limit]
         sizes = [[s.num_samples_in(k) for k in range(len(s))] for s in samplers]
         assert sizes == [[len(batch) for batch in batches] for batches in found]
-        assert not any(s.is_filler(k) for s in samplers for k in range(len(s)))
+        assert not any(s.is_padding(k) for s in samplers for k in range(len(s)))
 
 
 def test_batches_that_are_fewer_than_processes_are_split_by_samples(caplog) -> None:

@@ -12,10 +12,10 @@ import pytorch_lightning as pl
 from harness.exact.self_log import LoggedMetric, SelfLog
 from harness.names import few
 from harness.upstream.logged_values import (
-    copied,
+    detached_copy,
     in_hook,
     metric_counts,
-    metrics_in,
+    named_metrics,
     restore_metric,
 )
 
@@ -25,7 +25,7 @@ VALUES = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 
 def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
     """What callbacks and loggers read; the same in every process."""
-    values = {name: copied(getattr(trainer, name)) for name in VALUES}
+    values = {name: detached_copy(getattr(trainer, name)) for name in VALUES}
     return values | {"should_stop": trainer.should_stop}  # by early stopping
 
 
@@ -39,7 +39,7 @@ def restore_of_all_ranks(trainer: pl.Trainer, values: dict[str, Any]) -> None:
 def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
     """What this process has counted since the epoch's start, or since it last logged."""
     module, logs = trainer.lightning_module, log_of(trainer)
-    metrics = {n: m for n, m in metrics_in(module) if m.update_called}
+    metrics = {n: m for n, m in named_metrics(module).items() if m.update_called}
     paths = {id(metric): name for name, metric in metrics.items()}
     logged = {}
     for key, one in logs.logged.items():
@@ -48,7 +48,7 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
             if id(one.metric) in paths and not one.how["fx"].endswith("epoch_end"):
                 logged[key] = one.how | {"path": paths[id(one.metric)]}
         elif one.is_logged:
-            logged[key] = copied(one.state()) | {"dtype": one.zero.dtype}
+            logged[key] = detached_copy(one.state()) | {"dtype": one.zero.dtype}
     return {
         "metrics": {name: metric_counts(metric) for name, metric in metrics.items()},
         "logged": logged,
@@ -66,13 +66,13 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     mine, *others = [ranks[trainer.global_rank]] if is_same_number else ranks
     takes_all = is_same_number or trainer.global_rank == 0
     lost: set[str] = set()  # metrics that torchmetrics cannot merge
-    for name, metric in metrics_in(module) if takes_all else ():
+    for name, metric in named_metrics(module).items() if takes_all else ():
         if name in mine["metrics"]:
             restore_metric(metric, mine["metrics"][name], device)
             for other in others:
                 try:
                     if name in other["metrics"]:
-                        metric.merge_state(copied(other["metrics"][name]["state"], device))
+                        metric.merge_state(detached_copy(other["metrics"][name]["state"], device))
                 except RuntimeError:
                     lost.add(name)
     if lost:
@@ -91,7 +91,7 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
         logged = logs.made(key, how["how"])
         logged.zero = logged.zero.to(how["dtype"])  # of the hook's precision, not of this moment's
         logged.reset()
-        logged.restore(copied(states, device), takes_all)
+        logged.restore(detached_copy(states, device), takes_all)
         logs.hand_over(logged)
 
 

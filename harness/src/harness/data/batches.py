@@ -122,13 +122,13 @@ class ShareCounts:
             )
         return here * self.num_shares / everywhere
 
-    def is_filler(self, batch_idx: int) -> bool:
+    def is_padding(self, batch_idx: int) -> bool:
         """Say whether this share is empty, and repeats another sample with weight 0."""
         here, everywhere = self.counts(batch_idx)
         return here == 0 and everywhere > 0
 
     def num_samples_in(self, batch_idx: int) -> int | None:
-        """Count the samples that this process computes, fillers included; ``None`` if unknown."""
+        """Count the samples that this process computes, padding included; ``None`` if unknown."""
         here, everywhere = self.counts(batch_idx)
         return max(1, here) if everywhere else None
 

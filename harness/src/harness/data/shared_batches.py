@@ -48,7 +48,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
     rank: int = 0  # of this process
     num_micro_batches: int = 1  # batches that a process accumulates per optimizer step
     seed: int = 0  # with the epoch, decides what the batch sampler draws
-    in_turn: bool = False  # whole batches in turn, the same in every epoch
+    is_round_robin: bool = False  # whole batches in turn, the same in every epoch
     # Split the batches of the last turn by samples: fsdp's collective forward needs equal turns.
     splits_last: bool = False
     limit: int | None = None  # the most batches of an evaluation, over all processes
@@ -59,7 +59,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
     def __post_init__(self) -> None:
         self.dataset = None if isinstance(self.dataset, BatchedDataset) else self.dataset
         self.num_shares = self.num_ranks * self.num_micro_batches
-        self.is_fixed |= self.in_turn
+        self.is_fixed |= self.is_round_robin
         self.epoch = 0  # of the next ``iter``
         self.start = (0, 0)  # the epoch and step at which a run goes on
         self.expected: dict[int, int] = {}  # checksums that a checkpoint has, by step
@@ -87,7 +87,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         # torch's own samplers draw all that they need for an epoch at its start.
         draws_once = {type(s).__module__ for s in samplers} == {"torch.utils.data.sampler"}
         drawn = seeded_iteration(self.batches, seed, draws_once)
-        if not self.in_turn:
+        if not self.is_round_robin:
             self.first = [list(batch) for batch in islice(drawn, NUM_FIRST)]
         for indices in islice(chain(self.first, drawn), self.limit):
             batch, step = list(indices), len(self.totals) - 1
@@ -103,7 +103,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
             yield batch
 
     def __len__(self) -> int:
-        if self.in_turn:
+        if self.is_round_robin:
             return len(self._turns())
         return len(self.batches) * self.num_micro_batches  # TypeError: not every sampler has one
 
@@ -161,7 +161,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         self.is_read = True
-        for indices in self._turns() if self.in_turn else self._training_shares():
+        for indices in self._turns() if self.is_round_robin else self._training_shares():
             batch = self.batch(indices)
             yield batch.begin() if self.reads_here else batch
 
@@ -170,7 +170,9 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         if self.generators is None and self.dataset is not None:
             self.generators = generators_in(self.dataset)
         seed = None if self.dataset is None else self.seed
-        return Batch(indices, 0 if self.in_turn else self.running, seed, self.generators or ())
+        return Batch(
+            indices, 0 if self.is_round_robin else self.running, seed, self.generators or ()
+        )
 
     def next_batch_idx(self) -> int:
         """Return the number, in its epoch, of the first batch that the next ``iter`` gives."""
@@ -230,7 +232,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
         """See ``ShareCounts``."""
-        if self.in_turn:  # a batch of an evaluation is not shared
+        if self.is_round_robin:  # a batch of an evaluation is not shared
             turns = self._turns()
             size = len(turns[batch_idx]) if batch_idx < len(turns) else 0
             return size, size

@@ -90,7 +90,7 @@ def _share_batches(
         rank=rank,
         num_micro_batches=num_micro_batches,
         seed=seed,
-        in_turn=not is_training,
+        is_round_robin=not is_training,
         # fsdp's forward is collective, so all processes must have as many batches.
         splits_last=getattr(trainer.strategy, "strategy_name", "") == "fsdp",
         limit=limit if isinstance(limit, int) else None,

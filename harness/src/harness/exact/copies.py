@@ -1,9 +1,9 @@
 """Copies of a module that compute a training step together, as the processes of a run do.
 
 In: the module of a run, and the samples of a step in shares. Out: the gradients of each step of an
-optimizer, and the values that each copy has logged. Copies are threads of one process, for on a
-GPU no other one can compute: torch's autograd does not work in forks of a process that has used it
-there. `stand_ins.py` has what they meet in place of a run; `first_batch_check.py` compares them.
+optimizer, and the values that each copy has logged. Copies are threads of one process, for torch's
+autograd does not work in forks of a process that has used it on a GPU. `stand_ins.py` has what they
+meet in place of a run; `first_batch_check.py` compares them.
 """
 
 import contextlib
@@ -58,40 +58,37 @@ class Copies:
         self.has_drawn = False  # random numbers, in any step
         self.logged: list[dict[str, Any]] = [{} for _ in sizes]  # name: value, reduction, size
         self.steps: list[Gradients] = []  # what optimizers are asked to step with
-        self.copies = [self._copied(rank) for rank in range(len(sizes))]
+        self.copies = [self._make_replica(rank) for rank in range(len(sizes))]
         self.named = [
-            {name: p for name, p in copied.named_parameters() if p.requires_grad}
-            for copied in self.copies
+            {name: p for name, p in replica.named_parameters() if p.requires_grad}
+            for replica in self.copies
         ]
-        for copied, size in zip(self.copies, sizes, strict=True):
+        for replica, size in zip(self.copies, sizes, strict=True):
             if prepare is not None:
-                prepare(copied, size)
+                prepare(replica, size)
 
-    def _copied(self, rank: int) -> Any:
+    def _make_replica(self, rank: int) -> Any:
         """Copy the module with stubs for logs and steps, dropout off, BatchNorm in evaluation."""
-        copied, optimizers = copy_of(self.module, self.trainer.optimizers)
-        copied.trainer = Trainer(self.trainer, optimizers, rank, self.group)
+        replica, optimizers = copy_of(self.module, self.trainer.optimizers)
+        replica.trainer = Trainer(self.trainer, optimizers, rank, self.group)
         for optimizer in optimizers:
             optimizer.step = partial(self.step, optimizer)
-            optimizer.optimizer = optimizer  # as of a LightningOptimizer
-        for _ in dropouts(copied, switch_off=True):
+        for _ in dropouts(replica, switch_off=True):
             pass
-        for part in copied.modules():
+        for part in replica.modules():
             if isinstance(part, BATCH_NORMS) and part.track_running_stats:
                 part.eval()  # BatchNorm over shares has a line of its own
         num_schedules = len(self.trainer.lr_scheduler_configs)
         schedules = [
             SimpleNamespace(step=lambda *_, **__: None, get_last_lr=lambda: [0.0])
         ] * num_schedules
-        vars(copied).update(
+        vars(replica).update(
             log=partial(self.log, rank),
-            print=lambda *_, **__: None,
-            clip_gradients=lambda *_, **__: None,
             manual_backward=self.backward,
             optimizers=lambda *_, **__: optimizers[0] if len(optimizers) == 1 else optimizers,
             lr_schedulers=lambda: schedules[0] if num_schedules == 1 else schedules or None,
         )
-        return copied
+        return replica
 
     def run(self, batches: Sequence[Any], number: int) -> list[Gradients]:
         """Compute a training step; return the gradients of each step of an optimizer.
@@ -102,8 +99,8 @@ class Copies:
         """
         self.steps, group = [], self.group
         means = [
-            Means(copied.trainer, lambda share=share: share * group.size)  # type: ignore[misc]
-            for copied, share in zip(self.copies, self.shares, strict=True)
+            Means(replica.trainer, lambda share=share: share * group.size)  # type: ignore[misc]
+            for replica, share in zip(self.copies, self.shares, strict=True)
         ]
         seed_generators(number)
         before = self._states()
@@ -125,27 +122,27 @@ class Copies:
         return own, *states
 
     def _step(self, rank: int, batch: Any, number: int) -> None:
-        copied = self.copies[rank]
-        if copied.device.type == "cuda":
-            torch.cuda.set_device(copied.device)  # each thread has a current device
+        replica = self.copies[rank]
+        if replica.device.type == "cuda":
+            torch.cuda.set_device(replica.device)  # each thread has a current device
         with torch.enable_grad():
             with self.context():
-                batch = transferred(copied, self.trainer, batch)
-                takes = inspect.signature(copied.training_step).parameters
-                result: Any = copied.training_step(*[batch, number][: len(takes)])
+                batch = transferred(replica, self.trainer, batch)
+                takes = inspect.signature(replica.training_step).parameters
+                result: Any = replica.training_step(*[batch, number][: len(takes)])
             loss = result["loss"] if isinstance(result, dict) else result
-            if copied.automatic_optimization and loss is not None:
+            if replica.automatic_optimization and loss is not None:
                 self.backward(loss)
                 self._note(self.named[0])
-                copied.zero_grad()
+                replica.zero_grad()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Add the gradient of all copies' losses to each one's, as processes average theirs."""
         losses = self.group.meet("a backward pass", loss)
         if self.group.thread.rank == 0:
             earlier = [{name: p.grad for name, p in named.items()} for named in self.named]
-            for copied in self.copies:
-                copied.zero_grad()
+            for replica in self.copies:
+                replica.zero_grad()
             terms = [loss * share for loss, share in zip(losses, self.shares, strict=True)]
             torch.stack(terms).sum().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
             for name in self.named[0]:
@@ -178,13 +175,10 @@ class Copies:
 def copy_of(module: pl.LightningModule, optimizers: list[Any]) -> tuple[Any, list[Any]]:
     """Copy a module without its trainer; a hook that closes over it closes over the copy."""
     held = [value for part in module.modules() for value in vars(part).values()]
-    # Methods that make loaders hold the trainer; graphs of steps that are over cannot be copied.
+    # Methods that make loaders hold the trainer.
     memo: dict[int, Any] = {
         id(value): value for name, value in vars(module).items() if name.endswith("_dataloader")
     }
-    for value in held:
-        if isinstance(value, Tensor) and not value.is_leaf:
-            memo[id(value)] = value.detach().clone()
     held += [hook for value in held if isinstance(value, dict) for hook in value.values()]
     functions = [one for one in held if isinstance(one, FunctionType) and one.__closure__]
     cells = {id(cell): (cell, CellType()) for one in functions for cell in one.__closure__ or ()}
@@ -192,7 +186,6 @@ def copy_of(module: pl.LightningModule, optimizers: list[Any]) -> tuple[Any, lis
         closure = tuple(cells[id(cell)][1] for cell in one.__closure__ or ())
         arguments = one.__code__, one.__globals__, one.__name__, one.__defaults__, closure
         memo[id(one)] = FunctionType(*arguments)
-        memo[id(one)].__kwdefaults__ = one.__kwdefaults__
     memo |= {id(optimizer.state): defaultdict(dict) for optimizer in optimizers}
     copied = copy.deepcopy((module, optimizers), memo)
     for cell, new in cells.values():
@@ -227,12 +220,12 @@ def preserved_globals(module: nn.Module) -> Iterator[None]:
                 value.update(content)
 
 
-def transferred(copied: pl.LightningModule, trainer: pl.Trainer, batch: Any) -> Any:
+def transferred(replica: pl.LightningModule, trainer: pl.Trainer, batch: Any) -> Any:
     """Move a batch to its device, by the hooks of the data module or of the copy."""
     batch = trainer.precision_plugin.convert_input(batch)
     data = getattr(trainer, "datamodule", None)
     for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
-        owner = data if data is not None and is_overridden(name, data) else copied
-        device = (copied.device,) if name == "transfer_batch_to_device" else ()
+        owner = data if data is not None and is_overridden(name, data) else replica
+        device = (replica.device,) if name == "transfer_batch_to_device" else ()
         batch = getattr(owner, name)(batch, *device, 0)
     return batch

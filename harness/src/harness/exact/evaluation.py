@@ -19,7 +19,15 @@ from harness.exact.gathering import Gathering
 from harness.exact.global_batches import Shares, check_same_batches, shares_of
 from harness.exact.self_log import SelfLog
 from harness.processes.agreement import gather
-from harness.upstream.logged_values import LoggedValue, Pair, before_reading, joined, quotient
+from harness.upstream.logged_values import (
+    LoggedValue,
+    Pair,
+    before_reading,
+    metric_counts,
+    named_metrics,
+    reduced,
+    restore_metric,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +38,7 @@ class ExactEvaluation(pl.Callback):
     def __init__(self) -> None:
         self.self_log: Any = None  # a SelfLog, from ``setup`` on
         self.gathering: Gathering | None = None  # of several processes
-        self.before: list[tuple[Metric, dict[str, Any]]] = []  # metrics' states before a filler
+        self.before: list[tuple[Metric, dict[str, Any]]] = []  # metrics' counts before padding
         self.warned: set[str] = set()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -60,34 +68,25 @@ class ExactEvaluation(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Announce the batch; before a filler, remember what all metrics have counted."""
+        """Announce the batch; before padding, remember what all metrics have counted."""
         sharing = shares_running(trainer, dataloader_idx)
         num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
-        if sharing is not None and sharing.is_filler(batch_idx):
+        if sharing is not None and sharing.is_padding(batch_idx):
             num_samples = 0
-            for metric in metrics_of(pl_module):
-                states = metric.metric_state.items()
-                copies = {k: [*v] if isinstance(v, list) else v.clone() for k, v in states}
-                self.before.append((metric, copies))
+            self.before = [(metric, metric_counts(metric)) for metric in metrics_of(pl_module)]
         self.self_log.begin_batch(batch, num_samples, batch_idx, dataloader_idx)
         if self.gathering is not None:
             self.gathering.begin_batch(sharing, batch_idx, dataloader_idx)
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Let hooks after the batch gather from all processes again."""
-        if self.gathering is not None:
-            self.gathering.end_batch()
-
-    on_validation_batch_end = on_test_batch_end = on_train_batch_end
-
     def _end_batch(self, trainer: pl.Trainer) -> None:
-        for metric, states in self.before:
-            for name, state in states.items():
-                setattr(metric, name, state)
+        for metric, counts in self.before:
+            restore_metric(metric, counts, trainer.strategy.root_device)
         self.before = []
         self.self_log.end_batch()
+        if self.gathering is not None:
+            self.gathering.end_batch()
 
     def _end_loader(self, trainer: pl.Trainer) -> None:
         self.self_log.combine()
@@ -107,7 +106,7 @@ class ExactEvaluation(pl.Callback):
         for logged, by_rank in self.self_log.of_all_processes():
             self._settle(trainer, logged, by_rank)
         if self.gathering is not None:
-            self.gathering.has_whole = False
+            self.gathering.has_global = False
 
     def _settle(self, trainer: pl.Trainer, logged: LoggedValue, by_rank: list[Pair | None]) -> None:
         """Make what a hook at an epoch's end has logged in each process one value, or refuse it."""
@@ -116,19 +115,19 @@ class ExactEvaluation(pl.Callback):
         is_everywhere = len(pairs) == len(by_rank)
         if logged.how.get("sync_dist") and op != "mean" and is_everywhere:
             assert self.gathering is not None
-            if op == "sum" and self.gathering.has_whole:
+            if op == "sum" and self.gathering.has_global:
                 raise UserError(
                     f"{name}, logged in {hook}, is summed over the processes (sync_dist=True), and "
                     "the lists of the module already hold what all of them have collected.\n"
                     "Leave sync_dist=True out, or log it in the step."
                 )
-            logged.complete_epoch(joined(op, pairs))
+            logged.complete_epoch(pairs)
             return
-        logged.complete_epoch(pairs[0])
-        numbers = [quotient(op, pair) for pair in pairs]
+        logged.complete_epoch(pairs[:1])
+        numbers = [reduced(op, *pair) for pair in pairs]
         if is_everywhere and np.allclose(numbers, numbers[0], rtol=1e-6, atol=0, equal_nan=True):
             return
-        values = ", ".join(f"{quotient(op, pair):.6g}" if pair else "none" for pair in by_rank)
+        values = ", ".join(f"{reduced(op, *pair):.6g}" if pair else "none" for pair in by_rank)
         sentence = f"{name}, logged in {hook}, is each process's own ({values})"
         rank_zero = "If it is process 0's own, such as a time: self.log(..., rank_zero_only=True)."
         if not trainer.training:
@@ -157,15 +156,15 @@ def shares_running(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | Non
     return shares_of(singles[dataloader_idx]) if dataloader_idx < len(singles) else None
 
 
-def is_filler(trainer: pl.Trainer, batch_idx: int, dataloader_idx: int = 0) -> bool:
+def is_padding(trainer: pl.Trainer, batch_idx: int, dataloader_idx: int = 0) -> bool:
     """Return whether the batch only lets this process take part in a step of the others."""
     sharing = shares_running(trainer, dataloader_idx)
-    return sharing is not None and sharing.is_filler(batch_idx)
+    return sharing is not None and sharing.is_padding(batch_idx)
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
     """List the metrics that are part of a module, or in a plain dict or list of its own."""
-    held = [*pl_module.modules()]
+    held: list[Any] = [*named_metrics(pl_module).values()]
     for value in vars(pl_module).values():
         held += value.values() if isinstance(value, dict) else ()
         held += value if isinstance(value, (list, tuple)) else ()

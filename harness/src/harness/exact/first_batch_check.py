@@ -37,7 +37,7 @@ from harness.exact.mean_over import ADVICE
 from harness.exact.seeded_steps import dropouts
 from harness.exact.stand_ins import UnequalError, UnequalShapesError
 from harness.shards import has_parts
-from harness.upstream.logged_values import joined, quotient
+from harness.upstream.logged_values import merge, reduced
 
 log = logging.getLogger(__name__)
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)  # no two parts hide the same fraction
@@ -133,24 +133,24 @@ def _compare_in(
 ) -> Findings:
     name, size, is_split = type(module).__name__, sum(sizes), len(sizes) > 1
     in_reverse = Copies(module, [size]).run(samples.batches(0, [size], in_reverse=True), 0)
-    whole, parts = Copies(module, [size]), Copies(module, sizes, prepare)
+    reference, sharded = Copies(module, [size]), Copies(module, sizes, prepare)
     random, has_drawn = RANDOM.format(name, "not by nn.Dropout"), False
     limit, worst, where, odd = 0.0, 0.0, "", ""
     for step in range(samples.num_steps):
-        expected = whole.run(samples.batches(step, [size]), step)
+        expected = reference.run(samples.batches(step, [size]), step)
         gradients = [gradient for one in expected for gradient in one.values()]
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
             raise UncheckedError("its gradients are not finite")
         if gradients and not limit:
             limit = tolerance(gradients, difference(expected, in_reverse)[0])
         try:
-            combined = parts.run(samples.batches(step, sizes), step)
+            combined = sharded.run(samples.batches(step, sizes), step)
         except UnequalError as error:
             return {"different": UNEQUAL.format(name, error)}
-        has_drawn = whole.has_drawn or samples.has_drawn
+        has_drawn = reference.has_drawn or samples.has_drawn
         if has_drawn and is_split:
             return {"random": random + NOT_COMPARED}
-        odd = odd or odd_log(whole.logged[0], parts.logged, sizes, max(limit, 1e-4))
+        odd = odd or odd_log(reference.logged[0], sharded.logged, sizes, max(limit, 1e-4))
         far, parameter = difference(expected, combined)
         if far > max(limit, worst):
             worst, where = far, parameter
@@ -206,17 +206,17 @@ def tolerance(gradients: Sequence[Tensor], noise: float) -> float:
 
 
 def odd_log(
-    whole: dict[str, Any], parts: Sequence[dict[str, Any]], sizes: Sequence[int], limit: float
+    expected: dict[str, Any], shares: Sequence[dict[str, Any]], sizes: Sequence[int], limit: float
 ) -> str:
     """Return the first logged value that those of its shares do not combine to; empty if all do."""
-    for name, (value, how, own) in whole.items():
-        if not all(name in part for part in parts):
+    for name, (value, how, own) in expected.items():
+        if not all(name in share for share in shares):
             return name
-        values = [part[name][0] for part in parts]
-        counts = sizes if own is None else [part[name][2] for part in parts]
+        values = [share[name][0] for share in shares]
+        counts = sizes if own is None else [share[name][2] for share in shares]
         weights = [float(n) for n in counts]
         totals = [v * w if how == "mean" and w else v for v, w in zip(values, weights, strict=True)]
-        together = quotient(how, joined(how, [*zip(totals, weights, strict=True)]))
+        together = reduced(how, *merge(how, [*zip(totals, weights, strict=True)]))
         most = max(abs(value), *map(abs, values))
         if not abs(together - value) <= limit * most and not math.isnan(value):
             return name

@@ -46,7 +46,7 @@ class Gathering:
         self.lengths: list[dict[Path, int]] = []  # of all lists, before each step
         self.host_group: Any = None  # of the processes; what is collected need not fit a GPU
         self.batch_idx: int | None = None  # of the running training batch
-        self.has_whole = False  # this process has what all of them together would gather
+        self.has_global = False  # this process already has what all of them would gather
         self.is_alone = False  # other processes have no batch in this turn
         self.original, *steps = (getattr(trainer.strategy, name) for name in METHODS)
         replaced = [self.all_gather, *(partial(self._step, step) for step in steps)]
@@ -66,19 +66,19 @@ class Gathering:
             self.places.append((dataloader_idx, batch_idx))
             self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
         self.batch_idx = batch_idx if is_training else None
-        self.has_whole = self.is_alone = False
-        if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.in_turn:
+        self.has_global = self.is_alone = False
+        if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.is_round_robin:
             is_last = len(sharing.totals) <= (batch_idx + 1) * sharing.num_ranks  # and not full
             is_split = is_last and (sharing.splits_last or batch_idx == 0)
-            self.has_whole, self.is_alone = not is_split, is_last and not is_split
+            self.has_global, self.is_alone = not is_split, is_last and not is_split
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             # DDP sends the first process's buffers in each forward; in an evaluation they stay.
             model.require_forward_param_sync = is_training or batch_idx + dataloader_idx == 0
 
     def end_batch(self) -> None:
-        """Gather again what is gathered after a batch."""
-        self.has_whole, self.batch_idx = False, None
+        """Gather from all processes again what is gathered after a batch and its hooks."""
+        self.has_global, self.batch_idx = False, None
 
     def gather_lists(self) -> None:
         """Gather what the module has collected, and let its hook at the end gather nothing."""
@@ -106,8 +106,8 @@ class Gathering:
             merged = [element for _, elements in parts for element in elements]
             start = self.lengths[0].get(path, 0)
             lists[path][start:] = apply_to_collection(merged, OnDevice, moved_back)
-        self.has_whole = bool(paths)
-        if not self.has_whole:
+        self.has_global = bool(paths)
+        if not self.has_global:
             return
         hook = "on_test_epoch_end" if self.trainer.testing else "on_validation_epoch_end"
         original = getattr(self.module, hook)
@@ -149,7 +149,7 @@ class Gathering:
 
         Different shapes are refused: gloo would join garbage, and NCCL would wait.
         """
-        if self.has_whole:
+        if self.has_global:
             return tensor
         if not self._is_even() and group in (None, dist.group.WORLD):
             shapes = gather(self.trainer, tuple(tensor.shape))

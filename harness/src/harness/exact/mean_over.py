@@ -92,11 +92,11 @@ def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0)
     """
     if not at_least > 0:
         raise UserError(f"sum_over was given at_least={at_least}: use a number above 0.")
-    return (_count or quotient)(total, number, at_least)
+    return (_count or outside_of_training)(total, number, at_least)
 
 
-def quotient(loss: Tensor, number: Tensor | float, at_least: float | None) -> Tensor:
-    """Return the results of ``mean_over`` and ``sum_over`` outside of a run's training."""
+def outside_of_training(loss: Tensor, number: Tensor | float, at_least: float | None) -> Tensor:
+    """Return what ``mean_over`` and ``sum_over`` do where nothing is shared."""
     if at_least is None:
         return loss
     return (loss / torch.as_tensor(number, device=loss.device).clamp(min=at_least)).to(loss.dtype)
@@ -122,35 +122,35 @@ class Means:
     def count(self, loss: Tensor, weight: Tensor | float, at_least: float | None = None) -> Tensor:
         """Weigh a term as ``mean_over`` does, or with ``at_least`` as ``sum_over``."""
         if not self.trainer.training:
-            return quotient(loss, weight, at_least)
+            return outside_of_training(loss, weight, at_least)
         dtype, share = torch.promote_types(loss.dtype, torch.float32), self.weight()
         number = torch.as_tensor(weight, dtype=dtype, device=loss.device).detach()
         refuse(loss, number, "mean_over" if at_least is None else "sum_over")
-        number = number.reshape(loss.shape) * bool(share)  # a share of weight 0 is a filler
+        number = number.reshape(loss.shape) * bool(share)  # a share of weight 0 is padding
         times = number if at_least is None else torch.full_like(number, bool(share))
         term = torch.where(times > 0, loss, torch.zeros_like(loss))  # a mean over nothing is NaN
         lost = (loss - term).detach().abs().nan_to_num(0.0, 0.0).to(dtype) * bool(share)
         sums = torch.stack([term.detach().to(dtype) * times, number, lost])
         if self.num_processes > 1:
             sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
-        whole, total, lost = sums
+        summed, total, lost = sums
         self.lost = self.lost + lost
         num_batches = int(self.trainer.accumulate_grad_batches)
         if self.num_processes * num_batches == 1:
-            return quotient(term, number, at_least)
+            return outside_of_training(term, number, at_least)
         divisor = total.clamp(min=at_least or 0.0)
-        whole = torch.where(divisor > 0, whole / divisor, 0.0).to(loss.dtype)
+        mean = torch.where(divisor > 0, summed / divisor, 0.0).to(loss.dtype)
         if num_batches > 1:
             if not self.has_terms:
                 self.first, self.total = divisor.clamp(min=1), torch.zeros_like(total)
             divisor, self.total, self.at_least = self.first, self.total + total, at_least or 0.0
         if not term.requires_grad:
-            return whole
+            return mean
         factor = (times * self.num_processes / divisor / (share or 1.0)).nan_to_num(0.0, 0.0)
         term.register_hook(lambda gradient: (gradient * factor).to(gradient.dtype))  # type: ignore[no-untyped-call]
         self.terms.append(term.grad_fn)
-        # With the value of the whole batch a function of it has the whole's derivative.
-        return term + (whole - term).detach()
+        # With the value of the whole batch a function of it has the right derivative.
+        return term + (mean - term).detach()
 
     def warn_of_lost(self) -> None:
         """Warn, once, of a loss that counted as 0 because its weight was 0."""

@@ -20,7 +20,7 @@ from torchmetrics import Metric
 
 from harness.processes.agreement import gather
 from harness.upstream import logged_values
-from harness.upstream.logged_values import LoggedValue, Number, Pair, joined
+from harness.upstream.logged_values import LoggedValue, Number, Pair, merge
 
 log = logging.getLogger(__name__)
 # The parameters of LightningModule.log behind its value, for what is given by position.
@@ -49,7 +49,7 @@ class SelfLog:
         self.trainer, self.module = trainer, module
         self.logged: dict[str, LoggedValue | LoggedMetric] = {}  # in the order of Lightning's
         self.batch: Any = None  # the running one
-        self.num_samples: int | None = None  # in it; 0 in a filler, None where nobody has counted
+        self.num_samples: int | None = None  # in it; 0 in padding, None where nobody has counted
         self.batch_idx = self.dataloader_idx = 0
         self.num_seen = 0  # samples of the running loader
         self.step: int | None = None  # of the epoch, while a training batch runs
@@ -193,11 +193,11 @@ class SelfLog:
             if value.op == "mean":
                 pairs = [(number * weight, weight) for number, weight in pairs]
             if pairs:
-                mine[key] = (value.step, joined(value.op, pairs))
+                mine[key] = (value.step, merge(value.op, pairs))
         for value, by_rank in self._gather(mine):
             latest = max(step for step, _ in filter(None, by_rank))  # some logged it earlier alone
             pairs = [pair for step, pair in filter(None, by_rank) if step == latest]
-            value.complete_step(joined(value.op, pairs))
+            value.complete_step(pairs)
 
     def of_all_processes(self) -> list[tuple[LoggedValue, list[Pair | None]]]:
         """Return each value of an epoch that was not combined yet, and what each process has."""
@@ -214,7 +214,7 @@ class SelfLog:
     def combine(self) -> None:
         """Let the values of an epoch's steps, or of a loader's, be those of all processes."""
         for value, by_rank in self.of_all_processes():
-            value.complete_epoch(joined(value.op, [pair for pair in by_rank if pair]))
+            value.complete_epoch([pair for pair in by_rank if pair])
             if by_rank[0] and by_rank[0][1] == self.num_seen and not any(by_rank[1:]):
                 self._warn_once(
                     value.how["name"],

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 SEAMS = ("on_batch_end", "epoch_end_reached", "on_epoch_end")
@@ -90,15 +90,17 @@ class LoggedValue(Metric):
         if self._forward_cache is None:
             self._forward_cache = self.zero + torch.nan
 
-    def complete_step(self, pair: Pair) -> None:
+    def complete_step(self, pairs: list[Pair]) -> None:
         """Set the value of all shares of the last step."""
-        if pair[1] and self._forward_cache is not None:
-            self._forward_cache.fill_(quotient(self.op, pair))
+        total, weight = merge(self.op, pairs)
+        if weight and self._forward_cache is not None:
+            self._forward_cache.fill_(reduced(self.op, total, weight))
         self.shares = []
 
-    def complete_epoch(self, pair: Pair) -> None:
+    def complete_epoch(self, pairs: list[Pair]) -> None:
         """Set the value of all processes, also where Lightning has read this one's."""
-        self.total, self.weight = torch.full_like(self.total, quotient(self.op, pair)), 1
+        value = reduced(self.op, *merge(self.op, pairs))
+        self.total, self.weight = torch.full_like(self.total, value), 1
         self.is_pending = False
         if self.computed is not None:
             self.computed.copy_(self.total)
@@ -123,15 +125,15 @@ class LoggedValue(Metric):
         self.total, self.weight = states[0]["total"], states[0]["weight"]
         if len(states) > 1:
             pairs = [(float(state["total"]), float(state["weight"])) for state in states]
-            total, self.weight = joined(self.op, pairs)
+            total, self.weight = merge(self.op, pairs)
             if self.weight:
                 self.total = torch.full_like(self.total, total)
         latest = [state["shares"] for state in states if state["step"] == self.step]
         self.shares = [tuple(share) for shares in latest for share in shares]
 
 
-def joined(op: str, pairs: list[Pair]) -> Pair:
-    """Combine what several have."""
+def merge(op: str, pairs: list[Pair]) -> Pair:
+    """Merge what several processes or batches have counted."""
     totals = [total for total, weight in pairs if weight]
     if op in ("max", "min") and totals:
         # Python's own would lose a NaN.
@@ -141,11 +143,11 @@ def joined(op: str, pairs: list[Pair]) -> Pair:
     return total, sum(weight for _, weight in pairs)
 
 
-def quotient(op: str, pair: Pair) -> float:
+def reduced(op: str, total: float, weight: float) -> float:
     """Return the value of a total and its weight."""
     if op != "mean":
-        return pair[0]
-    return pair[0] / pair[1] if pair[1] else math.nan
+        return total
+    return total / weight if weight else math.nan
 
 
 def running_hook(module: pl.LightningModule) -> str | None:
@@ -186,37 +188,39 @@ def row_is_due(trainer: pl.Trainer) -> bool:
     return trainer._logger_connector.should_update_logs
 
 
-def copied(value: Any, device: torch.device | str = "cpu") -> Any:
+def detached_copy(value: Any, device: torch.device | str = "cpu") -> Any:
     """Copy the tensors of a tree, so that what is saved does not change any more."""
     if isinstance(value, Tensor):
         return value.detach().to(device, copy=True)
     if isinstance(value, dict):
-        return {key: copied(item, device) for key, item in value.items()}
-    return [copied(item, device) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: detached_copy(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [detached_copy(item, device) for item in value]
+    return value
 
 
-def metrics_in(network: Any) -> list[tuple[str, Metric]]:
-    """Return a module's metrics by name; those of a collection brought up to date first."""
-    modules = dict(network.named_modules())
-    for module in modules.values():
-        if isinstance(module, MetricCollection):
-            module.items()  # members of a compute group share the first one's counts from now on
-    return [(name, module) for name, module in modules.items() if isinstance(module, Metric)]
+def named_metrics(module: nn.Module) -> dict[str, Metric]:
+    """Return the metrics that are part of a module, by name."""
+    parts = dict(module.named_modules())
+    for part in parts.values():
+        if isinstance(part, MetricCollection):
+            part.items()  # up to torchmetrics 1.7 the first of a compute group counts for all
+    return {name: part for name, part in parts.items() if isinstance(part, Metric)}
 
 
 def metric_counts(metric: Metric) -> dict[str, Any]:
     """Return what a metric has counted."""
     return {
-        "state": copied(metric.metric_state),
+        "state": detached_copy(metric.metric_state),
         "num_updates": metric.update_count,
-        "last": copied(metric._forward_cache),
+        "last": detached_copy(metric._forward_cache),
     }
 
 
 def restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
     """Let a metric have counted what a saved one had."""
     metric.reset()
-    for name, value in copied(saved["state"], device).items():
+    for name, value in detached_copy(saved["state"], device).items():
         setattr(metric, name, value)
     metric._update_count = saved["num_updates"]
-    metric._forward_cache = copied(saved["last"], device)
+    metric._forward_cache = detached_copy(saved["last"], device)

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from harness.exact.evaluation import is_filler
+from harness.exact.evaluation import is_padding
 from harness.processes.agreement import gather
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Picture(pl.Callback):
         self, trainer: pl.Trainer, _: Any, outputs: Any, batch: Any, *place: int
     ) -> None:
         """Pass one batch to the subclass."""
-        if trainer.loggers and not is_filler(trainer, *place):
+        if trainer.loggers and not is_padding(trainer, *place):
             self._try(self.update, outputs, batch)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
