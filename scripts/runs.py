@@ -1,8 +1,4 @@
-"""Find runs again, and compare them: `python -m harness.runs` by another name.
-
-python scripts/runs.py ls
-python scripts/runs.py --help
-"""
+"""Find runs again, and compare them: python scripts/runs.py --help."""
 
 import sys
 

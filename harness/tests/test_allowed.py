@@ -15,6 +15,7 @@ from harness.files import write_yaml
 from harness.run.targets import check_targets
 from tests.conftest import LIBRARY, ROOT
 from tests.faults.fork_server import command
+from tests.strategy_runs import write_conf
 
 
 @pytest.fixture(autouse=True)
@@ -113,12 +114,8 @@ def test_packages_that_the_owner_requires_may_be_named_and_others_are_refused_at
 def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
     """In a line, with a status that is not 0, and with no folder of a run."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef run(): ...\n")
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "theirs.yaml").write_text(
-        "# @package _global_\ncallbacks: {mine: {_target_: evil.run}}\n"
-    )
-    words = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=theirs"]
-    words += [f"output_dir={tmp_path}/out"]
+    theirs = "# @package _global_\ncallbacks: {mine: {_target_: evil.run}}\n"
+    words = [*write_conf(tmp_path, experiment=theirs), f"output_dir={tmp_path}/out"]
     result = command("train.py", *words, environment={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 1
     (said,) = result.stderr.strip().splitlines()

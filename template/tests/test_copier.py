@@ -123,8 +123,6 @@ def test_a_package_is_updated_by_a_line_and_may_become_a_folder(
     assert line in (folder / "pyproject.toml").read_text()
     copier(folder, "update")
     assert line.replace("v1", "v2") in (folder / "pyproject.toml").read_text()
-    numbers = succeed(folder, "git", "diff", "--numstat", "pyproject.toml").split()
-    assert numbers[:2] == ["1", "1"]
     commit(folder, "Version 2")
 
     for kind in ("vendored", "package"):
@@ -136,10 +134,9 @@ def test_a_package_is_updated_by_a_line_and_may_become_a_folder(
         assert answers["harness"] == kind
 
 
-def test_answers_that_cannot_be_are_refused(template: Path, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_is_refused(template: Path, tmp_path: Path) -> None:
     words = ("copier", "copy", template, tmp_path / "new", "--trust", "--defaults")
-    for package, reason in (("torch", "torch is the name of a package"), ("my-study", "my_study")):
-        result = run(tmp_path, "python", "-m", *words, f"--data=package={package}")
-        assert result.returncode != 0
-        assert reason in " ".join((result.stdout + result.stderr).split())
-        assert not (tmp_path / "new" / "train.py").exists()
+    result = run(tmp_path, "python", "-m", *words, "--data=package=torch")
+    assert result.returncode != 0
+    assert "torch is the name of a package" in " ".join((result.stdout + result.stderr).split())
+    assert not (tmp_path / "new" / "train.py").exists()

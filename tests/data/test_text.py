@@ -3,10 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
-from harness import Batch, UserError, evaluate, train
+from harness import Batch, UserError
 from project.data.text import Text
 
 END = 256
@@ -92,21 +91,6 @@ def test_a_tokenizer_of_the_library_is_kept_with_the_run(text: Made, tmp_path: P
     again.facts = data.facts
     (tmp_path / "tokenizer.json").unlink()
     assert again.tokenizer.decode([0, 1, 4, 2]) == "the cat"
-
-
-def test_text_trains_and_another_text_is_told(tmp_path: Path) -> None:
-    file = tmp_path / "text.txt"
-    file.write_text("the cat sees the dog.\n" * 200)
-    run = train(
-        *("experiment=text", f"data.file={file}", f"data.cache_dir={tmp_path}", "data.length=32"),
-        *("model.net.width=16", "model.net.num_heads=2", "trainer.max_epochs=1", "strategy=cpu"),
-        *("trainer.enable_progress_bar=false", f"output_dir={tmp_path / 'out'}"),
-    )
-    assert torch.isfinite(torch.tensor(run.results["test/bits_per_byte"]))
-    assert list(run.folder.glob("samples/*.txt"))
-    assert "trained on" not in (evaluate(run.checkpoint).folder / "run.log").read_text()
-    file.write_text("Another line.\n" + file.read_text())
-    assert "trained on" in (evaluate(run.checkpoint).folder / "run.log").read_text()
 
 
 def test_mistakes_are_told_in_lines(text: Made, tmp_path: Path) -> None:

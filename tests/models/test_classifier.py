@@ -21,12 +21,6 @@ def test_loss_weights_are_buffers_and_hyper_parameters_are_plain() -> None:
     assert dict(model.hparams) == settings
 
 
-def test_prediction_has_a_row_per_sample() -> None:
-    columns = classifier().predict_step((torch.randn(5, 4), torch.zeros(5).long()), 0)
-    assert set(columns) == {"label", "prediction", "confidence", "p0", "p1", "p2"}
-    assert all(column.shape == (5,) for column in columns.values())
-
-
 def test_evaluation_loss_is_the_training_loss() -> None:
     """Over several batches of unequal size and weight, it is the loss of all samples."""
     model = classifier(class_weights=[1.0, 2.0, 3.0], label_smoothing=0.3)

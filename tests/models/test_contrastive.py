@@ -1,24 +1,15 @@
 import functools
 import math
+from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from harness.strategies.dp import DataParallelStrategy
+from harness import train
 from project.models import contrastive
 from project.models.contrastive import Contrastive, info_nce
-
-pytestmark = [
-    # Lightning 2.6 walks batches with names that torch 2.13 calls old.
-    pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated"),
-    # The loader of these tests is small on purpose, and has no validation set.
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
-    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
-]
 
 
 def make_model():
@@ -61,37 +52,15 @@ def test_the_probe_does_not_teach_the_network():
     assert not torch.equal(gradients[0][1], gradients[1][1])
 
 
-class Steps(pl.Callback):
-    def __init__(self):
-        self.losses, self.num_negatives = [], []
-
-    def on_train_batch_end(self, trainer, module, outputs, *_):
-        self.losses.append(outputs["loss"].item())
-        self.num_negatives.append(trainer.callback_metrics["train/num_negatives"].item())
-
-
-def train(strategy, devices):
-    steps = Steps()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        strategy=strategy,
-        devices=devices,
-        max_epochs=4,
-        precision="64-true",  # in 32 bits a step's rounding differs from processor to processor
-        callbacks=[steps],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    model = make_model()
-    data = TensorDataset(torch.rand(60, 1, 8, 8), torch.zeros(60, dtype=torch.long))
-    trainer.fit(model, DataLoader(data, batch_size=24, drop_last=True))
-    return steps
-
-
-def test_under_dp_every_image_meets_the_whole_batch():
+def test_under_dp_every_image_meets_the_whole_batch(tmp_path: Path):
     """Same negatives, same loss as on one device; ddp has a share of them on each process."""
-    alone, parallel = train("auto", 1), train(DataParallelStrategy(), 2)
-    assert alone.num_negatives == parallel.num_negatives == [2 * 24 - 2] * 8
-    assert parallel.losses == pytest.approx(alone.losses, abs=1e-9)
+    words = ("experiment=contrastive", "trainer.max_epochs=1", "trainer.limit_train_batches=3")
+    words += ("trainer.precision=64-true", "trainer.log_every_n_steps=1", "logger.tensorboard=null")
+    words += ("trainer.limit_val_batches=1", "test=false", "trainer.enable_progress_bar=false")
+    words += ("trainer.accelerator=cpu", f"output_dir={tmp_path}")
+    found = []
+    for strategy in (("strategy=cpu",), ("strategy=dp", "trainer.devices=2")):
+        table = train(*words, *strategy).table.drop_nulls("train/loss")
+        assert table["train/num_negatives"].to_list() == [2 * 256 - 2] * 3
+        found.append(table["train/loss"].to_list())
+    assert found[0] == pytest.approx(found[1], abs=1e-9)

@@ -73,17 +73,7 @@ def test_run_writes_samples_and_scores_and_continues_lines(tmp_path: Path) -> No
 
 def test_samples_take_nothing_from_training_and_cost_no_run(tmp_path: Path) -> None:
     words = ("experiment=text", *BRIEF, *SMALL, "model.net.dropout=0.1")
-    found = []
-    for name, extra in (
-        ("with", ()),
-        ("again", ()),
-        ("without", ("callbacks.text_samples=null",)),
-        ("failing", ("callbacks.text_samples.num_tokens=-1",)),
-    ):
-        run = train(*words, *extra, f"output_dir={tmp_path}", f"name={name}")
-        found.append(run)
-    for run in found[1:]:
-        assert run.results["test/loss"] == found[0].results["test/loss"]
-    texts = [next((run.folder / "samples").iterdir()).read_text() for run in found[:2]]
-    assert texts[0] == texts[1]
-    assert "No more text samples" in (found[3].folder / "run.log").read_text()
+    choices = ("seed=1", "callbacks.text_samples=null", "callbacks.text_samples.num_tokens=-1")
+    runs = [train(*words, choice, f"output_dir={tmp_path}") for choice in choices]
+    assert len({run.results["test/loss"] for run in runs}) == 1
+    assert "No more text samples" in (runs[2].folder / "run.log").read_text()

@@ -44,11 +44,6 @@ def test_predictions_are_in_units_and_need_no_targets(model: Regressor) -> None:
     assert set(model.predict_step([inputs, torch.zeros(5)], 0)) == {"target", "prediction"}
 
 
-def test_scale_is_part_of_the_checkpoint(model: Regressor) -> None:
-    assert model.state_dict()["target_mean"] == 100
-    assert model.state_dict()["target_std"] == 5
-
-
 def test_objective_and_pictures_come_with_the_model(make_cfg) -> None:
     numbers, classes = make_cfg("model=regressor"), make_cfg("model=mlp")
     assert (numbers.objective, numbers.mode) == ("val/loss", "min")

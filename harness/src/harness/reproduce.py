@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from harness import record
 from harness.checkpoints.reading import read_weights
 from harness.command import run_folder
 from harness.errors import UserError
@@ -19,17 +20,16 @@ from harness.names import few
 from harness.processes import parent
 from harness.record import git
 from harness.runs import reading
-from harness.runs.reading import RunFiles
 
 
-def reproduce(run: RunFiles, output: Path | None) -> bool:
+def reproduce(run: Path, output: Path | None) -> bool:
     """Train a run again in a new folder, and print whether it has come to the same, by bit."""
-    output = (output or run.folder / "reproduced" / time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
-    starts = run.record.get("starts") or [{}]
+    output = (output or run / "reproduced" / time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
+    starts = record.read(run).get("starts") or [{}]
     start = starts[-1]
     if missing := _missing(run, starts):
-        raise UserError(f"{run.folder} cannot be made again: {missing}")
-    run_folder.load_config(run.folder)  # raises if it was damaged, before anything is written
+        raise UserError(f"{run} cannot be made again: {missing}")
+    run_folder.load_config(run)  # raises if it was damaged, before anything is written
     top = start["repository"] if Path(start["repository"]).is_dir() else "."
     commit = git("log", "-1", "--format=%h by %an, %as: %s", start["commit"], folder=top)
     changes = f" and {start['diff']}" if start["diff"] else ""
@@ -38,21 +38,21 @@ def reproduce(run: RunFiles, output: Path | None) -> bool:
     git("clone", "--quiet", "--shared", "--no-checkout", ".", str(code), folder=top, seconds=None)
     git("checkout", "--quiet", "--detach", start["commit"], folder=code, seconds=None)
     if start["diff"]:
-        diff = (run.folder / start["diff"]).resolve()
+        diff = (run / start["diff"]).resolve()
         git("apply", "--whitespace=nowarn", str(diff), folder=code, seconds=None)
     project = code / os.path.relpath(start["started_in"], start["repository"])
     _train(run, start, project, output / "run")
-    before, after = reached(run.folder), reached(output / "run")
+    before, after = reached(run), reached(output / "run")
     differ = [name for name in before | after if before.get(name) != after.get(name)]
     verdict = f"NOT EQUAL: {few(differ)}" if differ else "reproduced, equal by bit"
     print(f"{output}: {verdict}")
     return not differ
 
 
-def _missing(run: RunFiles, starts: list[dict[str, Any]]) -> str | None:
+def _missing(run: Path, starts: list[dict[str, Any]]) -> str | None:
     """Say what the run lacks to be made again."""
-    if run.status != "finished":
-        return f"it is {run.status}. Let it finish with resume={run.folder}"
+    if (status := reading.read(run)["status"]) != "finished":
+        return f"it is {status}. Let it finish with resume={run}"
     if not starts[-1].get("commit") or "packages" not in starts[-1]:
         return "it was trained outside of a git repository, or with version 0.3 or before."
     if "no_diff" in starts[-1]:
@@ -62,13 +62,13 @@ def _missing(run: RunFiles, starts: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _train(run: RunFiles, start: dict[str, Any], project: Path, run_dir: Path) -> None:
+def _train(run: Path, start: dict[str, Any], project: Path, run_dir: Path) -> None:
     """Train with the run's config, and with as many threads."""
-    frozen: Any = run_folder.load_config(run.folder)
+    frozen: Any = run_folder.load_config(run)
     loggers = {k: node for k, node in (frozen.logger or {}).items() if "Table" in str(node)}
     frozen.update(resume=None, run_dir=str(run_dir), logger=loggers)
     run_dir.mkdir()
-    run_folder.save_words(run_folder.load_words(run.folder), run_dir)
+    run_folder.save_words(run_folder.load_words(run), run_dir)
     run_folder.save_config(frozen, run_dir)
     environment = dict(parent.job_environment(run_dir))
     paths = project / "src", project, environment.get("PYTHONPATH", "")
@@ -82,10 +82,10 @@ def _train(run: RunFiles, start: dict[str, Any], project: Path, run_dir: Path) -
 
 def reached(folder: Path) -> dict[str, Any]:
     """Collect what runs are compared by, by its place: metrics, results and weights."""
-    run = reading.read(folder)
+    table, results = reading.read_table(folder / "metrics.csv"), reading.read(folder)["metrics"]
     values: dict[str, Any]  # of numbers the text, in which a NaN equals a NaN
-    values = {f"metrics.csv: {name}": repr([*run.table[name]]) for name in run.table.columns}
-    values |= {f"results.json: {name}": repr(value) for name, value in run.results.items()}
+    values = {f"metrics.csv: {column.name}": repr([*column]) for column in table}
+    values |= {f"results.json: {name}": repr(value) for name, value in results.items()}
     values = {name: v for name, v in values.items() if ": throughput/" not in name}  # times
     for path in (folder / "checkpoints").glob("[bl]*st.ckpt"):  # best and last
         for name, value in read_weights(path).items():

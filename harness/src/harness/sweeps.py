@@ -41,14 +41,9 @@ class Job:
     folder: Path
 
     @property
-    def run(self) -> reading.RunFiles:
-        """What its folder says now."""
+    def run(self) -> dict[str, Any]:
+        """What its folder says now; of a job that has not begun, that it is stopped."""
         return reading.read(self.folder)
-
-    @property
-    def status(self) -> str:
-        """``waiting``, or the status of its run."""
-        return self.run.status if self.folder.exists() else "waiting"
 
 
 class Queue:
@@ -61,12 +56,12 @@ class Queue:
         """Take a job that has not finished; one that has failed is tried again."""
         while self.waiting:
             job = self.waiting.pop(0)
-            if (run := job.run).status != "finished":
+            if (run := job.run)["status"] != "finished":
                 return job
-            self.ended(job, run)
+            self.end(job, run)
         return None
 
-    def ended(self, job: Job, run: reading.RunFiles) -> None:
+    def end(self, job: Job, run: dict[str, Any]) -> None:
         """Take note of how a job has ended; a study does."""
 
 
@@ -146,10 +141,10 @@ class Study(Queue):
             self.jobs.append(job)
         return job
 
-    def ended(self, job: Job, run: reading.RunFiles) -> None:
+    def end(self, job: Job, run: dict[str, Any]) -> None:
         """Tell the study how a trial has ended; one that was cut off goes on later."""
-        if run.status in ("finished", "failed"):
-            value = run.best if run.status == "finished" else None
+        if run["status"] in ("finished", "failed"):
+            value = run["best"] if run["status"] == "finished" else None
             self._tell(job.number, value if value is None or math.isfinite(value) else None)
 
     def _tell(self, number: int, value: float | None) -> None:
@@ -170,39 +165,34 @@ def drive(queue: Queue, program: Sequence[str], slots: list[dict[str, str]]) -> 
     """
     running: dict[subprocess.Popen[bytes], tuple[Job, dict[str, str]]] = {}
     asked: list[int] = []  # signals to stop
+    is_passed_on = False
 
     def note_signal(number: int, frame: FrameType | None) -> None:
         if asked and number == signal.SIGINT:  # a second Ctrl-C leaves at once
             os._exit(128 + number)
         asked.append(number)
 
-    def wait() -> None:
-        time.sleep(POLL_SECONDS)
-        for process in [process for process in running if process.poll() is not None]:
-            job, slot = running.pop(process)
-            slots.append(slot)
-            queue.ended(job, _report(job, process.returncode))
-
     before = {number: signal.signal(number, note_signal) for number in leaving.ASKED_TO_LEAVE}
     try:
         # Jobs whose driver was killed may still be saving.
-        while not asked and any(job.status == "running" for job in queue.waiting):
+        while not asked and any(job.run["status"] == "running" for job in queue.waiting):
             time.sleep(POLL_SECONDS)
-        while not asked:
+        while True:
             while not asked and slots and (job := queue.next()):
                 slot = slots.pop(0)
                 running[_start(job, program, slot)] = job, slot
             if not running:
-                return 0
-            wait()
-        if running:
-            num = f"{signal.Signals(asked[0]).name}: {len(running)}"
-            print(f"{num} jobs finish their step and save. Ctrl-C again leaves at once.")
-        for process in running:
-            process.send_signal(asked[0])
-        while running:
-            wait()
-        return asked[0]
+                return asked[0] if asked else 0
+            if asked and not is_passed_on:
+                num, is_passed_on = f"{signal.Signals(asked[0]).name}: {len(running)}", True
+                print(f"{num} jobs finish their step and save. Ctrl-C again leaves at once.")
+                for process in running:
+                    process.send_signal(asked[0])
+            time.sleep(POLL_SECONDS)
+            for process in [process for process in running if process.poll() is not None]:
+                job, slot = running.pop(process)
+                slots.append(slot)
+                queue.end(job, _report(job, process.returncode))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -223,15 +213,15 @@ def _start(job: Job, program: Sequence[str], slot: dict[str, str]) -> "subproces
     return process
 
 
-def _report(job: Job, code: int) -> reading.RunFiles:
+def _report(job: Job, code: int) -> dict[str, Any]:
     """Print how a job has ended, and return its run."""
     # A run that has begun notes its own failure; a code above 128 stands for a signal.
-    run = job.run
-    if 0 < code <= 128 and run.status != "failed" and not run.record.get("starts"):
+    has_begun = bool(record.read(job.folder).get("starts"))
+    if 0 < code <= 128 and not has_begun and job.run["status"] != "failed":
         record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
-        run = job.run
-    text = f": {run.reason}"
-    if run.status == "finished":
-        text = f", best {run.objective[0]} {run.best}" if run.objective[0] else ""
-    print(f"job {job.number} {run.status}{text}", flush=True)
+    run = job.run
+    text = f": {run['reason']}" if run["reason"] else ""
+    if run["status"] == "finished" and run["objective"]:
+        text = f", best {run['objective']} {run['best']}"
+    print(f"job {job.number} {run['status']}{text}", flush=True)
     return run

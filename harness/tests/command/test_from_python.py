@@ -61,8 +61,6 @@ def test_mistakes_are_raised_and_leave_nothing(tmp_path: Path) -> None:
         train(*words, "trainer.max_epoch=2")
     with pytest.raises(UserError, match=r"there is no train\.yaml"):
         compose("train", conf=tmp_path)
-    with pytest.raises(UserError, match=r"sweeps are python train\.py -m"):
-        train(*words, "hydra.mode=MULTIRUN")
     with pytest.raises(UserError, match=r"type python train\.py .* strategy=ddp"):
         train(*words, "strategy=ddp")
     with pytest.raises(UserError, match="is not the config of a run"):

@@ -13,6 +13,7 @@ from harness.testing import command as typed
 from tests.conftest import ROOT
 from tests.faults.fork_server import command
 from tests.refusals import refusal
+from tests.strategy_runs import write_conf
 
 MISTAKES = {
     "trainer.devcies=2": "Did you mean trainer.devices?",
@@ -71,6 +72,7 @@ MISTAKES = {
     "hydra.sweep.dir=x": "folders are output_dir= and name=",
     "--epochs 3": "Did you mean trainer.max_epochs=<value>?",
     "--resolve": "--cfg job",
+    "--cfg job --resolve seed=${nope}": "nope",
     "output_dir=train.py": "output_dir=<folder>",
     "-m seed=1,2 output_dir=train.py": "output_dir=<folder>",
 }
@@ -132,25 +134,18 @@ def test_evaluation_refuses_what_is_no_checkpoint_and_what_is_of_the_run(
     assert "Traceback" not in result.stderr
 
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-BY_HAND = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
-OF_SWEEP = "leave out trainer.num_nodes, torchrun and srun"
-
-
-@pytest.mark.parametrize(
-    ("environment", "words", "hint"),
-    [
-        (TORCHRUN, "", "torchrun has started 2 processes, and this takes 1"),
-        (TORCHRUN, "-m seed=1,2", OF_SWEEP),
-        (BY_HAND, "-m seed=1,2 strategy=ddp trainer.num_nodes=2", OF_SWEEP),
-    ],
-)
-def test_processes_that_do_not_belong_together_are_refused(
-    environment: dict[str, str], words: str, hint: str, tmp_path: Path
-) -> None:
+def test_processes_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     """Of a sweep each would name its own folder, and wait for the others for ever."""
-    result = command("train.py", f"output_dir={tmp_path}", *words.split(), environment=environment)
-    assert hint in result.stderr
+    torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    by_hand = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    of_sweep = "leave out trainer.num_nodes, torchrun and srun"
+    for environment, words, hint in (
+        (torchrun, "", "torchrun has started 2 processes, and this takes 1"),
+        (torchrun, "-m seed=1,2", of_sweep),
+        (by_hand, "-m seed=1,2 strategy=ddp trainer.num_nodes=2", of_sweep),
+    ):
+        typed_words = (f"output_dir={tmp_path}", *words.split())
+        assert hint in command("train.py", *typed_words, environment=environment).stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -210,11 +205,10 @@ def test_mistake_in_a_yaml_file_is_told_with_its_line(tmp_path: Path) -> None:
         assert len(said.splitlines()) == 1
     assert not (tmp_path / "out").exists()
     experiment.unlink()
-    theirs = tmp_path / "theirs" / "logger" / "mine.yaml"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("hydra: {callbacks: {a: {_target_: harness.watch.a.A}}}\n")
-    said = refusal(f"hydra.searchpath=[file://{tmp_path / 'theirs'}]", "logger=mine")
-    assert said.startswith(f"{theirs}:1: hydra: ")
+    theirs = tmp_path / "theirs"
+    text = "hydra: {callbacks: {a: {_target_: harness.watch.a.A}}}\n"
+    said = refusal(*write_conf(theirs, logger=text))
+    assert said.startswith(f"{theirs / 'conf' / 'logger' / 'mine.yaml'}:1: hydra: ")
     # A key that another value is filled in from is no mistake.
     experiment.write_text(f"{HEADER}width: 3\nmodel:\n  num_classes: ${{width}}\n")
     check(compose_command("train", words, tmp_path / "conf"))

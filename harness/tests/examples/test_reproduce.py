@@ -68,7 +68,7 @@ def test_a_run_is_trained_again_by_its_own_code_whatever_there_is_today(trained:
     assert result.stdout.endswith("reproduced, equal by bit\n")
     (again,) = (trained / "reproduced").iterdir()
     assert [*again.glob("code/src/*/models/untracked.py")]
-    assert len(reading.find([project / "outputs"])) == 1  # it is no further run
+    assert len(reading.find([project / "outputs"]).frame) == 1  # it is no further run
     listed = subprocess.check_output(["git", "worktree", "list"], cwd=project, text=True)
     assert len(listed.splitlines()) == 1
 
@@ -90,15 +90,15 @@ def test_what_is_missing_is_told_and_nothing_is_made(copy: Path, tmp_path: Path)
     ):
         record.note(copy, starts=starts)
         with pytest.raises(UserError, match=line):
-            reproduce(reading.read(copy), tmp_path / "again")
+            reproduce(copy, tmp_path / "again")
     config = (copy / "config.yaml").read_text()
     record.note(copy, starts=[start])
     (copy / "config.yaml").write_text(config.replace("\nseed: 1\n", "\nseed: 2\n"))
     with pytest.raises(UserError, match="damaged, or edited"):
-        reproduce(reading.read(copy), tmp_path / "again")
+        reproduce(copy, tmp_path / "again")
     (copy / "results.json").unlink()
     with pytest.raises(UserError, match=r"it is stopped\. Let it finish with resume="):
-        reproduce(reading.read(copy), tmp_path / "again")
+        reproduce(copy, tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
 

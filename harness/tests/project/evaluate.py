@@ -5,10 +5,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # Its package, and what the tests name in YAML.
-sys.path[1:1] = [
-    str(HERE / "src"),
-    str(HERE.parents[1]),
-]
+sys.path[1:1] = [str(HERE / "src"), str(HERE.parents[1])]
 
 from harness import main  # noqa: E402
 

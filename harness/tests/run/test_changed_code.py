@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from harness import Run, UserError, evaluate, record, train
 from harness.command.run_folder import save_config
+from tests.strategy_runs import write_conf
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
 NAME = "study_of_history"
@@ -31,9 +32,9 @@ class Model(WithLoaders):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 """
 WORDS = (
-    *("model=study", "data=null", "callbacks.progress_bar=null", "logger=none", "objective=null"),
+    *("data=null", "callbacks.progress_bar=null", "callbacks.checkpoint=null", "logger=none"),
     *("trainer.max_epochs=2", "checkpoint.every_n_steps=1", "checkpoint.num_kept=100"),
-    "callbacks.checkpoint=null",
+    "objective=null",
 )
 
 
@@ -42,10 +43,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """A run of a researcher's own code, with 8 steps."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it knows files by second and size
-    (tmp_path / "conf" / "model").mkdir(parents=True)
-    (tmp_path / "conf" / "model" / "study.yaml").write_text(f"_target_: {NAME}.Model\n")
+    chosen = write_conf(tmp_path, model=f"_target_: {NAME}.Model\n")
     write(tmp_path, CODE)
-    yield train(f"hydra.searchpath=[file://{tmp_path}/conf]", *WORDS, f"output_dir={tmp_path}")
+    yield train(*chosen, *WORDS, f"output_dir={tmp_path}")
     sys.modules.pop(NAME, None)
 
 

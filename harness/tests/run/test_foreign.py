@@ -13,26 +13,21 @@ from harness.command.check import check
 from harness.command.compose import compose_command
 from harness.run import mistakes
 from tests.run import foreign
+from tests.strategy_runs import write_conf
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
 
 
 @pytest.fixture
 def words(tmp_path: Path) -> Callable[..., list[str]]:
-    """The command that trains classes of foreign.py, each by a YAML file of its name."""
-    for group in ("model", "data", "experiment"):
-        (tmp_path / "conf" / group).mkdir(parents=True)
-    for name, kind in vars(foreign).items():
-        if isinstance(kind, type):
-            for group in ("model", "data"):
-                path = tmp_path / "conf" / group / f"{name}.yaml"
-                path.write_text(f"_target_: {foreign.__name__}.{name}\n")
+    """The command that trains classes of foreign.py, each by a YAML file."""
 
     def make(model: str, data: str, *more: str) -> list[str]:
-        place = f"hydra.searchpath=[file://{tmp_path}/conf]"
+        groups = {"model": model} | ({"data": data} if data not in ("", "null") else {})
+        texts = {group: f"_target_: {foreign.__name__}.{name}\n" for group, name in groups.items()}
+        chosen = [*write_conf(tmp_path, **texts), *["data=null"] * (data == "null")]
         quiet = ("callbacks.progress_bar=null", "logger=none", "trainer.max_epochs=2")
-        chosen = [f"model={model}", *([f"data={data}"] if data else [])]
-        return [place, *chosen, *quiet, f"output_dir={tmp_path}", *more]
+        return [*chosen, *quiet, f"output_dir={tmp_path}", *more]
 
     return make
 
@@ -73,10 +68,9 @@ def test_checkpoint_callback_of_a_module_writes_into_the_run(words) -> None:
 
 
 def test_null_data_takes_the_loaders_of_the_module(words, tmp_path: Path) -> None:
-    path = tmp_path / "conf" / "experiment" / "own.yaml"
     for text in ("data: null", "defaults:\n  - override /data: null"):
-        path.write_text(f"# @package _global_\n{text}\n")
-        composed = compose_command("train", words("WithLoaders", "", "experiment=own"))
+        write_conf(tmp_path, experiment=f"# @package _global_\n{text}\n")
+        composed = compose_command("train", words("WithLoaders", "", "experiment=mine"))
         check(composed)
         assert composed.cfg.data is None
     run = train(*words("WithLoaders", "null"))

@@ -13,9 +13,9 @@ import torch
 from harness import Run, UserError, evaluate, load_run, predict, train
 from harness.command import choose_run
 from tests.faults.damage import value_bytes
+from tests.strategy_runs import write_conf
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
-MODEL = "_target_: tests.run.foreign.WithLoaders\n"
 MARK = "tested_last_weights"
 
 
@@ -35,13 +35,10 @@ class Harm(pl.Callback):
 
 def training(folder: Path) -> list[str]:
     """A training whose best weights, those of the largest loss, are its first."""
-    (folder / "conf" / "model").mkdir(parents=True)
-    (folder / "conf" / "model" / "plain.yaml").write_text(MODEL)
-    return [
-        f"hydra.searchpath=[file://{folder}/conf]", "model=plain", "data=null", "mode=max",
-        "objective=val_loss", "callbacks.progress_bar=null", "logger=none", "trainer.max_epochs=3",
-        "callbacks.learning_rate=null", f"output_dir={folder}",
-    ]  # fmt: skip
+    words = write_conf(folder, model="_target_: tests.run.foreign.WithLoaders\n")
+    words += ["data=null", "mode=max", "objective=val_loss", "logger=none", "trainer.max_epochs=3"]
+    words += ["callbacks.progress_bar=null", "callbacks.learning_rate=null"]
+    return [*words, f"output_dir={folder}"]
 
 
 @pytest.fixture(scope="module")

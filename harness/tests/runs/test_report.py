@@ -16,28 +16,17 @@ pytest.importorskip("plotly")
 EVIL = "</script><img src=x onerror=alert(1)><!-- &amp; \u2028"
 
 
-def rows_of(page: str) -> dict[str, dict[str, str]]:
-    """Read the tables of a page: the columns of each run."""
-    runs: dict[str, dict[str, str]] = {}
-    for table in re.findall("<table>(.*?)</table>", page, re.DOTALL):
-        lines = [re.findall("<t[dh]>(.*?)</t[dh]>", row) for row in table.split("</tr>")[:-1]]
-        head, *rows = ([*map(unescape, cells)] for cells in lines if cells)
-        runs |= {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    return runs
-
-
 @pytest.fixture(scope="module")
-def folder(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five runs: three that differ in settings, a failed and a damaged one; two have evil names."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, lr, dropout in (("a", "0.003", "0.0"), ("<i>b", "0.03", "0.0"), ("c", "0.3", "0.5")):
-        changes = ("lr: 0.003", f"lr: {lr}"), ("dropout: 0.0", f"dropout: {dropout}")
-        copied(trained, folder / name, *changes)
-    failed = copied(trained, folder / "failed")
+    for name, lr, dropout in (("a", "0.005", "0.0"), ("<i>b", "0.03", "0.0"), ("c", "0.3", "0.5")):
+        changes = ("lr: 0.005", f"lr: {lr}"), ("dropout: 0.0", f"dropout: {dropout}")
+        copied(finished_run, folder / name, *changes)
+    failed = copied(finished_run, folder / "failed")
     (failed / "results.json").unlink()
     record.note(failed, status="failed", reason=EVIL)
-    (failed / "metrics.csv").write_text("step,val/accuracy\n1,nan\n2,0.5\n3,inf\nx,y")
-    damaged = copied(trained, folder / "damaged")
+    damaged = copied(finished_run, folder / "damaged")
     (damaged / "config.yaml").write_text("data: [")
     assert runs.main(["report", str(folder), "-o", str(folder / "page.html")]) == 0
     return folder
@@ -45,14 +34,17 @@ def folder(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_holds_results_and_settings_and_a_run_says_no_html(folder: Path) -> None:
     page = (folder / "page.html").read_text()
-    table = rows_of(page)
-    assert table.keys() == {"a", "<i>b", "c", "failed", "damaged"}
-    assert table["<i>b"]["lr"] == "0.03"
-    assert table["c"]["dropout"] == "0.5"
+    found: dict[str, dict[str, str]] = {}
+    for table in re.findall("<table>(.*?)</table>", page, re.DOTALL):
+        lines = [re.findall("<td>(.*?)</td>", row) for row in table.split("</tr>")[:-1]]
+        head, *rows = ([*map(unescape, cells)] for cells in lines)
+        found |= {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert found.keys() == {"a", "<i>b", "c", "failed", "damaged"}
+    assert (found["<i>b"]["lr"], found["c"]["dropout"]) == ("0.03", "0.5")
     accuracy = json.loads((folder / "a" / "results.json").read_text())["test/accuracy"]
-    assert table["a"]["test/accuracy"] == f"{accuracy:.4g}"
-    assert table["failed"]["reason"] == EVIL
-    assert table["damaged"]["status"] == "damaged"
+    assert found["a"]["test/accuracy"] == f"{accuracy:.4g}"
+    assert found["failed"]["reason"] == EVIL
+    assert found["damaged"]["status"] == "damaged"
     for text in ("<i>", "\\u003ci\\u003e", "<img src=x"):  # as HTML, and in plotly's JSON
         assert text not in page
     assert "default-src 'none'" in page
@@ -60,29 +52,29 @@ def test_the_page_holds_results_and_settings_and_a_run_says_no_html(folder: Path
 
 
 def test_curves_hold_what_was_logged_and_the_objective_comes_first(folder: Path) -> None:
-    names = ["a", "c", "failed"]
-    first, *_ = report.curves_of([reading.read(folder / name) for name in names], names)
+    names = ["a", "c", "<i>b"]
+    found = reading.find([folder / name for name in names])
+    first, *_ = report.curves_of(found, names)
     assert first.layout.title.text == "val/accuracy"
     assert [trace.name for trace in first.data] == names
-    points = reading.read(folder / "a").table.select("step", "val/accuracy").drop_nulls()
+    points = reading.read_table(folder / "a" / "metrics.csv").drop_nulls("val/accuracy")
     assert [*first.data[0].x] == points["step"].to_list()
     assert [*first.data[0].y] == points["val/accuracy"].to_list()
-    names = ["a", "<i>b", "c"]
-    figures = report.scatter_of([reading.read(folder / name) for name in names], names)
-    lr = next(figure for figure in figures if "optimizer.lr" in figure.layout.title.text)
-    assert [*lr.data[0].x] == [0.003, 0.03, 0.3]
+    figures = {figure.layout.title.text: figure for figure in report.scatter_of(found, names)}
+    lr = figures["best val/accuracy against model.optimizer.lr"]
+    assert [*lr.data[0].x] == [0.005, 0.3, 0.03]
     assert lr.layout.xaxis.type == "log"
 
 
 def test_another_file_is_kept_and_an_older_report_is_replaced(
-    trained: Path, tmp_path: Path, capsys
+    finished_run: Path, tmp_path: Path, capsys
 ) -> None:
     page = tmp_path / "page.html"
     page.write_text("my notes")
-    assert runs.main(["report", str(trained), "-o", str(page)]) == 1
+    assert runs.main(["report", str(finished_run), "-o", str(page)]) == 1
     assert "is no report of runs. Remove it, or choose another -o" in capsys.readouterr().err
     assert page.read_text() == "my notes"
     page.unlink()
     for _ in range(2):
-        assert runs.main(["report", str(trained), "-o", str(page)]) == 0
+        assert runs.main(["report", str(finished_run), "-o", str(page)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]

@@ -40,19 +40,10 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only(only(folder / "sweeps"))
 
 
-def test_grid_is_the_single_runs_in_hydras_order(swept: Path, tmp_path: Path) -> None:
+def test_a_grid_is_numbered_in_hydras_order(swept: Path) -> None:
     words = [run_folder.load_words(swept / str(number))[-3:-1] for number in range(4)]
     rates = ("model.optimizer.lr=0.001", "model.optimizer.lr=0.01")
     assert words == [[rate, f"seed={seed}"] for rate in rates for seed in (1, 2)]
-    result = command("train.py", *TINY, *words[3], f"output_dir={tmp_path}")
-    assert result.returncode == 0, result.stderr
-    run_dir = only(only(tmp_path))
-    for name in ("results.json", "metrics.csv"):
-        assert (run_dir / name).read_bytes() == (swept / "3" / name).read_bytes()
-    ours, theirs = (run_folder.load_config(folder) for folder in (run_dir, swept / "3"))
-    for cfg in (ours, theirs):
-        cfg.run_dir = cfg.output_dir = None
-    assert ours == theirs
 
 
 def test_same_words_go_on_with_a_sweep_and_others_start_another(swept: Path) -> None:
@@ -72,8 +63,10 @@ def test_failed_jobs_keep_their_folders_with_the_reason(tmp_path: Path) -> None:
     assert status == 1
     (folder,) = sweeps(tmp_path)
     assert "job 0 failed" in said
-    assert f"{folder / '0'}: failed, model.optimizer: Invalid learning rate: -1" in said
-    assert f"{folder / '2'}: failed, " in said
+    told = dict(line.split(maxsplit=1) for line in said.splitlines() if str(folder) in line)
+    assert told[f"{folder / '0'}"].startswith("failed")
+    assert "model.optimizer: Invalid learning rate: -1" in told[f"{folder / '0'}"]
+    assert told[f"{folder / '2'}"].startswith("failed")
     assert f"Go on with: python train.py -m resume=auto {' '.join(TINY[:3])}" in said
     assert "Invalid learning rate: -1" in (folder / "0" / "screen.log").read_text()
     assert (folder / "1" / "results.json").exists()

@@ -25,6 +25,7 @@ from harness.processes.launcher import launcher
 from harness.strategies import launchable
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
+# A conf/train.yaml of version 0.3 turns off the logging of Hydra.
 HYDRAS = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
 KINDS: dict[Any, type] = {"text": str, "list": list}
 
@@ -54,10 +55,7 @@ def check(command: Command) -> None:
 
 def check_init(cfg: DictConfig) -> None:
     """Refuse weights that a run cannot begin with; one that goes on has no use for them."""
-    node: Any = cfg.get("init")
-    init = settings(
-        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    )
+    init = settings(cfg.get("init"))
     if init.path is not None and cfg.resume is None:
         check_file(init.path)
 
@@ -92,7 +90,7 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
 def _refuse_settings_of_hydra(folders: list[Any]) -> None:
     """Refuse what a YAML file sets for runs of Hydra's own, which no run here is."""
     for path in sorted(path for folder in folders for path in Path(folder).rglob("*.yaml")):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             if HYDRAS.match(line):
                 raise UserError(unused(f"{shown(path)}:{number}: {line.strip()}"))
 

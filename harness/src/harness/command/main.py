@@ -30,7 +30,7 @@ from harness.command.compose import (
     compose_command,
 )
 from harness.command.config_files import choices, groups
-from harness.command.explain import nearest
+from harness.command.explain import explained, nearest
 from harness.errors import AgreedExit, TrainingError, UserError
 from harness.files import FULL
 from harness.machine import choose_emptiest, gib
@@ -200,9 +200,10 @@ def show(task: str, conf: Path, words: list[str]) -> None:
     if flags & {"-h", "--help"}:
         print(help_text(task, conf))
     elif flags <= {"--cfg", "-c", "--resolve"} and flags != {"--resolve"}:
-        settings = [word for word in words if word not in ("job", *flags)]
+        settings = [word for word in words if word != "job" and not word.startswith("-")]
         cfg = compose(task, settings, conf)
-        print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
+        with explained(task, settings, conf):
+            print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
     else:
         flag = min(flags)
         hint = nearest(flag.lstrip("-"), compose(task, [], conf), conf).replace("?", "=<value>?")
@@ -213,8 +214,7 @@ def show(task: str, conf: Path, words: list[str]) -> None:
 
 def help_text(task: str, conf: Path) -> str:
     """List the choices of every group that a command takes, those first that change most."""
-    names = sorted(groups(conf) if task == "train" else EVALUATION_GROUPS)
-    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    names = [*FIRST, *sorted(groups(conf) - {*FIRST})] if task == "train" else EVALUATION_GROUPS
     lines = [f"python {task}.py <group>=<choice> <key>=<value> ..."]
     for name in names:  # files that begin with _ are parts of others
         files = [choice for choice in choices(conf, name) if not choice.startswith("_")]

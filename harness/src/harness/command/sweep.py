@@ -25,7 +25,8 @@ from harness.command.explain import explained
 from harness.errors import UserError
 from harness.machine import num_gpus, usable_cores
 from harness.names import shown
-from harness.runs.table import print_list
+from harness.runs.reading import as_frame
+from harness.runs.table import overview, show
 from harness.sweeps import Job, Queue, Study, drive
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -68,13 +69,13 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         run_folder.save_words(words, folder)
     with run_folder.locked(folder):
         queue, slots = open_queue(folder), _slots(command)
-        left = queue.num_jobs - sum(job.status == "finished" for job in queue.jobs)
+        left = queue.num_jobs - sum(job.run["status"] == "finished" for job in queue.jobs)
         where = f"{queue.num_jobs} jobs in {shown(folder)}, {max(left, 0)} to run"
         print(f"{where}, {len(slots)} at a time", flush=True)
         signum = drive(queue, [sys.executable, *program], slots)
     if runs := [job.run for job in queue.jobs if job.folder.exists()]:
-        print_list(runs)
-    counts = Counter(run.status for run in runs)
+        show(overview(as_frame(runs)).to_dicts())
+    counts = Counter(run["status"] for run in runs)
     counts += Counter(waiting=len(queue.jobs) - len(runs))  # a count of 0 is left out
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     print(f"sweep folder: {shown(folder)}: {text}")

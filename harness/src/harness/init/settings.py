@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from harness.errors import UserError
 from harness.names import as_names, did_you_mean, few
 
@@ -29,12 +31,15 @@ class Init:
 
 
 def settings(node: Any) -> Init:
-    """Read what is set below ``init``; ``None`` is unset. The command's rules check the types.
+    """Read what is set below ``init``, also in a config; ``None`` is unset.
+
+    The command's rules check the types.
 
     Raises:
         UserError: with what to type instead.
     """
-    values = {name: value for name, value in (node or {}).items() if value is not None}
+    plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    values = {name: value for name, value in (plain or {}).items() if value is not None}
     keys = [each.name for each in fields(Init)]
     for name in values:
         if name not in keys:

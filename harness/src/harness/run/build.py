@@ -134,7 +134,7 @@ def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
     model = make(cfg.model)
     if "resume" not in cfg or not isinstance(model, pl.LightningModule):
         return model, []
-    init = settings(OmegaConf.to_container(cfg.init) if cfg.get("init") is not None else None)
+    init = settings(cfg.get("init"))
     if init.path is not None and cfg.resume is None:
         from harness.init.weights import start_from  # only a run that starts from weights needs it
 

@@ -13,6 +13,7 @@ programs. Exit status 1: a mistake in the command, there is no run, or it was no
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -53,29 +54,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answer(options: argparse.Namespace) -> bool:
     """Print, and return whether the run was reproduced where that was asked for."""
     what, runs = options.what, reading.find(options.folders or [Path("outputs")])
-    if not runs:
-        raise UserError("There is no run. Give folders of runs, such as outputs/.")
     runs = table.chosen(runs, options.filter)
-    if len(runs) != NUM_RUNS.get(what, len(runs)):
-        raise UserError(f"{what} takes {NUM_RUNS[what]} run(s), and there are {len(runs)}.")
+    num = len(runs.frame)
+    if num != NUM_RUNS.get(what, num):
+        raise UserError(f"{what} takes {NUM_RUNS[what]} run(s), and there are {num}.")
     if what == "reproduce":
         from harness.reproduce import reproduce  # torch
 
-        return reproduce(runs[0], options.output)
-    if what == "show":
-        table.print_one(runs[0], options.json)
-    elif what == "diff":
-        table.print_difference(runs[0], runs[1], options.json)
-    elif what == "ls":
-        table.print_list(runs, options.json)
-    elif what == "best":
-        table.print_best(runs, options.by, options.reverse, options.json)
-    else:
+        return reproduce(Path(runs.frame["run"][0]), options.output)
+    if what == "report":
         from harness.runs.report import write_report
 
         path = options.output or Path("report.html")
         write_report(runs, path)
-        print(f"{path}: {len(runs)} runs, {path.stat().st_size / 1e6:.1f} MB")
+        print(f"{path}: {num} runs, {path.stat().st_size / 1e6:.1f} MB")
+        return True
+    if what == "diff":
+        rows = table.difference(runs)
+    elif what == "show":
+        rows = table.details(runs)
+    elif what == "best":
+        rows, said = table.best(runs, options.by, options.reverse)
+        print("" if options.json else f"{said}\n", end="")
+    else:
+        facts = reading.FACTS if options.json else ("reason",)
+        frame = runs.frame.sort("started")
+        rows = table.overview(runs._replace(frame=frame), facts).to_dicts()
+    print(json.dumps(rows)) if options.json else table.show(rows)
     return True
 
 

@@ -1,118 +1,50 @@
 """Read runs from their folders in any state: finished, running, stopped, failed or damaged.
 
-In: folders. Out: what each run's files say. Next: ``table``, which compares them.
-Imports no torch, Hydra or OmegaConf: a thousand runs are read in a second or two.
+In: folders. Out: what each run's files say, all runs in one frame. Next: ``table``, which compares
+them. Imports no torch, Hydra or OmegaConf: a thousand runs are read in a second or two.
 """
 
 import fcntl
+import itertools
 import json
-import math
 import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from harness import record
 from harness.checkpoints.lookup import by_step
 from harness.errors import UserError
-from harness.names import flat
+from harness.names import flat, shown
 
 if TYPE_CHECKING:
-    import polars as pl
+    import polars as pl  # takes a tenth of a second, which a command need not wait for
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may come without libyaml
 # Settings that say where a run is, and not what it computes.
 PLACES = ("run_dir", "output_dir", "resume", "name", "tags", "notes", "objective", "mode")
+FACTS = ("started", "seconds", "samples/s", "commit", "tags", "notes", "mode", "reason")
 CONFIG, RESULTS, METRICS = "config.yaml", "results.json", "metrics.csv"
 
 
-@dataclass
-class RunFiles:
-    """What a run's folder says of it."""
+class Runs(NamedTuple):
+    """Runs as a frame: a row each, columns for facts, then metrics, then settings by full keys."""
 
-    folder: Path
-    status: str  # finished, running, failed, stopped or damaged
-    config: dict[str, Any]  # its frozen settings; empty where they are missing or damaged
-    results: dict[str, float]  # the last value of each metric; empty until it has finished
-    record: dict[str, Any]  # see ``harness.record``
-
-    @cached_property
-    def table(self) -> "pl.DataFrame":
-        """All values that were logged: ``step``, and a column for each metric."""
-        return read_table(self.folder / METRICS)
-
-    @property
-    def objective(self) -> tuple[str, str]:
-        """The metric that ``best.ckpt`` was chosen by, and ``min`` or ``max``; empty if unknown."""
-        return str(self.config.get("objective") or ""), str(self.config.get("mode") or "")
-
-    @cached_property
-    def best(self) -> float | None:
-        """The best value of its objective so far."""
-        name, mode = self.objective
-        if self.status == "finished" and "best" in self.record:
-            return float(self.record["best"])
-        if name not in self.table.columns:
-            return None
-        pick = max if mode == "max" else min
-        return pick(filter(math.isfinite, self.table[name].drop_nulls()), default=None)
-
-    @property
-    def reason(self) -> str | None:
-        """Why it has not finished."""
-        if self.status == "damaged":
-            return f"{RESULTS if self.config else CONFIG} cannot be read"
-        if self.status not in ("failed", "stopped"):
-            return None
-        saved = by_step(self.folder / "checkpoints")
-        where = f"after {saved[-1].stem}" if saved else "before its first checkpoint"
-        return str(self.record.get("reason") or f"killed {where}")
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """Its settings by their full keys."""
-        own = {key: node for key, node in self.config.items() if key not in PLACES}
-        return flat(own)
-
-    @cached_property
-    def values(self) -> dict[str, Any]:
-        """Its facts, metrics and settings."""
-        return self.facts | self.results | self.settings
-
-    @cached_property
-    def facts(self) -> dict[str, Any]:
-        """What there is beside metrics and settings; ``None`` where it is not known."""
-        noted, (objective, mode) = self.record, self.objective
-        facts = {
-            "run": str(self.folder),
-            "status": self.status,
-            "reason": self.reason,
-            "started": (noted.get("starts") or [{}])[0].get("time"),
-            "seconds": noted.get("seconds"),
-            "samples/s": noted.get("samples_per_second"),
-            "commit": str(noted.get("commit") or "")[:10],
-            "tags": self.config.get("tags"),
-            "notes": self.config.get("notes"),
-            "objective": objective,
-            "mode": mode,
-            "best": self.best,
-        }
-        return {name: None if value in ("", []) else value for name, value in facts.items()}
+    frame: "pl.DataFrame"
+    settings: list[str]  # the columns that are settings
 
 
-def find(folders: Sequence[Path]) -> list[RunFiles]:
+def find(folders: Sequence[Path]) -> Runs:
     """Read all trainings in folders, in the order of their paths.
 
     Raises:
-        UserError: if there is no such folder.
+        UserError: if there is no such folder, or no run.
     """
-    runs: dict[Path, RunFiles] = {}
+    runs: dict[Path, dict[str, Any]] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder. Give runs, or folders of runs.")
@@ -121,33 +53,84 @@ def find(folders: Sequence[Path]) -> list[RunFiles]:
                 inside.clear()  # evaluations in a run's folder are no runs
                 runs.setdefault(Path(path).resolve(), read(Path(path)))
             inside[:] = sorted(name for name in inside if not name.startswith("."))
-    return [*runs.values()]
+    if not runs:
+        raise UserError("There is no run. Give folders of runs, such as outputs/.")
+    return as_frame([*runs.values()])
 
 
-def read(folder: Path) -> RunFiles:
-    """Read one run's folder; never raises for what is in it."""
+def as_frame(runs: Sequence[dict[str, Any]]) -> Runs:
+    """Make a frame of what ``read`` gives; a column that has a text somewhere is text."""
+    import polars as pl
+
+    def cell(value: Any) -> Any:
+        if value is None or isinstance(value, (int, float)):
+            return value
+        text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+        return text.encode(errors="replace").decode()  # a folder may be named by any bytes
+
+    rows = [run | run["metrics"] | run["settings"] for run in runs]
+    names = [*dict.fromkeys(itertools.chain(*(run["metrics"] for run in runs)))]
+    settings = [*dict.fromkeys(itertools.chain(*(run["settings"] for run in runs)))]
+    names = [*(name for name in runs[0] if name not in ("metrics", "settings")), *names, *settings]
+    columns = [pl.Series(n, [cell(row.get(n)) for row in rows], strict=False) for n in names]
+    return Runs(pl.DataFrame(columns), settings)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Read one run's folder: facts, ``metrics`` and ``settings``; raises for nothing in it.
+
+    Its status is finished, running, failed, stopped or damaged. What is not known is ``None``.
+    """
     config: Any = None
-    results: dict[str, float] | None = None
+    metrics: dict[str, float] | None = None
     with suppress(OSError, ValueError, yaml.YAMLError):
         config = yaml.load((folder / CONFIG).read_bytes(), LOADER)
     with suppress(OSError, ValueError, AttributeError):
         values = json.loads((folder / RESULTS).read_bytes())
-        results = {k: v for k, v in values.items() if isinstance(v, (int, float))}
+        metrics = {k: v for k, v in values.items() if isinstance(v, (int, float))}
     noted, is_whole = record.read(folder), isinstance(config, dict) and "model" in config
+    config, reason = config if is_whole else {}, None
     if not is_whole and (folder / CONFIG).exists():  # a job that was refused has none
-        status = "damaged"
+        status, reason = "damaged", f"{CONFIG} cannot be read"
     elif is_locked(folder / ".lock"):
         status = "running"
+    elif metrics is not None:
+        status = "finished"
     elif (folder / RESULTS).exists():
-        status = "damaged" if results is None else "finished"
+        status, reason = "damaged", f"{RESULTS} cannot be read"
     else:
         status = "failed" if noted.get("status") == "failed" else "stopped"
-    return RunFiles(folder, status, config if is_whole else {}, results or {}, noted)
+        saved = by_step(folder / "checkpoints")
+        where = f"after {saved[-1].stem}" if saved else "before its first checkpoint"
+        reason = str(noted.get("reason") or f"killed {where}")
+    is_done = status == "finished" and "best" in noted
+    return {
+        "run": shown(folder),
+        "status": status,
+        "reason": reason,
+        "started": (noted.get("starts") or [{}])[0].get("time"),
+        "seconds": noted.get("seconds"),
+        "samples/s": noted.get("samples_per_second"),
+        "commit": str(noted.get("commit") or "")[:10] or None,
+        **{name: config.get(name) or None for name in ("tags", "notes", "objective", "mode")},
+        "best": noted["best"] if is_done else _best_so_far(folder, config),
+        "metrics": metrics or {},
+        "settings": flat({key: node for key, node in config.items() if key not in PLACES}),
+    }
+
+
+def _best_so_far(folder: Path, config: dict[str, Any]) -> Any:
+    """Return the best value that a run has logged of its objective."""
+    table = read_table(folder / METRICS)
+    if (name := config.get("objective")) not in table.columns:
+        return None
+    values = table[name].filter(table[name].is_finite())
+    return values.max() if config.get("mode") == "max" else values.min()
 
 
 def read_table(path: Path) -> "pl.DataFrame":
     """Read a table of metrics: ``step``, then a column per metric; null where it has no number."""
-    import polars as pl  # takes a tenth of a second, which a command need not wait for
+    import polars as pl
 
     try:
         # No globbing: a folder may be called lr[0.1].

@@ -1,204 +1,161 @@
-"""Choose, group and compare runs, and print them.
+"""Choose, group and compare runs, and print them as tables of polars.
 
-In: runs as ``reading`` has read them. Out: rows, in which each run has its facts, metrics and
-settings by their names, and lines on the screen. ``report`` draws them.
+In: runs as a frame. Out: rows, and lines on the screen. ``report`` draws them.
 """
 
-import itertools
-import json
-import math
 import operator
 import re
 import shutil
-import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+from harness import record
 from harness.errors import UserError
-from harness.names import did_you_mean, direction, leaf, shown
-from harness.runs.reading import RunFiles
+from harness.names import did_you_mean, direction, leaf
+from harness.runs.reading import Runs
 
 REPEATS = ("seed", "data.seed", "data.fold")  # repetitions of one setting: `best` averages them
-SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+SIGNS: dict[str, Callable[[Any, Any], pl.Expr]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
 CONDITION = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
 SCREEN = (120, 24)  # columns and lines where there is no terminal
-LONGEST = 24  # characters of a setting in a list
+COLUMN = 14  # characters that a column of a list takes, about
 
 
-def differing(runs: Sequence[RunFiles]) -> list[str]:
+def differing(runs: Runs) -> list[str]:
     """List settings that are not the same in all runs, the outermost first.
 
     Of two that are equal everywhere, such as ``seed`` and ``data.seed``, one is listed.
     """
-    known = [run.settings for run in runs if run.settings]  # a damaged run differs in none
-    names: dict[tuple[str, ...], str] = {}
-    for name in sorted(dict.fromkeys(itertools.chain(*known)), key=lambda name: name.count(".")):
-        column = [str(settings.get(name)) for settings in known]
-        if len({*column}) > 1:
-            names.setdefault((leaf(name), *column), name)
+    outermost_first: list[str] = sorted(runs.settings, key=lambda name: name.count("."))
+    table = runs.frame.select(outermost_first)
+    names: dict[tuple[Any, ...], str] = {}
+    # A run whose config is missing or damaged differs in none.
+    for column in table.filter(~pl.all_horizontal(pl.all().is_null())):
+        if column.n_unique() > 1:
+            names.setdefault((leaf(column.name), *column), column.name)
     return [*names.values()]
 
 
-def full_name(runs: Sequence[RunFiles], name: str) -> str:
+def full_name(frame: pl.DataFrame, name: str) -> str:
     """Find a fact, a metric or a setting, which may be called by its last part."""
-    names = dict.fromkeys(itertools.chain(*(run.values for run in runs)))
-    if name in names:
+    if name in frame.columns:
         return name
-    if inner := [one for one in names if one.endswith(f".{name}")]:
+    if inner := [one for one in frame.columns if one.endswith(f".{name}")]:
         return min(inner, key=lambda name: name.count("."))
-    raise UserError(f"No run has {name}.{did_you_mean(name, names)}")
+    raise UserError(f"No run has {name}.{did_you_mean(name, frame.columns)}")
 
 
-def chosen(runs: Sequence[RunFiles], conditions: Sequence[str]) -> list[RunFiles]:
+def chosen(runs: Runs, conditions: Sequence[str]) -> Runs:
     """Keep runs that satisfy all conditions, such as ``status=finished`` or ``test/loss<0.1``."""
-    kept = [*runs]
+    frame = runs.frame
     for condition in conditions:
-        match = CONDITION.fullmatch(condition)
-        if not match:
+        if not (match := CONDITION.fullmatch(condition)):
             raise UserError(f"{condition}: write a condition as status=finished or test/loss<0.1.")
         name, sign, wanted = match.groups()
-        name = full_name(runs, name)
-        kept = [run for run in kept if _satisfies(run.values.get(name), sign, wanted.lower())]
-    if not kept:
-        raise UserError(f"No run satisfies the filters: 0 of {len(runs)}.")
-    return kept
+        column, word = pl.col(full_name(frame, name)), wanted.lower().strip("[]").replace(" ", "")
+        number, other = (x.cast(pl.Float64, strict=False) for x in (column, pl.lit(wanted)))
+        number = number.fill_nan(None)
+        if sign in SIGNS:
+            frame = frame.filter(SIGNS[sign](number, other))
+            continue
+        # A list equals its text, and each of its items.
+        text = column.cast(pl.String).str.to_lowercase().str.strip_chars("[]").fill_null("null")
+        is_equal = (text == word) | text.str.split(",").list.contains(word)
+        is_equal |= (number == other).fill_null(value=False)
+        frame = frame.filter(is_equal == (sign == "="))
+    if frame.is_empty():
+        raise UserError(f"No run satisfies the filters: 0 of {len(runs.frame)}.")
+    return runs._replace(frame=frame)
 
 
-def _satisfies(value: Any, sign: str, wanted: str) -> bool:
-    """Compare numbers as numbers; a list equals its text, and each of its items."""
-    try:
-        number, other = float(value), float(wanted)
-    except (TypeError, ValueError):
-        number = other = math.nan
-    if sign in SIGNS:
-        return bool(SIGNS[sign](number, other))
-    text = text_of("", value).lower().strip("[]") or "null"
-    wanted = wanted.strip("[]").replace(" ", "")
-    return (number == other or wanted in (text, *text.split(","))) == (sign == "=")
+def overview(runs: Runs, facts: Sequence[str] = ("reason",)) -> pl.DataFrame:
+    """Return for each run its state, the best of its objective, tests, settings that differ."""
+    tested = [name for name in runs.frame.columns if name.startswith("test/")]
+    names = ["run", "status", "best", "objective", *tested, *differing(runs), *facts]
+    return runs.frame.select(names)
 
 
-def groups(runs: Sequence[RunFiles], name: str, is_max: bool) -> list[dict[str, Any]]:
+def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, Any]], str]:
     """Average a metric over runs that differ in seed or fold alone; the best group comes first.
 
     Where the objective of a run is this metric, its best value counts. A row has the mean, half the
     width of its 95 % confidence interval (Student's t), the number of runs, the folder of the best
-    run, and the settings that differ.
+    run, and the settings that differ. The sentence says which end is the best one.
     """
     from scipy.special import stdtrit  # scikit-learn requires SciPy
 
-    def score(run: RunFiles) -> float:
-        is_best = run.objective[0] == name and run.best is not None
-        value = run.best if is_best else run.values.get(name)
-        return value if isinstance(value, (int, float)) else math.nan
-
-    runs = [run for run in runs if math.isfinite(score(run))]
-    keys = [key for key in differing(runs) if key not in REPEATS]
-    members: dict[tuple[Any, ...], list[RunFiles]] = {}
-    copies: Counter[tuple[str, ...]] = Counter()
-    for run in runs:
-        settings, repeat = ([str(run.settings.get(k)) for k in names] for names in (keys, REPEATS))
-        # Runs that are equal but for their folder are no repetitions: each is in a row of its own.
-        copies[(*settings, *repeat)] += 1
-        members.setdefault((*settings, copies[(*settings, *repeat)]), []).append(run)
-    rows = []
-    for group in members.values():
-        scores, num = [*map(score, group)], len(group)
-        width = stdtrit(num - 1, 0.975) * statistics.stdev(scores) / num**0.5 if num > 1 else None
-        best = (max if is_max else min)(group, key=score)
-        row = {
-            name: statistics.fmean(scores),
-            "± 95 %": width,
-            "runs": num,
-            "best run": str(best.folder),
-        }
-        rows.append(row | {key: best.settings.get(key) for key in keys})
-    return sorted(rows, key=lambda row: row[name], reverse=is_max)
-
-
-def print_list(runs: Sequence[RunFiles], as_json: bool = False) -> None:
-    """Print a row for each run: its state, the best of its objective, the settings that differ."""
-    runs = sorted(runs, key=lambda run: run.facts["started"] or 0.0)
-    tested = [name for run in runs for name in run.results if name.startswith("test/")]
-    names = dict.fromkeys(["run", "status", "objective", "best", *tested, *differing(runs)])
-    names = dict.fromkeys(runs[0].facts) | names if as_json else names
-    show([{name: run.values.get(name) for name in names} for run in runs], as_json, LONGEST)
-    for run in () if as_json else runs:
-        if run.reason:
-            print(f"{shown(run.folder)}: {run.status}, {run.reason}")
-
-
-def print_best(runs: Sequence[RunFiles], by: str | None, is_reversed: bool, as_json: bool) -> None:
-    """Print groups of runs by one metric, by default their objective, the best first."""
-    modes = dict(run.objective for run in runs if run.objective[0])
+    modes: dict[str, str] = dict(runs.frame.select("objective", "mode").drop_nulls().rows())
     if not by and len(modes) != 1:
         raise UserError(f"The runs have {len(modes)} objectives. Add --by METRIC.")
-    name = full_name(runs, by or next(iter(modes)))
-    is_loss = modes.get(name, direction(name)) == "min"
-    rows = groups(runs, name, is_max := is_loss == is_reversed)
-    if not rows:
-        raise UserError(f"None of {len(runs)} runs has a value of {name}.")
-    if not as_json:
-        print(f"the {'largest' if is_max else 'smallest'} {name} first; --reverse turns it")
-    show(rows, as_json, LONGEST)
+    name = full_name(runs.frame, by or next(iter(modes)))
+    is_max = (modes.get(name, direction(name)) == "min") == is_reversed
+    is_best = pl.col("objective").eq_missing(pl.lit(name)) & pl.col("best").is_not_null()
+    score = pl.when(is_best).then("best").otherwise(name).cast(pl.Float64, strict=False)
+    frame = runs.frame.with_columns(score=score).filter(pl.col("score").is_finite())
+    if frame.is_empty():
+        raise UserError(f"None of {len(runs.frame)} runs has a value of {name}.")
+    settings = differing(runs._replace(frame=frame))
+    keys = ["objective", *(key for key in settings if key not in (*REPEATS, name))]
+    # Runs that are equal but for their folder are no repetitions: each is in a row of its own.
+    repeats = [key for key in REPEATS if key in frame.columns]
+    frame = frame.with_columns(copy=pl.int_range(pl.len()).over(*keys, *repeats))
+    grouped = frame.sort("score", descending=is_max).group_by(*keys, "copy", maintain_order=True)
+    rows = grouped.agg(
+        pl.col("score").mean().alias(name),
+        (pl.col("score").std() / pl.len().sqrt()).alias("± 95 %"),
+        pl.len().alias("runs"),
+        pl.col("run").first().alias("best run"),
+    ).sort(name, descending=is_max)
+    half = rows["± 95 %"] * pl.Series(stdtrit(rows["runs"] - 1, 0.975), dtype=pl.Float64)
+    rows = rows.with_columns(half).select(name, "± 95 %", "runs", "best run", *keys[1:])
+    return (
+        rows.to_dicts(),
+        f"the {'largest' if is_max else 'smallest'} {name} first; --reverse turns it",
+    )
 
 
-def print_difference(one: RunFiles, two: RunFiles, as_json: bool = False) -> None:
-    """Print in which settings, metrics and facts two runs differ."""
-    names = dict.fromkeys([*differing([one, two]), *one.results, *two.results])
-    names |= dict.fromkeys(["status", "seconds", "samples/s", "commit"])
-    pairs = [(name, one.values.get(name), two.values.get(name)) for name in names]
-    rows = [{"name": name, "one": a, "two": b} for name, a, b in pairs if a != b]
-    if not as_json:
-        same = "" if rows else "\nTheir settings and what they have reached are the same."
-        print(f"one is {shown(one.folder)}, two is {shown(two.folder)}{same}")
-    show(rows, as_json)
+def difference(runs: Runs) -> list[dict[str, Any]]:
+    """List in which settings, metrics and facts two runs differ."""
+    names = runs.frame.columns
+    metrics = [n for n in names[names.index("best") + 1 :] if n not in runs.settings]
+    names = ["run", *differing(runs), *metrics, "status", "seconds", "samples/s", "commit"]
+    one, two = runs.frame.to_dicts()
+    return [{"name": n, "one": one[n], "two": two[n]} for n in names if one[n] != two[n]]
 
 
-def print_one(run: RunFiles, as_json: bool = False) -> None:
-    """Print all that is known of a run: also how it was started, with which code and data."""
-    starts = run.record.get("starts") or [{}]
-    facts = run.values | run.record | starts[-1] | {"starts": len(starts)}
-    known = {name: value for name, value in facts.items() if value not in (None, "", {}, [])}
-    show([{"name": name, "value": str(value)} for name, value in known.items()], as_json)
+def details(runs: Runs) -> list[dict[str, Any]]:
+    """List all that is known of a run: also how it was started, with which code and data."""
+    (facts,) = runs.frame.to_dicts()
+    noted = record.read(Path(facts["run"]))
+    starts = noted.get("starts") or [{}]
+    facts |= noted | starts[-1] | {"starts": len(starts)}
+    return [{"name": n, "value": str(v)} for n, v in facts.items() if v not in (None, "", {}, [])]
 
 
-def show(rows: Sequence[dict[str, Any]], as_json: bool = False, longest: int = 10**6) -> None:
-    """Print rows: for a person the columns that fit on the screen, four at least.
-
-    ``longest`` is the number of characters of a cell that are shown, where it is not a folder.
-    """
-    if as_json:
-        print(json.dumps(rows))
-        return
-    names = [
-        *dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
-    ]
-    table = [titles(names)]
-    for row in rows:
-        cells = {name: text_of(name, row[name]) for name in names}
-        table.append([c if name.endswith("run") else c[:longest] for name, c in cells.items()])
-    widths = [max(map(len, column)) + 2 for column in zip(*table, strict=True)]
-    screen = shutil.get_terminal_size(SCREEN).columns
-    num = max(4, sum(total <= screen + 2 for total in itertools.accumulate(widths)))
-    for line in table:
-        print("".join(map(str.ljust, line[:num], widths)).rstrip())
-    if len(names) > num:
-        print(f"{len(names) - num} more columns: a wider screen or --json has them.")
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows, without columns that are empty; as many columns as the screen has room for."""
+    frame = pl.DataFrame(rows, strict=False, infer_schema_length=None)
+    frame = frame.select(column for column in frame if column.null_count() < len(column))
+    with pl.Config(
+        tbl_formatting="NOTHING",
+        tbl_hide_column_data_types=True,
+        tbl_hide_dataframe_shape=True,
+        tbl_rows=-1,
+        tbl_cols=max(6, shutil.get_terminal_size(SCREEN).columns // COLUMN),
+        tbl_width_chars=-1,  # a folder is not broken into two lines
+        fmt_str_lengths=10**6,
+    ):
+        text = str(frame.rename(titles(frame.columns)))
+    print("\n".join(map(str.rstrip, text.splitlines())))
 
 
-def titles(names: Sequence[str]) -> list[str]:
+def titles(names: Sequence[str]) -> dict[str, str]:
     """Shorten each key to its last part, where no other key has that."""
     counts = Counter(map(leaf, names))
-    return [leaf(name) if counts[leaf(name)] == 1 else name for name in names]
-
-
-def text_of(name: str, value: Any) -> str:
-    """Write a value as a person reads it."""
-    if value is None:
-        return ""
-    if name in ("run", "best run"):
-        return shown(value)
-    if isinstance(value, list):
-        return f"[{','.join(map(str, value))}]"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return {name: leaf(name) if counts[leaf(name)] == 1 else name for name in names}

@@ -7,8 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 class Houses(pl.LightningDataModule):
     def __init__(self, path, batch_size=32, shuffle=True):
         super().__init__()
-        self.path = path
-        self.batch_size = batch_size
+        self.path, self.batch_size = path, batch_size
         self.columns = None
 
     def setup(self, stage=None):
@@ -16,17 +15,8 @@ class Houses(pl.LightningDataModule):
         self.columns = rows[0]
         table = torch.tensor([[float(x) for x in row] for row in rows[1:]])
         print("read", len(table), "rows")
-        self.train, self.val = (
-            TensorDataset(table[:-20, :-1], table[:-20, -1]),
-            TensorDataset(table[-20:, :-1], table[-20:, -1]),
-        )
+        self.train = TensorDataset(table[:-20, :-1], table[:-20, -1])
         self.mean: float = self.columns
 
     def train_dataloader(self):
         return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=self.batch_size)
-
-    def test_dataloader(self):
-        return DataLoader(self.val, batch_size=self.batch_size)

@@ -16,20 +16,11 @@ class Regression(pl.LightningModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.net(x).squeeze(-1) * self.scale.sum()
 
-    def loss(self, batch: list, name: str):
+    def training_step(self, batch: list, batch_idx: int) -> torch.Tensor:
         x, y = batch
         l = nn.functional.mse_loss(self(x), y)
-        self.log(name + "/loss", l)
+        self.log("train" + "/loss", l)
         return l
-
-    def training_step(self, batch, batch_idx: int) -> torch.Tensor:
-        return self.loss(batch, "train")
-
-    def validation_step(self, batch):
-        self.loss(batch, "val")
-
-    def test_step(self, batch):
-        self.loss(batch, "test")
 
     def configure_optimizers(self):
         unused = 1
