@@ -139,3 +139,22 @@ def test_what_it_does_not_keep_is_refused(words: list[str], said: str, tmp_path:
     assert status == 1
     assert said in told
     assert "Traceback" not in told
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_two_gpus_train_as_one_and_go_on(precision: str, tmp_path: Path) -> None:
+    """Nobody has run it."""
+    found = {}
+    for strategy in ("cpu", "fsdp(2)"):
+        (folder := tmp_path / strategy.partition("(")[0]).mkdir()
+        words = ["trainer.accelerator=gpu", f"trainer.precision={precision}"]
+        words += ["strategy=gpu"] if strategy == "cpu" else []
+        found[strategy] = outcome(run_of([*TEXT, *words], strategy, folder))
+    bound = 1e-4 if precision == "32-true" else 2e-2
+    assert farthest(found["cpu"], found["fsdp(2)"]) <= bound
+    (run_dir,) = (tmp_path / "fsdp" / "run").iterdir()
+    leave_at(run_dir, STEP)
+    words = [f"resume={run_dir}", "trainer.accelerator=gpu", f"trainer.precision={precision}"]
+    again = run_of(words, "fsdp(2)", tmp_path / "fsdp")
+    assert farthest(found["fsdp(2)"], outcome(again)) <= bound
