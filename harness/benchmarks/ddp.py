@@ -26,6 +26,7 @@ import overhead
 import pytorch_lightning as pl
 import torch.distributed as dist
 
+from harness.exact.first_batch import in_child
 from harness.exact.first_batch_check import check_first_batch
 from harness.machine import usable_cores
 
@@ -94,7 +95,7 @@ class CheckCost(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.global_step == 0:
             started = time.perf_counter()
-            check_first_batch(pl_module, trainer.train_dataloader)
+            in_child(partial(check_first_batch, pl_module, trainer.train_dataloader))
             self.seconds = time.perf_counter() - started
             self.mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**10
 

@@ -1,6 +1,7 @@
 """What the first-batch check finds in every kind of module is what several processes make of it."""
 
 import random
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from harness.exact.first_batch import in_child
 from harness.exact.first_batch_check import Findings, check_first_batch
 from tests.modules import data
 from tests.modules.classifiers import Classifier
@@ -29,16 +31,17 @@ BY_OTHERS = {"BatchNorm", "collected in training"}
 
 
 class Checking(pl.Callback):
-    """Checks before the first step, after all hooks, in a run of one process."""
+    """Checks before the first step, after all hooks, in a run of one process or a fork of it."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings, self.found = settings, Findings()
+    def __init__(self, in_fork: bool = False, **settings: Any) -> None:
+        self.in_fork, self.settings, self.found = in_fork, settings, Findings()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy: Any = trainer.strategy
 
         def called(*_: Any) -> None:
-            self.found = check_first_batch(pl_module, trainer.train_dataloader, **self.settings)
+            check = partial(check_first_batch, pl_module, trainer.train_dataloader, **self.settings)
+            self.found = in_child(check) if self.in_fork else check()
 
         strategy.on_train_batch_start = called
 
@@ -111,6 +114,7 @@ def test_it_is_as_right_in_other_runs(kind: str, is_another: bool, run: dict[str
 
 
 STEPS = [0]  # of all modules
+READS: dict[str, list[int]] = {"batches": []}  # deeper than what is looked at on a GPU
 
 
 class Rows(DummyLogger):
@@ -149,6 +153,7 @@ class Counting(Classifier):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         STEPS[0] += 1
+        READS["batches"].append(batch_idx)
         Counting.num_steps += 1
         self.logger.log_metrics({})
         self.of_class.append(1)
@@ -161,7 +166,7 @@ class Counting(Classifier):
 def counted(train_it: Any) -> list[Tensor]:
     """The weights and the next draws after a step, which must have been the only one."""
     torch.manual_seed(0)
-    STEPS[0], Counting.num_steps, Counting.of_class[:] = 0, 0, []
+    STEPS[0], Counting.num_steps, Counting.of_class[:], READS["batches"] = 0, 0, [], []
     module = Counting()
     assert not train_it(module)
     assert (STEPS, module.num_steps, module.of_class, module.calls()) == ([1], 1, [1], [1])
@@ -169,9 +174,12 @@ def counted(train_it: Any) -> list[Tensor]:
     return [*module.state_dict().values(), torch.rand(3)]
 
 
-def test_a_run_is_the_same_with_the_check_and_without() -> None:
-    """Also in globals, classes and closures."""
-    assert all(map(torch.equal, counted(findings), counted(train)))
+@pytest.mark.parametrize("in_fork", [True, False])
+def test_a_run_is_the_same_with_the_check_and_without(in_fork: bool) -> None:
+    """Also in globals, classes and closures; a child leaves nothing at all."""
+    checked = counted(partial(findings, in_fork=in_fork))
+    assert not in_fork or READS == {"batches": [0]}
+    assert all(map(torch.equal, checked, counted(train)))
 
 
 def gathered(module: Any, x: Tensor, y: Tensor) -> Tensor:

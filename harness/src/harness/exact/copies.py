@@ -1,9 +1,9 @@
 """Copies of a module that compute a training step together, as the processes of a run do.
 
 In: the module of a run, and the samples of a step in shares. Out: the gradients of each step of an
-optimizer, and the values that each copy has logged. Copies are threads of one process, for torch's
-autograd does not work in forks of a process that has used it on a GPU. `stand_ins.py` has what they
-meet in place of a run; `first_batch_check.py` compares them.
+optimizer, and the values that each copy has logged. Copies are threads of one process, for on a
+GPU no other one can compute: torch's autograd does not work in forks of a process that has used it
+there. `stand_ins.py` has what they meet in place of a run; `first_batch_check.py` compares them.
 """
 
 import contextlib
@@ -73,6 +73,7 @@ class Copies:
         replica.trainer = Trainer(self.trainer, optimizers, rank, self.group)
         for optimizer in optimizers:
             optimizer.step = partial(self.step, optimizer)
+            optimizer.optimizer = optimizer  # as of a LightningOptimizer
         for _ in dropouts(replica, switch_off=True):
             pass
         for part in replica.modules():
@@ -84,6 +85,8 @@ class Copies:
         ] * num_schedules
         vars(replica).update(
             log=partial(self.log, rank),
+            print=lambda *_, **__: None,
+            clip_gradients=lambda *_, **__: None,
             manual_backward=self.backward,
             optimizers=lambda *_, **__: optimizers[0] if len(optimizers) == 1 else optimizers,
             lr_schedulers=lambda: schedules[0] if num_schedules == 1 else schedules or None,
@@ -175,10 +178,13 @@ class Copies:
 def copy_of(module: pl.LightningModule, optimizers: list[Any]) -> tuple[Any, list[Any]]:
     """Copy a module without its trainer; a hook that closes over it closes over the copy."""
     held = [value for part in module.modules() for value in vars(part).values()]
-    # Methods that make loaders hold the trainer.
+    # Methods that make loaders hold the trainer; graphs of steps that are over cannot be copied.
     memo: dict[int, Any] = {
         id(value): value for name, value in vars(module).items() if name.endswith("_dataloader")
     }
+    for value in held:
+        if isinstance(value, Tensor) and not value.is_leaf:
+            memo[id(value)] = value.detach().clone()
     held += [hook for value in held if isinstance(value, dict) for hook in value.values()]
     functions = [one for one in held if isinstance(one, FunctionType) and one.__closure__]
     cells = {id(cell): (cell, CellType()) for one in functions for cell in one.__closure__ or ()}
@@ -186,6 +192,7 @@ def copy_of(module: pl.LightningModule, optimizers: list[Any]) -> tuple[Any, lis
         closure = tuple(cells[id(cell)][1] for cell in one.__closure__ or ())
         arguments = one.__code__, one.__globals__, one.__name__, one.__defaults__, closure
         memo[id(one)] = FunctionType(*arguments)
+        memo[id(one)].__kwdefaults__ = one.__kwdefaults__
     memo |= {id(optimizer.state): defaultdict(dict) for optimizer in optimizers}
     copied = copy.deepcopy((module, optimizers), memo)
     for cell, new in cells.values():

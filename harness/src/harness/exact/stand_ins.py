@@ -97,6 +97,7 @@ class Group:
             distributed_sampler_kwargs={"num_replicas": self.size, "rank": rank},
             reduce=reduce,
             all_gather=all_gather,
+            barrier=lambda *_, **__: self.gather(),
         )
 
     @contextlib.contextmanager
@@ -115,6 +116,7 @@ class Group:
             "get_world_size": lambda *_, **__: self.num_processes,
             "get_rank": lambda *_, **__: self.thread.rank,
             "all_reduce": all_reduce,
+            "barrier": lambda *_, **__: self.gather(),
         }
         world, dist.group.WORLD = dist.group.WORLD, None
         try:
@@ -130,12 +132,12 @@ class Trainer:
     def __init__(self, trainer: pl.Trainer, optimizers: Any, rank: int, group: Group) -> None:
         self._trainer, self.optimizers = trainer, optimizers
         self.strategy = group.strategy(trainer.strategy.root_device, rank)
-        self.world_size = group.num_processes
+        self.world_size, self.num_nodes = group.num_processes, 1
         self.accumulate_grad_batches = 1
         self.global_rank = self.local_rank = rank
         self.is_global_zero, self.training = rank == 0, True
         self.logger = DummyLogger()
-        self.loggers = [self.logger]
+        self.loggers, self.callback_metrics = [self.logger], dict(trainer.callback_metrics)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._trainer, name)

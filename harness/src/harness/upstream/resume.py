@@ -44,6 +44,7 @@ def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
         assert counter["processed"] % before == 0, "written inside of a step"
         num_batches = counter["processed"] // before * now
         counter |= dict.fromkeys(("ready", "started", "processed", "completed"), num_batches)
+    progress["is_last_batch"] = False
 
 
 def hold_validation(trainer: pl.Trainer) -> Any:
